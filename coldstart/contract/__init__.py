@@ -1,1 +1,1 @@
-"""What crosses process boundaries: the launch plan and the names of environment variables. Standard library only."""
+"""Values that cross process boundaries: launch plan, arguments, fallbacks, environment variables. Standard library only."""

@@ -1,9 +1,9 @@
-"""vLLM's command line, read without vLLM: what an operator wrote, and the same in one normal form.
+"""Parse vLLM's command line without vLLM, into one normal form.
 
-``Arguments`` travels from the command line to the server that is started, so that nobody parses it again.
-``parse(argv)`` gives a mapping that is equal for every spelling vLLM takes as equal: the order of flags,
+``Arguments`` travels from the command line to the started server and caches its normal form.
+``parse(argv)`` returns a mapping that is equal for every spelling that vLLM treats as equal: the order of flags,
 dashes or underscores, ``--name value`` or ``--name=value``, short names, ``--no-name``, dotted names or JSON,
-1k or 1000. A flag is never judged here: what this module does not know it keeps as written.
+1k or 1000. This module does not validate flags and keeps unknown ones as written.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ _LEVEL = re.compile(r"-O=?(\w+)")
 
 
 class Arguments(tuple[str, ...]):
-    """The words that follow ``--``, as written; their normal form is computed once and kept with them.
+    """Arguments for vLLM as the user wrote them after ``--``, with their normal form.
 
-    A tuple, so that they are passed on word for word; ``value`` and ``gives`` ask for a flag by its name with underscores.
+    They are passed on unchanged. ``value`` and ``gives`` look up a flag by its name with underscores.
     """
 
     @cached_property
     def normal(self) -> Mapping[str, object]:
-        """``parse`` of the words."""
+        """Return the parsed arguments."""
         return parse(self)
 
     def gives(self, name: str) -> bool:
-        """Whether the flag was written."""
+        """Return whether the arguments contain the flag."""
         return name in self.normal
 
     def value(self, name: str, default: Any = None) -> Any:
-        """The flag's value as ``parse`` reads it, ``default`` where it was not written."""
+        """Return the flag's value as ``parse`` reads it, ``default`` if the flag is missing."""
         return self.normal.get(name, default)
 
     def number(self, name: str, default: int) -> int:
-        """The flag's value where it is a whole number, else ``default``: vLLM will refuse what it is, in its own words."""
+        """Return the flag's value if it is an integer, else ``default``; vLLM itself rejects other values."""
         value = self.normal.get(name, default)
         return value if isinstance(value, int) else default
 
@@ -80,7 +80,7 @@ class Arguments(tuple[str, ...]):
         return max(1, ranks // max(1, self.number("nnodes", 1)))
 
     def prepend(self, *words: str) -> Arguments:
-        """Return these arguments with ``words`` in front: of equal flags the one that is here already wins."""
+        """Return these arguments with ``words`` in front: of equal flags the existing one wins."""
         return Arguments((*words, *self)) if words else self
 
     def append(self, *words: str) -> Arguments:
@@ -88,15 +88,15 @@ class Arguments(tuple[str, ...]):
         return Arguments((*self, *words)) if words else self
 
     def prepend_model(self, directory: str, name: str) -> Arguments:
-        """Return these arguments with the model's directory in front, served as ``name`` unless they give another name."""
+        """Return these arguments with the model's directory in front, served as ``name`` unless they contain another name."""
         named = [] if self.gives("served_model_name") else ["--served-model-name", name]
         return self.prepend("--model", directory, *named)
 
 
 def parse(argv: Sequence[str]) -> dict[str, object]:
-    """Read ``argv`` (what follows ``--``) into {name_with_underscores: value}; the last of equal names wins.
+    """Parse ``argv`` (the arguments after ``--``) into {name_with_underscores: value}; the last of equal names wins.
 
-    Values are scalars, lists where several words follow a flag, and dicts for JSON or dotted names.
+    Values are scalars, lists if several words follow a flag, and dicts for JSON or dotted names.
     """
     plain: dict[str, object] = {}
     dotted: dict[str, object] = {}
@@ -108,7 +108,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
             plain[name.removeprefix("no_")] = False
         else:
             plain[name] = _value(name, words)
-    # vLLM appends the dotted ones as one JSON argument at the end, so they replace a JSON value as a whole.
+    # vLLM appends dotted names as one JSON argument at the end, so they replace a JSON value completely.
     return {**plain, **dotted}
 
 
@@ -167,7 +167,7 @@ def _json(word: str) -> object:
     try:
         parsed: object = json.loads(word)
     except ValueError:
-        return word  # vLLM will refuse it, in its own words
+        return word  # vLLM rejects invalid JSON itself
     return parsed
 
 

@@ -1,6 +1,6 @@
-"""The record of a part of a start that was done the ordinary way, with the reason.
+"""Record of a part of a start that was done the ordinary way, with the reason.
 
-The JSON form is part of ready files, launch plans and status documents. Its member for the stage is named `section`.
+Ready files, launch plans and status documents contain its JSON form, in which the member for the stage is named `section`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fallback:
-    """A `stage` of a start that took its ordinary way, the `reason`, and a `hint` that avoids it next time."""
+    """A stage of a start that was done the ordinary way, the reason, and a hint that avoids this next time."""
 
     stage: str
     reason: str
@@ -27,7 +27,7 @@ class Fallback:
 
     @classmethod
     def from_json(cls, document: object) -> Fallback:
-        """Parse the JSON object. Raises ValueError for anything else."""
+        """Parse the JSON object. Raises ValueError for any other document."""
         members = document if isinstance(document, Mapping) else {}
         match members.get("section"), members.get("reason"), members.get("hint"):
             case str(stage), str(reason), str(hint) | (None as hint):
@@ -41,6 +41,6 @@ def to_json(fallbacks: Iterable[Fallback]) -> list[dict[str, str]]:
 
 
 def from_json(document: object) -> list[Fallback]:
-    """Parse a ready file's `fallbacks`, which a server without any may leave out. Raises ValueError as `Fallback.from_json`."""
+    """Parse a ready file's `fallbacks`, which may be missing. Raises ValueError as `Fallback.from_json`."""
     entries = document if isinstance(document, list | tuple) else ()
     return [Fallback.from_json(entry) for entry in entries]

@@ -1,6 +1,4 @@
-"""What an engine process is asked to do with CUDA graphs, its KV cache and compiled code, and the methods by which its workers
-say what came of it.
-"""
+"""Tasks of an engine process for CUDA graphs, KV cache and compiled code, and the worker methods that report results."""
 
 from __future__ import annotations
 
@@ -12,22 +10,24 @@ from coldstart.contract import environment
 
 CANARY = environment.GRAPHS_CANARY
 COMPILE_REPORT = "coldstart_compile_report"
-"""The method says how many artefacts vLLM loaded, and why others were compiled again."""
+"""Worker method that returns the number of artefacts vLLM loaded, and why it compiled others again."""
 KV_REPORT = "coldstart_kv_report"
-"""The method that a worker has where a KV plan was asked for: why it was not applied, or None."""
+"""Worker method for a requested KV plan: returns why the plan was not applied, or None."""
 GRAPHS_REPORT = "coldstart_graphs_report"
-"""The method that a worker has while graphs are restored: graph (or `*`) to the reason why it was captured."""
+"""Worker method while graphs are restored: returns for each captured graph (or `*`) why it was not restored."""
 
 
 @dataclass(frozen=True)
 class EngineTask:
-    """What each engine process of a server does beside serving; by default nothing.
+    """Work of each engine process of a server besides serving; none by default.
 
-    `record` is the directory of an offline round, where this process leaves its layout, with `by_reference` naming binaries
-    by library, build id and offset instead of copying them; `prove` that of the last round: restore, and compare; `restore`
-    holds proven graphs, which a start restores. `kv_note` is the directory of an offline start in which each worker leaves
-    what its profiling found, `kv_plan` the sizes of the KV cache by rank that vLLM's start-up plan is to apply (a bundle's
-    `plans`). `compiled` holds vLLM's compiled artefacts, laid where its worker looks.
+    - `record`: directory of an offline round, where this process writes its layout. With `by_reference`, binaries are recorded
+      by library, build id and offset instead of being copied.
+    - `prove`: directory of the last offline round, which restores the graphs and compares the results.
+    - `restore`: directory of proven graphs, which a start restores.
+    - `kv_note`: directory of an offline start to which each worker writes its profiling results.
+    - `kv_plan`: KV cache sizes by rank that vLLM's start-up plan applies (a bundle's `plans`).
+    - `compiled`: directory of vLLM's compiled artefacts.
     """
 
     record: Path | None = None
@@ -41,4 +41,4 @@ class EngineTask:
     def __post_init__(self) -> None:
         for name in ("record", "prove", "restore", "kv_note", "compiled"):
             if (directory := getattr(self, name)) is not None:
-                object.__setattr__(self, name, Path(directory))  # it comes from JSON as text
+                object.__setattr__(self, name, Path(directory))  # JSON contains it as text

@@ -1,7 +1,7 @@
-"""What one server start needs, as plain data that crosses process boundaries.
+"""Launch plan: all data that one server start needs, as plain data that crosses process boundaries.
 
-Standard library only: the launcher, the template and the executor all read it, some of them before anything
-heavy is imported. A section that is absent or unusable is simply None here, with its reason in `fallbacks`.
+Standard library only: the launcher, the template and the executor read it, some of them before anything
+heavy is imported. A section that is missing or unusable is None here, with the reason in `fallbacks`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from coldstart.contract.weights import WeightsRequest
 PLAN_ENV = environment.PLAN
 READY_FD_ENV = environment.READY_FD
 CANARY_BATCH = 4
-"""How many requests at once the canary's `batch` tokens answer."""
+"""Number of concurrent requests of the canary's `batch` tokens."""
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One start of one server.
+    """Plan of one start of one server.
 
-    `vllm_args` are vLLM's own serve arguments, the model included. `key` and `weights` (digests) say for what the
-    state was made: a built worker is adopted only for the same two. `compile_dir` is an unpacked `compile` section.
-    `canary` holds prompt token ids, the greedy tokens that must follow them, and, where it is known, what must follow in
-    a `batch` of several. `env` is set before vLLM is imported. `weights_from` is where the weights are fetched from (None: the
-    model's own directory), `engine` what the engine's processes do beside serving.
-    With `must_adopt` a server that cannot take over the built worker ends, saying why, and builds none.
+    - `vllm_args`: vLLM's serve arguments, including the model.
+    - `key`, `weights`: digests of the configuration and the weights; a built worker is adopted only if both are equal.
+    - `compile_dir`: an unpacked `compile` section.
+    - `canary`: prompt token ids, the greedy tokens that must follow, and, if known, those that follow in a `batch` of requests.
+    - `env`: variables that are set before vLLM is imported.
+    - `weights_from`: source of the weights, None for the model's own directory.
+    - `engine`: work of the engine's processes besides serving.
+    - `must_adopt`: exit with a reason if the built worker cannot be adopted, instead of building another.
     """
 
     vllm_args: Arguments
@@ -49,17 +51,17 @@ class LaunchPlan:
     must_adopt: bool = False
 
     def __post_init__(self) -> None:
-        # A plan that comes from JSON, or is written down as a list of words.
+        # JSON and some callers contain a plain list.
         object.__setattr__(self, "vllm_args", Arguments(self.vllm_args))
 
     def document(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the plan as a JSON object."""
         plain = asdict(self, dict_factory=_plain)
         return plain | {"vllm_args": list(self.vllm_args), "fallbacks": fallback.to_json(self.fallbacks)}
 
     @classmethod
     def of(cls, document: object) -> LaunchPlan:
-        """Inverse of `document`. Raises ValueError for what another release has written: nothing of a plan may be lost."""
+        """Parse the result of `document`. Raises ValueError if members are missing or unknown, as from another release."""
         given = _members(cls, document, "launch plan")
         if (request := given["weights_from"]) is not None:
             given["weights_from"] = WeightsRequest(**_members(WeightsRequest, request, "weights request"))
@@ -69,25 +71,25 @@ class LaunchPlan:
 
     @classmethod
     def from_json(cls, text: str) -> LaunchPlan:
-        """Inverse of `document` through JSON. Raises ValueError as `of`."""
+        """Parse the JSON text of `document`. Raises ValueError as `of`."""
         return cls.of(json.loads(text))
 
     def variables(self) -> dict[str, str]:
-        """What every process of the server has in its environment: the plan's own variables, and the plan."""
+        """Return the environment variables of every process of the server: the plan's own, and the plan itself."""
         return self.env | {PLAN_ENV: json.dumps(self.document(), sort_keys=True)}
 
     def install(self) -> None:
-        """Make this the process's plan: its environment, and itself for every process forked from here."""
+        """Set this process's environment to the plan's, for itself and every process that it forks."""
         os.environ.update(self.variables())
 
     @classmethod
     def current(cls) -> LaunchPlan:
-        """The plan this process was started with; an empty one under an ordinary vLLM."""
+        """Return the plan that this process was started with, an empty one under an ordinary vLLM."""
         text = PLAN_ENV.read()
         return cls.from_json(text) if text else cls(Arguments())
 
     def save(self, path: Path) -> None:
-        """Write the plan for a process that is started with its path."""
+        """Write the plan to a file for another process."""
         path.write_text(json.dumps(self.document()))
 
 
@@ -96,11 +98,11 @@ def _plain(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _members(kind: type[Any], document: object, what: str) -> dict[str, Any]:
-    """The members of a JSON object that has exactly those of `kind`. Raises ValueError naming the others."""
+    """Return the members of a JSON object with exactly the fields of `kind`. Raises ValueError that names differing members."""
     if not isinstance(document, Mapping):
-        raise ValueError(f"the {what} is no JSON object")
+        raise ValueError(f"invalid {what}: expected a JSON object")
     if differing := sorted({member.name for member in fields(kind)} ^ {*document}):
         raise ValueError(
-            f"the {what} is of another release of coldstart: only one knows {', '.join(differing)}"
+            f"the {what} is from another release of coldstart: these members differ: {', '.join(differing)}"
         )
     return dict(document)

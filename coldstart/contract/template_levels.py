@@ -4,5 +4,5 @@ from __future__ import annotations
 
 RUNTIME, ENGINE = "runtime", "engine"
 SLEEP_LEVELS = {"asleep-1": 1, "asleep-2": 2}
-"""The levels of an engine that sleeps, as vLLM counts them."""
+"""Sleep levels of vLLM, by template level."""
 LEVELS = (RUNTIME, ENGINE, *SLEEP_LEVELS)

@@ -1,7 +1,7 @@
-"""Where the weights come from and by which plan, as the launch plan tells every process of a server.
+"""Source and plan of the weights, as part of the launch plan that every process of a server reads.
 
-The launch plan, because it reaches whatever process vLLM starts, and because vLLM refuses keys of its loader's extra
-configuration that it does not know. Without a request the files of the model's own directory are loaded.
+The launch plan carries them because every process that vLLM starts can read it, and because vLLM rejects unknown keys in
+its loader's extra configuration. Without a request the server loads the files in the model's own directory.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PacedFetch:
-    """The name of a fetch whose `rate` (bytes/s, None: all there is) somebody sets, and may change while it runs.
+    """A named fetch with a `rate` in bytes per second (None without limit), which the caller can change while it runs.
 
-    In the `background`: while nothing else is fetched on this machine.
+    A `background` fetch runs only while no other fetch runs on this machine.
     """
 
     name: str
@@ -27,23 +27,20 @@ class PacedFetch:
 
 @dataclass(frozen=True)
 class WeightsRequest:
-    """A source (http://, s3://, hf:// or a directory) and the file that holds the weights plan.
-
-    By `pace`, where there is one.
-    """
+    """A source (http://, s3://, hf:// or a directory), the file of the weights plan, and the pace of the fetch, if limited."""
 
     source: str
     plan: Path
     pace: PacedFetch | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "plan", Path(self.plan))  # it comes from JSON as text
+        object.__setattr__(self, "plan", Path(self.plan))  # JSON contains it as text
         if isinstance(self.pace, Mapping):
             object.__setattr__(self, "pace", PacedFetch(**self.pace))
 
     def read(self) -> dict[str, Any]:
-        """The plan. Raises OSError, and ValueError for what is no JSON object."""
+        """Read the weights plan. Raises OSError, and ValueError if the file does not contain a JSON object."""
         found = json.loads(self.plan.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
-            raise ValueError(f"{self.plan.name} is no weights plan")
+            raise ValueError(f"invalid weights plan {self.plan.name}: expected a JSON object")
         return found

@@ -1,1 +1,1 @@
-"""From a request to a server that has answered one token, by the fastest way that its bundle allows."""
+"""Start a server for a request, by the fastest start mode that its bundle allows, until it has answered one token."""

@@ -1,8 +1,8 @@
-"""Caches of a GPU engine's compilers, carried in a bundle: vLLM's ahead-of-time artefacts, Triton, FlashInfer, DeepGEMM.
+"""Compiler caches of a GPU engine that a bundle carries: vLLM's ahead-of-time artefacts, Triton, FlashInfer, DeepGEMM.
 
-Offline the compilers write below one root; that tree is the bundle's `compile` section.  A start copies it to a root of
-its own key, since the compilers write there what they miss, and gives Triton's group files, which name their members
-by absolute path, the paths of this place.  vLLM's artefacts go where its worker looks (coldstart.vllm.engine.aot).
+Offline, all compilers write below one root directory; that tree becomes the bundle's `compile` section. A start copies the
+section to a writable root for its key, because the compilers add entries that they do not find. Triton's group files contain
+absolute paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artefacts (coldstart.vllm.engine.aot).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ AOT = "aot"
 
 
 def environment(root: Path) -> dict[str, str]:
-    """Where each compiler keeps its results, below `root`."""
+    """Return the environment variables that place each compiler's cache below `root`."""
     return {name: str(root / folder) for name, folder in VARIABLES.items()}
 
 
 def collect(root: Path, vllm_root: Path, target: Path) -> list[str]:
-    """Copy what an engine's compilers have left into the new directory `target`; the names of what there was."""
+    """Copy the filled compiler caches into the new directory `target` and return their names."""
     sources = {folder: root / folder for folder in VARIABLES.values()}
     sources[AOT] = vllm_root / "torch_compile_cache" / "torch_aot_compile"
     filled = {name: path for name, path in sources.items() if path.is_dir() and any(path.iterdir())}
@@ -38,7 +38,11 @@ def collect(root: Path, vllm_root: Path, target: Path) -> list[str]:
 
 
 def lay(section: Path, root: Path) -> Path:
-    """A writable copy of an unpacked section as `root`, made once. Raises OSError; of a copy that failed nothing is left."""
+    """Copy an unpacked section to the writable directory `root` unless it exists, and return `root`.
+
+    Raises:
+        OSError: The copy failed. A partial copy is removed.
+    """
     if not root.is_dir():
         part = Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
         try:
@@ -47,17 +51,17 @@ def lay(section: Path, root: Path) -> Path:
             part.rename(root)
         except OSError:
             shutil.rmtree(part, ignore_errors=True)
-            if not root.is_dir():  # else another start was first
+            if not root.is_dir():  # otherwise another start has created it
                 raise
     return root
 
 
 def _relocate_groups(triton: Path, final: Path) -> None:
-    """Triton finds a kernel by a group file that names the kernel's files absolutely: they lie beside it."""
+    """Rewrite the absolute paths in Triton's group files, by which Triton finds the files of a kernel."""
     for group in triton.glob("*/__grp__*"):
         try:
             members = json.loads(group.read_text())["child_paths"]
             here = {name: str(final / group.parent.name / Path(path).name) for name, path in members.items()}
         except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # Triton compiles that kernel again
+            continue  # Triton compiles this kernel again
         group.write_text(json.dumps({"child_paths": here}))

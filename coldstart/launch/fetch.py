@@ -1,7 +1,7 @@
-"""Where a start's weights come from, and having them on their way before the server process imports anything.
+"""Choose the source of a server's weights, and fetch them before the server process imports anything.
 
-Invariant: nothing here is needed for the server to come up. What could not be begun early is done later by the loader in the
-server, which says so itself; only a start that has no other weights than the ones to fetch fails without its plan.
+Invariant: a server starts without this module's help. A fetch that could not begin early is repeated by the loader in the
+server, which logs the error. Only a start without local weights fails when it has no weights plan.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from coldstart.weights.load.tensor_sources import PageIn
     from coldstart.weights.prefetch.client import Attached
 
-# Local files are paged in early from this size on, in bytes. Less is read in a fraction of a second, during imports that wait
-# for the same disk. A prefetcher is never started for them: the page cache is their shared memory already.
+# Page in local files of at least this many bytes early. Smaller files are read in a fraction of a second, during imports
+# that wait for the same disk. Local files need no prefetcher: the page cache is shared memory already.
 PAGE_IN_MIN_BYTES = 64 << 20
 
 
 def loading(given: Arguments, model: ResolvedModel) -> list[str]:
-    """Our load format for the model's local files, to stand before `given`, unless the user has chosen one there.
+    """Return the arguments that select our load format for the model's local files, unless `given` selects one.
 
-    Only on the CPU, where it is measured against vLLM's own, and only for the file format that it is made for.
+    The format is used on the CPU only, where it was measured against vLLM's own, and only for safetensors files.
     """
     fit = model.path is not None and all(path.suffix == ".safetensors" for path in model.weight_files)
     return _format(given) if fit and runtime.targets_cpu() else []
@@ -54,9 +54,9 @@ def _format(given: Arguments) -> list[str]:
 
 @dataclass(frozen=True)
 class Weights:
-    """Where a server's weights come from: the model, vLLM's arguments that name it, and the request for another source.
+    """Source of a server's weights: the model, the vLLM arguments that name it, and the request for another source.
 
-    `identity` is the digest of the weights, "" where no bundle has to be compared with it.
+    `identity` is the digest of the weights, "" if no bundle has to be compared with it.
     """
 
     model: ResolvedModel
@@ -72,11 +72,16 @@ def choose(
     pace: PacedFetch | None = None,
     listen: Sequence[str] = (),
 ) -> Weights:
-    """Return where the weights come from: `source`, by the plan in a bundle, or the files in the model's directory.
+    """Choose the source of the weights: `source` with the plan of a bundle, or the files in the model's directory.
 
-    `listen` are vLLM's arguments for the address to listen at. Raises CommandFailedError where the bundle does not say which
-    weights
-    to fetch, or for weights that are not safetensors.
+    Args:
+        lookup: The model, its vLLM arguments and the bundle that was found.
+        source: URL or directory to fetch the weights from; None for the model's own directory.
+        pace: Name and rate of the fetch, if the caller limits it.
+        listen: vLLM's arguments for the address that the server listens on.
+
+    Raises:
+        CommandFailedError: The bundle has no weights plan, or the weights are not safetensors.
     """
     donor = lookup.weights_donor if source is not None else None
     plan = None if donor is None else _weights_plan(donor)
@@ -90,14 +95,16 @@ def choose(
     elif lookup.bundle is not None and model.path is not None:
         identity = weights.identity(model.path, lookup.cache.weights)
     if source is not None and plan is None:
-        reason = f"no bundle says what {without_secrets(source)} must hold: the model's own directory is read"
+        reason = (
+            f"no bundle has a weights plan for {without_secrets(source)}: the model's own directory is read"
+        )
         fallbacks = [Fallback("weights", reason)]
     arguments = given.prepend_model(str(model.path), model.name).prepend(*own).append(*listen)
     return Weights(model, arguments, identity, request, fallbacks)
 
 
 def _streaming(given: Arguments, model: ResolvedModel, plan: Mapping[str, Any]) -> list[str]:
-    """Return our arguments for weights that are fetched by `plan`."""
+    """Return our arguments for weights that are fetched with `plan`."""
     return [*_format(given), *_untied(model.config, _names(plan), given)]
 
 
@@ -109,8 +116,8 @@ def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
     if isinstance(known, Mapping) and isinstance(known.get("files"), list):
         return known
     raise CommandFailedError(
-        f"{bundle.ref} does not say which weights to fetch.",
-        hint="where the weights are: coldstart materialize MODEL --only weights --force",
+        f"The bundle {bundle.ref} has no usable weights plan.",
+        hint="run where the weights are: coldstart materialize MODEL --only weights --force",
     )
 
 
@@ -119,12 +126,12 @@ def _names(plan: Mapping[str, Any]) -> list[str]:
         return [tensor.name for tensor in tensors.ordered(plan)]
     except tensors.UnreadableWeightsError as error:
         raise CommandFailedError(
-            f"These weights cannot be fetched: {error}.", hint="leave --weights-from away"
+            f"These weights cannot be fetched: {error}.", hint="omit --weights-from"
         ) from error
 
 
 def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -> list[str]:
-    """What vLLM would find out from weights in the model's directory: a checkpoint's own head is not tied to anything."""
+    """Return the override that unties a checkpoint's own head, which vLLM detects only in weights on local disk."""
     own = any(name.startswith("lm_head.") for name in names) and config.get("tie_word_embeddings", True)
     if not own or given.gives("hf_overrides"):
         return []
@@ -132,26 +139,26 @@ def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -
 
 
 class Ahead:
-    """What is on its way for a server that starts, until `close`."""
+    """Weight fetch that runs ahead of a server's start, until `close`."""
 
     def __init__(self, close: Callable[[], None] = lambda: None, *, headless: bool = False) -> None:
         self._close, self._headless, self._lasts = close, headless, False
 
     def started(self) -> None:
-        """The server is up. A pipeline's later node says so before it loads: the prefetcher is to go on until it does."""
+        """Keep the fetch running if this is a later node of a pipeline: it reports readiness before it loads its weights."""
         self._lasts = self._headless
 
     def end(self) -> None:
-        """The block is left."""
+        """Close the fetch, unless a started server still needs it."""
         if not self._lasts:
             self._close()
 
 
 @contextmanager
-def begun(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
-    """Within the block the weights are on their way to a server that loads them itself.
+def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
+    """Fetch or page in the weights early, while the block starts a server that loads them itself.
 
-    Beyond it, as long as somebody holds what it gives, for a server that has `started` and loads them later.
+    The fetch outlives the block for a server that has `started` and loads its weights later, while the result is referenced.
     """
     given = plan.vllm_args
     if given.value("load_format") != LOAD_FORMAT:
@@ -164,7 +171,7 @@ def begun(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
             names = _node_names(asked.read(), config, given)
             early = client.start_early(asked.source, asked.read(), names, pace=asked.pace)
         except client.PrefetchError:
-            yield Ahead()  # the loader will try again, and say why it fails
+            yield Ahead()  # the loader repeats the fetch and logs the error
             return
         ahead = Ahead(early.close, headless=given.gives("headless"))
         try:
@@ -191,7 +198,7 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
 
 
 def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:
-    """The tensors that the pipeline ranks of this node need, in load order."""
+    """Return the names of the tensors that the pipeline ranks of this node need, in load order."""
     names = [tensor.name for tensor in tensors.ordered(plan)]
     size, tensor, nodes, node = (
         given.number(name, default)
@@ -210,20 +217,24 @@ def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Argum
         ranks = stage.local_ranks(size, tensor, nodes, node)
         return stage.needed(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))
     except (ValueError, LookupError, ArithmeticError):
-        return names  # vLLM will refuse such ranks or such a partition, in its own words
+        return names  # vLLM rejects invalid ranks and partitions itself
 
 
 def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached:
-    """Have what this node's ranks do not need fetched in the background.
+    """Fetch the weights that this node's ranks do not need, in the background.
 
-    The lease keeps it: close it when nobody will want the rest any more. Raises client.PrefetchError saying why there is none.
+    Returns:
+        The lease on the fetch. Close it when no process needs these weights any more.
+
+    Raises:
+        client.PrefetchError: The fetch could not start; the message has the reason.
     """
     from coldstart.weights.prefetch import client
 
     asked = plan.weights_from
     if asked is None:
         raise client.PrefetchLostError(
-            "the weights are not fetched by a prefetcher: --weights-from names a source"
+            "no prefetcher fetches the weights: pass their source with --weights-from"
         )
     known = asked.read()
     needed = set(_node_names(known, config, plan.vllm_args))

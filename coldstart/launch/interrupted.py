@@ -1,7 +1,7 @@
-"""What a killed compiler has left in vLLM's cache: shared objects that end too early.
+"""Find and remove shared objects in vLLM's cache that a killed compiler left truncated.
 
-A linker writes a shared object in the place where it is looked for. Where it is killed meanwhile, with a server that was
-compiling or for want of memory, every later start finds the file, loads it, and dies of it.
+A linker writes a shared object at its final path. If the linker is killed meanwhile, with its server or because memory
+ran out, every later start loads the truncated file and crashes.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _HEAD, _MAGIC = struct.Struct("<16s24xQ10xHH2x"), b"\x7fELF"
 
 
 def cleared(cache: Path) -> list[Fallback]:
-    """Remove every unfinished shared object below `cache` that nobody is writing; what was removed, as steps down.
+    """Remove every truncated shared object below `cache` that no process is writing, and return one fallback for each.
 
-    Whatever cannot be read or removed is left to whoever loads it.
+    A file that cannot be read or removed stays; the server that loads it reports the error.
     """
     steps = []
     for path in unfinished(cache):
         with suppress(OSError):
             if not _written_by_somebody(path):
                 path.unlink()
-                reason = f"{path.name} was removed, which a compiler that was killed had left unfinished"
+                reason = f"{path.name} was removed: a killed compiler had left it unfinished"
                 steps.append(Fallback("compile", reason))
     return steps
 
 
 def unfinished(cache: Path) -> Iterator[Path]:
-    """Shared objects below `cache` that are not whole; none where there is no such directory."""
+    """Yield the truncated shared objects below `cache`; nothing if the directory does not exist."""
     for path in cache.rglob("*.so"):
         with suppress(OSError):
             if not _whole(path):
@@ -52,7 +52,7 @@ def _whole(path: Path) -> bool:
 
 
 def _written_by_somebody(path: Path) -> bool:
-    """Whether a process has it open: another start's linker is at work."""
+    """Return whether a process has the file open, because the linker of another start is writing it."""
     own = path.stat()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):

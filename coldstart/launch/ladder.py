@@ -1,6 +1,6 @@
-"""Start a server by the first mode of the ladder that works, and report why each faster one did not.
+"""Start a server with the first start mode that works, and report why each faster mode did not.
 
-Invariant: the last mode is `fresh`, vLLM's ordinary start. A server whose restored state answers wrongly never serves.
+Invariant: the last mode is `fresh`, vLLM's ordinary start. A server whose restored state gives wrong answers never serves.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from coldstart.system.ipc.peers import PeerError
 if TYPE_CHECKING:
     from coldstart.weights.prefetch.client import Attached
 
-# A fallback that leaves the start as fast as it was.
+# This fallback does not make the start slower.
 FETCH_REST = "fetch-rest"
 
 
 @dataclass
 class Account:
-    """The modes that were not used: `fallbacks` of those that failed, `unavailable` of those that nobody has prepared."""
+    """Modes that were not used: `fallbacks` of modes that failed, `unavailable` modes that were not prepared."""
 
     fallbacks: list[Fallback] = field(default_factory=list)
     unavailable: list[Fallback] = field(default_factory=list)
 
     def fall_back(self, stage: str, error: Exception) -> None:
-        """Add the reason of a failure."""
+        """Record the failure of `stage`."""
         hint = error.hint if isinstance(error, LaunchRefusedError) else None
         self.fallbacks += [Fallback(stage, str(error), hint)]
 
 
 @dataclass(frozen=True)
 class StartedServer:
-    """A server that is ready: the mode and the plan that started it, and the account of the modes that did not.
+    """A server that is ready, the mode and the plan that started it, and the modes that were not used.
 
-    `rest` and `ahead` are what is still fetched.
+    `rest` and `ahead` are weight fetches that still run.
     """
 
     mode: str
@@ -58,7 +58,7 @@ class StartedServer:
     ahead: fetch.Ahead | None = None
 
     def document(self) -> dict[str, Any]:
-        """Return the ready file: mode, pid, seconds, and the server's own report of its fast path."""
+        """Return the ready file: mode, pid, seconds, and the server's report on its fast path."""
         report = self.running.report
         return {
             "pid": self.running.process.pid,
@@ -78,9 +78,10 @@ class StartedServer:
 
 
 def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
-    """Start the server by the requested mode, or by the next that works, and wait until it is ready.
+    """Start the server with the requested mode, or the next one that works, and wait until it is ready.
 
-    Raises CommandFailedError when the server dies or is not ready in time.
+    Raises:
+        CommandFailedError: The server exits or is not ready in time.
     """
     account = Account(_remove_unfinished(plan))
     one = ServerStart(request, plan, timeline.now())
@@ -109,7 +110,7 @@ def _remove_unfinished(plan: LaunchPlan) -> list[Fallback]:
 
 
 def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServer | None:
-    """Return the server that `mode` started, None where it did not and the next mode is to be tried."""
+    """Return the server that `mode` started, None if the next mode is to be tried."""
     try:
         if (why := mode.unavailable(one)) is not None:
             listed = account.unavailable if one.request.mode == modes.AUTO else account.fallbacks
@@ -135,7 +136,7 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServ
 def _weights_ahead(mode: StartMode, one: ServerStart) -> AbstractContextManager[fetch.Ahead]:
     if not mode.loads_weights:
         return nullcontext(fetch.Ahead())
-    return fetch.begun(one.plan, one.request.lookup.model.config)
+    return fetch.start_early(one.plan, one.request.lookup.model.config)
 
 
 def _start_fresh(one: ServerStart, account: Account) -> StartedServer:
@@ -143,11 +144,15 @@ def _start_fresh(one: ServerStart, account: Account) -> StartedServer:
 
 
 def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, account: Account) -> ServerStart:
-    """Return the start without a bundle that no trusted key signed: such a bundle must not stop a server. Raises `died`."""
+    """Return the start without a bundle that no trusted key signed: such a bundle must not stop a server.
+
+    Raises:
+        ServerExitedError: `died`, if the start used no such bundle.
+    """
     request, lookup = one.request, one.request.lookup
     if lookup.bundle is None or request.trust(lookup.bundle).ok:
         raise died
-    reason = f"{died.message} Nobody trusted has signed {lookup.bundle.ref}: left out."
+    reason = f"{died.message} The bundle {lookup.bundle.ref} has no trusted signature and is not used."
     account.fallbacks += [Fallback("bundle", reason)]
     missing = replace(lookup, bundle=None, untrusted=lookup.bundle)
     ordinary = replace(request, lookup=missing, without_bundle=True)
@@ -155,8 +160,10 @@ def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, account
 
 
 def _without_bundle_state(mode: str, one: ServerStart, account: Account) -> ServerStart:
-    """Return the start without any state of the bundle, after `mode` gave a wrong canary token."""
-    reason = f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"
+    """Return the start without restored state of the bundle, after `mode` gave a wrong canary token."""
+    reason = (
+        f"a {mode} start gave another token than the bundle's canary: the server starts without the bundle"
+    )
     account.fallbacks += [Fallback("canary", reason)]
     return replace(one, plan=prepare.distrusting(one.plan))
 

@@ -1,4 +1,4 @@
-"""Resolve a request to a launch plan. Nothing is started here; `ladder` does that.
+"""Resolve a request to a launch plan. This module does not start processes; `ladder` does.
 
 Compatibility is decided from the manifest before anything heavy is imported. Each part of the bundle that the plan
 does not use has a Fallback with the reason.
@@ -15,9 +15,11 @@ from coldstart.system.ipc import addresses
 
 
 def plan(request: ServeRequest) -> LaunchPlan:
-    """Return the plan of the requested start, whose scheduler was checked.
+    """Return the launch plan of a request, including its scheduler, whose settings must have been checked.
 
-    Raises NoBundleError where a bundle is needed, CommandFailedError where it is not signed or names no weights to fetch.
+    Raises:
+        NoBundleError: No bundle was found and the request needs one.
+        CommandFailedError: The bundle has no required signature or no weights plan.
     """
     lookup = request.lookup
     signed_by = request.trust if request.require_signature else None
@@ -32,7 +34,7 @@ def plan(request: ServeRequest) -> LaunchPlan:
 
 
 def url(plan: LaunchPlan) -> str:
-    """Where the planned server will answer."""
+    """Return the URL on which the planned server will answer."""
     given = plan.vllm_args
     if uds := given.value("uds"):
         return f"unix:{uds}"

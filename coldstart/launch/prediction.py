@@ -1,7 +1,8 @@
-"""What a start will take, from what its bundle's proof start took, beside what it took.
+"""Predict the time of a start from the proof start of its bundle, and compare it with the measured time.
 
-The proof start's stages are the history that equation 5 asks for. Here loading follows the imports: the copy needs the engine's
-own parameters. The network's rate is the one last measured for the source, so the first fetch from it is predicted without.
+The proof start's stages are the history that equation 5 of ParaServe needs. Here loading follows the imports, because the copy
+needs the engine's parameters. The network rate is the one last measured for the source, so the first fetch from a source is
+predicted without a network term.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("import torch", "import vllm", "import engine")
 _LOAD, _FIRST_TOKEN = "load", "first token"
-# Spans of the server's main thread that hold all others of the engine; what is left of a start is process creation.
+# Spans of the server's main thread that contain all others of the engine; the remaining time is process creation.
 _CONTEXT = ("configure", "start engine", "build app")
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The terms that a start was predicted by, and their sum in seconds."""
+    """Terms of a predicted start, and their sum in seconds."""
 
     costs: StartCosts
     load_s: float
@@ -40,13 +41,13 @@ class Prediction:
     ttft_s: float
 
     def document(self) -> dict[str, Any]:
-        """The ready file's `predicted`."""
+        """Return the ready file's `predicted`."""
         terms = {**self.costs.document(), "load_s": self.load_s, "fetch_s": self.fetch_s}
         return {"ttft_s": self.ttft_s, "terms": terms}
 
 
 def predict(bundle: Bundle, mode: str, source: str | None, cache: Cache) -> Prediction | None:
-    """The prediction for a start by `mode`; None for a bundle whose proof start said too little, or a mode without loading."""
+    """Predict a start with `mode`. Return None if the mode loads no weights or the bundle's proof start lacks stages."""
     try:
         stages: Any = bundle.json("stages")
         plan: Any = bundle.json("weights")
@@ -63,9 +64,10 @@ def predict(bundle: Bundle, mode: str, source: str | None, cache: Cache) -> Pred
 
 
 def terms(spans: Mapping[str, float], ready_s: float) -> tuple[StartCosts, float]:
-    """The costs in a start's spans (seconds by name) and the seconds of its load; they add up to `ready_s`.
+    """Split a start's `spans` (seconds by name) into its costs and its load time in seconds, which add up to `ready_s`.
 
-    Raises KeyError for spans that are missing.
+    Raises:
+        KeyError: A required span is missing.
     """
     load, prefill = spans[_LOAD], spans.get(_FIRST_TOKEN, 0.0)
     libraries = sum(spans.get(name, 0.0) for name in _LIBRARIES)
@@ -77,7 +79,7 @@ def terms(spans: Mapping[str, float], ready_s: float) -> tuple[StartCosts, float
 def document(
     request: ServeRequest, started: StartedServer, spans: Mapping[str, float]
 ) -> dict[str, Any] | None:
-    """The ready file's `predicted`: what was predicted for this start, with `actual` beside it. Learns the source's rate."""
+    """Return the ready file's `predicted`, with `actual` in it, and store the rate measured for the source."""
     report = started.document()
     source, loads = request.weights_from, report["loads"]
     bundle, cache = request.lookup.bundle, request.lookup.cache
@@ -92,7 +94,7 @@ def document(
 def actual(
     spans: Mapping[str, float], ready_s: float, loads: Sequence[Mapping[str, Any]], began: float
 ) -> dict[str, Any]:
-    """The same terms of the start that happened; without a recorded timeline only those that the server itself reported."""
+    """Return the same terms as measured; without a recorded timeline only those that the server reports."""
     known: dict[str, Any] = {"ttft_s": ready_s, "terms": {}}
     try:
         costs, load = terms(spans, ready_s)
@@ -100,25 +102,25 @@ def actual(
     except KeyError:
         if loads and "seconds" in loads[0]:
             known["terms"]["load_s"] = max(float(load["seconds"]) for load in loads)
-    # An earlier start's fetching is not this one's, though the prefetcher still gives an account of it.
+    # A prefetcher still reports fetches of earlier starts, which do not belong to this start.
     if (moved := _fetch(loads, began)) is not None:
         known["terms"]["fetch_s"] = moved[1]
     return known
 
 
 def learn_rate(source: str, loads: Sequence[Mapping[str, Any]], cache: Cache) -> None:
-    """Remember how fast `source` was, if anything was fetched from it and the cache can be written."""
+    """Store the rate at which `source` delivered, if a fetch used it and the cache is writable."""
     moved = _fetch(loads, 0.0)
     if moved is None:
         return
     rates = _rates(cache) | {_origin(source): moved[0] / moved[1]}
-    with suppress(OSError):  # the server is up: a full disk must not end it
+    with suppress(OSError):  # the server is ready, and a full disk must not end it
         _file(cache).parent.mkdir(parents=True, exist_ok=True)
         files.write_atomic(_file(cache), json.dumps(rates, sort_keys=True).encode())
 
 
 def known_rate(source: str, cache: Cache) -> float | None:
-    """Bytes per second last seen from `source`, None when nothing was ever fetched from it."""
+    """Return the bytes per second last measured for `source`, None before its first fetch."""
     rate = _rates(cache).get(_origin(source))
     return float(rate) if isinstance(rate, int | float) and rate > 0 else None
 
@@ -132,7 +134,7 @@ def _fetch(loads: Sequence[Mapping[str, Any]], since: float) -> tuple[int, float
 
 
 def _origin(source: str) -> str:
-    # Not urlsplit, which raises for an address that the prefetcher has merely refused.
+    # urlsplit would raise for some addresses that the prefetcher only rejects.
     scheme, mark, rest = source.partition("://")
     return f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}" if mark else source
 

@@ -1,7 +1,7 @@
-"""From a bundle to a launch plan, deciding from the manifest alone, before anything heavy is imported.
+"""Turn a bundle into a launch plan, from the manifest alone, before anything heavy is imported.
 
-Each section that cannot be used becomes a line in `fallbacks` and vLLM does that part its ordinary way; nothing
-here stops a server from starting.
+Each section that cannot be used becomes an entry in `fallbacks`, and vLLM does that part the ordinary way. An unusable
+section never stops a server from starting.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from coldstart.system.trust import ownership
 from coldstart.system.trust.unpacked import unpacked
 
 KV_FLAG = "kv_cache_memory_bytes"
-# vLLM's own variable for the same on the CPU: whoever sets it has decided.
+# vLLM's own variable for the KV size on the CPU. If the user has set it, no size is chosen here.
 KV_VARIABLE = environment.VLLM_CPU_KVCACHE_SPACE
-# Left beside the KV cache for the process itself when the free memory is checked, in bytes.
+# Bytes of free memory that must remain for the process beside the KV cache.
 HEADROOM = 1 << 30
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
 
 
 def inductor_env(compile_dir: Path) -> dict[str, str]:
-    """Inductor's settings, the same when kernels are built and when they are found again.
+    """Return Inductor's settings, equal when kernels are built and when they are looked up.
 
-    The vector ISA is in the key, so it is not probed by compiling; headers are not precompiled, because a precompiled
-    header's path would enter every kernel's name.
+    The cache key contains the vector ISA, so Inductor need not probe it with the compiler. Headers are not precompiled, because
+    the path of a precompiled header would be part of every kernel's name.
     """
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(compile_dir / "inductor"),
@@ -52,12 +52,12 @@ def inductor_env(compile_dir: Path) -> dict[str, str]:
 
 
 def base_env(caches: Path) -> dict[str, str]:
-    """Where vLLM keeps its own caches: under the cache root, so that a moved HOME changes nothing."""
+    """Return the variables that place vLLM's caches below the cache root, independent of HOME."""
     return {"VLLM_CACHE_ROOT": str(caches), "VLLM_NO_USAGE_STATS": "1"}
 
 
 def ordinary(lookup: Lookup, weights: fetch.Weights, reason: str) -> LaunchPlan:
-    """Return the plan of vLLM's ordinary start; `reason` says why no bundle is used."""
+    """Return the plan of vLLM's ordinary start; `reason` explains why no bundle is used."""
     return LaunchPlan(
         weights.arguments,
         key=lookup.key.digest,
@@ -69,7 +69,7 @@ def ordinary(lookup: Lookup, weights: fetch.Weights, reason: str) -> LaunchPlan:
 
 
 def distrusting(plan: LaunchPlan) -> LaunchPlan:
-    """`plan` without anything that was restored: its arguments and vLLM's own caches, and no code of the bundle."""
+    """Return `plan` without restored state: its arguments and vLLM's own caches remain, the bundle's code does not."""
     restored = {*inductor_env(Path()), *caches.VARIABLES}
     env = {name: value for name, value in plan.env.items() if name not in restored}
     task = replace(plan.engine, restore=None, compiled=None)
@@ -95,12 +95,12 @@ class _Preparation:
             self.give_up(section, f"{error.message} [{error.code}]")
             return {}
         if not isinstance(document, Mapping):
-            self.give_up(section, "it is no JSON object")
+            self.give_up(section, "expected a JSON object")
             return {}
         return dict(document)
 
     def compile_dir(self) -> Path | None:
-        """The `compile` section, unpacked once per content and reused by every later start."""
+        """Return the directory of the `compile` section, unpacked once per content and reused by every later start."""
         if not self.bundle.has("compile") and (
             why := inspection.list_missing_sections(self.bundle).get("compile")
         ):
@@ -109,35 +109,35 @@ class _Preparation:
         return self.code("compile")
 
     def code(self, section: str) -> Path | None:
-        """Where a section that is code is unpacked, None (and why) where it cannot be used."""
+        """Return the directory of an unpacked code section, None with a fallback if it cannot be used."""
         refused: list[str] = []
         try:
             return unpacked(self.bundle, section, self.root, self.trust, refused)
         except BundleError as error:
             self.give_up(section, f"{error.message} [{error.code}]")
         except OSError as error:
-            self.give_up(section, f"it cannot be unpacked: {error}")
+            self.give_up(section, f"cannot unpack it: {error}")
         finally:
             for reason in refused:
                 self.give_up(section, reason)
         return None
 
     def compiled(self, section: Path) -> None:
-        """A GPU engine's caches laid from the unpacked `compile` section where its compilers may write: code, thus private."""
+        """Copy the unpacked `compile` section to a private directory, where a GPU engine's compilers can write."""
         root = paths.compiled_dir()
         if (fault := ownership.private(root)) is not None:
-            self.give_up("compile", f"its caches cannot be laid: {fault}")
+            self.give_up("compile", f"cannot create its caches: {fault}")
             return
         try:
             laid = caches.lay(section, root / section.name)
         except OSError as error:
-            self.give_up("compile", f"its caches cannot be laid: {error}")
+            self.give_up("compile", f"cannot create its caches: {error}")
             return
         self.env |= caches.environment(laid)
         self.task = replace(self.task, compiled=laid / caches.AOT)
 
     def kv_args(self, given: Arguments) -> list[str]:
-        """The offline KV size as vLLM's own flag, unless the user gave one or the memory is not there now."""
+        """Return the bundle's KV size as vLLM's flag, unless the user gave a size or too little memory is free."""
         if given.gives(KV_FLAG) or KV_VARIABLE in os.environ:
             return []
         sizing = self.json("kv")
@@ -145,7 +145,7 @@ class _Preparation:
             return []
         wanted = sizing.get("bytes")
         if not isinstance(wanted, int) or wanted <= 0:
-            self.give_up("kv", f"it names no number of bytes, but {wanted!r}")
+            self.give_up("kv", f"its `bytes` is not a positive number: {wanted!r}")
             return []
         if not runtime.targets_cpu():
             self.startup_plans(sizing.get("plans"))
@@ -157,12 +157,12 @@ class _Preparation:
         return ["--kv-cache-memory-bytes", str(wanted)]
 
     def startup_plans(self, data: object) -> None:
-        """A GPU's KV size goes through vLLM's start-up plan, which checks each rank's free memory once more."""
+        """Pass a GPU's KV size to vLLM's start-up plan, which checks each rank's free memory again."""
         from coldstart.system.devices import nvml
         from coldstart.vllm.graphs import kv_plan
 
         try:
-            plans = kv_plan.all_of(data)
+            plans = kv_plan.parse_plans(data)
             for plan in plans:
                 plan.check_free(nvml.free_bytes(plan.rank))
         except GraphError as error:
@@ -172,16 +172,16 @@ class _Preparation:
         self.task = replace(self.task, kv_plan=[asdict(plan) for plan in plans])
 
     def graphs(self) -> None:
-        """The `graphs` section, where there is one: unpacked like code, since it is."""
+        """Unpack the `graphs` section, if the bundle has one, like code: it contains kernels."""
         if self.bundle.has("graphs") and (place := self.code("graphs")) is not None:
             self.task = replace(self.task, restore=place)
 
     def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
-        """The resolved model class put where vLLM looks for it; without it vLLM imports itself once more to ask."""
+        """Write the resolved model class to vLLM's cache. Without it vLLM starts another process to inspect the class."""
         info = self.json("modelinfo")
         if info and not self.trust(self.bundle).ok:
-            # vLLM would believe it in every later start, also after the bundle is gone.
-            self.give_up("modelinfo", "it is left alone: nobody trusted has signed the bundle")
+            # vLLM would use it in every later start, even after the bundle is removed.
+            self.give_up("modelinfo", "not used: the bundle has no trusted signature")
             return {}
         directory = Path(env["VLLM_CACHE_ROOT"]) / "modelinfos"
         for name, content in _texts(info.get("vllm_modelinfos")).items():
@@ -200,9 +200,10 @@ def prepare(
     trust: Trust,
     root: Path | None = None,
 ) -> LaunchPlan:
-    """Return the plan that starts the model from `bundle`; code is unpacked under the cache root, or under `root`.
+    """Return the plan that starts the model from `bundle`. Code is unpacked under `root`, by default the cache root.
 
-    Raises OSError when neither root can be written.
+    Raises:
+        OSError: The root cannot be written.
     """
     cache, key = lookup.cache, bundle.key_digest
     preparation = _Preparation(bundle, trust, root or cache.unpacked)
@@ -213,10 +214,10 @@ def prepare(
         env |= inductor_env(compile_dir)
     elif compile_dir is not None:
         preparation.compiled(compile_dir)
-        compile_dir = None  # no worker of ours, but vLLM's own, which looks into its own cache
+        compile_dir = None  # a GPU runs vLLM's worker, which reads its own cache
     preparation.graphs()
     kv_args = preparation.kv_args(lookup.vllm_args)
-    # Other weights of the same layout give other tokens.
+    # Other weights of the same layout produce other tokens.
     canary = _canary(info.get("canary")) if weights.identity == info.get("weights") else None
     return LaunchPlan(
         Arguments((*weights.arguments, *kv_args)),
@@ -232,7 +233,7 @@ def prepare(
 
 
 def _texts(value: object) -> dict[str, str]:
-    """The file names of `value` with their texts; whatever else a bundle has put there is left alone."""
+    """Return the entries of `value` that map a file name to a text; ignore all others."""
     pairs = value.items() if isinstance(value, Mapping) else ()
     return {k: v for k, v in pairs if isinstance(v, str) and _FILE_NAME.fullmatch(k)}
 

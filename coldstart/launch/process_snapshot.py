@@ -1,11 +1,13 @@
-"""Process snapshots: a template frozen by CRIU, thawed where the machine permits it.
+"""Process snapshots: CRIU freezes a template, and thaws it on a machine that permits it.
 
-What is frozen is a template, with an engine built (a bundle's `snapshot`) or the runtime alone (runtime_snapshot.py), and not
-a server: it holds no port, no event loop and no client, so one snapshot starts any number of servers, at any address, in
-namespaces of their own. The image is bound to files by path, so the compiled kernels it maps are unpacked to one place per user
-that does not depend on the cache root, and it carries the content digests of all that it was made of (fingerprint.py) and the
-variables that it has read (template_environment.py). Its large memory, the weights above all, is a file that every thawed
-process maps (criu_memory.py); like the kernels it is named by where the frozen template listened.
+The frozen process is a template with an engine built (a bundle's `snapshot`) or with the runtime alone (runtime_snapshot.py).
+It is not a server: it holds no port, event loop or client. So one snapshot starts any number of servers, at any address, each
+in its own namespaces.
+
+The image refers to files by path. Therefore the compiled kernels that it maps are unpacked to one directory per user, which
+does not depend on the cache root. The image contains the content digests of its source files (fingerprint.py) and the
+variables that it has read (template_environment.py). Its large memory, mainly the weights, is a file that every thawed process
+maps (criu_memory.py). The paths of that file and of the kernels depend on the directory where the frozen template listened.
 """
 
 from __future__ import annotations
@@ -36,23 +38,28 @@ from coldstart.system.trust.unpacked import unpacked
 ABOUT = "snapshot.json"
 _PREFIX, _GUARDIAN = "thawed-", "guardian"
 _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap", "-v1"]
-# A private mount lets every thawed template create its socket in a directory of its own under the frozen path.
+# A private mount gives every thawed template its own socket directory under the frozen path.
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
 class SnapshotUnusableError(RuntimeError):
-    """The snapshot cannot be thawed here; the message says what was wanted and what was found."""
+    """The snapshot cannot be thawed here; the message has the expected and the actual value."""
 
 
 def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> str | None:
-    """Build a template for `plan` and freeze it into the existing directory `out`; why its memory cannot be shared, if so.
+    """Build a template for `plan` and freeze it into the existing directory `out`.
 
-    Raises SnapshotUnusableError where CRIU is missing or may not run, CommandFailedError when the template or the dump fails.
+    Returns:
+        The reason why thawed processes cannot share the image's memory, None if they can.
+
+    Raises:
+        SnapshotUnusableError: CRIU is missing or may not run.
+        CommandFailedError: The template or the dump fails.
     """
     if (reason := criu.missing()) is not None:
         raise SnapshotUnusableError(reason)
     meeting = meeting_dir()
-    # One at a time: every frozen template listens at the same place.
+    # One at a time: every frozen template listens at the same path.
     with locked(meeting / "lock"):
         process = template_pool.spawn(
             level, plan, meeting / "socket", subprocess.DEVNULL, timeout, bound=True, alone=True
@@ -66,28 +73,28 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
             _clear(meeting)
     if done.returncode != 0:
         raise CommandFailedError(
-            f"CRIU could not freeze the {level}: {first_error(out / 'dump.log')}", hint="coldstart doctor"
+            f"Cannot freeze the {level} with CRIU: {first_error(out / 'dump.log')}", hint="coldstart doctor"
         )
-    read = template_environment.counted(template_environment.spawned(os.environ, plan))
+    read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
     about = {"criu": criu.version(), "environment": read, "meeting": str(meeting)}
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
     try:
         criu_memory.move(out, meeting / criu_memory.MEMORY)
     except criu_memory.UnknownImageError as error:
-        return f"{error}: each process that is thawed reads all of its own memory"
+        return f"{error}: each thawed process reads all of its memory from the image"
     return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The template, where it still lives, and then the process that waits for it."""
-    with suppress(OSError):  # it has gone: what is frozen is ended
+    """Kill the template if it still runs, then wait for its parent."""
+    with suppress(OSError):  # CRIU has ended the frozen process
         for pid in processes.children(process.pid):
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
 def _clear(meeting: Path) -> None:
-    """Remove what the frozen template left where it listened; it is thawed without."""
+    """Remove the frozen template's files from its directory; a thawed template does not need them."""
     for left in meeting.iterdir():
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
@@ -96,33 +103,33 @@ def _clear(meeting: Path) -> None:
 
 
 class Thawed:
-    """A thawed template: where it listens, and the process that holds its namespaces."""
+    """A thawed template: its socket directory, and the process that holds its namespaces."""
 
     def __init__(self, directory: Path, process: subprocess.Popen[bytes]) -> None:
         self.directory, self.process, self.pid = directory, process, process.pid
 
     @property
     def socket(self) -> Path:
-        """Where it listens."""
+        """Return the path on which the template listens."""
         return self.directory / "socket"
 
     def end(self) -> None:
-        """End the template and all that lives in its namespaces, and leave nothing behind."""
+        """End the template and every process in its namespaces, and remove its directory."""
         inside = _pidfds(self.pid)
-        if self.process.poll() is None:  # not yet reaped: the number is still its own
-            # All at once: CRIU may still be at work, and what it forks now is in the group as well.
+        if self.process.poll() is None:  # not yet reaped, so its PID is not reused
+            # Kill the group at once: CRIU may still run, and a process that it forks now is in the group too.
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.process.kill()
             self.process.wait()
-        for pidfd in inside:  # the first process of a pid namespace ends last; until then CRIU may write
+        for pidfd in inside:  # a namespace's first process ends last, and CRIU may write until then
             select.select([pidfd], [], [])
             os.close(pidfd)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def _pidfds(parent: int) -> list[int]:
-    """A descriptor of each child that `parent` has now."""
+    """Return a pidfd of each current child of `parent`."""
     found: list[int] = []
     with suppress(OSError):
         for child in processes.children(parent):
@@ -132,9 +139,11 @@ def _pidfds(parent: int) -> list[int]:
 
 
 def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed:
-    """Thaw the bundle's snapshot for the server that `plan` describes.
+    """Thaw the bundle's snapshot for the server of `plan`.
 
-    Raises SnapshotUnusableError with the reason, BundleError when the section is missing, damaged or not trusted.
+    Raises:
+        SnapshotUnusableError: CRIU cannot run, or the snapshot does not fit this machine or this start.
+        BundleError: The section is missing, damaged or not trusted.
     """
     if (reason := criu.missing()) is not None:
         raise SnapshotUnusableError(reason)
@@ -145,21 +154,22 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
 
 
 def _meeting(images: Path) -> Path:
-    """Where the frozen template listened, beside its kernels.
+    """Return the directory where the frozen template listened, which also contains its kernels.
 
-    Raises SnapshotUnusableError where that is no private place here.
+    Raises:
+        SnapshotUnusableError: The path is unknown, or not a private directory on this machine.
     """
     try:
         meeting = Path(json.loads((images / ABOUT).read_text())["meeting"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SnapshotUnusableError("the snapshot does not say where it was frozen") from error
+        raise SnapshotUnusableError("the snapshot does not record its directory") from error
     if (reason := ownership.private(meeting.parent)) is not None:
         raise SnapshotUnusableError(f"the snapshot was frozen at {meeting.parent}, and {reason}")
     return meeting
 
 
 def _unpack_kernels(bundle: Bundle, images: Path, trust: Trust) -> None:
-    # The image maps them there, and nowhere else.
+    # The image maps the kernels at this path.
     try:
         unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
     except OSError as error:
@@ -169,7 +179,11 @@ def _unpack_kernels(bundle: Bundle, images: Path, trust: Trust) -> None:
 
 
 def check(images: Path, plan: LaunchPlan) -> None:
-    """Raise SnapshotUnusableError unless this machine has the image's files and this start asks for what the image has read."""
+    """Check that this machine has the image's files and this start has the image's environment.
+
+    Raises:
+        SnapshotUnusableError: A file or a variable differs; the message names it.
+    """
     reason = fingerprint.obstacle(images, "snapshot")
     if reason is None:
         read = json.loads((images / ABOUT).read_text())["environment"]
@@ -179,9 +193,11 @@ def check(images: Path, plan: LaunchPlan) -> None:
 
 
 def restored(images: Path, plan: LaunchPlan) -> Thawed:
-    """The template of `images`, a directory that nobody else can write to, thawed for the server that `plan` describes.
+    """Thaw the template in `images`, a directory that no other user can write, for the server of `plan`.
 
-    Raises SnapshotUnusableError with the reason, OSError.
+    Raises:
+        SnapshotUnusableError: The image does not fit, or CRIU fails; the message has the reason.
+        OSError: A directory cannot be created.
     """
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -194,7 +210,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     thawed = Thawed(own, _spawn(images, meeting, own))
     (own / _GUARDIAN).write_text(f"{thawed.pid} {processes.birth(thawed.pid)}")
     try:
-        check(images, plan)  # while CRIU works: the template does nothing before it is asked
+        check(images, plan)  # concurrent with CRIU: the template does nothing before a request
     except BaseException:
         thawed.end()
         os.close(resumed)
@@ -206,15 +222,15 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     if ended:
         reason = first_error(own / "restore.log")
         thawed.end()
-        raise SnapshotUnusableError(f"CRIU could not thaw the snapshot: {reason}")
+        raise SnapshotUnusableError(f"cannot thaw the snapshot with CRIU: {reason}")
     return thawed
 
 
 def sweep() -> None:
-    """Remove what thawed templates left behind whose supervisor was killed. Raises OSError."""
+    """Remove the directories of thawed templates whose supervisor was killed. Raises OSError."""
     for record in paths.runtime_dir().glob(f"{_PREFIX}*/{_GUARDIAN}"):
         pid, _, born = record.read_text().partition(" ")
-        # Another process may have its number by now.
+        # The PID may have been reused by another process.
         if pid and (processes.birth(int(pid)) or "") != born:
             shutil.rmtree(record.parent, ignore_errors=True)
 
@@ -226,7 +242,7 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
         f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-resume ] || echo > "{own}/resumed"\n'
     )
     acknowledge.chmod(0o700)
-    # Its work directory is its own: the images stay as they are, and are read where nobody may write.
+    # CRIU writes to this work directory, so the images stay unchanged and may be read-only.
     restore = [*criu.command(), "restore", "-D", str(images), "-W", str(own), "-o", "restore.log", *_OPTIONS]
     return subprocess.Popen(
         [*namespaces, str(own), str(meeting), *restore, "--action-script", str(acknowledge)],
@@ -234,7 +250,7 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        # Not a lease but its own life: unshare kills its child, and with it the pid namespace.
+        # The parent's death ends it, without a lease: unshare kills its child, and with it the pid namespace.
         preexec_fn=_die_with_us,  # noqa: PLW1509 - only prctl, and this process has no other thread
     )
 
@@ -244,14 +260,14 @@ def _die_with_us() -> None:
 
 
 def meeting_dir() -> Path:
-    """Where a frozen template listens; each thawed one has a directory of its own mounted over it."""
+    """Return the directory where a frozen template listens. Each thawed one has its own directory mounted over it."""
     directory = paths.frozen_dir() / "meeting"
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory
 
 
 def first_error(log: Path) -> str:
-    """CRIU's first complaint: what follows are its consequences."""
+    """Return CRIU's first error; later ones are its consequences."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     complaints = [line for line in lines if "Error" in line]
-    return complaints[0] if complaints else "it gave no reason"
+    return complaints[0] if complaints else "its log contains no error"

@@ -1,4 +1,4 @@
-"""The request for one start of a server, and the state of a start that is under way."""
+"""Request for one start of a server, and the state of a start that is in progress."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServeRequest:
-    """What the user asked for, and the bundle that was found for it.
+    """Start options of the user, and the bundle that was found for them.
 
-    `listen` are vLLM's host and port arguments, `mode` is the name of a start mode or "auto", `without_bundle` starts vLLM's
-    ordinary way where there is no bundle, `trust` judges whose code may run here; with `require_signature` a bundle it does not
-    accept is refused as a whole, otherwise only its code is left alone. `weights_from` is where the weights are fetched from
-    (None: the model's own directory), by `weights_pace` if there is one; with `fetch_rest` those that this node's pipeline
-    ranks do not need follow in the background. `templates` is a directory of further templates.
+    - `listen`: vLLM's host and port arguments.
+    - `mode`: name of a start mode, or "auto".
+    - `without_bundle`: start vLLM the ordinary way if no bundle is found.
+    - `ready_timeout`: seconds until the server must be ready, None without limit.
+    - `trust`: judges which bundles may provide code. With `require_signature`, a bundle that it rejects is refused completely;
+      otherwise only the bundle's code is ignored.
+    - `weights_from`: source of the weights, None for the model's own directory. `weights_pace` limits the rate.
+    - `fetch_rest`: fetch the weights that this node's pipeline ranks do not need in the background.
+    - `templates`: directory of additional templates.
     """
 
     lookup: Lookup
@@ -45,7 +49,7 @@ class ServeRequest:
 
 @dataclass(frozen=True)
 class ServerStart:
-    """One start that is under way: its request, its launch plan, and CLOCK_MONOTONIC at its begin in seconds."""
+    """A start in progress: its request, its launch plan, and its begin on CLOCK_MONOTONIC in seconds."""
 
     request: ServeRequest
     plan: LaunchPlan

@@ -1,8 +1,8 @@
-"""The runtime snapshot: a template with the runtime imported, frozen by CRIU; one image starts every model.
+"""Runtime snapshot: a template with the runtime imported, frozen by CRIU. One image starts every model.
 
-It is made once for a machine and a set of versions, and holds no model of anybody's: what had to be configured so that all is
-imported was the smallest model that is built here. A server that is forked from the thawed process takes its arguments,
-environment, working directory and descriptors from whoever asks, as from a running template, and loads its own weights.
+The snapshot is created once for a machine and a set of versions. It contains no model of a user: the smallest model that
+coldstart builds is configured so that all modules are imported. A server forked from the thawed process receives its arguments,
+environment, working directory and descriptors with the request, as from a running template, and loads its own weights.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ _NO_MODEL_OF_YOURS = "tiny-llama"
 
 
 def freeze(cache: Cache, timeout: float) -> Path:
-    """Make the image for this interpreter, in place of one that is there; its directory.
+    """Create the image for this interpreter, replace an existing one, and return its directory.
 
-    Raises CommandFailedError where none can be made, with the reason.
+    Raises:
+        CommandFailedError: The image cannot be created; the message has the reason.
     """
     if (reason := criu.missing()) is not None:
-        raise CommandFailedError(f"The runtime cannot be frozen here: {reason}.", hint="coldstart doctor")
+        raise CommandFailedError(f"Cannot freeze the runtime: {reason}.", hint="coldstart doctor")
     image = runtime_image.place(cache.runtimes)
     model = tiny.build(_NO_MODEL_OF_YOURS, cache.models)
-    # What a start from a bundle has as well: inductor reads its settings when it is imported.
+    # The settings of a start from a bundle: inductor reads them when it is imported.
     caches = cache.vllm(image.name)
     env = prepare.base_env(caches) | prepare.inductor_env(caches)
     plan = LaunchPlan(Arguments(["--model", str(model)]), env=env)
@@ -44,8 +45,8 @@ def freeze(cache: Cache, timeout: float) -> Path:
             (partial / runtime_image.ABOUT).write_text(json.dumps(_about()))
     except OSError as error:
         raise CommandFailedError(
-            f"The image cannot be written below {cache.runtimes}: {error.strerror or error}.",
-            hint="free space: coldstart prune, or --cache-dir DIR",
+            f"Cannot write the image below {cache.runtimes}: {error.strerror or error}.",
+            hint="free space with coldstart prune, or use another disk with --cache-dir DIR",
         ) from error
     return image
 
@@ -56,8 +57,8 @@ def _about() -> dict[str, str]:
     return {"python": sys.executable, "vllm": vllm, "made": made}
 
 
-def made(cache: Cache) -> Path | None:
-    """Where the image for this interpreter lies, None where there is none."""
+def find_image(cache: Cache) -> Path | None:
+    """Return the directory of the image for this interpreter, None if it does not exist."""
     if not cache.runtimes.is_dir():
         return None
     image = runtime_image.place(cache.runtimes)
@@ -65,7 +66,7 @@ def made(cache: Cache) -> Path | None:
 
 
 def thaw(image: Path, plan: LaunchPlan) -> Thawed:
-    """The template of `image`, thawed for the server that `plan` describes. Raises SnapshotUnusableError, OSError."""
+    """Thaw the template in `image` for the server of `plan`. Raises SnapshotUnusableError, OSError."""
     if (reason := criu.missing() or runtime_image.obstacle(image)) is not None:
         raise SnapshotUnusableError(reason)
     return process_snapshot.restored(image, plan)

@@ -1,7 +1,7 @@
-"""From the choice of a scheduler to vLLM's own flags.
+"""Turn the choice of a scheduler into vLLM's flags.
 
-Invariant: a choice never enters the bundle's key. The order of requests, the batch cap and KV copies on the host change neither
-compiled code nor weights nor the size of the KV cache, so one bundle and one template serve every scheduler.
+Invariant: the choice is not part of the bundle's key. The order of requests, the batch cap and KV copies on the host change
+neither compiled code nor weights nor the KV size. So one bundle and one template serve every scheduler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from coldstart.scheduling.settings import (
 DEFAULT_HOST_BYTES = 1 << 30
 REMOVED_CLS = "coldstart.vllm.scheduling.lane.LaneScheduler"
 """Scheduler class of the removed policy, in vLLM arguments that were saved by an earlier version."""
-# Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
+# Flags that pass the scheduler to vLLM. The user can set these flags or choose a scheduler, not both.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
 _COPIES = _OURS[-1:]
 _COPIES_FLAG = "--kv-transfer-config"
@@ -36,11 +36,11 @@ _CPU_CORES = (environment.VLLM_CPU_OMP_THREADS_BIND, environment.VLLM_CPU_NUM_OF
 
 
 STOCK = SchedulerSettings(FCFS)
-"""vLLM's own scheduler, as it is."""
+"""vLLM's own scheduler, unchanged."""
 
 
 def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
-    """Raises UsageError where `vllm_args` choose another scheduler or a setting is wrong."""
+    """Check a scheduler choice. Raises UsageError if `vllm_args` select another scheduler or a setting is wrong."""
     _refuse_removed_class(vllm_args)
     if choice == STOCK:
         return
@@ -50,11 +50,11 @@ def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
         flag = "--" + taken[0].replace("_", "-")
         own = "--kv-host-memory" if choice.policy == FCFS else "--scheduler"
         said = own if choice.policy == FCFS else f"{own} {choice.policy}"
-        raise UsageError(f"{said} sets {flag} itself.", hint=f"leave {flag} or {own} away")
+        raise UsageError(f"{said} sets {flag} itself.", hint=f"omit {flag} or {own}")
 
 
 def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
-    """The plan with the chosen scheduler, which `check` has passed."""
+    """Return the plan with the chosen scheduler, which `check` must have accepted."""
     _refuse_removed_class(plan.vllm_args)
     if choice == STOCK:
         return plan
@@ -81,7 +81,7 @@ def _refuse_removed_class(vllm_args: Arguments) -> None:
 
 
 def _require_valid(choice: SchedulerSettings) -> None:
-    """Raises UsageError for settings that the server would refuse."""
+    """Check the settings. Raises UsageError for settings that the server would reject."""
     from coldstart.scheduling.registry import make_policy
 
     try:
@@ -89,7 +89,9 @@ def _require_valid(choice: SchedulerSettings) -> None:
         choice.check_command_line()
         SchedulerSettings.read(choice.additional_config())
     except ValueError as problem:
-        raise UsageError(f"The scheduler's settings: {problem}.", hint="coldstart serve --help") from problem
+        raise UsageError(
+            f"Invalid scheduler settings: {problem}.", hint="coldstart serve --help"
+        ) from problem
 
 
 def _batch_cap(batch: int | None) -> list[str]:
@@ -97,20 +99,20 @@ def _batch_cap(batch: int | None) -> list[str]:
 
 
 def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[Fallback]]:
-    """The bundle's iteration times, checked."""
+    """Return the bundle's iteration times if they are valid, and a fallback otherwise."""
     from coldstart.scheduling.profile import IterationProfile, ProfileError
 
     try:
         if bundle is not None and bundle.has("iterations"):
             return IterationProfile.from_json(bundle.json("iterations")).to_json(), []
-        reason = "there are no iteration times for this model: a typical shape orders the requests"
+        reason = "no iteration times for this model: requests are ordered with a typical profile"
     except (ProfileError, BundleError) as problem:
-        reason = f"{problem}: a typical shape orders the requests"
+        reason = f"{problem}: requests are ordered with a typical profile"
     return None, [Fallback("iterations", reason)]
 
 
 def _host_bytes(bundle: Bundle | None) -> int:
-    """As much host memory as the device has for KV."""
+    """Return as many bytes of host memory as the device has for KV."""
     try:
         sizing = bundle.json("kv") if bundle is not None and bundle.has("kv") else None
     except BundleError:
@@ -120,7 +122,7 @@ def _host_bytes(bundle: Bundle | None) -> int:
 
 
 def _reserved_cores(ranks: int) -> dict[str, str]:
-    """vLLM reserves one more core per rank here as soon as KV is transferred; our copying needs none of its own."""
+    """Return the variable that undoes vLLM's reservation of one core per rank for KV transfer, which our copies do not need."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
     return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(ranks)}

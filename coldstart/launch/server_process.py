@@ -1,7 +1,7 @@
-"""Bringing one server process up, by any of the start modes, and holding on to it.
+"""Start one server process, in any start mode, and supervise it.
 
-Every mode yields a Running server that has acknowledged itself: it listens and one real token came back. Readiness is
-a line on a pipe, never a sleep or a poll. The server ends with its Running handle, however that ends.
+Every mode returns a Running server that has reported readiness: it listens and has generated one token. The report is a line
+on a pipe, so that no sleep or poll is needed. The server ends when its Running handle ends.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 
 
 class ServerProcess(Protocol):
-    """A server process, whoever its parent is."""
+    """A server process, whether it is our child or a template's."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Its exit code (128 + n after signal n), or None while it runs."""
+        """Return the exit code (128 + n after signal n), or None while the process runs."""
 
     def wait(self) -> int:
-        """Block until it has ended; its exit code."""
+        """Block until the process has exited, and return the exit code."""
 
     def signal(self, number: int) -> None:
-        """Pass SIGTERM, SIGINT or SIGKILL on."""
+        """Send SIGTERM, SIGINT or SIGKILL to the process."""
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when it ends."""
+        """Return a descriptor that becomes readable when the process exits."""
 
 
 class ServerExitedError(CommandFailedError):
-    """The server ended before it was ready."""
+    """The server exited before it was ready."""
 
 
 @dataclass
 class Running:
-    """A server that has acknowledged itself. `report` is its own account: fast_path, fallbacks, tokens, canary."""
+    """A server that has reported readiness. `report` contains fast_path, fallbacks, tokens and canary."""
 
     process: ServerProcess
     report: Mapping[str, Any]
@@ -59,44 +59,44 @@ class Running:
 
 
 class Guardian(Protocol):
-    """Whoever holds the namespaces of a thawed template."""
+    """The process that holds the namespaces of a thawed template."""
 
     pid: int
 
     def end(self) -> None:
-        """End the template and all that lives in its namespaces, and leave nothing behind."""
+        """End the template and every process in its namespaces, and remove its directory."""
 
 
 class Child:
-    """A server that is our own child."""
+    """A server that is a child of this process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process, self.pid = process, process.pid
         self._pidfd = os.pidfd_open(process.pid)
 
     def fileno(self) -> int:
-        """The process's pidfd."""
+        """Return the process's pidfd."""
         return self._pidfd
 
     def poll(self) -> int | None:
-        """As ServerProcess."""
+        """Return the exit code, as specified by ServerProcess."""
         return _exit_code(self.process.poll())
 
     def wait(self) -> int:
-        """As ServerProcess; what is left of its session (worker processes of vLLM's own executors) ends with it."""
+        """Wait as specified by ServerProcess, and kill the rest of the session (worker processes of vLLM's executors)."""
         if self.process.returncode is None:
             select.select([self._pidfd], [], [])
             with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)  # not yet reaped: the number is still its own
+                os.killpg(self.pid, signal.SIGKILL)  # not yet reaped, so its PID is not reused
         return _exit_code(self.process.wait()) or 0
 
     def signal(self, number: int) -> None:
-        """As ServerProcess."""
+        """Send the signal, as specified by ServerProcess."""
         self.process.send_signal(number)
 
 
 class Leased:
-    """A server forked by a template; the connection is its lease."""
+    """A server that a template forked. The server ends when the connection to the template closes."""
 
     def __init__(self, connection: json_lines.Channel, guardian: Guardian | None) -> None:
         self.connection, self.guardian = connection, guardian
@@ -108,16 +108,16 @@ class Leased:
         self.pid = _pid_here(int(answer["pid"]), guardian)
 
     def fileno(self) -> int:
-        """The connection."""
+        """Return the descriptor of the connection."""
         return self.connection.fileno()
 
     def poll(self) -> int | None:
-        """As ServerProcess."""
+        """Return the exit code, as specified by ServerProcess."""
         ready, _, _ = select.select([self.connection], [], [], 0) if self._code is None else ([], [], [])
         return self.wait() if ready else self._code
 
     def wait(self) -> int:
-        """As ServerProcess; a template that went away without a word counts as the server's death (1)."""
+        """Wait as specified by ServerProcess. Return 1 if the template disconnected without reporting an exit code."""
         if self._code is None:
             self._code = next((_exit_code(int(m["exit"])) or 0 for m in self._replies if "exit" in m), 1)
             if self.guardian is not None:
@@ -125,7 +125,7 @@ class Leased:
         return self._code
 
     def signal(self, number: int) -> None:
-        """As ServerProcess; a server that has ended already takes no more signals."""
+        """Send the signal, as specified by ServerProcess; do nothing if the template has disconnected."""
         with suppress(OSError):
             self.connection.send({"signal": int(number)})
 
@@ -136,7 +136,7 @@ def _pid_here(pid: int, guardian: Guardian | None) -> int:
     try:
         return processes.outer_pid(guardian.pid, pid)
     except OSError as error:
-        raise peers.PeerError(f"the template forked a server that is gone already: {error}") from error
+        raise peers.PeerError(f"the forked server has already exited: {error}") from error
 
 
 def _exit_code(code: int | None) -> int | None:
@@ -144,15 +144,16 @@ def _exit_code(code: int | None) -> int | None:
 
 
 def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProcess, int]:
-    """Start a server from nothing; the process and the descriptor on which it will acknowledge.
+    """Start a server in a new process. Its log goes to `output`, by default to our standard error.
 
-    Its log goes to `output`, by default to our own standard error.
+    Returns:
+        The process, and the descriptor on which the server reports readiness.
     """
     reader, writer = os.pipe()
     variables: dict[str, str] = {READY_FD_ENV: str(writer), SUPERVISOR_ENV: str(os.getpid())}
     environment = os.environ | variables | plan.env
     sink = output or sys.stderr
-    # The plan is a file without a name, so that no end of either process leaves it behind.
+    # The plan is a file without a name, so it never outlives both processes.
     with tempfile.TemporaryFile("w") as file:
         json.dump(plan.document(), file)
         file.flush()
@@ -160,7 +161,7 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProc
             [sys.executable, "-P", "-m", "coldstart.vllm.engine.server", f"/proc/self/fd/{file.fileno()}"],
             env=environment,
             pass_fds=(writer, file.fileno()),
-            # Its own session: a Ctrl-C at the terminal reaches the server through us, once.
+            # In its own session the server receives a terminal's Ctrl-C once, through this process.
             start_new_session=True,
             stdout=sink,
             stderr=sink,
@@ -176,10 +177,20 @@ def forked(
     *,
     judge: Callable[[], None] = lambda: None,
 ) -> tuple[ServerProcess, int]:
-    """Have a template fork the server; `guardian` holds the namespaces of a thawed one, and ends with the server.
+    """Have a template fork the server.
 
-    `judge` is called while the template forks. The server begins when it has returned; where it raises, never.
-    Raises what it raises, and peers.PeerError when no template answers.
+    Args:
+        plan: The launch plan of the server.
+        socket_path: Socket of the template.
+        guardian: Holds the namespaces of a thawed template, and ends with the server.
+        judge: Called while the template forks. The server begins after `judge` returns, and never if it raises.
+
+    Returns:
+        The process, and the descriptor on which the server reports readiness.
+
+    Raises:
+        peers.PeerError: No template answers.
+        Exception: Any error that `judge` raises.
     """
     connection = json_lines.Channel(peers.connect(socket_path))
     reader, writer = os.pipe()
@@ -200,7 +211,7 @@ def forked(
         connection.close()
         os.close(reader)
         if isinstance(error, OSError):
-            raise peers.PeerError(f"the template does not take the request: {error.strerror}") from error
+            raise peers.PeerError(f"the template did not accept the request: {error.strerror}") from error
         raise
     finally:
         for descriptor in (writer, leave, give_leave):
@@ -208,9 +219,11 @@ def forked(
 
 
 def acknowledged(process: ServerProcess, reader: int, since: float, timeout: float | None) -> Running:
-    """Wait until the server has acknowledged itself; `since` is CLOCK_MONOTONIC at its start.
+    """Wait until the server reports readiness; `since` is its start on CLOCK_MONOTONIC in seconds.
 
-    Raises Died when it ends first, CommandFailedError, after ending it, when `timeout` seconds pass.
+    Raises:
+        ServerExitedError: The server exits before it is ready.
+        CommandFailedError: `timeout` seconds have passed; the server is killed.
     """
     try:
         return _acknowledged(process, reader, since, timeout)
@@ -227,8 +240,8 @@ def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: fl
         if not ready:
             process.signal(signal.SIGKILL)
             raise CommandFailedError(
-                f"The server was not ready within {timeout:g} s and was ended.",
-                hint="give it longer: --ready-timeout SECONDS",
+                f"The server was not ready within {timeout:g} s and was killed.",
+                hint="allow more time with --ready-timeout SECONDS",
             )
         chunk = os.read(reader, 65536)
         if not chunk:
@@ -236,12 +249,12 @@ def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: fl
 
             code = process.wait()
             raise ServerExitedError(
-                f"The server ended with exit code {code} before it was ready; its log says why.",
+                f"The server ended with exit code {code} before it was ready; its log has the reason.",
                 hint=probes.exhausted(),
             )
         line += chunk
     report = json.loads(line)
     if reason := report.get("unfit"):
         process.wait()
-        raise ServerExitedError(f"what was built before is for something else: {reason}")
+        raise ServerExitedError(f"the prepared engine does not fit this start: {reason}")
     return Running(process, report, timeline.now() - since)

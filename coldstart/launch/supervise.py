@@ -1,4 +1,4 @@
-"""Stay with a server that was started: end it on an error, pass signals on, remove what it leaves behind."""
+"""Supervise a started server: end it on an error, forward signals, and remove its temporary files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coldstart.system.proc import scratch
 
 @contextmanager
 def end_on_error(process: ServerProcess) -> Iterator[None]:
-    """End the server if the block is left by an exception (Ctrl-C included)."""
+    """End the server if the block raises, Ctrl-C included."""
     try:
         yield
     except BaseException:
@@ -29,9 +29,9 @@ def end_on_error(process: ServerProcess) -> Iterator[None]:
 
 
 def stay(process: ServerProcess) -> int:
-    """Live as long as the server, passing SIGINT and SIGTERM on; the exit code that this process should end with.
+    """Wait until the server exits, forward SIGINT and SIGTERM, and return the exit code for this process.
 
-    130 or 143 when a signal ended it; 1 when it ended by itself, whatever it said: a server is not expected to.
+    The code is 130 or 143 after a signal. It is 1 if the server exits by itself with any code: a server should keep running.
     """
     caught: list[int] = []
 
@@ -64,7 +64,7 @@ def reap(process: ServerProcess) -> int:
 
 @contextmanager
 def _woken() -> Iterator[int]:
-    """A descriptor that is readable after a signal: one that comes just before a wait begins would not end it."""
+    """Yield a descriptor that becomes readable after a signal, including one that arrives just before a wait begins."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
@@ -77,5 +77,7 @@ def _woken() -> Iterator[int]:
 
 def _sweep(process: ServerProcess) -> None:
     with suppress(OSError, UsageError):
-        resident = Path(f"/proc/{process.pid}").exists()  # an engine that sleeps again keeps its own
-        scratch.sweep(None if resident else process.pid)  # where it was killed it has left its directory
+        resident = Path(
+            f"/proc/{process.pid}"
+        ).exists()  # an engine that went back to sleep keeps its directory
+        scratch.sweep(None if resident else process.pid)  # a killed server leaves its directory

@@ -1,11 +1,11 @@
-"""The environment of a process that is kept: what it may see, and what of it decides whom it may serve.
+"""Environment of a template or a snapshot: the variables it may have, and those that must match a start.
 
 A template or a snapshot read its environment when it was started: libraries at their load, modules at their import, the
-worker when it was built. Two rules follow. It is given nothing but what is named here, so that no secret of its maker stands in
-its memory. And whoever asks for a server has the same value for every variable that counts, or is told which differs.
+worker when it was built. Two rules follow. It receives only the variables named here, so that its memory contains no secret.
+A start must have the same value for every relevant variable; otherwise the start gets the name of the first that differs.
 
-Opt-out: a variable of a family counts unless IRRELEVANT says why it cannot matter. A secret never counts: it is given to no
-kept process, and those who need one ask the server's own environment when they use it.
+A variable of a family is relevant unless IRRELEVANT has a reason why it cannot matter. A secret is never relevant: no template
+receives it, and code that needs a secret reads the server's own environment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import secrets
 
-# Everybody whose sources or libraries a server loads, by the beginnings of their variables' names.
+# Prefixes of the variables of all software whose sources or libraries a server loads.
 _FAMILIES_TEXT = """
     VLLM _VLLM TORCH _TORCH PYTORCH PT2_ PT_ TRITON INDUCTOR AOT FX_ FSDP_ DCP_ PARTITIONER_ TENSORIFY_ UNSAFE_SKIP_
     FAKE_ALLOW_ CUTLASS CUTEDSL ENABLE_ LOG_AUTOTUNE DUMP_AOTI COMPILE_STROBELIGHT DISABLE_ TEARDOWN_ HALIDE QUACK_ FLA_ LTC_
@@ -36,9 +36,9 @@ _NAMES_TEXT = """
     _SPLITTER_MERGE_OVERLAPPING_FUSIONS CI LOGLEVEL LOG_LEVEL S3_ENDPOINT_URL AWS_ENDPOINT_URL
 """
 _NAMES = frozenset(_NAMES_TEXT.split())
-_PLACE = "where files lie, not what they hold; the server reads its own"
-_SAID = "what is logged or counted, not what is computed"
-_AGAIN = "read again by the server itself, after it was forked"
+_PLACE = "location of files, not their content; the server reads its own value"
+_SAID = "affects logs and counters, not results"
+_AGAIN = "the server reads it again after the fork"
 IRRELEVANT: Mapping[str, str] = {
     "VLLM_CACHE_ROOT": _PLACE,
     "TORCHINDUCTOR_CACHE_DIR": _PLACE,
@@ -49,14 +49,14 @@ IRRELEVANT: Mapping[str, str] = {
     "PYTHONPYCACHEPREFIX": _PLACE,
     "VLLM_NO_USAGE_STATS": _SAID,
     "VLLM_DO_NOT_TRACK": _SAID,
-    "PYTHONDONTWRITEBYTECODE": "whether modules are compiled anew, not what they do",
+    "PYTHONDONTWRITEBYTECODE": "whether bytecode is written, not what modules do",
     "PYTHONUNBUFFERED": _SAID,
     "VLLM_CPU_OMP_THREADS_BIND": _AGAIN,
     "VLLM_CPU_NUM_OF_RESERVED_CPU": _AGAIN,
-    "GLOO_SOCKET_IFNAME": "a group of one connects to nobody",
-    "VLLM_WORKER_MULTIPROC_METHOD": "the engine is forked whatever it says",
+    "GLOO_SOCKET_IFNAME": "a group of one rank opens no connection",
+    "VLLM_WORKER_MULTIPROC_METHOD": "the engine is always forked",
 }
-# What a process needs to run at all, and what its users expect it to know. None of it enters what is computed.
+# Variables that a process needs to run at all, or that its users expect it to have. No result depends on them.
 _PASSED_TEXT = """
     PATH HOME USER LOGNAME SHELL TMPDIR TZ LANG LANGUAGE VIRTUAL_ENV CONDA_PREFIX SSL_CERT_FILE SSL_CERT_DIR
     XDG_CACHE_HOME XDG_CONFIG_HOME XDG_STATE_HOME XDG_DATA_HOME XDG_RUNTIME_DIR COLDSTART_CACHE_DIR COLDSTART_CRIU
@@ -66,7 +66,7 @@ PASSED = frozenset(_PASSED_TEXT.split())
 
 
 def counts(name: str) -> bool:
-    """Whether a variable could have been read by what a kept process has built."""
+    """Return whether a template could have read this variable for something that it built."""
     return (
         (name.startswith(_FAMILIES) or name in _NAMES)
         and not IRRELEVANT.get(name)
@@ -74,14 +74,14 @@ def counts(name: str) -> bool:
     )
 
 
-def kept(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of `environment` that a process which is kept, forked or frozen may have."""
+def select_allowed(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of `environment` that a template or a snapshot may have."""
     return secrets.harmless(environment, filter(_may_pass, environment))
 
 
 def spawned(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
-    """The whole environment of a process that is kept, started from `environment` for `plan`."""
-    return kept(environment) | redact_plan(plan).env
+    """Return the complete environment of a template that is started from `environment` for `plan`."""
+    return select_allowed(environment) | redact_plan(plan).env
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:
@@ -89,7 +89,7 @@ def redact_plan(plan: LaunchPlan) -> LaunchPlan:
     kept_env, request = secrets.harmless(plan.env, plan.env), plan.weights_from
     if request is not None and secrets.text(request.source, plan.env) != request.source:
         request = None
-    given = Arguments(secrets.without(plan.vllm_args))
+    given = Arguments(secrets.drop_secret_options(plan.vllm_args))
     return replace(plan, vllm_args=given, env=kept_env, weights_from=request)
 
 
@@ -97,17 +97,20 @@ def _may_pass(name: str) -> bool:
     return name in PASSED or name.startswith("LC_") or name in IRRELEVANT or counts(name)
 
 
-def counted(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that must be equal, with their values."""
+def select_relevant(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that must be equal, with their values."""
     return {name: value for name, value in sorted(environment.items()) if counts(name)}
 
 
 def difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what: str) -> str | None:
-    """Why `what`, made under the counted environment `recorded`, cannot serve under `wanted`; None where it can."""
-    names: Iterable[str] = sorted({*recorded, *counted(wanted)})
+    """Return why `what`, built under the relevant variables `recorded`, cannot serve under `wanted`; None if it can."""
+    names: Iterable[str] = sorted({*recorded, *select_relevant(wanted)})
     for name in names:
         if recorded.get(name) != wanted.get(name):
-            return f"{name}: the {what} was made with {_shown(recorded.get(name))}, this start has {_shown(wanted.get(name))}"
+            return (
+                f"{name}: the {what} was created with {_shown(recorded.get(name))}, "
+                f"this start has {_shown(wanted.get(name))}"
+            )
     return None
 
 

@@ -1,9 +1,9 @@
-"""The warm template processes of this user: started for a model and its arguments, found by level and key.
+"""Running template processes of this user: started for a model and its arguments, found by level and key.
 
-A template lives in `<runtime dir>/templates/<level>-<key>`: its socket, its plan and its log. The socket appears when it is
-ready and goes with it, so a directory without a listening socket is a template that is still starting or has died.
+A template has a directory `<runtime dir>/templates/<level>-<key>` with its socket, plan and log. The socket exists while the
+template is ready. A directory without a listening socket belongs to a template that is still starting or has died.
 
-Whoever names another `root` has templates of its own there, which end with the process that started them.
+A caller that passes another `root` has its own templates there, which end with the process that started them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 
 @dataclass(frozen=True)
 class Warm:
-    """One template: `pid` is None when its process is gone; `servers` are the processes it has forked, or itself awake.
+    """A template. `pid` is None after its process exited. `servers` are the processes it has forked, or itself when awake.
 
-    `python` is the interpreter it runs under: a server forked from it runs that one's vLLM.
+    `python` is its interpreter: a server forked from it runs the vLLM of that interpreter.
     """
 
     level: str
@@ -50,17 +50,17 @@ class Warm:
 
     @property
     def socket(self) -> Path:
-        """Where it listens."""
+        """Return the path on which the template listens."""
         return self.directory / "socket"
 
     @property
     def ready(self) -> bool:
-        """Whether it listens."""
+        """Return whether the template listens."""
         return self.pid is not None and self.socket.exists()
 
 
 def find(level: str, key: str, root: Path | None = None) -> Warm | None:
-    """The ready template for `key` at `level`, or None. A runtime template serves every key of its own interpreter."""
+    """Return the ready template for `key` at `level`, or None. A runtime template serves every key of its interpreter."""
     fits = (
         warm for warm in listed(root) if warm.level == level and warm.ready and warm.python == sys.executable
     )
@@ -68,7 +68,7 @@ def find(level: str, key: str, root: Path | None = None) -> Warm | None:
 
 
 def listed(root: Path | None = None) -> Iterator[Warm]:
-    """Every template that this user, or the owner of `root`, has started and not stopped."""
+    """Yield the templates below `root`, by default those of this user, that were started and not stopped."""
     for directory in sorted(_root(root).iterdir()):
         try:
             about = json.loads((directory / "about.json").read_text())
@@ -82,9 +82,9 @@ def listed(root: Path | None = None) -> Iterator[Warm]:
 
 
 def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
-    """Why a server for `plan` cannot be forked from this template, or None.
+    """Return why this template cannot fork a server for `plan`, or None.
 
-    What was installed since it was started, and what it has read from another environment, is not what was asked for.
+    The installed files and the relevant environment variables must be those that the template was started with.
     """
     reason = fingerprint.obstacle(warm.directory, "template")
     return reason or template_environment.difference(warm.environment, os.environ | plan.env, "template")
@@ -93,19 +93,21 @@ def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
 def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path | None = None) -> Warm:
     """Start a template and wait until it listens.
 
-    Raises UsageError when one runs already, CommandFailedError when it dies or is not ready in `timeout` seconds.
+    Raises:
+        UsageError: A template of this level and key already runs or starts.
+        CommandFailedError: The template exits, or is not ready in `timeout` seconds.
     """
     directory = _root(root) / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
-    with _alone(directory, f"A template of level {level} is being started for {model}."):
+    with _alone(directory, f"A template of level {level} for {model} is already starting."):
         if any(warm.directory == directory and warm.pid for warm in listed(root)):
             raise UsageError(
-                f"A template of level {level} runs already for {model}.", hint="coldstart template status"
+                f"A template of level {level} for {model} already runs.", hint="coldstart template status"
             )
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         process = _spawn_logged(level, plan, directory, timeout, bound=root is not None)
         fingerprint.write(process.pid, directory / fingerprint.MODULES, directory)
-        read = template_environment.counted(template_environment.spawned(os.environ, plan))
+        read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
         about = {
             "level": level,
             "key": plan.key,
@@ -123,7 +125,7 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path |
 def _alone(directory: Path, otherwise: str) -> Iterator[None]:
     lock = files.try_lock(directory.with_name(f"{directory.name}.lock"))
     if lock is None:
-        raise UsageError(otherwise, hint="wait for it, then: coldstart template status")
+        raise UsageError(otherwise, hint="wait, then run coldstart template status")
     try:
         yield
     finally:
@@ -156,12 +158,19 @@ def spawn(
     bound: bool = False,
     alone: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """A template process that listens at `socket`. Raises CommandFailedError when it dies or is not ready in `timeout` seconds.
+    """Start a template process that listens at `socket`, without any secret in its variables and arguments.
 
-    A `bound` one ends with the thread that calls this; with `alone` it is the one child of the process returned, and has one
-    thread.
+    Args:
+        level: Level of the template.
+        plan: Launch plan; secrets are removed from it, because the template is forked for other starts, or frozen.
+        socket: Path to listen on.
+        log: Destination of its output.
+        timeout: Seconds until the template must be ready.
+        bound: End the template with the thread that calls this.
+        alone: Make the template the only child of the returned process, with a single thread.
 
-    It has no variable and no argument that could hold a secret: it is forked for others, and may be frozen.
+    Raises:
+        CommandFailedError: The template exits, or is not ready in time.
     """
     plan = template_environment.redact_plan(plan)
     supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound else {}
@@ -187,12 +196,12 @@ def spawn(
             pass_fds=(writer,),
             start_new_session=True,
             cwd="/",
-            env=template_environment.kept(os.environ) | supervisor,
+            env=template_environment.select_allowed(os.environ) | supervisor,
         )
         os.close(writer)
         try:
             _await(reader, timeout)
-        except BaseException:  # Ctrl-C included: nobody would know of it
+        except BaseException:  # Ctrl-C included: otherwise an unlisted template would remain
             process.kill()
             process.wait()
             raise
@@ -205,18 +214,18 @@ def _await(reader: int, timeout: float) -> None:
     if not select.select([reader], [], [], timeout)[0]:
         raise CommandFailedError(
             f"The template was not ready within {timeout:g} s.",
-            hint="give it longer: --ready-timeout SECONDS",
+            hint="allow more time with --ready-timeout SECONDS",
         )
     if os.read(reader, 1) == b"":
-        raise CommandFailedError("The template ended.")
+        raise CommandFailedError("The template exited before it was ready.")
 
 
 def stop(warm: Warm, *, force: bool = False) -> None:
-    """End a template and forget it. Raises CommandFailedError while servers that it forked run, unless `force`."""
+    """End a template and remove its directory. Raises CommandFailedError while its servers run, unless `force`."""
     if warm.servers and not force:
         raise CommandFailedError(
-            f"{len(warm.servers)} server(s) forked from this template still run and would end with it.",
-            hint="stop them first, or: coldstart template stop --force",
+            f"{len(warm.servers)} server(s) forked from this template still run and would end with the template.",
+            hint="stop the servers first, or run coldstart template stop --force",
         )
     if warm.pid is not None:
         _end(warm.pid, warm.directory)
@@ -227,7 +236,7 @@ def _end(pid: int, directory: Path) -> None:
     with suppress(ProcessLookupError):  # it may have ended meanwhile
         descriptor = os.pidfd_open(pid)
         try:
-            # Asked once more while the descriptor holds the process: its pid may have become another's since it was listed.
+            # Check again while the descriptor holds the process: its PID may have been reused since it was listed.
             if not _lives(pid, directory, None):
                 return
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
@@ -244,9 +253,9 @@ def _root(given: Path | None = None) -> Path:
 
 
 def _lives(pid: int, directory: Path, born: str | None) -> bool:
-    """Whether `pid` is still the template that listens in `directory`, and not another process that was given its number.
+    """Return whether `pid` is still the template that listens in `directory`, and not a process with a reused PID.
 
-    Told by its own words, of whatever release: what an older one started is refused with the reason, and ended by `stop`.
+    The command line identifies the template for every release: `stop` can end a template that an older release started.
     """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

@@ -1,9 +1,8 @@
-"""Time to first token of a cold start, before it happens (ParaServe, section 5.2, equation 5).
+"""Predicted time to first token of a cold start (ParaServe, section 5.2, equation 5).
 
 TTFT = t_w + max_i( t_cc + t_cu + max((M/s)/p_i, t_l), (M/s)/b_i ) + t_p (s - w + w/s) + t_n s
-
-for s pipeline workers of which w hold the whole model: fetching hides behind everything that the runtime does meanwhile,
-and the slowest worker counts.
+for s pipeline workers of which w hold the full model. Fetching overlaps all other work of the runtime, and the slowest
+worker determines the result.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class StartCosts:
-    """Seconds that a start takes whatever its bandwidths are; the paper's symbols in its order.
+    """Parts of a start that do not depend on bandwidth, in seconds, in the order of the paper's symbols.
 
-    `waiting` t_w (the longest that a request waits before), `creation` t_cc (container or process), `context` t_cu (device and
+    `waiting` t_w (longest wait of a request before), `creation` t_cc (container or process), `context` t_cu (device and
     engine), `libraries` t_l, `prefill` t_p, `transfer` t_n (one hop between workers).
     """
 
@@ -28,13 +27,13 @@ class StartCosts:
     transfer: float = 0.0
 
     def document(self) -> dict[str, float]:
-        """As plain data, in seconds."""
+        """Return the costs as plain data, in seconds."""
         return {f"{name}_s": value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Bytes per second: `device` p_i (the copy into the engine), `network` b_i (None where nothing is fetched)."""
+    """Bandwidths of a worker in bytes per second: `device` p_i (copy into the engine), `network` b_i (None without a fetch)."""
 
     device: float
     network: float | None = None
@@ -48,10 +47,17 @@ def ttft(
     *,
     loads_while_importing: bool = True,
 ) -> float:
-    """Equation 5 in seconds for `size` bytes of weights over `workers`, `full` of which hold the whole model.
+    """Return the time to first token by equation 5, in seconds.
 
-    `loads_while_importing` is the paper's parameter manager; without it a worker's loading follows its imports.
-    Raises ValueError for no workers, more full ones than there are, and bandwidths that are not positive.
+    Args:
+        costs: Bandwidth-independent costs in seconds.
+        size: Size of the weights in bytes.
+        workers: Pipeline workers.
+        full: Number of workers that hold the full model.
+        loads_while_importing: Whether loading overlaps the imports, as with the paper's parameter manager.
+
+    Raises:
+        ValueError: There are no workers, more full workers than workers, or a bandwidth is not positive.
     """
     count = len(workers)
     if not 0 <= full <= count or count == 0:

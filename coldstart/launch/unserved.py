@@ -1,6 +1,6 @@
-"""Flags that only `vllm serve` itself acts on: parsed by every server here, honoured by none, so named in `fallbacks`.
+"""vLLM flags that only the `vllm serve` command acts on. Servers here parse and ignore them, with a fallback for each.
 
-vLLM's command line reads them before it chooses what to launch. Here one process serves the API over HTTP, in every mode alike.
+vLLM's command line reads these flags before it chooses what to launch. Here one process serves the API over HTTP in every mode.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 
-_ONE = "one process serves the API here"
-_HTTP = "the API is served over HTTP alone here"
+_ONE = "coldstart serves the API with one process"
+_HTTP = "coldstart serves the API over HTTP only"
 _SUPERVISOR = (
     "only the supervisor of --data-parallel-multi-port-external-lb reads it, which does not run here"
 )
@@ -25,14 +25,14 @@ FLAGS: Mapping[str, str] = {
     "dp_supervisor_probe_failure_threshold": _SUPERVISOR,
 }
 
-# Values that ask for what there is: nothing, or one server.
+# Values that ask for the default: no value, or one server.
 _AS_IT_IS = ((None, False), (None, 0, 1))
 
 
 def fallbacks(given: Arguments) -> list[Fallback]:
-    """One line for each flag that was given and is not acted on; a server count of one is what there is."""
+    """Return a fallback for each flag in `given` that has no effect."""
     return [
-        Fallback("server", f"--{name.replace('_', '-')} is not honoured: {reason}.")
+        Fallback("server", f"--{name.replace('_', '-')} has no effect: {reason}.")
         for name, reason in FLAGS.items()
         if given.value(name) not in _AS_IT_IS[name == "api_server_count"]
     ]

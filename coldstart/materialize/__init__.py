@@ -1,1 +1,1 @@
-"""The offline phase: run the engine once, prove the result, publish it."""
+"""Offline phase: run the engine once, prove the result, publish it."""

@@ -1,4 +1,4 @@
-"""Assembling a bundle's sections: the offline run, the weights' digests, and the proof by a start from the result."""
+"""Assemble a bundle's sections: the offline run, the digests of the weights, and the proof by a start from the result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from coldstart.system.proc.scratch import scratch
 from coldstart.system.timeline import Timeline
 from coldstart.weights import weights_plan as weights
 
-# What a start restores and a proof can fail with, the likeliest to be wrong first.
+# Sections that a start restores and that can fail the proof, the most likely cause first.
 _RESTORED = ("graphs", "compile")
 _TOKENIZER = (
     "tokenizer*",
@@ -49,7 +49,7 @@ _TOKENIZER = (
 
 
 class Assembly:
-    """The stages of one run over its work directory; `out` collects the sections as they are made."""
+    """Stages of one run in its work directory; `out` collects the finished sections."""
 
     def __init__(
         self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, *,
@@ -67,7 +67,7 @@ class Assembly:
         self._say: Steps = progress.silent
 
     def run(self, *, with_graphs: bool = True) -> None:
-        """All stages in order. Raises CommandFailedError when the engine or the proof fails."""
+        """Run all stages in order. Raises CommandFailedError if the engine or the proof fails."""
         self.offline()
         self.weights()
         if with_graphs:
@@ -75,14 +75,14 @@ class Assembly:
         self.prove()
 
     def offline(self) -> None:
-        """Start the real engine in a child, in empty caches; its results appear in `out`."""
+        """Run the real engine in a child process, with empty caches, and collect its results in `out`."""
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         env |= prepare.inductor_env(self.work / "unused")
         if not runtime.targets_cpu():
             env |= caches.environment(self.work / "caches")
         plan = LaunchPlan(self._arguments(), key=self.key, env=env)
         with self._stage("run the engine offline"):
-            self._say(f"of it the iteration profile: {self.profile_s:.0f} s at most")
+            self._say(f"this includes the iteration profile: {self.profile_s:.0f} s at most")
             self._engine("offline", plan, str(self.out), str(self.profile_s))
             if (self.out / "compatibility.json").exists():
                 for reason in self._read("compatibility").values():
@@ -97,14 +97,14 @@ class Assembly:
         return self.vllm_args.prepend_model(str(self.model.path), self.model.name).prepend(*words)
 
     def _size_kv(self, plan: LaunchPlan) -> None:
-        """On a GPU once more in warm caches: the first start's profiling charged its compilation to the model."""
+        """Run the engine on a GPU again in warm caches: the first run's profiling counted compilation as the model's memory."""
         notes = self.work / "kv"
         notes.mkdir()
         with self._stage("size the KV cache, warm"):
             self._engine("offline", replace(plan, engine=EngineTask(kv_note=notes)), str(self.out), "size")
 
     def graphs(self) -> None:
-        """Record CUDA graphs in processes of their own and prove them in another, where this engine captures any."""
+        """Record CUDA graphs in separate processes and prove them in another, if this engine captures any."""
         reason = graphs.make(
             self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args, self.kernels
         )
@@ -119,9 +119,9 @@ class Assembly:
             self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env, engine=task))
 
     def _engine(self, module: str, plan: LaunchPlan, *arguments: str) -> None:
-        """Run a child process of the engine package over `plan` to its end."""
+        """Run a child process of the engine package with `plan` until it exits."""
         plan.save(self.work / f"{module}.json")
-        # -P, as wherever this package starts itself: what lies in the user's working directory is not imported.
+        # -P, as for every child process of this package: modules in the user's working directory are not imported.
         command = [sys.executable, "-P", "-m", f"coldstart.vllm.engine.{module}"]
         _run_child(
             [*command, str(self.work / f"{module}.json"), *arguments],
@@ -141,16 +141,16 @@ class Assembly:
         self._write("modelinfo", info)
 
     def prove(self) -> None:
-        """Start a server from what will be published; it must take the fast path and answer the reference token.
+        """Start a server from the sections to be published; it must take the fast path and give the reference token.
 
-        Its stage costs, time to ready and memory are the bundle's `stages`: what a fleet or cache policy calculates with.
+        Its stage costs, time to ready and memory are the bundle's `stages`, the input of fleet and cache policies.
         """
         with self._stage("prove by a start"):
             stages = self._proven()
         self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
     def _proven(self) -> dict[str, Any]:
-        """A start that is not right with what was restored costs that section, not the hours behind the others."""
+        """Run proof starts. If one fails with a restored section, drop only that section, not hours of work on the others."""
         for section in _RESTORED:
             if (self.out / section).is_dir():
                 try:
@@ -168,7 +168,7 @@ class Assembly:
     def _proof_start(self) -> dict[str, Any]:
         info = self._read("modelinfo")
         environment = {TIMELINE_EVENTS: str(self.events("proof"))}
-        # A short path: a unix socket's may have 107 bytes.
+        # A short path, because the path of a unix socket can have 107 bytes.
         with (
             (self.work / "proof.log").open("wb") as log,
             tempfile.TemporaryDirectory(dir=paths.runtime_dir()) as directory,
@@ -182,7 +182,7 @@ class Assembly:
                 memory = processes.memory_bytes(process.pid)
             except CommandFailedError as error:
                 tail = logs.end(self.work / "proof.log").splitlines()
-                raise CommandFailedError([f"{error.message} Its end:", *tail]) from error
+                raise CommandFailedError([f"{error.message} The end of its log:", *tail]) from error
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()
@@ -202,10 +202,10 @@ class Assembly:
             task = EngineTask(restore=shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
         if not compile_dir.is_dir():
             return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env, engine=task)
-        # A copy elsewhere: the proof is of a bundle that has moved.
+        # A copy at another path proves that the bundle works after a move.
         moved = shutil.copytree(compile_dir, self.work / "moved")
         if not runtime.targets_cpu():
-            # In caches of its own: it must find nothing but what it was brought.
+            # In separate caches, so that the start can use nothing but the bundle.
             env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
             laid = caches.lay(moved, self.work / "proof-caches")
             env, task = env | caches.environment(laid), replace(task, compiled=laid / caches.AOT)
@@ -216,7 +216,7 @@ class Assembly:
         )
 
     def add(self, draft: Draft, name: str) -> None:
-        """Add one section, if this model has it."""
+        """Add one section to the draft, if this model has it."""
         if name == "tokenizer":
             self._collect_tokenizer()
         path = self.out / name
@@ -234,7 +234,7 @@ class Assembly:
                 shutil.copyfile(file, target / file.name)
 
     def provenance(self) -> Provenance:
-        """Who made it, with what, in how long."""
+        """Return who built the bundle, with which tools and arguments, and the seconds of each stage."""
         distribution, version = runtime.vllm_distribution() or ("vllm", "unknown")
         tool = {
             "coldstart": coldstart.__version__,
@@ -259,7 +259,7 @@ class Assembly:
         self.seconds[name] = timeline.now() - start
 
     def events(self, name: str) -> Path:
-        """The timeline events of one of the child processes."""
+        """Return the path of a child process's timeline events."""
         return self.work / f"{name}.events"
 
     def _read(self, name: str) -> dict[str, Any]:
@@ -276,12 +276,12 @@ def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) ->
         )
     if canary and not report.get("canary"):
         raise CommandFailedError(
-            "The proof start answered another token than the reference. Nothing was published."
+            "The proof start gave another token than the reference. Nothing was published."
         )
 
 
 def _run_child(command: list[str], log: Path, events: Path, say: Steps = progress.silent) -> None:
-    # vLLM leaves what it names in the directory for temporary files.
+    # vLLM does not remove its files in the temporary directory.
     with log.open("wb") as sink, scratch():
         environment = os.environ | {TIMELINE_EVENTS: str(events)}
         process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
@@ -293,6 +293,6 @@ def _run_child(command: list[str], log: Path, events: Path, say: Steps = progres
             raise
     if code != 0:
         said = logs.words(log)
-        cause = [f"vLLM gives up: {said}"] if said else []
-        end = f"The engine's offline run ended with exit code {code}. Its end:"
+        cause = [f"vLLM failed: {said}"] if said else []
+        end = f"The engine's offline run ended with exit code {code}. The end of its log:"
         raise CommandFailedError([*cause, end, *logs.end(log).splitlines()])

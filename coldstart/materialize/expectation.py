@@ -1,4 +1,7 @@
-"""What a materialization will take: on a GPU by the cost model of coldstart.graphs.estimate, each stage as it took before."""
+"""Predict the time and disk space of a materialization.
+
+On a GPU the cost model of coldstart.graphs.estimate is used; each stage's time is that of an earlier materialization.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ from coldstart.system import runtime
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Computed, not measured; the snapshot of a model's weights is not in it."""
+    """Computed seconds and bytes on disk, without the snapshot of a model's weights."""
 
     seconds: float
     disk_bytes: float
 
 
 def expected(requested: Lookup, options: Options) -> Expectation | None:
-    """None where it is not known: on the processor, without weights here, or for a configuration that names no layers.
+    """Predict a materialization. Return None on the CPU, without local weights, or if the configuration has no layer count.
 
-    Counts the largest number of full graphs that vLLM captures unless told otherwise.
+    The prediction assumes the largest number of full graphs that vLLM captures by default.
     """
     layers, files = _layers(requested.model.config), requested.model.weight_files
     if runtime.targets_cpu() or layers is None or not files:
@@ -38,7 +41,7 @@ def expected(requested: Lookup, options: Options) -> Expectation | None:
 
 
 def estimates(requested: Lookup) -> Mapping[str, float]:
-    """Seconds of each stage, by name, when this model was materialized last; nothing where it was not, or elsewhere."""
+    """Return the seconds of each stage in the last materialization of this model on this hardware; empty if there was none."""
     earlier = requested.weights_donor
     fields = [one.field for one in requested.mismatches]
     if earlier is None or any(field.startswith("hardware.") for field in fields):
@@ -46,8 +49,8 @@ def estimates(requested: Lookup) -> Mapping[str, float]:
     return dict(earlier.manifest.provenance.seconds)
 
 
-def of_another(requested: Lookup) -> Mapping[str, str]:
-    """What each stage took for the nearest other model on this hardware, as words; nothing where there is none."""
+def describe_nearest(requested: Lookup) -> Mapping[str, str]:
+    """Return the time of each stage for the nearest other model on this hardware, as text; empty if there is none."""
     other = requested.nearest
     if (
         other is None
@@ -65,7 +68,7 @@ def _ranks(vllm_args: Arguments) -> int:
 
 
 def _layers(config: Mapping[str, Any]) -> int | None:
-    """Of the text model, where a configuration holds several."""
+    """Return the number of layers, of the text model if the configuration contains several models."""
     nested = config.get("text_config")
     found = (nested if isinstance(nested, Mapping) else config).get("num_hidden_layers")
     return found if isinstance(found, int) and found > 0 else None

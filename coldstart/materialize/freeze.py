@@ -1,4 +1,4 @@
-"""Adding a process snapshot to a bundle: the next version, with every other section taken over unchanged."""
+"""Add a process snapshot to a bundle: publish a next version that retains every other section unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.errors import CommandFailedError
 from coldstart.launch import fetch, prepare, process_snapshot
-from coldstart.materialize.expectation import estimates, of_another
+from coldstart.materialize.expectation import describe_nearest, estimates
 from coldstart.materialize.workspace import workspace
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 STAGE = "freeze a built engine"
 _TIMEOUT_S = 600.0
-# Gloo would bind the address of this machine's first interface, and a thawed process needs the same one.
+# Gloo would bind the address of this machine's first interface, which a thawed process might not have.
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
     """Freeze an engine template started from `bundle` and publish both as the key's next version.
 
-    Raises CommandFailedError where snapshots cannot be taken, with the reason.
+    Raises:
+        CommandFailedError: No snapshot can be created here; the message has the reason.
     """
     plan = prepare.prepare(
         lookup,
@@ -39,7 +40,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
     )
     began, earlier = timeline.now(), estimates(lookup).get(STAGE)
     with phase(STAGE, earlier) as say, lookup.store.begin(bundle.key) as draft:
-        if (took := of_another(lookup).get(STAGE)) is not None:
+        if (took := describe_nearest(lookup).get(STAGE)) is not None:
             say(f"took {took}")
         for section in bundle.manifest.sections:
             draft.keep(bundle, section.type)
@@ -52,7 +53,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
                 )
             except process_snapshot.SnapshotUnusableError as error:
                 raise CommandFailedError(
-                    f"No snapshot can be taken here: {error}.", hint="coldstart doctor"
+                    f"Cannot create a snapshot: {error}.", hint="coldstart doctor"
                 ) from error
             if unshared is not None:
                 say(unshared)

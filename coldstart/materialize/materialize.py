@@ -1,7 +1,7 @@
-"""`materialize`: the offline phase once, proved by a start from its own result, then published in one step.
+"""Run the offline phase once, prove it with a start from its own result, and publish it in one step.
 
 Nothing is visible before the last rename, so an interrupted run leaves at most a work directory, which the next run removes.
-A bundle whose proof start does not take its fast path, or does not answer the reference tokens, is not published.
+A bundle whose proof start does not take its fast path, or does not give the reference tokens, is not published.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch.modes.snapshot import SNAPSHOT
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
-from coldstart.materialize.expectation import estimates, of_another
+from coldstart.materialize.expectation import describe_nearest, estimates
 from coldstart.materialize.options import SECTIONS, Options
 from coldstart.materialize.progress import Phase
 from coldstart.materialize.workspace import workspace
@@ -26,17 +26,18 @@ from coldstart.system.snapshot import criu
 
 
 def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
-    """Make and publish the bundle; `phase` is entered around each stage for whoever shows progress.
+    """Build and publish the bundle, or return the existing one. `phase` is entered around each stage to show progress.
 
-    Raises CommandFailedError when the engine or the proof fails, or no snapshot can be taken (asked first); NoSpaceError,
-    ReadOnlyStoreError.
+    Raises:
+        CommandFailedError: The engine or the proof fails, or no snapshot can be created (checked first).
+        NoSpaceError, ReadOnlyStoreError: The store cannot be written.
     """
     if options.snapshot and (why := SNAPSHOT.unavailable()):
-        raise CommandFailedError(f"No snapshot can be taken here: {why.reason}.", hint=why.hint)
+        raise CommandFailedError(f"Cannot create a snapshot: {why.reason}.", hint=why.hint)
     if options.snapshot and (reason := criu.missing()) is not None:
-        raise CommandFailedError(f"No snapshot can be taken here: {reason}.", hint="coldstart doctor")
+        raise CommandFailedError(f"Cannot create a snapshot: {reason}.", hint="coldstart doctor")
     with requested.store.lock(requested.key):
-        # Looked up again: another process may have made it while this one waited for the lock.
+        # Look up again: another process may have published it while this one waited for the lock.
         lookup = requested.refresh()
         bundle = lookup.bundle
         if bundle is None or options.force:
@@ -52,7 +53,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     with workspace(lookup.cache.work) as work:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,
-            kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup), others=of_another(lookup),
+            kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup), others=describe_nearest(lookup),
         )  # fmt: skip
         assembly.run(with_graphs="graphs" in options.sections)
         with phase("publish"), lookup.store.begin(lookup.key) as draft:
@@ -64,7 +65,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
 
 
 def _take_over(draft: Draft, earlier: Bundle, names: set[str]) -> None:
-    """With `only`, the next version has the other sections of the last one: it must not hide them."""
+    """Retain the other sections of the last version: with `only`, the next version must not hide them."""
     for name in sorted(names):
         if earlier.has(name):
             draft.keep(earlier, name)

@@ -1,4 +1,4 @@
-"""Options of `materialize`: which sections to write, and how."""
+"""Options of `materialize`: the sections to write, and how."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ SECTIONS = ("kv", "compile", "graphs", "modelinfo", "tokenizer", "weights", "ite
 
 @dataclass(frozen=True)
 class Options:
-    """How to materialize. `only` restricts the sections; without `force` an existing bundle for the key is returned.
+    """Options of a materialization.
 
-    `kernels`: CUDA kernels' binaries are copied (value), or named by library, build id and offset (reference).
-    `profile_s`: how many seconds the iteration profile may take.
+    - `only`: the sections to write, all by default.
+    - `force`: build a new version even if a bundle for the key exists.
+    - `snapshot`: add a process snapshot.
+    - `kernels`: CUDA kernels' binaries are copied ("value") or named by library, build id and offset ("reference").
+    - `profile_s`: maximum duration of the iteration profile in seconds.
     """
 
     only: Sequence[str] = ()
@@ -33,16 +36,16 @@ class Options:
     def __post_init__(self) -> None:
         if unknown := set(self.only) - set(SECTIONS):
             raise UsageError(
-                f"There is no section {', '.join(sorted(unknown))}.",
-                hint=f"choose among {', '.join(SECTIONS)}",
+                f"Unknown section {', '.join(sorted(unknown))}.",
+                hint=f"choose from {', '.join(SECTIONS)}",
             )
         if not self.profile_s > 0 or math.isinf(self.profile_s):
             raise UsageError(
-                f"An iteration profile cannot be given {self.profile_s} seconds.",
+                f"Invalid duration of the iteration profile: {self.profile_s} seconds.",
                 hint="--profile-seconds 120, or fewer for fewer sizes and rounds",
             )
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """The sections to write."""
+        """Return the sections to write."""
         return tuple(name for name in SECTIONS if not self.only or name in self.only)

@@ -1,4 +1,4 @@
-"""What is said while a stage of a materialization goes on: how long it may take, and the steps that its process has ended."""
+"""Report progress of a materialization stage: its expected duration, and the steps that its process has finished."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _POLL_S = 0.5
 
 
 class Phase(Protocol):
-    """Shows that the stage `name` goes on, and for how many seconds it may, where that is known; takes its steps."""
+    """Shows that a stage runs, with its expected duration in seconds if known, and yields a function that reports steps."""
 
     def __call__(self, name: str, expected_s: float | None = None, /) -> AbstractContextManager[Steps]: ...
 
 
 def silent(step: str) -> None:
-    """For whoever shows no steps."""
+    """Report no steps."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def no_progress(name: str, expected_s: float | None = None) -> Iterator[Steps]:
 
 
 def wait(process: subprocess.Popen[bytes], events: Path, track: str, say: Steps) -> int:
-    """Wait for `process`; its exit code. Each span of `track` that appears in `events` meanwhile is said, with its seconds."""
+    """Wait for `process` and return its exit code. Report each span of `track` that appears in `events`, with its seconds."""
     said = 0
     while True:
         try:
@@ -40,7 +40,7 @@ def wait(process: subprocess.Popen[bytes], events: Path, track: str, say: Steps)
         except subprocess.TimeoutExpired:
             code = None
         spans = []
-        with suppress(OSError, ValueError):  # not begun, or in the middle of a line
+        with suppress(OSError, ValueError):  # not created yet, or a line is incomplete
             spans = [span for span in Timeline.read(events).spans if span.track == track]
         for span in spans[said:]:
             say(f"{span.name}: {span.duration_s:.1f} s")

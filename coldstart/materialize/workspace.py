@@ -1,4 +1,4 @@
-"""The work directory of one run that makes a bundle."""
+"""Work directory of one materialization."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ _PATIENCE_S = 10.0
 
 
 def workspace(root: Path) -> AbstractContextManager[Path]:
-    """A directory of this run below `root`; those of killed runs, for whatever key, are removed.
-
-    Raises OSError.
-    """
+    """Create a directory of this run below `root`, and remove those of killed runs for any key. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
     return owned(root, root.with_suffix(".lock"), patience_s=_PATIENCE_S)

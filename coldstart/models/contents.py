@@ -48,7 +48,7 @@ def _read_tree(bundle: Bundle, section: str) -> list[SectionFile]:
 
 
 def compare_bundles(left: Bundle, right: Bundle) -> BundleDifference:
-    """Compare the keys and the sections of two bundles; their order does not count."""
+    """Compare the keys and the sections of two bundles, independent of their order."""
     return BundleDifference(diff(left.key, right.key), _compare_sections(left, right))
 
 

@@ -1,4 +1,4 @@
-"""The Hugging Face hub, through huggingface_hub alone, with its errors turned into ours.
+"""Access the Hugging Face hub through huggingface_hub, and convert its errors.
 
 The hub is asked once and never again and again: where it does not answer, a complete copy in the local cache is used, and an
 incomplete one is an error that names the missing files. huggingface_hub is imported on use: local models never pay for it. It
@@ -14,7 +14,7 @@ from pathlib import Path
 from coldstart.errors import AuthRequiredError, ColdstartError
 
 _PAGE = "https://huggingface.co/{repo_id}"
-# One form of the weights is enough; formats of other frameworks never load in vLLM.
+# vLLM needs one form of the weights, and cannot load the formats of other frameworks.
 _IGNORE = ["*.msgpack", "*.h5", "*.onnx", "*.tflite", "original/*", "consolidated*", "*.ot", "*.mlmodel"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 5.0
@@ -23,7 +23,7 @@ WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
 
 class ModelNotFoundError(Exception):
-    """The hub has no such repository, revision or file; the caller knows what the user meant."""
+    """The hub has no such repository, revision or file."""
 
 
 class HubUnreachableError(ColdstartError):
@@ -157,8 +157,8 @@ def _named_errors(repo_id: str) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise AuthRequiredError(
-            f"{repo_id} is gated, and the hub does not accept your login for it.",
-            hint=f"ask for access at {page}, then: hf auth login",
+            f"Cannot download {repo_id}: it is gated, and the hub did not accept your login.",
+            hint=f"request access at {page}, then run hf auth login",
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         raise _not_cached(repo_id, "it is not in the local hub cache") from error
@@ -168,7 +168,7 @@ def _named_errors(repo_id: str) -> Iterator[None]:
         raise ModelNotFoundError(str(error).splitlines()[0]) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelNotFoundError(
-            f"the hub knows no public {repo_id}; if it is private: hf auth login"
+            f"the hub has no public repository {repo_id}; if it is private, run hf auth login"
         ) from error
     except errors.HfHubHTTPError as error:
         raise ColdstartError(f"The hub failed for {repo_id}: {str(error).splitlines()[0]}") from error

@@ -1,7 +1,7 @@
-"""What makes two models the same for the key: configuration, layout of the weights, tokenizer; never a path.
+"""Identity of a model in the key: configuration, layout of the weights, and tokenizer; never a path.
 
-A hub commit fixes all three, so where one is known it stands for layout and tokenizer: the key is then the
-same before and after the weights are on the disk.
+A hub commit determines all three. If the commit is known, it replaces the digests of layout and tokenizer, so the key is the
+same before and after the weights are downloaded.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from coldstart.models.resolution import ResolvedModel, weight_files
 
 Scalar = str | int | float | bool | None
 
-# Members of config.json that record who wrote it and where it lay, not what the model is.
+# Members of config.json that record its writer and its path, not the model.
 _INCIDENTAL = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -29,7 +29,7 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-# What a model brings to be run or to prepare its inputs and weights by. Absent from most, and then from the key.
+# Files with a model's own code or the settings of its inputs and weights. Most models have none, so no key field.
 _PROCESSOR_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -45,7 +45,7 @@ _PROCESSOR_FILES = (
 
 
 def fields(model: ResolvedModel) -> dict[str, Scalar]:
-    """The model.* fields without prefix: architecture, revision, digests of config, weights and tokenizer."""
+    """Return the model.* fields without prefix: architecture, revision, digests of config, weights and tokenizer."""
     local = model.path if model.revision is None else None
     return {
         "architecture": ",".join(model.config.get("architectures") or []) or None,
@@ -58,7 +58,7 @@ def fields(model: ResolvedModel) -> dict[str, Scalar]:
 
 
 def _extra(directory: Path) -> dict[str, Scalar]:
-    """Digests of a model's own code and of its processors' and quantization's settings, where it has any."""
+    """Return digests of a model's own code, and of its processor and quantization settings, if it has any."""
     code = sorted(path for path in directory.rglob("*.py") if path.is_file())
     settings = [path for name in _PROCESSOR_FILES if (path := directory / name).is_file()]
     groups = {"code": code, "processor": settings}
@@ -70,14 +70,14 @@ def _contents(directory: Path, paths: list[Path]) -> str:
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
-    """Digest of the configuration without its incidental members, at the top level only."""
+    """Return the digest of the configuration without incidental top-level members."""
     return _digest({name: value for name, value in config.items() if name not in _INCIDENTAL})
 
 
 def layout_digest(directory: Path) -> str | None:
-    """Digest of {tensor: (dtype, shape)} over all safetensors files; of names and sizes for other formats.
+    """Return the digest of {tensor: (dtype, shape)} of all safetensors files, or of names and sizes for other formats.
 
-    None for a directory without weights. Values are not read: they do not change what is compiled.
+    Return None for a directory without weights. The values are not read: they do not change the compiled code.
     """
     files = weight_files(directory)
     if not files:
@@ -91,7 +91,7 @@ def layout_digest(directory: Path) -> str | None:
 
 
 def files_digest(directory: Path) -> str:
-    """Digest over the tokenizer and generation files that the directory holds."""
+    """Return the digest of the tokenizer and generation files in the directory."""
     held = (directory / name for name in _TOKENIZER_FILES)
     return _digest({f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in held if f.is_file()})
 

@@ -1,8 +1,8 @@
-"""The key <GPU, model> of MEDUSA, widened to all that decides what is materialized.
+"""Bundle key: the key <GPU, model> of MEDUSA, extended by everything that changes the materialized state.
 
-key = hardware.* + model.* + runtime.* + engine.*; two machines that would produce the same artifacts compose
-the same key, any difference that could make an artifact wrong composes another. No path, host name or
-environment variable is a field. Nothing here imports torch or vllm.
+key = hardware.* + model.* + runtime.* + engine.*. Two machines that would produce the same artifacts compose the same key; any
+difference that could make an artifact wrong composes another key. No path, host name or environment variable is a
+field. This module imports neither torch nor vllm.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,11 @@ Scalar = str | int | float | bool | None
 
 
 def compose(model: ResolvedModel, vllm_args: Arguments) -> Key:
-    """The key of ``model`` run on this machine, in this environment, with vLLM's arguments.
+    """Compose the key of ``model`` with vLLM's arguments on this machine, in this environment.
 
-    Raises ColdstartError where vLLM is not installed, UsageError for unreadable weights.
+    Raises:
+        ColdstartError: vLLM is not installed.
+        UsageError: The weights are unreadable.
     """
     groups: dict[str, Mapping[str, Scalar]] = {
         "hardware": hardware_fields(on_cpu=runtime.targets_cpu()),
@@ -41,12 +43,12 @@ def replace_arguments(key: Key, vllm_args: Arguments) -> Key:
 
 
 def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
-    """The part of the fingerprint that matters to the engine's device.
+    """Return the hardware fields that matter to the engine's device.
 
-    The number of usable processors is in the key of a CPU engine: inductor chooses the loop depth it makes
-    parallel by it (decide_parallel_depth, even with the dynamic_threads that vLLM sets), and iteration times
-    are measured with it. A GPU engine's artifacts depend on the architecture of the host alone, and on the driver's
-    branch: one fleet has several minor releases of it. What needs the exact driver (CUDA graphs) says so itself.
+    The key of a CPU engine contains the number of usable processors. Inductor chooses the depth of parallel loops by it
+    (decide_parallel_depth, even with vLLM's dynamic_threads), and iteration times depend on it. Artifacts of a GPU engine
+    depend only on the host's architecture and the driver's branch, because one fleet can have several minor releases of
+    a driver. CUDA graphs need the exact driver version and check it themselves.
     """
     cpu = hardware.cpu()
     return cpu if on_cpu else {"cpu.machine": cpu["cpu.machine"], **hardware.gpu()}

@@ -1,8 +1,8 @@
-"""Which of vLLM's arguments change what is materialized.
+"""Decide which of vLLM's arguments change the materialized state.
 
-Opt-out, as vLLM's own ``compute_hash`` of its configurations: an argument enters the key unless it is known
-to touch only the server in front of the engine, logs, transport, or where files are kept. A flag of a newer
-vLLM is thus in the key: at worst a bundle is made twice, never used wrongly.
+The rule is opt-out, as in vLLM's ``compute_hash`` of its configurations. An argument enters the key unless it is known to
+affect only the API server, logs, transport, or file locations. A flag of a newer vLLM is therefore in the key: at worst a
+bundle is built twice, but it is never used wrongly.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _LOGS = """
     enable_logging_iteration_details enable_layerwise_nvtx_tracing jit_monitor_mode jit_monitor_verbose
     profiler_config use_tqdm_on_load fail_on_environ_validation kv_events_config
 """
-# How processes find each other, where files lie, and how weights travel: not what they hold.
+# How processes find each other, file locations, and the transport of weights, but not their content.
 _TRANSPORT = """
     distributed_executor_backend worker_cls worker_extension_cls master_addr master_port nnodes node_rank
     distributed_timeout_seconds cpu_distributed_timeout_seconds data_parallel_rank data_parallel_start_rank
@@ -52,7 +52,7 @@ _TRANSPORT = """
     safetensors_prefetch_block_size model_loader_extra_config ignore_patterns pt_load_map_location
     weight_transfer_config
 """
-# Order and admission of requests: the scheduler's run-time policy over the same kernels and the same memory.
+# Order and admission of requests: run-time policy of the scheduler with the same kernels and the same memory.
 _POLICY = """
     scheduling_policy max_num_queued_reqs max_num_queued_tokens long_prefill_token_threshold
     long_prefill_token_threshold_adaptive prefill_schedule_interval scheduler_cls async_scheduling seed
@@ -62,7 +62,7 @@ _POLICY = """
 _MODEL = "model model_tag positional revision served_model"
 
 IGNORED = frozenset(" ".join((_SERVER, _LOGS, _TRANSPORT, _POLICY, _MODEL)).split())
-# Writing a default out loud is the same as leaving it away. Only defaults that no platform changes are here.
+# An explicit default has the same effect as none. The table has only defaults that no platform changes.
 _DEFAULTS: Mapping[str, object] = {
     "dtype": "auto",
     "kv_cache_dtype": "auto",
@@ -76,18 +76,18 @@ _DEFAULTS: Mapping[str, object] = {
     "enable_lora": False,
     "cpu_offload_gb": 0,
 }
-# Anywhere in nested settings: places, which vLLM's own hash leaves out as well.
+# Paths in nested settings, which vLLM's own hash omits too.
 _PLACES = frozenset({"cache_dir", "local_cache_dir", "debug_dump_path", "download_dir"})
 _NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
-# Names that no field of a key can carry go in here together, and so still count.
+# Names that are not valid key fields are combined in this field, so that they still affect the key.
 _ODD = "odd"
-# A value longer than a field may be counts by its digest.
+# A value that is longer than a field may be is replaced by its digest.
 _LONGEST = 1024
 _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
 def engine_fields(arguments: Mapping[str, object]) -> dict[str, Scalar]:
-    """The relevant ones of ``arguments`` (as parsed) as flat fields without the ``engine.`` prefix."""
+    """Return the relevant ``arguments`` (as parsed) as flat fields without the ``engine.`` prefix."""
     relevant = {name.replace("-", "_"): value for name, value in arguments.items() if _counts(name, value)}
     named = {name: value for name, value in relevant.items() if _NAME.fullmatch(name)}
     odd = {name: value for name, value in relevant.items() if name not in named}
@@ -107,7 +107,7 @@ def _counts(name: str, value: object) -> bool:
 
 
 def _left_out(member: str) -> bool:
-    # A key is published with its bundle; what a secret is changes nothing that is compiled.
+    # A key is published with its bundle, and secrets do not change compiled code.
     return member in _PLACES or secrets.named(member)
 
 
@@ -143,7 +143,7 @@ def _without_path(value: object) -> Scalar:
 
 
 def _content(path: str) -> str:
-    """A path by what it holds: file bytes, a model's configuration, else a digest of its spelling."""
+    """Return a digest of a path's content: file bytes or a model's configuration, else of the path's text."""
     place = Path(path)
     config = place / "config.json"
     file = config if config.is_file() else place

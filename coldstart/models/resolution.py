@@ -1,7 +1,7 @@
-"""From the name a user types to a model: an alias, a Hugging Face repository, or a local directory.
+"""Resolve the name that a user types to a model: an alias, a Hugging Face repository, or a local directory.
 
-``resolve`` needs config.json alone, so that a key can be composed (and a miss reported) before gigabytes
-move; ``ensure_weights`` fetches the rest. A commit hash, once known, pins both.
+``resolve`` needs only config.json, so a key can be composed (and a missing bundle reported) before gigabytes are
+downloaded. ``ensure_weights`` fetches the rest. A known commit hash pins both.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """One model: its name, where its files are, and its parsed config.json.
+    """One model: its name, the location of its files, and its parsed config.json.
 
-    ``name`` is an alias where there is one, else the repository, else the directory's last part: never a
-    path, so that a bundle may carry it.
-    ``path`` is the directory that holds config.json. ``repo_id`` and ``revision`` (a commit hash) are None
-    for a directory that is no hub snapshot.
+    ``name`` is an alias if there is one, else the repository, else the last part of the directory. It is never a
+    path, so a bundle can contain it.
+    ``path`` is the directory that contains config.json. ``repo_id`` and ``revision`` (a commit hash) are None
+    for a directory that is not a hub snapshot.
     """
 
     name: str
@@ -42,12 +42,12 @@ class ResolvedModel:
 
     @property
     def weight_files(self) -> list[Path]:
-        """The weight files in its directory by name, none where there is no directory."""
+        """Return the weight files in the model's directory by name, empty without a directory."""
         return weight_files(self.path) if self.path is not None else []
 
     @property
     def argument(self) -> str:
-        """What to type to name this model again."""
+        """Return the command-line argument that names this model."""
         known = self.name in NAMES or self.repo_id is not None
         return self.name if known or self.path is None else str(self.path)
 
@@ -59,10 +59,11 @@ def resolve(
     offline: bool = False,
     cache: Cache | None = None,
 ) -> ResolvedModel:
-    """Find ``model`` and read its configuration; weights are not fetched.
+    """Find ``model`` and read its configuration, without fetching weights.
 
-    Raises UsageError (2) when there is no such model or its configuration is unreadable, AuthRequiredError (4) when the
-    hub refuses, or is not to be asked (``offline``) and the configuration is not cached.
+    Raises:
+        UsageError: The model does not exist or its configuration is unreadable (exit code 2).
+        AuthRequiredError: The hub denies access, or ``offline`` is set and the configuration is not cached (exit code 4).
     """
     if model in tiny.NAMES:
         _refuse_revision(model, revision)
@@ -78,35 +79,38 @@ def resolve(
 
 
 def is_repo_id(word: str) -> bool:
-    """Whether ``word`` has the form of a repository's name, OWNER/NAME."""
+    """Return whether ``word`` has the form of a repository's name, OWNER/NAME."""
     return bool(_REPO_ID.fullmatch(word)) and not word.startswith(("./", "../", "~", "/"))
 
 
 def is_local(word: str) -> bool:
-    """Whether ``word`` names a model of this machine, which has no revisions: one that is built here, or a directory."""
+    """Return whether ``word`` is a model of this machine, without revisions: one that is built here, or a directory."""
     return word in tiny.NAMES or paths.expand(word).is_dir()
 
 
 def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedModel:
-    """Return ``model`` with a ``path`` that holds its weights and tokenizer, downloading what is missing.
+    """Return ``model`` with a ``path`` that contains its weights and tokenizer. Download missing files.
 
-    Raises AuthRequiredError as ``resolve`` does, UsageError when a local directory holds no weights.
+    Raises:
+        AuthRequiredError: As in ``resolve``.
+        UsageError: A local directory contains no weights.
     """
     if model.repo_id is not None:
         model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline))
     if not model.weight_files:
         raise UsageError(
-            f"{model.name} has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)}).",
-            hint="bring them there, or do without them: coldstart materialize "
+            f"Cannot load {model.name}: it has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)}).",
+            hint="add weights to the directory, or use random ones: coldstart materialize "
             f"{model.argument} -- --load-format dummy",
         )
     return model
 
 
 def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> ResolvedModel:
-    """Return ``model`` with a ``path`` that holds all but its weights, downloading what is missing.
+    """Return ``model`` with a ``path`` that contains everything but its weights. Download missing files.
 
-    Raises AuthRequiredError as ``resolve`` does.
+    Raises:
+        AuthRequiredError: As in ``resolve``.
     """
     if model.repo_id is not None:
         model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline, weights=False))
@@ -114,9 +118,10 @@ def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> Resolved
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The weight files of a model directory by name; safetensors alone where there are any, as in vLLM.
+    """Return the weight files of a model directory by name; only safetensors files if there are any, as in vLLM.
 
-    Raises UsageError for one that is no regular file: whoever opened a pipe would wait for ever.
+    Raises:
+        UsageError: A file is not a regular file, such as a pipe, on which a read would block.
     """
     for pattern in hub.WEIGHT_PATTERNS:
         if files := sorted(directory.glob(pattern)):
@@ -128,12 +133,14 @@ def weight_files(directory: Path) -> list[Path]:
 
 def _refuse_revision(model: str, revision: str | None) -> None:
     if revision is not None:
-        raise UsageError(f"--revision {revision} has no meaning for {model}, which is on this machine.")
+        raise UsageError(
+            f"Cannot use --revision {revision}: the model {model} is local and has no revisions."
+        )
 
 
 def _local(name: str | None, directory: Path) -> ResolvedModel:
-    # A snapshot directory of the hub's cache names its own repository and commit; used by path it is the same
-    # model as used by name, so it must come to the same key.
+    # A snapshot directory of the hub's cache names its repository and commit. The path and the repository's name are the
+    # same model, so both must give the same key.
     commit = directory.name if _COMMIT.fullmatch(directory.name) else None
     snapshot = commit is not None and directory.parent.name == "snapshots"
     owner = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
@@ -167,9 +174,7 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UsageError(
-            f"{directory} holds no config.json, so it is no Hugging Face model directory."
-        ) from error
+        raise UsageError(f"Cannot read the model in {directory}: it contains no config.json.") from error
     except ValueError as error:
         raise UsageError(f"{path} is not valid JSON: {error}.", hint="fetch the model again") from error
     if not isinstance(config, dict):
@@ -179,7 +184,7 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
 
 def _require_regular(path: Path) -> None:
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is no regular file.", hint="fetch the model again")
+        raise UsageError(f"{path} is not a regular file.", hint="fetch the model again")
 
 
 def _unknown(model: str, cause: Exception | None = None) -> UsageError:
@@ -187,6 +192,6 @@ def _unknown(model: str, cause: Exception | None = None) -> UsageError:
     detail = f" ({cause})" if cause else ""
     meant = f"did you mean {', '.join(near)}? " if near else ""
     return UsageError(
-        f"No model {model!r}: neither an alias, nor a local directory, nor a repository of the hub{detail}.",
-        hint=f"{meant}name one of {', '.join(NAMES[:4])}, ..., OWNER/NAME, or a directory",
+        f"Unknown model {model!r}: not an alias, a local directory, or a repository of the hub{detail}.",
+        hint=f"{meant}use one of {', '.join(NAMES[:4])}, ..., OWNER/NAME, or a directory",
     )

@@ -1,6 +1,6 @@
-"""The header of a safetensors file: 8 bytes of little-endian length, then JSON; the tensors' bytes follow it.
+"""Header of a safetensors file: 8 bytes of little-endian length, then JSON, followed by the tensors' bytes.
 
-Read without the library, which would map the whole file. Its cap on the header is ours.
+It is read without the safetensors library, which would map the complete file. The limit of the header's size is the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from coldstart.errors import UsageError
 
-# As `MAX_HEADER_SIZE` of huggingface/safetensors, safetensors/src/tensor.rs.
+# `MAX_HEADER_SIZE` in huggingface/safetensors, safetensors/src/tensor.rs.
 MAX_HEADER = 100_000_000
 
 
@@ -29,12 +29,12 @@ class TensorEntry:
 
 
 def entries(path: Path) -> list[TensorEntry]:
-    """The tensors of a file by offset. Raises OSError, and Usage naming the file when it is no safetensors file."""
+    """Return the tensors of a file by offset. Raises OSError, and UsageError for an invalid safetensors file."""
     try:
         return _read(path)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as error:
         raise UsageError(
-            f"{path.name} is no safetensors file: {error}.", hint="fetch the model again"
+            f"{path.name} is not a valid safetensors file: {error}.", hint="fetch the model again"
         ) from error
 
 
@@ -42,7 +42,7 @@ def _read(path: Path) -> list[TensorEntry]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > MAX_HEADER:
-            raise ValueError(f"a header of {length} bytes")
+            raise ValueError(f"its header has {length} bytes")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     tensors = [_entry(name, value, 8 + length) for name, value in header.items()]
@@ -53,5 +53,5 @@ def _entry(name: str, value: Any, base: int) -> TensorEntry:
     start, end = value["data_offsets"]
     shape = tuple(value["shape"])
     if not all(type(number) is int for number in (start, end, *shape)) or not 0 <= start <= end:
-        raise ValueError(f"tensor {name!r} of shape {shape} at {start} to {end}")
+        raise ValueError(f"invalid tensor {name!r} with shape {shape} at {start} to {end}")
     return TensorEntry(name, str(value["dtype"]), shape, base + start, end - start)

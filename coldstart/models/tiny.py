@@ -1,8 +1,8 @@
-"""Tiny models with real architectures, built here and seeded, so that a demo or a test needs no hub.
+"""Tiny models with real architectures and seeded weights, built here so that demos and tests need no hub.
 
 Invariant: a name and ``GENERATION`` determine every byte. The weights are random, but the unembedding is wide
-enough (logit deviation of a few units) that the two best tokens lie far apart: greedy output survives a
-change of summation order, which is what "identical tokens" must be able to rely on.
+enough (logit deviation of a few units) that the two best tokens are far apart. Greedy output therefore survives a
+change of summation order, which comparisons of tokens rely on.
 """
 
 import math
@@ -37,13 +37,16 @@ _CHAT_TEMPLATE = (
 
 
 def build(name: str, models: Path) -> Path:
-    """Return the directory of the tiny model ``name`` under ``models``, building it on first use.
+    """Return the directory of the tiny model ``name`` under ``models``. Build it on first use.
 
-    Safe with several processes at once: one builds under a lock, the rename publishes it whole.
-    Raises UsageError for an unknown name, ColdstartError when torch or transformers is missing.
+    Several processes can call this at once: one builds under a lock, and a rename publishes the complete model.
+
+    Raises:
+        UsageError: The name is unknown.
+        ColdstartError: torch or transformers is missing.
     """
     if name not in NAMES:
-        raise UsageError(f"No tiny model is called {name!r}; there are {', '.join(NAMES)}.")
+        raise UsageError(f"Unknown tiny model {name!r}: expected one of {', '.join(NAMES)}.")
     final = models / f"tiny-v{GENERATION}" / name
     if final.is_dir():
         return final
@@ -65,18 +68,18 @@ def _build_locked(name: str, final: Path) -> None:
 
 
 def _run_child(name: str, draft: Path) -> None:
-    # A child, so that the caller never pays for (or is changed by) the import of torch.
+    # A child process, so that the caller does not import torch.
     command = [sys.executable, "-P", "-m", "coldstart.models.tiny", name, str(draft)]
-    # The path is handed on so that a caller that is not installed, only on the path, builds the same.
+    # Pass the path, so that a caller that is only on the path and not installed builds the same model.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ColdstartError(f"Building {name} failed: {reason}", hint="coldstart install cpu")
+        raise ColdstartError(f"Cannot build {name}: {reason}", hint="coldstart install cpu")
 
 
 def _sentences(count: int = 4000) -> Iterator[str]:
-    """Made-up words of a small syllable language: enough structure for byte-pair merges, nobody's text."""
+    """Yield made-up words of a small syllable language, with enough structure for byte-pair merges and no copyright."""
     rng = random.Random(_SEED)
     syllables = [c + v + e for c in "bdfgklmnprstv" for v in "aeiou" for e in ("", "n", "r", "s")]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(1500)]
@@ -85,7 +88,7 @@ def _sentences(count: int = 4000) -> Iterator[str]:
 
 
 def make_tokenizer() -> Any:
-    """A byte-level BPE tokenizer of 2048 tokens (transformers'), trained here on made-up words; the same at every call."""
+    """Return a byte-level BPE tokenizer of 2048 tokens (transformers), trained on made-up words, the same at every call."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -118,7 +121,7 @@ def _make_config(name: str) -> Any:
         "num_hidden_layers": _LAYERS,
         "num_attention_heads": _HEADS,
         "max_position_embeddings": _POSITIONS,
-        # Tied weights would make every token most likely to follow itself.
+        # With tied weights, every token would most likely be followed by itself.
         "tie_word_embeddings": False,
         "bos_token_id": 0,
         "eos_token_id": 1,
@@ -132,7 +135,7 @@ def _make_config(name: str) -> Any:
 
 
 def _deviation(name: str, shape: tuple[int, ...], *, unembedding: bool) -> float:
-    """Standard deviation of a weight: fan-in scaled, wider where it decides how far apart logits lie."""
+    """Return the standard deviation of a weight: scaled by fan-in, wider where it determines the distance of logits."""
     if len(shape) < 2:
         return 0.1
     if unembedding:
@@ -141,7 +144,7 @@ def _deviation(name: str, shape: tuple[int, ...], *, unembedding: bool) -> float
 
 
 def fill(model: Any) -> None:
-    """Give a model of transformers its seeded weights: each by its name, norms as they are."""
+    """Give a transformers model its seeded weights, each by its name; norms keep their values."""
     import torch
 
     head = model.get_output_embeddings()
@@ -154,7 +157,7 @@ def fill(model: Any) -> None:
             weight.normal_(0.0, _deviation(name, tuple(weight.shape), unembedding=wide), generator=generator)
     if head is not None:
         with torch.no_grad():
-            # Special tokens score zero, far below the best of the others: a greedy run never stops early.
+            # Special tokens score zero, far below the best other token, so a greedy run never stops early.
             head.weight[: len(_SPECIALS)] = 0.0
 
 

@@ -1,9 +1,9 @@
-"""Content digests of many files, at the price of one stat(2) each where nothing has changed since they were compared.
+"""Content digests of many files, computed again only for files whose stat(2) has changed.
 
-A list of digests is text in the format of sha256sum(1). That a list holds is recorded in the state directory by a digest over
-(path, device, inode, size, mtime, ctime) of every file in it; ctime cannot be set, so a file whose bytes changed has another. A
-file that changed within the clock's grain of being read could keep its own, so nothing younger than RACY_S is recorded (as
-git does with its index).
+A list of digests is text in the format of sha256sum(1). The state directory records which lists were verified, by a digest over
+(path, device, inode, size, mtime, ctime) of every file. A process cannot set ctime, so a file with other bytes has another
+ctime. A file that changes within the clock's resolution of a read could keep its ctime, so files younger than RACY_S are
+not recorded (as in git's index).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _T = TypeVar("_T")
 
 
 def listing(files: Iterable[str]) -> str:
-    """One line "<sha256>  <path>" for each file, sorted by path. Raises OSError for one that cannot be read."""
+    """Return one line "<sha256>  <path>" for each file, sorted by path. Raises OSError for a file that cannot be read."""
     chosen = sorted(set(files))
     digests = _side_by_side(_sha256, chosen)
     return "".join(f"{digest}{_MARK}{path}\n" for digest, path in zip(digests, chosen, strict=True))
 
 
 def cached(files: Iterable[str]) -> str:
-    """`listing`, kept beside the stats of its files: for a few hundred that are asked for at every start."""
+    """Return `listing`, cached by the stats of its files. Use it for a few hundred files that every start needs."""
     chosen = sorted(set(files))
     stamp = _stamp(chosen)
     record = (
@@ -50,7 +50,7 @@ def cached(files: Iterable[str]) -> str:
 
 
 def difference(listed: str) -> str | None:
-    """The first file that is not what the list says, with what was wanted and what was found; None where all are."""
+    """Return the first file that differs from the list, with the expected and the actual digest; None if all match."""
     lines = listed.splitlines()
     files = [line[64 + len(_MARK) :] for line in lines]
     record = _record(listed)
@@ -67,7 +67,7 @@ def difference(listed: str) -> str | None:
 
 
 def _stamp(files: Sequence[str]) -> tuple[str, float] | None:
-    """(digest over every file's stat, the youngest ctime in seconds), None where one is gone."""
+    """Return (digest over every file's stat, youngest ctime in seconds), None if a file is missing."""
     lines, youngest = [], 0
     for path in files:
         try:
@@ -87,7 +87,7 @@ def _record(listed: str) -> Path:
 
 
 def _write(record: Path, text: str) -> None:
-    with suppress(OSError):  # a read-only home compares every time
+    with suppress(OSError):  # a read-only home directory compares at every start
         make_private(record.parent)
         partial = record.with_name(f".{record.name}.{os.getpid()}")
         partial.write_text(text)
@@ -102,7 +102,7 @@ def _read(record: Path) -> str | None:
 
 
 def _side_by_side(digest: Callable[[str], _T], files: Sequence[str]) -> list[_T]:
-    # Imported here: a start whose files are as they were compares nothing.
+    # Imported here because a start whose files are unchanged computes no digest.
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -1,4 +1,4 @@
-"""What this machine can do: every probe once, and whether cold starts can be served at all."""
+"""Run all probes of this machine and decide whether it can serve cold starts."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from coldstart.system.probes import Probe
 
 
 def examine(cache: Cache) -> list[Probe]:
-    """All probes, in the order in which they matter to a newcomer."""
+    """Run all probes, the most important for a new user first."""
     return [
         probes.vllm(),
         probes.cpu(),
@@ -28,5 +28,5 @@ def examine(cache: Cache) -> list[Probe]:
 
 
 def able(results: Sequence[Probe]) -> bool:
-    """Whether cold starts can be served: nothing that is required is missing."""
+    """Return whether cold starts can be served, because no required item is missing."""
     return not any(probe.required and probe.status == "missing" for probe in results)

@@ -1,7 +1,6 @@
-"""The timeline as bars of text: one axis for all tracks, no line longer than the width.
+"""Draw the timeline as bars of text: one axis for all tracks, no line longer than the width.
 
-Blocks where the encoding has them, ASCII elsewhere. Imported only when something is drawn, so that launchers
-do not pay for it.
+Bars use block characters if the encoding has them, ASCII otherwise. Launchers import this module only when they draw.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ MIN_WIDTH = 40
 
 
 def draw(timeline: Timeline, width: int = 80, *, encoding: str | None = None) -> str:
-    """Bars by track, no line longer than `width` columns (at least MIN_WIDTH); plain text.
+    """Return bars by track as plain text, no line longer than `width` columns (at least MIN_WIDTH).
 
-    Blocks where `encoding` (default: stdout's) has them, else ASCII. Empty text for no spans.
+    Bars use block characters if `encoding` (default: stdout's) has them, ASCII otherwise. Without spans the text is empty.
     """
     if not timeline.spans:
         return ""

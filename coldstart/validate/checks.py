@@ -81,7 +81,7 @@ def repair(store: Store, bundle: Bundle, sources: Iterable[BundleSource]) -> lis
             item.subject,
         )
         if item.mended
-        else Finding("CS-UNREPAIRED", "error", item.reason, _REPAIR_MEND, item.subject)
+        else Finding("CS-UNREPAIRED", "error", item.reason, _REPAIR_HINT, item.subject)
         for item in store.repair(bundle, list(sources))
     ]
 
@@ -91,7 +91,9 @@ def prepend_notes(report: ValidationReport, notes: Sequence[Finding]) -> Validat
     return ValidationReport(report.ref, report.level, (*notes, *report.findings))
 
 
-_REPAIR_MEND = "name an address that has the blob: --repair-from ADDRESS; or coldstart materialize MODEL"
+_REPAIR_HINT = (
+    "pass an address that has the blob with --repair-from ADDRESS, or run coldstart materialize MODEL"
+)
 
 
 def _ref(bundle: Bundle) -> str:

@@ -56,7 +56,7 @@ class CompletionClient:
     def first_token(self, prompt: str, *, deadline_s: float, check: Callable[[], None]) -> FirstToken:
         """Send a request every POLL_S until a streamed token arrives.
 
-        `check` is called between attempts and raises when waiting is pointless (the server died).
+        `check` is called between attempts and raises if waiting is pointless (the server died).
         Raises NoAnswerError at `deadline_s`, or at once when the server rejects the request itself.
         """
         reason = "no connection was accepted"

@@ -19,7 +19,7 @@ from coldstart.system.devices import nvml
 from coldstart.validate.checks import Level, StartCheck
 
 SUBJECT = "graphs"
-MEND = "coldstart materialize {} --force"
+HINT = "coldstart materialize {} --force"
 
 
 def check_graphs(start: StartCheck) -> StartCheck:
@@ -50,9 +50,9 @@ def check_tables(bundle: Bundle) -> list[Finding]:
             table_files.load(directory)
             gate.read_proof(directory)
     except GraphError as error:
-        return [Finding(error.code, "error", str(error), MEND.format(bundle.name), SUBJECT)]
+        return [Finding(error.code, "error", str(error), HINT.format(bundle.name), SUBJECT)]
     except BundleError as error:
-        return [Finding(error.code, "error", error.message, MEND.format(bundle.name), SUBJECT)]
+        return [Finding(error.code, "error", error.message, HINT.format(bundle.name), SUBJECT)]
     return []
 
 

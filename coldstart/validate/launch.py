@@ -49,7 +49,7 @@ class ServerDiedError(CommandFailedError):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """A directory of its own and a free port, for one run."""
+    """Directory and free port of one run."""
 
     directory: Path
     port: int
@@ -106,7 +106,7 @@ class Launcher(Protocol):
 
 @dataclass
 class LaunchedServer:
-    """A started server. `before` holds all processes just before the launch."""
+    """A started server. `before` contains all processes just before the launch."""
 
     mode: str
     files: RunFiles
@@ -222,7 +222,7 @@ def serving(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
 def read_readiness(launcher: Launcher, server: LaunchedServer) -> Mapping[str, object]:
     """Return the content of the ready file, empty for a launcher that writes none.
 
-    Raises ServerDiedError, or CommandFailedError where there is no file within READY_PATIENCE_S.
+    Raises ServerDiedError, or CommandFailedError if the file is missing after READY_PATIENCE_S.
     """
     if not launcher.tells_readiness:
         return {}
@@ -238,6 +238,6 @@ def _object(path: Path) -> dict[str, object]:
         ) from error
     if not isinstance(value, dict):
         raise CommandFailedError(
-            "the ready file holds no JSON object", hint="coldstart serve MODEL --ready-file FILE"
+            "the ready file does not contain a JSON object", hint="coldstart serve MODEL --ready-file FILE"
         )
     return value

@@ -1,10 +1,10 @@
 """Launchers of vLLM's own server, with empty or warm caches, and of `coldstart serve` in one start mode.
 
-The baselines have what a careful user would give them: caches below one root that all warm runs share, no usage statistics
-sent at start, no hub round trips for a model that is on disk, and on the CPU an explicit KV size, because the default would
-zero a large share of the machine's memory at start.
-They start through vLLM's Python entry point: its console script asks for the metadata of a distribution named
-"vllm" and fails where the CPU distribution is installed.
+The baselines have the settings of a careful user: caches below one root that all warm runs share, no usage statistics, and no
+hub requests for a model on local disk. On the CPU the KV size is explicit, because the default would zero a large share of the
+machine's memory at start.
+They start through vLLM's Python entry point: its console script reads the metadata of a distribution named
+"vllm" and fails if the CPU distribution is installed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Subject:
 
     @property
     def passed_args(self) -> list[str]:
-        """vLLM's arguments as they follow a coldstart command; without any, `--` alone asks for none."""
+        """Return vLLM's arguments as they follow a coldstart command; without any, `--` alone asks for none."""
         return ["--", *self.vllm_args]
 
 
@@ -87,7 +87,7 @@ class ServeLauncher:
     tells_readiness: bool = True
 
     def prepare(self) -> None:
-        """Do nothing: what the mode needs exists already."""
+        """Do nothing: the templates and snapshots of the mode exist already."""
 
     def command(self, files: RunFiles) -> Command:
         argv = [*console(), "serve", self.subject.model, "--mode", self.mode]
@@ -103,7 +103,7 @@ class ServeLauncher:
 def runtime_variables(runtime: Path) -> dict[str, str]:
     """Create a runtime directory and return the variable that names it.
 
-    With a runtime directory of its own a start neither uses nor disturbs the user's template.
+    With its own runtime directory, a start neither uses nor disturbs the user's template.
     """
     runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
     return {"XDG_RUNTIME_DIR": str(runtime)}

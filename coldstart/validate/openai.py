@@ -1,7 +1,7 @@
 """The completions protocol of OpenAI's and vLLM's servers: the body of a request, and one line of a streamed answer.
 
 Two transports use it. `completions` blocks in a socket: while a server starts it connects every 4 ms and must not disturb the
-measured server (15 us of CPU per attempt, 46 with asyncio). The trace replay streams thousands of answers at once.
+measured server (15 µs of CPU per attempt, 46 with asyncio). The trace replay streams thousands of answers at once.
 Requests are greedy and ignore the end token, so that every answer has the requested length.
 """
 

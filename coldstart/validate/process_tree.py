@@ -1,6 +1,6 @@
-"""The processes of this machine as /proc shows them: trees, new processes, and how to end them by process id.
+"""Processes of this machine as /proc reports them: trees, new processes, and how to end them by process id.
 
-`adopting_orphans` makes this process a child subreaper, so that daemons that a start leaves behind stay in its tree.
+`adopting_orphans` makes this process a child subreaper, so that daemons of a start remain in its tree.
 
 A process's own CPU time comes from its CPU clock (nanoseconds; psutil has only the kernel's ticks of 10 ms), the time of
 reaped children from /proc/PID/stat (clock ticks). Kernel threads and children of a process that ignores SIGCHLD are not

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coldstart.errors import UsageError
 
-MEND = 'one prompt a line, or in a file named *.jsonl one {"prompt": "..."} a line'
+HINT = 'write one prompt per line, or name the file *.jsonl and write one {"prompt": "..."} per line'
 PROMPTS = (
     "The quick brown fox",
     "In the beginning",
@@ -29,7 +29,7 @@ def read(path: Path) -> tuple[str, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read prompts from {path}: {error}", hint=MEND) from error
+        raise UsageError(f"cannot read prompts from {path}: {error}", hint=HINT) from error
     take = _object if path.suffix == ".jsonl" else str
     prompts = []
     for number, line in enumerate(lines, 1):
@@ -38,10 +38,10 @@ def read(path: Path) -> tuple[str, ...]:
                 prompts.append(take(line))
             except ValueError as error:
                 raise UsageError(
-                    f"cannot read prompt in line {number} of {path}: {error}", hint=MEND
+                    f"cannot read prompt in line {number} of {path}: {error}", hint=HINT
                 ) from error
     if not prompts:
-        raise UsageError(f"cannot read prompts from {path}: it holds no prompt", hint=MEND)
+        raise UsageError(f"cannot read prompts from {path}: it holds no prompt", hint=HINT)
     return tuple(prompts)
 
 

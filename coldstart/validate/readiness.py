@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 
 def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
-    """Return the reasons for which a coldstart server did not use its bundle in full; empty where it did."""
+    """Return the reasons why a coldstart server did not use its complete bundle; empty if it did."""
     taken, fallbacks = readiness.get("fast_path"), readiness.get("fallbacks")
     if not isinstance(taken, Mapping) or not isinstance(fallbacks, list):
-        return ["the ready file does not say"]
+        return ["the ready file does not report the used sections"]
     missing = [f"{section} was not used" for section, used in taken.items() if not used]
     explained = [f"{entry.get('section')}: {entry.get('reason')}" for entry in fallbacks]
     if not taken and not explained:

@@ -1,4 +1,4 @@
-"""Findings as text, JSON, JUnit XML and GitHub workflow commands; SARIF has a module of its own.
+"""Render findings as text, JSON, JUnit XML and GitHub workflow commands. The module `sarif` renders SARIF.
 
 JUnit: the <testsuites>/<testsuite>/<testcase>/<failure> form that CI systems read (Ant's JUnit report).
 GitHub: `::error title=...::message`, with %, CR, LF escaped in data, and : and , as well in properties

@@ -24,7 +24,7 @@ from coldstart.validate.readiness import explain_slow_path
 
 REPLAY = PromptSettings(crowds=(8,))
 Pair = tuple[Launcher, Launcher]
-MEND = "coldstart materialize {} --force"
+HINT = "coldstart materialize {} --force"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Starts:
                     hint="other prompts (--prompts FILE), fewer tokens (--max-tokens N)",
                 ) from error
             message = error.message if isinstance(error, ColdstartError) else str(error)
-            return Finding(code, "error", message, MEND.format(bundle.name), launcher.mode)
+            return Finding(code, "error", message, HINT.format(bundle.name), launcher.mode)
         finally:
             launcher.close()
 
@@ -95,6 +95,6 @@ def pair_launchers(subject: Subject) -> Callable[[Bundle, Path], Pair]:
 
 def _fallbacks(started: ServerAnswers, bundle: Bundle) -> list[Finding]:
     return [
-        Finding("CS-FALLBACK", "warning", f"not used: {reason}", MEND.format(bundle.name), "serve")
+        Finding("CS-FALLBACK", "warning", f"not used: {reason}", HINT.format(bundle.name), "serve")
         for reason in explain_slow_path(started.readiness)
     ]

@@ -14,11 +14,11 @@ from itertools import combinations, zip_longest
 
 from coldstart.artifacts.verify import Finding
 
-# Token ids, and the text where the server reports no ids.
+# Token ids, and the text for a server that reports no ids.
 Answer = tuple[tuple[int, ...], str]
-# By the number of requests in flight; the answer at place n is that to prompt n, modulo the number of prompts.
+# By number of requests in flight. The answer at index n belongs to prompt n modulo the number of prompts.
 Answers = Mapping[int, Sequence[Answer]]
-MEND = "coldstart materialize {} --force"
+HINT = "coldstart materialize {} --force"
 ALONE = 1
 END = "its end"
 
@@ -78,15 +78,13 @@ def _judge(
     own = min((one.at for pair in combinations(every, 2) if (one := part(*pair))), default=None)
     crowd = f" with {at_once} at once" if at_once != ALONE else ""
     subject = f"tokens/prompt-{index + 1}" + (f"/{at_once}-at-once" if crowd else "")
-    message = (
-        f"the answer to prompt {index + 1}, {_short(prompt)},{crowd} parts from vLLM's at token {found.at}: "
-    )
+    message = f"the answer to prompt {index + 1}, {_short(prompt)},{crowd} differs from vLLM's at token {found.at}: "
     message += f"{found.ours}, vLLM's is {found.theirs}"
     if crowd and own is not None and found.at >= own:
-        message += f"; with other requests beside it vLLM's own answers part at token {own}, so this says nothing of the bundle"
+        message += f"; with other requests in flight vLLM's own answers differ at token {own}, so the bundle is not the cause"
         yield Finding("CS-REPLAY-UNSTABLE", "warning", message, "", subject)
     else:
-        yield Finding("CS-REPLAY", "error", message, MEND.format(name), subject)
+        yield Finding("CS-REPLAY", "error", message, HINT.format(name), subject)
 
 
 def _latest(answer: Answer, theirs: set[Answer]) -> Parting | None:

@@ -1,1 +1,1 @@
-"""The only room that names vLLM."""
+"""Integration with vLLM. No other package names vLLM."""

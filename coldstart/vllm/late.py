@@ -1,6 +1,6 @@
-"""Work on a module when it is imported, and not before: vLLM loads its plug-ins in processes that need no runner.
+"""Run work on a module after its import, because vLLM loads its plug-ins in processes that need no runner.
 
-Work that misses a name of the module is reported and never fails the import.
+Work that does not find a name in the module is reported and never fails the import.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def when_imported(name: str, work: Work, failed: Callable[[str], object] = log.w
 
 
 class _Finder:
-    """Finds one module, once, by asking the others."""
+    """Import finder for one module, used once, that delegates to the other finders."""
 
     def __init__(self, name: str, work: Work) -> None:
         self._name, self._work = name, work
@@ -44,7 +44,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that the other finders give, with the work behind its execution."""
+        """Return the other finders' spec, with the work added after the module's execution."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)

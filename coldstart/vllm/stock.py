@@ -1,7 +1,7 @@
-"""vLLM's own API server, as it is: where our start does not fit this vLLM, and what the benchmarks compare with.
+"""vLLM's own API server, unchanged: the fallback if our start does not fit this vLLM, and the baseline of benchmarks.
 
-Invariant: nothing of vLLM's is touched. The server is asked over HTTP, like any other, when it is ready; a thread of its
-process asks, and tells the starter.
+Invariant: nothing in vLLM is patched. A thread of the server's process polls it over HTTP, as any client could, and reports
+readiness to the starter.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PATIENCE_S, PAUSE_S = 1.0, 0.1
 
 
 def imports(*, cuda: bool) -> str:
-    """The statement that imports what a server and its worker need."""
+    """Return the statement that imports the modules of a server and its worker."""
     return f"import {', '.join((*_CLOSURE, _WORKERS['gpu' if cuda else 'cpu']))}"
 
 
 def run(plan: LaunchPlan, reason: str) -> int:
-    """Serve with vLLM's own server until it ends; `reason` is among the fallbacks that the starter is told."""
+    """Serve with vLLM's own server until it ends, and return its exit code. `reason` becomes a reported fallback."""
     plan.fallbacks.append(Fallback("start", f"{reason} vLLM's own server runs."))
     descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
     if descriptor >= 0:
@@ -52,19 +52,19 @@ def run(plan: LaunchPlan, reason: str) -> int:
 
 
 def _its_own(plan: LaunchPlan) -> list[str]:
-    """The arguments without what this vLLM, or its server, may not be able to run of ours; each is named."""
+    """Return the arguments without those that this vLLM or its server cannot run, and report each one."""
     given, dropped = plan.vllm_args, set[str]()
     if given.value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
         plan.fallbacks.append(Fallback("scheduler", "vLLM's own server runs its own scheduler."))
     if given.value("load_format") == LOAD_FORMAT and (reason := compat.check("weights")):
         dropped.add("--load-format")
-        plan.fallbacks.append(Fallback("weights", f"{reason} vLLM loads them its own way."))
+        plan.fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads them."))
     return [word for flag, word in zip(["", *given], given, strict=False) if not {flag, word} & dropped]
 
 
 def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
-    """One line once the server answers. No token was asked for: what it restores is nothing."""
+    """Report readiness once the server answers. No token is generated, because nothing was restored."""
     given = plan.vllm_args
     host = addresses.reachable(str(given.value("host") or "127.0.0.1"))
     place = str(given.value("uds")) if given.value("uds") else None
@@ -83,8 +83,8 @@ def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
 
 
 def _answers(host: str, port: int, *, tls: bool, socket: str | None) -> bool:
-    """Whether it answers: at its socket where it has one, as vLLM then listens nowhere else."""
-    # It is asked whether it answers, not who it is: its certificate need not name this address.
+    """Return whether the server answers, at its unix socket if it has one, because vLLM then listens nowhere else."""
+    # The request checks only that the server answers. Its certificate need not name this address.
     context = ssl._create_unverified_context() if tls else None
     connection = HTTPConnection(host, port, timeout=PATIENCE_S)
     if context is not None:

@@ -52,7 +52,7 @@ def cache(
 
 
 def _thawed(cache: Cache) -> process_snapshot.Thawed:
-    image = runtime_snapshot.made(cache)
+    image = runtime_snapshot.find_image(cache)
     assert image is not None
     return runtime_snapshot.thaw(image, PLAN)
 
@@ -101,11 +101,11 @@ def test_one_changed_byte_of_a_module_is_refused_by_name(cache: Cache, tmp_path:
         listed.write(digests.listing([str(module)]))
     record = directory_fingerprint.record("frozen", image)
     record.write_text(
-        json.dumps({"format": runtime_image.FORMAT, "entries": directory_fingerprint.of(image)})
+        json.dumps({"format": runtime_image.FORMAT, "entries": directory_fingerprint.compute(image)})
     )
     _thawed(cache).end()
     module.write_text("VALUE = 2\n")
-    with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"made with .*/module\.py .*, found"):
+    with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"created with .*/module\.py .*, found"):
         _thawed(cache)
     assert list(paths.runtime_dir().glob("thawed-*")) == []
 
@@ -152,7 +152,7 @@ def test_a_cache_from_elsewhere_brings_no_image(
 ) -> None:
     runtime_snapshot.freeze(cache, 60)
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
-    with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not made here"):
+    with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not created on this machine"):
         _thawed(cache)
 
 
@@ -184,7 +184,7 @@ def test_a_maker_that_is_killed_leaves_no_process_and_no_image(
     deadline = time.monotonic() + 20
     while Path(f"/proc/{template}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not Path(f"/proc/{template}").exists() and runtime_snapshot.made(cache) is None
+    assert not Path(f"/proc/{template}").exists() and runtime_snapshot.find_image(cache) is None
     assert runtime_snapshot.freeze(cache, 60).is_dir()
     assert [path.name for path in cache.runtimes.iterdir() if path.name.endswith(".partial")] == []
 
@@ -196,6 +196,6 @@ def test_a_dump_that_fails_leaves_nothing(
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv(criu.VARIABLE, str(program))
-    with pytest.raises(CommandFailedError, match="could not freeze the runtime"):
+    with pytest.raises(CommandFailedError, match="Cannot freeze the runtime with CRIU"):
         runtime_snapshot.freeze(cache, 60)
     assert [path.name for path in cache.runtimes.iterdir()] == [".lock"]

@@ -182,7 +182,7 @@ def test_strict_modes(tmp_path: Path) -> None:
     inner.mkdir(parents=True)
     assert ownership.fault(inner) is None and ownership.fault(inner / "not there yet") is None
     (tmp_path / "a").chmod(0o770)
-    assert "may be written by others (mode 0770)" in str(ownership.fault(inner))
+    assert "is writable by other users (mode 0770)" in str(ownership.fault(inner))
     (tmp_path / "link").symlink_to(inner)
     assert str(tmp_path / "a") in str(ownership.fault(tmp_path / "link"))
 

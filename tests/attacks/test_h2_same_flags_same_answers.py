@@ -33,7 +33,7 @@ VARIABLES = (
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_variable_that_could_have_been_read_counts(name: str) -> None:
     reason = template_environment.difference({}, {name: "1"}, "template")
-    assert reason == f"{name}: the template was made with none, this start has '1'"
+    assert reason == f"{name}: the template was created with none, this start has '1'"
     assert template_environment.difference({name: "1"}, {name: "2"}, "template") is not None
     assert (
         template_environment.difference(
@@ -58,7 +58,7 @@ def test_what_a_kept_process_is_given_is_what_is_compared() -> None:
         "PATH": "/bin",
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
-    assert template_environment.counted(given) == {"OMP_NUM_THREADS": "2"}
+    assert template_environment.select_relevant(given) == {"OMP_NUM_THREADS": "2"}
 
 
 @pytest.mark.vllm
@@ -162,7 +162,10 @@ def test_flags_that_a_worker_may_have_read_count(
     reason = adoption.difference(facts(), facts(*words))
     assert (reason or "None").startswith(str(leaf))
     # The sampler is built with the tokens that end its thinking.
-    assert adoption.apart("reasoning_config") is None and adoption.apart("reasoning_config.x") is None
+    assert (
+        adoption.explain_ignored("reasoning_config") is None
+        and adoption.explain_ignored("reasoning_config.x") is None
+    )
 
 
 @pytest.mark.vllm
@@ -183,7 +186,7 @@ def test_what_the_choice_of_a_scheduler_adds_keeps_no_worker_from_being_adopted(
     added = {word[2:].replace("-", "_") for word in plan.vllm_args if word.startswith("--")}
     its = {field.name for field in fields(SchedulerConfig)}
     leaves = [f"scheduler_config.{name}" if name in its else name for name in added - {"no_async_scheduling"}]
-    assert leaves and [leaf for leaf in leaves if adoption.apart(leaf) is None] == []
+    assert leaves and [leaf for leaf in leaves if adoption.explain_ignored(leaf) is None] == []
 
 
 @pytest.mark.vllm
@@ -214,7 +217,7 @@ def test_a_server_that_what_was_built_does_not_fit_is_replaced_with_the_reason(
     warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
     try:
         process, reader = server_process.forked(LaunchPlan(["unfit"]), warm.socket)
-        with pytest.raises(server_process.ServerExitedError, match="is for something else: a leaf differs"):
+        with pytest.raises(server_process.ServerExitedError, match="does not fit this start: a leaf differs"):
             server_process.acknowledged(process, reader, time.monotonic(), 20)
     finally:
         template_pool.stop(warm, force=True)

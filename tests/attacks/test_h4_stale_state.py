@@ -126,9 +126,9 @@ def test_a_template_of_an_older_commit_is_refused(warm: template_pool.Warm) -> N
 def test_a_template_that_does_not_say_what_it_was_made_of_is_refused(warm: template_pool.Warm) -> None:
     try:
         (warm.directory / fingerprint.ABOUT).unlink()
-        assert "made by an older coldstart" in str(template_pool.obstacle(warm, PLAN))
+        assert "an older coldstart created it" in str(template_pool.obstacle(warm, PLAN))
         (warm.directory / fingerprint.ABOUT).write_text(json.dumps({"format": 1}))
-        assert "made by an older coldstart" in str(template_pool.obstacle(warm, PLAN))
+        assert "an older coldstart created it" in str(template_pool.obstacle(warm, PLAN))
     finally:
         template_pool.stop(warm)
 
@@ -139,7 +139,7 @@ def test_a_template_of_another_environment_is_refused(
     try:
         monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
         assert str(template_pool.obstacle(warm, PLAN)).startswith(
-            "TORCHINDUCTOR_MAX_AUTOTUNE: the template was made with none"
+            "TORCHINDUCTOR_MAX_AUTOTUNE: the template was created with none"
         )
     finally:
         template_pool.stop(warm)
@@ -153,7 +153,9 @@ def test_another_kernel_or_library_or_processor(warm: template_pool.Warm) -> Non
         for name in about["machine"]:
             other = about | {"machine": about["machine"] | {name: "another"}}
             record.write_text(json.dumps(other))
-            assert f"was taken on {name} another, this is" in str(template_pool.obstacle(warm, PLAN))
+            assert f"was created on {name} another, this machine has" in str(
+                template_pool.obstacle(warm, PLAN)
+            )
     finally:
         template_pool.stop(warm)
 

@@ -25,7 +25,7 @@ def image(home: Path) -> Path:
 def test_without_criu_nothing_is_frozen(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLDSTART_CRIU", "/nonexistent/criu")
     said = run("template", "freeze", code=1).stderr
-    assert "/nonexistent/criu is not to be found" in said and "coldstart doctor" in said
+    assert "/nonexistent/criu was not found" in said and "coldstart doctor" in said
     assert not Cache.at().runtimes.exists()
 
 
@@ -33,7 +33,7 @@ def test_it_is_listed_with_what_is_wrong_with_it(run: Run, image: Path) -> None:
     shown = json.loads(run("template", "status", "--format", "json").stdout)
     (frozen,) = shown["frozen"]
     assert frozen["directory"] == str(image) and frozen["vllm"] == "0.32.0" and frozen["size"] >= 99
-    assert "does not say what it was made of" in frozen["obstacle"]
+    assert "has no valid fingerprint" in frozen["obstacle"]
     assert "frozen" in run("template", "status").stdout
 
 

@@ -69,7 +69,7 @@ def test_a_strangers_code_does_not_run(elsewhere: Elsewhere, reference: Tokens) 
         assert served.report["fast_path"] == {"mode": True}
         steps = {step["section"]: step["reason"] for step in served.report["fallbacks"]}
         assert set(steps) == {"compile", "modelinfo"}
-        assert "is not a trusted key" in steps["compile"] and "left alone" in steps["modelinfo"]
+        assert "is not a trusted key" in steps["compile"] and "has no trusted signature" in steps["modelinfo"]
         assert elsewhere.unpacked() == {}
         assert served.tokens() == reference
     assert elsewhere.compiled(), "an ordinary start compiles, or the watch does not work"

@@ -71,7 +71,8 @@ def test_a_truncated_one_is_named_and_the_start_is_fresh(
     with machine.serving("tiny-llama", "--mode", "runtime-snapshot") as served:
         assert served.report["mode"] == "fresh"
         assert (
-            f"{criu_memory.MEMORY} has changed since it was made" in served.report["fallbacks"][0]["reason"]
+            f"{criu_memory.MEMORY} has changed since it was created"
+            in served.report["fallbacks"][0]["reason"]
         )
         assert served.tokens() == reference
     status = json.loads(machine.run("template", "status", "--format", "json"))

@@ -81,7 +81,7 @@ def test_without_criu_the_start_is_fresh_and_says_why(
     without = Machine(machine.root, {engine_criu.VARIABLE: "/nonexistent/criu"})
     with without.serving("tiny-llama", "--mode", "snapshot") as served:
         assert served.report["mode"] == "fresh"
-        assert "/nonexistent/criu is not to be found" in served.report["fallbacks"][0]["reason"]
+        assert "/nonexistent/criu was not found" in served.report["fallbacks"][0]["reason"]
         assert served.tokens() == reference
 
 

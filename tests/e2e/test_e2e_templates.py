@@ -47,7 +47,7 @@ def test_two_servers_of_one_engine_template(
 
 def test_a_second_template_for_the_same_key_is_refused(machine: Machine, engine_template: None) -> None:
     machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *VLLM, code=2)
-    assert "runs already for tiny-llama" in machine.error()
+    assert "for tiny-llama already runs" in machine.error()
 
 
 def test_without_a_template_the_start_is_fresh_and_says_why(machine: Machine, made: Any) -> None:

@@ -65,13 +65,13 @@ def test_a_tail_is_loaded_as_often_as_it_is_of_use(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
-    real = Tails.taken_back
+    real = Tails.release
 
     def counted(self: Tails, request: object) -> None:
         taken.extend([request.request_id] * (request.request_id in self._kept))  # type: ignore[attr-defined]
         real(self, request)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Tails, "taken_back", counted)
+    monkeypatch.setattr(Tails, "release", counted)
     engine = crowded(model_folder, depth=2)
     assert taken
     tails = engine.scheduler.connector.tails

@@ -64,12 +64,12 @@ def test_arguments_that_hold_none_are_left_alone() -> None:
         "--speculative-config",
         '{"n": 3}',
     ]
-    assert secrets.arguments(argv) == argv == secrets.without(argv)
+    assert secrets.arguments(argv) == argv == secrets.drop_secret_options(argv)
 
 
 def test_a_kept_process_is_not_even_told_of_them() -> None:
     argv = ["--api-key", "a", "b", "--seed", "-1", "--hf-token=c", "--max-model-len", "5"]
-    assert secrets.without(argv) == ["--seed", "-1", "--max-model-len", "5"]
+    assert secrets.drop_secret_options(argv) == ["--seed", "-1", "--max-model-len", "5"]
 
 
 def test_texts() -> None:

@@ -32,10 +32,10 @@ def repeatable_names() -> tuple[str, ...]:
 
 
 def find(name: str) -> StartMode:
-    """Return the mode of that name. Raises KeyError where there is none."""
+    """Return the mode called `name`. Raises KeyError for an unknown name."""
     return {mode.name: mode for mode in LADDER}[name]
 
 
 def attempts(name: str) -> list[StartMode]:
-    """Return the modes to try for `--mode NAME`, in order: the last is always `fresh`."""
+    """Return the modes to try for `--mode NAME`, in order. The last one is always `fresh`."""
     return list(LADDER) if name == AUTO else list(dict.fromkeys((find(name), FRESH)))

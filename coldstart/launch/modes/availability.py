@@ -1,4 +1,4 @@
-"""The start modes that this machine permits, for the doctor."""
+"""Report the start modes that this machine permits, for `coldstart doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coldstart.system.probes import Probe
 
 
 def permitted(results: Sequence[Probe]) -> dict[str, bool]:
-    """Return for each mode whether the machine with these probe results can start servers by it."""
+    """Return for each mode whether the machine with these probe results can start servers with it."""
     good = {probe.name for probe in results if probe.status == "ok"}
     able = doctor.able(results)
     return {
@@ -20,5 +20,5 @@ def permitted(results: Sequence[Probe]) -> dict[str, bool]:
 
 
 def reasons() -> dict[str, Reason]:
-    """Return why the installed vLLM lacks a mode, for each that it lacks."""
+    """Return for each mode that the installed vLLM lacks the reason."""
     return {mode.name: why for mode in modes.LADDER if (why := mode.unavailable()) is not None}

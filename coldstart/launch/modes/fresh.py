@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FreshMode:
-    """A new process that imports, loads and builds everything itself."""
+    """Start of a new process that imports, loads and builds everything itself."""
 
     name = "fresh"
     loads_weights = True
@@ -26,7 +26,7 @@ class FreshMode:
         return None
 
     def launch(self, start: ServerStart) -> Running:
-        """As StartMode."""
+        """Start a new server process, as specified by StartMode."""
         return await_ready(start, server_process.fresh(start.plan))
 
     def remaining(self, costs: StartCosts) -> StartCosts | None:

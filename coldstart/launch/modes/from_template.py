@@ -1,4 +1,4 @@
-"""Start modes that use a running template: it forks the server, or wakes up as the server."""
+"""Start modes that use a running template: the template forks the server, or wakes up as the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class TemplateMode:
     """A mode whose server comes from a template of one of `levels`.
 
-    `on_cpu` and `on_gpu` say why vLLM's build for the CPU, or for a GPU, has no such template.
+    `on_cpu` and `on_gpu` are the reasons why vLLM's CPU build, or its GPU build, has no such template.
     """
 
     name: str
@@ -36,7 +36,7 @@ class TemplateMode:
     probes: tuple[str, ...] = ("template",)
 
     def unavailable(self, start: ServerStart | None = None) -> Reason | None:
-        """As StartMode; a template that is not ready counts as available, so that `launch` names its state."""
+        """Return the reason as specified by StartMode. A template that is not ready counts as available."""
         here = self.on_cpu if runtime.targets_cpu() else self.on_gpu
         if here is not None or start is None or self._templates(start):
             return here
@@ -46,17 +46,17 @@ class TemplateMode:
         )
 
     def launch(self, start: ServerStart) -> Running:
-        """As StartMode."""
+        """Fork or wake the server, as specified by StartMode."""
         warm = self._ready(start)
 
         def judge() -> None:
             if (reason := template_pool.obstacle(warm, start.plan)) is not None:
-                raise LaunchRefusedError(reason, "coldstart template stop, and start it again")
+                raise LaunchRefusedError(reason, "run coldstart template stop, then start the template again")
 
         return await_ready(start, server_process.forked(start.plan, warm.socket, judge=judge))
 
     def remaining(self, costs: StartCosts) -> StartCosts | None:
-        """Return the costs without importing; None for a template that has the weights."""
+        """Return `costs` without importing libraries, None for a template that holds the weights."""
         return replace(costs, libraries=0.0) if self.loads_weights else None
 
     def _ready(self, start: ServerStart) -> Warm:
@@ -65,13 +65,13 @@ class TemplateMode:
             if warm.ready:
                 return warm
         if not found:
-            raise LaunchRefusedError(f"the {self.name} has ended", "coldstart template status")
+            raise LaunchRefusedError(f"the {self.name} has exited", "coldstart template status")
         if found[0].pid:
             raise LaunchRefusedError(f"the {self.name} of {found[0].model} is not ready yet")
         raise LaunchRefusedError(f"the {self.name} of {found[0].model} has died", "coldstart template stop")
 
     def _templates(self, start: ServerStart) -> list[Warm]:
-        """Return the templates that fit this start, whether they are ready or not, in the order of `levels`."""
+        """Return the templates that fit this start, ready or not, in the order of `levels`."""
         try:
             fitting = [warm for warm in _listed(start) if _fits(warm, start)]
         except (OSError, UsageError) as error:  # no private directory for sockets, or no space in it

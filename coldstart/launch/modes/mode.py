@@ -1,4 +1,4 @@
-"""The interface of a start mode: whether it can be used, and how it starts a server."""
+"""Interface of a start mode: availability, launch and cost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a mode cannot be used, and a hint that the user can type."""
+    """Reason why a mode cannot be used, and a hint that the user can type."""
 
     reason: str
     hint: str
 
 
 class LaunchRefusedError(RuntimeError):
-    """A mode that exists for this start did not start the server; the message says why."""
+    """An available mode did not start the server; the message has the reason."""
 
     def __init__(self, reason: str, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -30,42 +30,53 @@ class LaunchRefusedError(RuntimeError):
 
 
 class StartMode(Protocol):
-    """One way of starting a server. To add one, write a file in this package and add its object to `LADDER`."""
+    """One way to start a server. To add a mode, write a file in this package and add its object to `LADDER`."""
 
     @property
     def name(self) -> str:
-        """The value of `--mode`."""
+        """Return the value of `--mode`."""
 
     @property
     def loads_weights(self) -> bool:
-        """Whether the server loads its weights itself, so that fetching them early helps."""
+        """Return whether the server loads its weights itself, so that an early fetch helps."""
 
     @property
     def repeatable(self) -> bool:
-        """Whether one preparation starts any number of servers: what a host and a benchmark need."""
+        """Return whether one preparation starts any number of servers, which a host and a benchmark need."""
 
     @property
     def probes(self) -> tuple[str, ...]:
-        """Names of the doctor's probes that must be ok."""
+        """Return the names of the doctor's probes that must be ok."""
 
     def unavailable(self, start: ServerStart | None = None) -> Reason | None:
-        """Return why this machine and vLLM build, with `start` also its bundle and templates, lack this mode; else None.
+        """Return why this machine or vLLM build lacks this mode, None if it is available.
 
-        Raises LaunchRefusedError where that cannot be found out.
+        With `start`, the bundle and the templates of that start count too.
+
+        Raises:
+            LaunchRefusedError: The availability cannot be determined.
         """
 
     def launch(self, start: ServerStart) -> Running:
         """Start the server and wait until it is ready.
 
-        Raises LaunchRefusedError, PeerError or BundleError where this mode cannot be used now, Died when the server ends first.
+        Raises:
+            LaunchRefusedError, PeerError, BundleError: This mode cannot be used now.
+            ServerExitedError: The server exits before it is ready.
+            CommandFailedError: The server is not ready in time.
         """
 
     def remaining(self, costs: StartCosts) -> StartCosts | None:
-        """Return the part of a fresh start's `costs` that is left in this mode, None where it is not predicted."""
+        """Return the part of a fresh start's `costs` that remains in this mode, None if it cannot be predicted."""
 
 
 def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Running:
-    """Wait until the launched server is ready; end it if this is interrupted. Raises Died, CommandFailedError."""
+    """Wait until the launched server is ready. End the server on any exception.
+
+    Raises:
+        ServerExitedError: The server exits before it is ready.
+        CommandFailedError: The server is not ready in time.
+    """
     process, reader = launched
     with supervise.end_on_error(process):
         return server_process.acknowledged(process, reader, start.began, start.request.ready_timeout)

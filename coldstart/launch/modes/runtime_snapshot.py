@@ -1,4 +1,4 @@
-"""Start mode `runtime-snapshot`: CRIU thaws a process with vLLM imported, which forks the server of any model."""
+"""Start mode `runtime-snapshot`: CRIU thaws a process with vLLM imported, which forks a server of any model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from coldstart.launch.ttft import StartCosts
 
 _ON_GPU = Reason(
-    "freezing a runtime that has asked the driver about its devices was never tried",
+    "freezing a runtime that has queried the GPU driver was never tested",
     "coldstart template start MODEL --level runtime",
 )
 _FREEZE = "coldstart template freeze"
 
 
 class RuntimeSnapshotMode:
-    """A process image of this machine's runtime; it holds no model."""
+    """Start from the process image of this machine's runtime, which contains no model."""
 
     name = "runtime-snapshot"
     loads_weights = True
@@ -31,19 +31,19 @@ class RuntimeSnapshotMode:
     probes = ("criu",)
 
     def unavailable(self, start: ServerStart | None = None) -> Reason | None:
-        """As StartMode."""
+        """Return the reason as specified by StartMode."""
         if not runtime.targets_cpu():
             return _ON_GPU
         if start is None or _image_exists(start):
             return None
-        return Reason("no runtime is frozen here", _FREEZE)
+        return Reason("no runtime snapshot exists on this machine", _FREEZE)
 
     def launch(self, start: ServerStart) -> Running:
-        """As StartMode."""
+        """Thaw the runtime and have it fork the server, as specified by StartMode."""
         return launch_thawed(start, _thaw)
 
     def remaining(self, costs: StartCosts) -> StartCosts | None:
-        """Return None: how long CRIU takes is not known."""
+        """Return None: the duration of a CRIU restore is not known."""
         return None
 
 
@@ -51,7 +51,7 @@ def _image_exists(start: ServerStart) -> bool:
     from coldstart.launch import runtime_snapshot
 
     try:
-        return runtime_snapshot.made(start.request.lookup.cache) is not None
+        return runtime_snapshot.find_image(start.request.lookup.cache) is not None
     except (UsageError, OSError) as error:
         raise LaunchRefusedError(str(error)) from error
 
@@ -59,7 +59,7 @@ def _image_exists(start: ServerStart) -> bool:
 def _thaw(start: ServerStart) -> Thawed:
     from coldstart.launch import process_snapshot, runtime_snapshot
 
-    image = runtime_snapshot.made(start.request.lookup.cache)
+    image = runtime_snapshot.find_image(start.request.lookup.cache)
     if image is None:
         raise LaunchRefusedError("the frozen runtime was removed", _FREEZE)
     try:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 _ON_GPU = Reason(
     "a CRIU image of a forked template holds no CUDA state",
-    "vllm snapshot create MODEL --revision COMMIT, vLLM's own (one GPU, same host and device, root)",
+    "use vLLM's snapshots (one GPU, same host and device, root): vllm snapshot create MODEL --revision COMMIT",
 )
 _NOT_MADE = Reason("the bundle has no snapshot", "coldstart materialize MODEL --snapshot")
 
 
 class SnapshotMode:
-    """A process image of one bundle's engine, its weights included."""
+    """Start from the process image of a bundle's engine, weights included."""
 
     name = "snapshot"
     loads_weights = False
@@ -31,18 +31,18 @@ class SnapshotMode:
     probes = ("criu",)
 
     def unavailable(self, start: ServerStart | None = None) -> Reason | None:
-        """As StartMode."""
+        """Return the reason as specified by StartMode."""
         if not runtime.targets_cpu():
             return _ON_GPU
         bundle = start.request.lookup.bundle if start else None
         return None if start is None or (bundle and bundle.has(self.name)) else _NOT_MADE
 
     def launch(self, start: ServerStart) -> Running:
-        """As StartMode."""
+        """Thaw the engine and have it fork the server, as specified by StartMode."""
         return launch_thawed(replace(start, plan=replace(start.plan, must_adopt=True)), _thaw)
 
     def remaining(self, costs: StartCosts) -> StartCosts | None:
-        """Return None: the image has the weights."""
+        """Return None: the image contains the weights."""
         return None
 
 

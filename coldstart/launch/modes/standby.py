@@ -1,4 +1,4 @@
-"""Start mode `standby`: an engine that sleeps on its GPU wakes up as the server. One engine is one server."""
+"""Start mode `standby`: an engine that sleeps on its GPU wakes up as the server. Each engine is one server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STANDBY = TemplateMode(
     tuple(SLEEP_LEVELS),
     loads_weights=False,
     on_cpu=Reason(
-        "vLLM's sleep mode is for devices: its CPU build would keep all of its memory",
+        "vLLM's sleep mode works on devices only: the CPU build would free no memory",
         "coldstart template start MODEL --level engine",
     ),
     repeatable=False,

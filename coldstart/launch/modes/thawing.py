@@ -1,4 +1,4 @@
-"""Launch a server from a template that CRIU thaws for it alone."""
+"""Launch a server from a template that CRIU thaws for this server alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def launch_thawed(start: ServerStart, thaw: Callable[[ServerStart], Thawed]) -> Running:
-    """Thaw a template, have it fork the server, and wait until that is ready.
+    """Thaw a template, have it fork the server, and wait until the server is ready.
 
-    Raises LaunchRefusedError for an image that cannot be used: whatever is wrong with it, another mode starts the server.
+    Raises:
+        LaunchRefusedError: The image cannot be used, for whatever reason, so that another mode can start the server.
     """
     from coldstart.launch.process_snapshot import SnapshotUnusableError
 

@@ -1,1 +1,1 @@
-"""The processor and the accelerators, read without torch."""
+"""Processor and accelerators, read without torch."""

@@ -1,7 +1,7 @@
-"""Leave to use the processor's tile registers (AMX), asked for again where a process has lost it.
+"""Permission to use the processor's AMX tile registers.
 
-Linux gives the state of AMX to processes that ask (arch_prctl(2), ARCH_REQ_XCOMP_PERM); children inherit the leave, and CRIU
-restores a process without it: its first tile instruction is then an illegal one.
+Linux grants the AMX state to processes that request it (arch_prctl(2), ARCH_REQ_XCOMP_PERM). Children inherit the permission.
+CRIU restores a process without it, and the first tile instruction then raises SIGILL, so a thawed process must ask again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _XFEATURE_XTILEDATA = 18
 
 
 def ask() -> bool:
-    """Whether this process may use them from here on; False on a processor or kernel without."""
+    """Request the permission for this process. Return False if the processor or the kernel has no AMX."""
     if platform.machine() != "x86_64":
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)

@@ -1,7 +1,7 @@
-"""The fingerprint of this machine: what decides which generated code is valid on it.
+"""Hardware fingerprint of this machine, which decides which generated code is valid here.
 
-Read from /proc/cpuinfo and NVML; neither torch nor a driver context is needed, and no path, host name or
-environment variable enters. Two machines with equal fingerprints run each other's kernels.
+It is read from /proc/cpuinfo and NVML, without torch or a driver context. It contains no path, host name or environment
+variable. Two machines with equal fingerprints can run each other's kernels.
 """
 
 import os
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 Scalar = str | int | float | bool | None
 
-# Inductor compiles with -march=native, so every extension a compiler may emit by itself counts; flags of the
-# kernel, of virtualisation and of mitigations do not, and differ between equal machines.
+# Inductor compiles with -march=native, so every extension counts that a compiler may use. Flags of the kernel, of
+# virtualisation and of mitigations do not count: they differ between equal machines.
 _ISA = re.compile(
     r"sse\w*|ssse3|pni|avx\w*|fma4?|f16c|bmi[12]|popcnt|abm|movbe|amx_\w+|gfni|vaes|vpclmulqdq|aes|pclmulqdq|sha_ni|adx"
     r"|asimd\w*|neon|sve\w*|sme|sme[2_]\w*|bf16|i8mm|fphp|atomics|crc32"
@@ -25,7 +25,7 @@ _ARM_VENDORS = {"0x41": "ARM", "0x61": "Apple", "0x4e": "NVIDIA", "0xc0": "Amper
 
 
 def cpu(cpuinfo: str | None = None) -> dict[str, Scalar]:
-    """cpu.vendor, cpu.family, cpu.model, cpu.isa (sorted, space between), cpu.threads (usable)."""
+    """Return the fields cpu.machine, cpu.vendor, cpu.family, cpu.model, cpu.isa (sorted, space-separated) and cpu.threads."""
     text = Path("/proc/cpuinfo").read_text() if cpuinfo is None else cpuinfo
     first = _first_block(text)
     flags = _flags(first)
@@ -41,20 +41,20 @@ def cpu(cpuinfo: str | None = None) -> dict[str, Scalar]:
 
 
 def flags() -> str:
-    """Every flag of the processor, those of the kernel included: what a process that was frozen may have asked for."""
-    with Path("/proc/cpuinfo").open() as file:  # the first processor's block alone
+    """Return all flags of the processor, including the kernel's: a frozen process may have queried any of them."""
+    with Path("/proc/cpuinfo").open() as file:  # only the first processor's block
         return " ".join(sorted(_flags(_first_block(file.read(1 << 13)))))
 
 
 def usable_threads() -> int:
-    """Processors this process may run on."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def gpu() -> dict[str, Scalar]:
-    """gpu.* of the first device; empty where there is none. How many are used is an engine argument.
+    """Return the gpu.* fields of the first device, empty without a device. The number of devices is an engine argument.
 
-    Where it cannot be told which kind of device is CUDA's first, all kinds are named and nothing else is said.
+    If CUDA's first device cannot be determined, the only field is `gpu.name` with the names of all candidates.
     """
     from coldstart.system.devices import nvml
 
@@ -65,7 +65,7 @@ def gpu() -> dict[str, Scalar]:
 
 
 def fingerprint() -> dict[str, Scalar]:
-    """All hardware fields, named as in the key without its ``hardware.`` prefix."""
+    """Return all hardware fields, named as in the key without its ``hardware.`` prefix."""
     return {**cpu(), **gpu()}
 
 

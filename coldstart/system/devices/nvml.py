@@ -1,8 +1,8 @@
-"""NVIDIA devices as CUDA will number them for this process, through the management library: no context, no torch.
+"""NVIDIA devices in CUDA's numbering for this process, read through NVML without a CUDA context or torch.
 
-NVML counts devices by PCI bus; CUDA numbers what CUDA_VISIBLE_DEVICES leaves, the fastest first unless CUDA_DEVICE_ORDER
-is PCI_BUS_ID.  The two agree where all devices are of one kind.  Under MIG a process sees one instance, whose figures
-are its own.  A device that does not answer ends the list, as it does for CUDA: no figure is ever guessed.
+NVML numbers devices by PCI bus. CUDA numbers the devices in CUDA_VISIBLE_DEVICES, the fastest first unless CUDA_DEVICE_ORDER
+is PCI_BUS_ID. The two agree if all devices are of one model. Under MIG a process sees one instance, with its own memory
+and multiprocessors. A device that does not answer ends the list, as in CUDA. No value is guessed.
 (CUDA C++ Programming Guide, "CUDA Environment Variables"; MIG User Guide, "Device Enumeration".)
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 from coldstart.contract import environment
 
-# FP32 lanes per multiprocessor by compute capability (CUDA C++ Programming Guide, arithmetic throughput
-# table); NVML counts lanes, the key wants multiprocessors.
+# FP32 lanes per multiprocessor by compute capability (CUDA C++ Programming Guide, arithmetic throughput table).
+# NVML reports lanes, and the key contains multiprocessors.
 _LANES = {"6.0": 64, "7.0": 64, "7.2": 64, "7.5": 64, "8.0": 64}
 _LANES_DEFAULT = 128
 VISIBLE, ORDER = environment.CUDA_VISIBLE_DEVICES, environment.CUDA_DEVICE_ORDER
@@ -26,7 +26,7 @@ VISIBLE, ORDER = environment.CUDA_VISIBLE_DEVICES, environment.CUDA_DEVICE_ORDER
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device. ``memory_bytes`` is the total; ``multiprocessors`` is None if the driver does not say."""
+    """One device. ``memory_bytes`` is the total; ``multiprocessors`` is None if the driver does not report it."""
 
     name: str
     multiprocessors: int | None
@@ -38,15 +38,15 @@ class Gpu:
 
     @property
     def branch(self) -> str:
-        """The driver's release branch: what generated code depends on."""
+        """Return the driver's release branch, on which generated code depends."""
         return self.driver.partition(".")[0]
 
 
 @dataclass
 class Machine:
-    """The devices of this process in order, free bytes of each, and what could not be read or decided.
+    """Devices of this process in CUDA's order, free bytes of each, and problems while reading them.
 
-    `undecided` are the kinds of devices where it cannot be told which of them CUDA takes for its first.
+    `undecided` are the device names if it cannot be determined which of them is CUDA's first.
     """
 
     devices: list[Gpu] = field(default_factory=list)
@@ -56,24 +56,24 @@ class Machine:
 
 
 def query() -> list[Gpu]:
-    """The devices visible to this process, empty without a driver."""
+    """Return the devices visible to this process, empty without a driver."""
     return machine().devices
 
 
 def free_bytes(rank: int = 0) -> int | None:
-    """Free memory of a visible device, None where there is none or no driver answers."""
+    """Return the free memory of a visible device in bytes, None without that device or a driver."""
     free = machine().free
     return free[rank] if rank < len(free) else None
 
 
 def driver() -> str | None:
-    """The exact version of the driver, None where none answers."""
+    """Return the exact version of the driver, None without a device."""
     devices = query()
     return devices[0].driver if devices else None
 
 
 def machine() -> Machine:
-    """Devices, free memory and problems, all at one moment."""
+    """Return devices, free memory and problems, read at one moment."""
     state = Machine()
     with _library(state) as library:
         if library is not None:
@@ -103,7 +103,7 @@ def _library(state: Machine) -> Iterator[Any]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
-        yield None  # no driver on this machine: an answer, not a problem
+        yield None  # a machine without a driver is not a problem
         return
     except pynvml.NVMLError as error:
         state.problems.append(f"NVML: {error}")
@@ -116,7 +116,7 @@ def _library(state: Machine) -> Iterator[Any]:
 
 
 def _visible(library: Any, state: Machine) -> Iterator[Any]:
-    """Handles in CUDA's order; the first word that names nothing ends the list, as it does for CUDA."""
+    """Yield handles in CUDA's order. The first entry that matches no device ends the list, as in CUDA."""
     physical = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
     wanted = os.environ.get(VISIBLE)
     words = [str(i) for i in range(len(physical))] if wanted is None else wanted.split(",")
@@ -126,7 +126,7 @@ def _visible(library: Any, state: Machine) -> Iterator[Any]:
         handle = _named(library, physical, word.strip())
         if handle is None:
             if word.strip() not in ("", "-1"):
-                state.problems.append(f"{VISIBLE} names {word.strip()}, which is not there")
+                state.problems.append(f"{VISIBLE} names {word.strip()}, but no such device exists")
             return
         yield handle
 
@@ -134,17 +134,17 @@ def _visible(library: Any, state: Machine) -> Iterator[Any]:
 def _check_order(library: Any, physical: list[Any], state: Machine) -> None:
     kinds = set()
     for handle in physical:
-        with suppress(library.NVMLError):  # it is named when its turn comes
+        with suppress(library.NVMLError):  # the error is reported when the device is read
             kinds.add(library.nvmlDeviceGetName(handle))
     if len(kinds) > 1 and os.environ.get(ORDER) != "PCI_BUS_ID":
         state.undecided = tuple(sorted(kinds))
         state.problems.append(
-            f"{' and '.join(sorted(kinds))} are numbered by speed, which NVML does not know: set {ORDER}=PCI_BUS_ID"
+            f"{' and '.join(sorted(kinds))} are numbered by speed, which NVML does not report: set {ORDER}=PCI_BUS_ID"
         )
 
 
 def _named(library: Any, physical: list[Any], word: str) -> Any:
-    """The device of one word of CUDA_VISIBLE_DEVICES, or None."""
+    """Return the device of one entry of CUDA_VISIBLE_DEVICES, or None."""
     if word.startswith("MIG-"):
         return _or_none(library, lambda: library.nvmlDeviceGetHandleByUUID(word))
     if word.startswith("GPU-"):
@@ -155,7 +155,7 @@ def _named(library: Any, physical: list[Any], word: str) -> Any:
 
 
 def _instance(library: Any, handle: Any) -> Any:
-    """The device itself or, where it is divided, the first of its instances: the one that CUDA sees."""
+    """Return the device itself or, under MIG, its first instance, which is the one that CUDA sees."""
     mode = _or_none(library, lambda: library.nvmlDeviceGetMigMode(handle))
     if not mode or not mode[0]:
         return handle
@@ -167,7 +167,7 @@ def _instance(library: Any, handle: Any) -> Any:
 
 
 def _or_none(library: Any, ask: Callable[[], Any]) -> Any:
-    """None where the driver says that there is no such thing; any other error is an error."""
+    """Return None if the driver reports that the object does not exist; raise all other errors."""
     try:
         return ask()
     except (library.NVMLError_NotSupported, library.NVMLError_NotFound, library.NVMLError_FunctionNotFound):

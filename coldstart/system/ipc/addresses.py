@@ -1,4 +1,4 @@
-"""Where a server that listens at an address can be asked, and where one that is told its port can listen."""
+"""Addresses at which a local client reaches a server, and free ports for new servers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def reachable(host: str) -> str:
-    """The address to connect to on this machine: loopback for a server that listens at every address."""
+    """Return the local address to connect to: loopback for a server that listens on every address."""
     return _ALL.get(host, host)
 
 
 def url(host: str, port: object, scheme: str = "http") -> str:
-    """The same as a URL without a path."""
+    """Return the URL, without a path, at which a local client reaches `host`."""
     name = reachable(host)
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
@@ -27,10 +27,13 @@ _SPAN, _TRIES = 16384, 64
 
 
 def free_port(host: str = "") -> int:
-    """A TCP port of `host` (IPv4) for a process that listens there seconds later.
+    """Return a free TCP port of `host` (IPv4) for a process that starts to listen seconds later.
 
-    Nobody listens there now, and it lies below the ports that the kernel gives to whoever asks for any (ip(7),
-    ip_local_port_range): one of those may be another connection's by then. Raises OSError where `host` is not here.
+    The port is below the range from which the kernel assigns ports (ip(7), ip_local_port_range): a connection could take a port
+    of that range in the meantime.
+
+    Raises:
+        OSError: `host` is not an address of this machine.
     """
     low = int(_EPHEMERAL.read_text().split()[0])
     first = max(1024, low - _SPAN)
@@ -42,17 +45,17 @@ def free_port(host: str = "") -> int:
         except OSError:
             if port == 0:
                 raise
-    raise AssertionError("the last is any")
+    raise AssertionError("port 0 either binds or raises")
 
 
 def stop_listening() -> int:
-    """Close every TCP socket at which this process listens, whoever opened it; how many there were.
+    """Close every TCP socket on which this process listens, and return their number.
 
-    Their descriptors stay taken, by something that never wakes, so that whoever opened them can still close them.
+    Their descriptors stay open on an idle eventfd, so that the code that opened them can still close them.
     """
     closed = 0
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
-        with suppress(OSError):  # that of the listing itself, and whatever is no socket
+        with suppress(OSError):  # the descriptor of the listing itself, and descriptors that are not sockets
             with socket.socket(fileno=os.dup(descriptor)) as sock:
                 listens = sock.family != socket.AF_UNIX and sock.getsockopt(
                     socket.SOL_SOCKET, socket.SO_ACCEPTCONN

@@ -1,7 +1,7 @@
-"""One protocol between our own processes on one machine: JSON objects, one a line, over a unix stream socket.
+"""Protocol between coldstart's processes on one machine: one JSON object per line over a unix stream socket.
 
-Descriptors travel beside a line. What is bulky travels as a sealed memfd, so that the receiver never waits for a slow
-sender and nobody changes it afterwards. An open connection is a lease: its end tells of the other side's.
+File descriptors travel with a line. Large data travels as a sealed memfd, so that the receiver never waits for a slow
+sender and no process changes the data afterwards. An open connection is a lease: its end shows that the other process ended.
 Standard library only, for clients that live a few milliseconds.
 """
 
@@ -23,7 +23,7 @@ from coldstart.system.ipc.peers import PeerError
 LINE = 1 << 16
 MAX_REQUEST = 1 << 20
 MAX_BODY = 128 << 20
-# Whoever connects and says nothing must not keep a server from its other clients, nor from its signals.
+# A client that connects and sends nothing must not block a server's other clients or its signals.
 PATIENCE_S = 5.0
 _MAX_DESCRIPTORS = 8
 _RIGHTS = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
@@ -31,11 +31,11 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class MalformedMessageError(PeerError):
-    """The other side does not speak this language."""
+    """The other process sent a message that violates the protocol."""
 
 
 class Channel:
-    """One end of a connection: complete messages in and out, descriptors beside them. A context manager."""
+    """One end of a connection that sends and receives complete messages with descriptors. A context manager."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -43,23 +43,24 @@ class Channel:
         self._pending = b""
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the socket's descriptor, for selectors."""
         return self.socket.fileno()
 
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send one message, blocking, and with its first byte the descriptors. Raises OSError when it cannot be sent."""
+        """Send one message, blocking, and the descriptors with its first byte. Raises OSError."""
         line = encode(message)
         sent = send_some(self.socket, line, descriptors)
-        if sent < len(line):  # sending nothing would fail where the other end has gone since
+        if sent < len(line):  # sending zero bytes would fail if the peer has closed since
             self.socket.sendall(memoryview(line)[sent:])
 
     def receive(self, limit: int | None = LINE) -> list[dict[str, Any]] | None:
-        """The messages that one read completes; None at the end of the connection.
+        """Return the messages that one read completes, None at the end of the connection.
 
-        Raises MalformedMessageError for a line over `limit` bytes, one that is no JSON object, or too many descriptors.
+        Raises:
+            MalformedMessageError: A line exceeds `limit` bytes or is not a JSON object, or there are too many descriptors.
         """
         try:
-            # Not socket.recv_fds, which drops the flag that keeps our children from inheriting the descriptors.
+            # socket.recv_fds would drop the flag that keeps child processes from inheriting the descriptors.
             data, rights, flags, _ = self.socket.recvmsg(1 << 18, _RIGHTS, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return []
@@ -73,19 +74,20 @@ class Channel:
             raise MalformedMessageError("too many descriptors")
         *lines, self._pending = (self._pending + data).split(b"\n")
         if limit is not None and max(map(len, [*lines, self._pending])) > limit:
-            raise MalformedMessageError(f"a line of more than {limit} bytes")
+            raise MalformedMessageError(f"a line exceeds {limit} bytes")
         return list(map(_object, lines))
 
     def request(self) -> dict[str, Any]:
-        """The one message that a client sends first, within PATIENCE_S seconds in all.
+        """Return the single message that a client sends first, within PATIENCE_S seconds in total.
 
-        Raises MalformedMessageError on anything cut short, longer than MAX_REQUEST bytes, too slow, or followed by more.
+        Raises:
+            MalformedMessageError: The message is truncated, longer than MAX_REQUEST bytes, too slow, or followed by another.
         """
         deadline = time.monotonic() + PATIENCE_S
         while select.select([self.socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
             messages = self.receive(MAX_REQUEST)
             if messages is None:
-                raise MalformedMessageError("a request that is cut short")
+                raise MalformedMessageError("the request is truncated")
             if len(messages) > 1 or (messages and self._pending):
                 raise MalformedMessageError("more than one request")
             if messages:
@@ -93,23 +95,23 @@ class Channel:
         raise MalformedMessageError(f"no request within {PATIENCE_S:g} s")
 
     def replies(self) -> Iterator[dict[str, Any]]:
-        """Messages until the connection ends, blocking."""
+        """Yield messages until the connection ends, blocking."""
         while (messages := self.receive(None)) is not None:
             yield from messages
 
     def take(self) -> int:
-        """The oldest descriptor received, now the caller's. Raises MalformedMessageError when there is none."""
+        """Remove and return the oldest received descriptor, now owned by the caller. Raises MalformedMessageError."""
         if not self.descriptors:
             raise MalformedMessageError("a descriptor is missing")
         return self.descriptors.popleft()
 
     def close(self) -> None:
-        """Close the connection and descriptors that nobody took."""
+        """Close the connection and all descriptors that were not taken."""
         self.close_descriptors()
         self.socket.close()
 
     def close_descriptors(self) -> None:
-        """Close those that nobody took."""
+        """Close the descriptors that were not taken."""
         while self.descriptors:
             os.close(self.descriptors.popleft())
 
@@ -121,7 +123,7 @@ class Channel:
 
 
 def send_some(connection: socket.socket, data: bytes | bytearray, descriptors: tuple[int, ...] = ()) -> int:
-    """Send what the socket takes now, the descriptors with its first byte; how many bytes. Raises as sendmsg."""
+    """Send as many bytes as the socket accepts, the descriptors with the first one. Return the number. Raises as sendmsg."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     return connection.sendmsg([data], rights)
 
@@ -130,19 +132,19 @@ def _object(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise MalformedMessageError(f"a line that is no JSON: {error}") from error
+        raise MalformedMessageError(f"a line is not JSON: {error}") from error
     if not isinstance(message, dict):
-        raise MalformedMessageError("a line that is no JSON object")
+        raise MalformedMessageError("a line is not a JSON object")
     return message
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """A message as its line."""
+    """Encode a message as a line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def sealed(*parts: bytes) -> int:
-    """A memfd holding the parts, a newline between them, that nobody can change. The caller closes it."""
+    """Return an immutable memfd that contains the parts, separated by newlines. The caller closes it."""
     descriptor = os.memfd_create("coldstart-request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(descriptor, "wb", closefd=False) as file:
@@ -155,16 +157,16 @@ def sealed(*parts: bytes) -> int:
 
 
 def body(descriptor: int) -> tuple[bytes, bytes]:
-    """The two parts of a `sealed` memfd, which is closed. Raises MalformedMessageError for any other descriptor."""
+    """Read the two parts of a `sealed` memfd and close it. Raises MalformedMessageError for any other descriptor."""
     try:
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise MalformedMessageError("a descriptor that is not sealed")
+            raise MalformedMessageError("the descriptor is not sealed")
         size = os.fstat(descriptor).st_size
         if size > MAX_BODY:
-            raise MalformedMessageError(f"a body of {size} bytes")
+            raise MalformedMessageError(f"the body is too large: {size} bytes")
         head, _, rest = os.pread(descriptor, size, 0).partition(b"\n")
     except OSError as error:
-        raise MalformedMessageError(f"a descriptor of another kind: {error.strerror}") from error
+        raise MalformedMessageError(f"the descriptor is not a memfd: {error.strerror}") from error
     finally:
         os.close(descriptor)
     return head, rest

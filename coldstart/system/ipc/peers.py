@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket: this user, or nobody whom we listen to. Standard library only."""
+"""Unix sockets that accept and contact only processes of this user or root. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PAUSE_S = 0.1
 
 
 class PeerError(RuntimeError):
-    """The other side is not there, or is another user's."""
+    """The other process is not running, or belongs to another user."""
 
 
 class Listener:
     """A listening socket that only this user can reach (directory 0700, socket 0600).
 
-    A connection for which no descriptor is left would stay in the queue and keep the socket readable. One descriptor is
-    kept in reserve, so that such a connection can be closed and its client told at once.
+    Without a free descriptor, a connection would stay in the queue and keep the socket readable. One descriptor is
+    held in reserve, so that such a connection can be accepted and closed, and its client gets an error at once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,11 +39,11 @@ class Listener:
         self._reserve: int | None = _reserve()
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the socket's descriptor, for selectors."""
         return self.socket.fileno()
 
     def accept(self) -> socket.socket | None:
-        """The next connection of this user, blocking; None when it has gone, is another user's or cannot be had now."""
+        """Accept the next connection, blocking. Return None if it has closed, is another user's, or cannot be accepted now."""
         try:
             connection, _ = self.socket.accept()
         except OSError as error:
@@ -66,7 +66,7 @@ class Listener:
         self._reserve = _reserve()
 
     def close(self) -> None:
-        """Close the socket; its path stays."""
+        """Close the socket. Its path remains."""
         self.socket.close()
         if self._reserve is not None:
             os.close(self._reserve)
@@ -87,13 +87,13 @@ def _reserve() -> int | None:
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user id of the process at the other end, as the kernel knows it. Raises OSError for what is no unix socket."""
+    """Return the user id of the process at the other end, as the kernel reports it. Raises OSError for other sockets."""
     size = struct.calcsize("3i")
     return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
 
 
 def trusted(connection: socket.socket) -> bool:
-    """Whether the other end is this user's, or root's, who can do anyway whatever this user can."""
+    """Return whether the other end belongs to this user, or to root, who has all rights of this user anyway."""
     try:
         return peer_uid(connection) in (0, os.getuid())
     except OSError:
@@ -101,14 +101,14 @@ def trusted(connection: socket.socket) -> bool:
 
 
 def connect(path: Path) -> socket.socket:
-    """Connect to a server of this user. Raises PeerError when nobody, or another user, listens there."""
+    """Connect to a server of this user. Raises PeerError if no process listens, or one of another user."""
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         client.connect(str(path))
     except OSError as error:
         client.close()
-        raise PeerError(f"nobody listens at {path}: {error.strerror}") from error
+        raise PeerError(f"cannot connect to {path}: {error.strerror}") from error
     if not trusted(client):
         client.close()
-        raise PeerError(f"who listens at {path} is another user")
+        raise PeerError(f"the server at {path} belongs to another user")
     return client

@@ -1,1 +1,1 @@
-"""Processes of this machine: what they are, how they end, and what they leave."""
+"""Processes of this machine: their identity, their end, and their temporary files."""

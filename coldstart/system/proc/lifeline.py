@@ -1,4 +1,4 @@
-"""Ending with whoever started us: no server outlives its supervisor, no engine its server."""
+"""End a process with its parent, so that no server outlives its supervisor and no engine outlives its server."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def die_with_parent(number: int = signal.SIGTERM) -> None:
 
 
 def die_as_a_group() -> None:
-    """`die_with_parent` in the first process of a group: SIGTERM ends all that it has started too, which nobody told to.
+    """Apply `die_with_parent` to the first process of a group: its SIGTERM kills the complete group.
 
-    What it has forked ends alone.
+    A process that it has forked ends alone.
     """
     first = os.getpid()
 
@@ -37,7 +37,7 @@ def die_as_a_group() -> None:
 
 
 def die_with_supervisor() -> None:
-    """`die_with_parent` in a process that was started with its parent's pid: ends at once if that one has gone already."""
+    """Apply `die_with_parent` in a process that was started with its parent's PID. Exit at once if the parent has ended."""
     die_with_parent()
     supervisor = os.environ.pop(SUPERVISOR_ENV, None)
     if supervisor is not None and os.getppid() != int(supervisor):

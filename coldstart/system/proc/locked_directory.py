@@ -1,7 +1,7 @@
-"""A directory of one process: gone with it, and where it was killed, with the next one of its kind.
+"""Directory of one process that is removed when the process ends, or by the next process of its kind after a kill.
 
-It is alive while its lock is held, by the process or by what it forked; the kernel drops the lock with the last of them,
-whatever pids or clocks say.
+The directory is in use while its lock is held, by the process or by its forks. The kernel releases the lock with the last of
+them, so reused PIDs and clock changes do not matter.
 """
 
 from __future__ import annotations
@@ -17,17 +17,23 @@ from pathlib import Path
 from coldstart.artifacts import files
 
 _LOCK = "lock"
-"""Locked by the process whose pid it holds, and by what that has forked."""
+"""Lock file that contains its owner's PID; the owner and its forks hold the lock."""
 
 
 @contextmanager
 def owned(base: Path, gate: Path, prefix: str = "", *, patience_s: float = 0.0) -> Iterator[Path]:
-    """A directory `prefix`... below `base`, private, that holds its lock and nothing else; dead ones of that name are removed.
+    """Yield a private directory `prefix`... below `base` that contains only its lock. Remove dead directories of that prefix.
 
-    `gate` is the lock of all of them; `patience_s`: how long to wait for what the process has started and is still writing.
-    Raises OSError.
+    Args:
+        base: Parent directory.
+        gate: Lock file that all directories of this prefix share.
+        prefix: Start of the directory's name.
+        patience_s: Seconds to wait, at removal, for child processes that still write.
+
+    Raises:
+        OSError: The directory cannot be created.
     """
-    # One at a time, so that none removes another's directory before that one's own lock is held.
+    # One at a time, so that no process removes a new directory before its owner holds the lock.
     with files.locked(gate):
         remove_dead(base, prefix, patience_s)
         own = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
@@ -43,7 +49,7 @@ def owned(base: Path, gate: Path, prefix: str = "", *, patience_s: float = 0.0) 
 
 
 def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
-    """Remove those of processes that have gone, with the gate held; the pids of those who live."""
+    """Remove directories of dead processes, with the gate held, and return the PIDs of the living owners."""
     found = filter(Path.is_dir, base.glob(f"{prefix}*"))
     return [_owner(one) for one in found if not _removed_if_dead(one, patience_s)]
 
@@ -58,7 +64,7 @@ def _removed_if_dead(directory: Path, patience_s: float) -> bool:
 
 
 def _remove(directory: Path, patience_s: float) -> None:
-    """What the process has started may still be ending, and writing: again then. What stays after that the next one removes."""
+    """Remove the directory, again while child processes still write to it. The next process removes what is left then."""
     deadline_s = time.monotonic() + patience_s
     shutil.rmtree(directory, ignore_errors=True)
     while directory.exists() and time.monotonic() < deadline_s:
@@ -70,4 +76,4 @@ def _owner(directory: Path) -> str:
     try:
         return (directory / _LOCK).read_text()
     except OSError:
-        return ""  # it has just begun, or has just gone
+        return ""  # the directory was just created or just removed

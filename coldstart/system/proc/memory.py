@@ -1,6 +1,6 @@
-"""Advice to the kernel about memory that is about to be touched: the page faults cost more than the copy.
+"""Advise the kernel about memory that will be touched soon, because page faults cost more than the copy.
 
-Every function is a hint: where the kernel does not know it, nothing happens and the pages come one by one, as always.
+Every function is a hint. A kernel without the feature ignores it and maps pages one by one.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def address(view: memoryview) -> int:
-    """Where a writable buffer lies in memory."""
+    """Return the address of a writable buffer."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def present(address: int, size: int) -> None:
-    """Map all pages of a mapped range at once, reading those that are not in memory. Releases the GIL (ctypes does)."""
+    """Map all pages of a mapped range at once, and read those that are not in memory. Releases the GIL (through ctypes)."""
     start = address // _PAGE * _PAGE
     _libc.madvise(start, address + size - start, MADV_POPULATE_READ)
 
 
 def fresh(address: int, size: int) -> None:
-    """Map the whole pages of a range that is about to be written. Releases the GIL.
+    """Map the full pages of a range that will be written. Releases the GIL.
 
-    Pages of the ordinary size: a huge page that the machine has given back to its hypervisor costs more than the
-    small ones it stands for.
+    Pages have the ordinary size: a huge page that the machine has returned to its hypervisor costs more than its small pages.
     """
     start, end = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
     if start < end:
@@ -38,6 +37,6 @@ def fresh(address: int, size: int) -> None:
 
 
 def give_back() -> None:
-    """Return what was freed to the kernel, where the C library can (glibc): less to copy, to freeze and to thaw."""
+    """Return freed memory to the kernel if the C library can (glibc), so that forks and snapshots copy less."""
     with suppress(AttributeError):
         _libc.malloc_trim(0)

@@ -1,7 +1,7 @@
-"""What /proc says of processes and memory: who descends from whom, what they share, what is left.
+"""Processes and memory as /proc reports them: children, identity, memory use, available memory.
 
-psutil is imported only by what no start waits for: its import takes 18 ms. It knows neither pid namespaces nor the limits of
-control groups.
+psutil is imported only in functions that no start waits for, because its import takes 18 ms. It supports neither PID namespaces
+nor control group limits.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 
 
 def children(pid: int) -> tuple[int, ...]:
-    """The pids of the processes that any thread of `pid` has started. Raises OSError when it is gone."""
+    """Return the PIDs of the children of all threads of `pid`. Raises OSError if the process does not exist."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return tuple(int(child) for task in tasks for child in (task / "children").read_text().split())
 
 
 def birth(pid: int) -> str | None:
-    """What tells this process from any other that had or will have its pid: the boot, and its start in clock ticks.
+    """Return an identity that distinguishes a process from others with the same PID: boot id and start time in clock ticks.
 
-    None when there is none, or only what its parent has not reaped.
+    Return None if the process does not exist or is a zombie.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -31,21 +31,22 @@ def birth(pid: int) -> str | None:
 
 
 def memory_bytes(pid: int) -> int:
-    """Proportional set size of a process and its descendants: shared pages are counted by their share.
+    """Return the proportional set size of a process and its descendants in bytes. Each shared page counts by its share.
 
-    Raises ProcessLookupError when it is gone.
+    Raises:
+        ProcessLookupError: The process does not exist.
     """
     import psutil
 
     try:
         tree = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     except psutil.NoSuchProcess as error:
-        raise ProcessLookupError(f"process {pid} is gone") from error
+        raise ProcessLookupError(f"process {pid} does not exist") from error
     return pss_bytes(tree)
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Proportional set size in bytes, summed; a process that is gone or not ours to read counts nothing."""
+    """Return the sum of proportional set sizes in bytes. Processes that have ended or are not readable count zero."""
     import psutil
 
     total = 0
@@ -56,7 +57,7 @@ def pss_bytes(pids: Iterable[int]) -> int:
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident bytes of one process; 0 when it is gone."""
+    """Return the resident bytes of one process, 0 if it does not exist."""
     import psutil
 
     try:
@@ -66,9 +67,10 @@ def rss_bytes(pid: int) -> int:
 
 
 def outer_pid(guardian: int, inner: int) -> int:
-    """The pid that we see of the process that is `inner` in the guardian's pid namespace.
+    """Return the PID outside the guardian's PID namespace of the process with PID `inner` inside it.
 
-    Raises ProcessLookupError when there is none.
+    Raises:
+        ProcessLookupError: The process does not exist.
     """
     pending = [guardian]
     while pending:
@@ -78,28 +80,28 @@ def outer_pid(guardian: int, inner: int) -> int:
         if len(names) > 1 and int(names[-1]) == inner:
             return pid
         pending += children(pid)
-    raise ProcessLookupError(f"process {inner} of that namespace is gone already")
+    raise ProcessLookupError(f"process {inner} of that namespace does not exist")
 
 
 def available_memory() -> int:
-    """Bytes that a new process can have: MemAvailable, or less where a control group allows less."""
+    """Return the bytes that a new process can use: MemAvailable, or less if a control group limits it."""
     return min([meminfo("MemAvailable") * 1024, *_control_groups()])
 
 
 def meminfo(name: str) -> int:
-    """A number of /proc/meminfo, in its unit (mostly KiB); 0 where the kernel does not give it."""
+    """Return a number from /proc/meminfo in its unit (mostly KiB), 0 if the kernel does not report it."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     return next((int(words[1]) for words in lines if words[0] == f"{name}:"), 0)
 
 
 def _control_groups() -> Iterator[int]:
-    """What the limits of this process's control group (version 2) and of those above it leave."""
+    """Yield the bytes that this process's control group (version 2) and each parent group have left."""
     own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
     group = Path("/sys/fs/cgroup") / own.lstrip("/")
     for directory in (group, *group.parents):
         try:
             limit, used = (directory / "memory.max").read_text(), (directory / "memory.current").read_text()
         except OSError:
-            continue  # no limit is kept here
+            continue  # this group has no limit
         if limit.strip() != "max":
             yield max(0, int(limit) - int(used))

@@ -1,4 +1,4 @@
-"""Random state that processes of one memory must not share: forked from one template, or thawed from one image."""
+"""Random state that must differ between processes with common memory: forked from one template, or thawed from one image."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import random
 
 
 def renew() -> None:
-    """Seed Python's and numpy's generators anew and give multiprocessing a new key.
+    """Reseed Python's and numpy's generators and give multiprocessing a new key.
 
-    torch's generator is left: vLLM seeds it by --seed, for every server alike.
+    torch's generator is unchanged: vLLM seeds it with --seed in every server.
     """
     import numpy
 

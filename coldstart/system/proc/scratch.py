@@ -1,7 +1,7 @@
-"""A temporary directory of one server: private from birth, and gone with it, however it ends.
+"""Temporary directory of one server, private and removed with it.
 
-vLLM names sockets and a rendezvous file in the directory for temporary files and leaves them there. So a server has a directory
-of its own (`owned`), and where it is killed, its supervisor or the next server removes that.
+vLLM creates sockets and a rendezvous file in the temporary directory and does not remove them. So each server has its own
+directory (`owned`). If a server is killed, its supervisor or the next server removes the directory.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from coldstart.system.proc.locked_directory import owned, remove_dead
 SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 PREFIX = "server-"
 _GATE = "scratch.lock"
-# A unix socket's path may have 107 bytes; vLLM's sockets are called by a UUID.
+# A unix socket's path can have 107 bytes. vLLM's socket names are UUIDs.
 _LONGEST = 107 - 1 - 36
 _PATIENCE_S = 10.0
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """From here on this process and its children put temporary files and sockets in a directory that ends with the block.
+    """Put temporary files and sockets of this process and its children in a directory that is removed after the block.
 
-    Raises OSError, and Usage where no private place can be had.
+    Raises:
+        OSError: The directory cannot be created.
+        UsageError: No private directory can be created.
     """
     base = _base()
     with owned(base, base / _GATE, PREFIX) as own:
@@ -41,9 +43,11 @@ def scratch() -> Iterator[Path]:
 
 
 def sweep(ended: int | None = None) -> None:
-    """Remove the directories of servers that were killed; what the one whose pid was `ended` has forked may still be ending.
+    """Remove the directories of killed servers. Wait for forks of the server with PID `ended`, which may still be ending.
 
-    Raises OSError, and Usage where no private place can be had.
+    Raises:
+        OSError: The directory cannot be read.
+        UsageError: No private directory can be created.
     """
     base, deadline_s = _base(), time.monotonic() + _PATIENCE_S
     while True:
@@ -55,7 +59,7 @@ def sweep(ended: int | None = None) -> None:
 
 
 def _use(own: Path) -> tuple[str | None, dict[str, str | None]]:
-    """What was used before: tempfile's own directory, and the variables."""
+    """Set the directory and return the previous state: tempfile's directory, and the variables."""
     before = tempfile.tempdir, {name: os.environ.get(name) for name in ("TMPDIR", SOCKETS_VARIABLE)}
     tempfile.tempdir = os.environ["TMPDIR"] = str(own)
     os.environ.setdefault(SOCKETS_VARIABLE, str(own))

@@ -1,1 +1,1 @@
-"""Checkpoint and restore of processes by CRIU, and the images that it writes."""
+"""Checkpoint and restore of processes with CRIU, and its images."""

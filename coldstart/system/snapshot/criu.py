@@ -1,6 +1,6 @@
-"""The CRIU program: where it is, whether it may run here, and running it.
+"""Find the CRIU program, check that it may run here, and run it.
 
-COLDSTART_CRIU names a program that is not in PATH (a newer one unpacked beside the system's, say).
+COLDSTART_CRIU names a program that is not in PATH, such as a newer one than the system's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NR_OPEN = Path("/proc/sys/fs/nr_open")
 
 
 def command() -> list[str]:
-    """The program as an argument vector. Raises FileNotFoundError where there is none."""
+    """Return the program as an argument vector. Raises FileNotFoundError if it does not exist."""
     program = VARIABLE.read() or shutil.which("criu")
     if not program or not os.access(program, os.X_OK):
         raise FileNotFoundError(program or "criu")
@@ -30,17 +30,17 @@ def command() -> list[str]:
 
 
 def missing() -> str | None:
-    """Why no process can be frozen or thawed here, or None."""
+    """Return why no process can be frozen or thawed here, or None."""
     try:
         command()
     except FileNotFoundError as error:
-        return f"{error} is not to be found: install criu (4.2 or newer for Linux 6.18), or name it in {VARIABLE}"
+        return f"{error} was not found: install criu (4.2 or newer for Linux 6.18), or set {VARIABLE}"
     if shutil.which("unshare") is None:
-        return "unshare (util-linux) is not to be found"
+        return "unshare (util-linux) was not found"
     held = int(_status("CapEff") or "0", 16)
     if held & _CAPABILITIES != _CAPABILITIES:
         return "CRIU needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE: run as root, or in a container with both"
-    # It raises its own limit of open files to the kernel's before all else, and ends where it may not.
+    # CRIU first raises its limit of open files to the kernel's, and exits if it may not.
     most, hard = int(_NR_OPEN.read_text()), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if not held & _RESOURCE and hard < most:
         return (
@@ -52,12 +52,12 @@ def missing() -> str | None:
 
 @functools.cache
 def version() -> str:
-    """Its version, as in "4.2.1". Raises FileNotFoundError."""
+    """Return CRIU's version, as in "4.2.1". Raises FileNotFoundError."""
     return run("--version").stdout.split()[-1]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it to its end. Raises FileNotFoundError."""
+    """Run CRIU until it exits. Raises FileNotFoundError."""
     return subprocess.run([*command(), *arguments], capture_output=True, text=True, check=False)
 
 

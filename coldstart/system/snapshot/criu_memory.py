@@ -1,12 +1,12 @@
-"""Memory of a frozen process, moved out of CRIU's pages into a file that the thawed process maps.
+"""Move a frozen process's memory out of CRIU's pages into a file that thawed processes map.
 
-CRIU reads every page that it has kept into each process that it thaws, and the processes share none of them. What is not
-written to again, a model's weights above all, is had for less: anonymous memory at least RUN bytes long becomes a private
-mapping of MEMORY, whose pages come from the page cache when they are touched, one copy for all. A write copies the page, as
-CRIU's own mapping of a library's data does. Only the description of the frozen process changes; it never runs meanwhile.
+CRIU reads every saved page into each process that it thaws, and the processes share none. Pages that are not written again,
+mainly a model's weights, can be mapped instead. Anonymous memory of at least RUN bytes becomes a private mapping of MEMORY.
+Its pages come from the page cache when they are touched, one copy for all processes. A write copies the page, as in CRIU's own
+mapping of library data. Only the image of the frozen process changes; the process does not run meanwhile.
 
-Formats: CRIU's protobuf images `mm`, `pagemap` and `files` (criu/images/*.proto), each a magic of eight bytes and messages with
-their length before them. Fields that are not named here are left as they are.
+Formats: CRIU's protobuf images `mm`, `pagemap` and `files` (criu/images/*.proto): eight bytes of magic, then messages that
+follow their length. Fields that are not named here are copied unchanged.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 
 MEMORY = "memory.img"
 RUN = 1 << 18
-"""Shorter runs are left to CRIU: each costs a mapping. A start writes to a fifth of Python's arenas of small objects, which
-are longer."""
+"""Shorter runs stay with CRIU, because each run costs a mapping. Python's arenas of small objects are longer than this, and a
+start writes to a fifth of them."""
 
 _PAGE = 4096
 _MAGIC = 8
-# vma.proto: VmaEntry; mm.proto: the field of mm_entry that holds them.
+# vma.proto: VmaEntry; mm.proto: the field of mm_entry that contains them.
 _START, _END, _OFFSET, _FILE, _PROTECTION, _FLAGS, _STATUS, _ADVICE, _OPENED = 1, 2, 3, 4, 5, 6, 7, 9, 10
 _VMAS = 14
 _REGULAR, _FILE_PRIVATE, _ANON_PRIVATE = 1 << 0, 1 << 6, 1 << 9
@@ -43,12 +43,12 @@ Message = list[Field]
 
 
 class UnknownImageError(ValueError):
-    """The images are not as they are known here; they were left as they are."""
+    """The images have an unknown form; they were not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """`count` pages at `address`, kept in the pages file from `kept`; `vma` is the mapping that holds them."""
+    """`count` pages at `address`, stored in the pages file from offset `kept`; `vma` is the index of their mapping."""
 
     address: int
     count: int
@@ -61,9 +61,15 @@ class _Run:
 
 
 def move(images: Path, mapped: Path) -> int:
-    """Move the large anonymous memory of the one process in `images` into MEMORY beside them; the bytes moved.
+    """Move the large anonymous memory of the single process in `images` to MEMORY and return the number of bytes moved.
 
-    `mapped` is the path by which the thawed process will find MEMORY. Raises Unknown before anything is changed, OSError.
+    Args:
+        images: Directory of CRIU's images.
+        mapped: Path at which the thawed process will find MEMORY.
+
+    Raises:
+        UnknownImageError: The images have an unknown form; nothing was changed.
+        OSError: A file cannot be read or written.
     """
     mm, pagemap, pages = _only(images, "mm-*"), _only(images, "pagemap-*"), _only(images, "pages-*")
     files = images / "files.img"
@@ -72,7 +78,7 @@ def move(images: Path, mapped: Path) -> int:
     vmas = [_message(value) for number, value in space if number == _VMAS and isinstance(value, bytes)]
     runs = list(_runs(entries, [(_number(vma, _START), _number(vma, _END)) for vma in vmas]))
     if runs and runs[-1][1].kept + runs[-1][1].count * _PAGE != pages.stat().st_size:
-        raise UnknownImageError(f"{pages.name} does not hold the pages that {pagemap.name} tells of")
+        raise UnknownImageError(f"{pages.name} does not contain the pages that {pagemap.name} lists")
     filed: list[_Run] = []
     rest: list[tuple[Message, _Run]] = []
     for group in _joined(runs):
@@ -97,24 +103,24 @@ def move(images: Path, mapped: Path) -> int:
 
 
 def _runs(entries: Iterable[Message], spans: list[tuple[int, int]]) -> Iterator[tuple[Message, _Run]]:
-    """Each pagemap entry with its run of pages, cut where mappings meet."""
+    """Yield each pagemap entry with its run of pages, split at the borders of mappings."""
     starts, kept = [start for start, _ in spans], 0
     for entry in entries:
         if any(number == _IN_PARENT and value for number, value in entry):
-            raise UnknownImageError("the image leans on an earlier one")
+            raise UnknownImageError("the image is incremental: it needs an earlier image")
         address = _number(entry, _ADDRESS)
         count = next((v for n, v in entry if n == _COUNT and isinstance(v, int)), _number(entry, _COUNT_32))
         while count:
             vma = bisect(starts, address) - 1
             here = min(count, (spans[vma][1] - address) // _PAGE) if vma >= 0 else 0
             if here <= 0:
-                raise UnknownImageError(f"no mapping holds the page at {address:#x}")
+                raise UnknownImageError(f"no mapping contains the page at {address:#x}")
             yield entry, _Run(address, here, kept, vma)
             address, count, kept = address + here * _PAGE, count - here, kept + here * _PAGE
 
 
 def _joined(runs: Iterable[tuple[Message, _Run]]) -> Iterator[list[tuple[Message, _Run]]]:
-    """The runs in groups without a gap in one mapping: CRIU cuts them where its pipes were full."""
+    """Yield groups of adjacent runs in one mapping. CRIU splits runs where its pipes were full."""
     group: list[tuple[Message, _Run]] = []
     for entry, run in runs:
         if group and (run.address != group[-1][1].end or run.vma != group[-1][1].vma):
@@ -126,9 +132,9 @@ def _joined(runs: Iterable[tuple[Message, _Run]]) -> Iterator[list[tuple[Message
 
 
 def _plain(vma: Message) -> bool:
-    """Whether a mapping is ordinary private memory, readable and writable, that does not grow downwards.
+    """Return whether a mapping is ordinary private memory, readable and writable, that does not grow downwards.
 
-    One that was given advice is not: some (to be wiped in a child, say) is refused for a file.
+    A mapping with madvise(2) advice is excluded: the kernel rejects some advice (wipe on fork, for example) for a file.
     """
     flags = _number(vma, _FLAGS)
     return (
@@ -143,7 +149,7 @@ def _plain(vma: Message) -> bool:
 def _remapped(
     space: Message, vmas: list[Message], filed: list[_Run], offsets: dict[int, int], identity: int
 ) -> Message:
-    """The address space with a mapping of the file in place of each of `filed`."""
+    """Return the address space with a mapping of the file in place of each run of `filed`."""
     by_vma: dict[int, list[_Run]] = {}
     for run in filed:
         by_vma.setdefault(run.vma, []).append(run)
@@ -170,10 +176,10 @@ def _entry(entry: Message, run: _Run) -> Message:
 
 
 def _file(opened: list[Message], identity: int, mapped: Path, size: int) -> Message:
-    """The description of a file that is open for reading; whose it is (nobody's signals) as of any other."""
+    """Return the description of a file opened for reading, with the owner of another regular file."""
     regular = next((v for entry in opened for n, v in entry if n == _REG and isinstance(v, bytes)), None)
     if regular is None:
-        raise UnknownImageError("the process has no file mapped")
+        raise UnknownImageError("the process has no regular file open")
     owner = next(value for number, value in _message(regular) if number == _REG_OWNER)
     described: Message = [
         (_REG_ID, identity),
@@ -187,14 +193,14 @@ def _file(opened: list[Message], identity: int, mapped: Path, size: int) -> Mess
 
 
 def _copy(source: Path, target: Path, runs: Iterable[_Run]) -> None:
-    """The pages of `runs`, one after another, into `target`."""
+    """Write the pages of `runs`, one after another, to `target`."""
     with source.open("rb") as pages, open(target, "wb", opener=_private) as out:
         for run in runs:
             place, left = run.kept, run.count * _PAGE
             while left:
                 done = os.sendfile(out.fileno(), pages.fileno(), place, left)
                 if not done:
-                    raise OSError(f"{source} ends in the middle of a run of pages")
+                    raise OSError(f"{source} is truncated within a run of pages")
                 place, left = place + done, left - done
 
 
@@ -205,12 +211,12 @@ def _private(path: str, flags: int) -> int:
 def _only(images: Path, pattern: str) -> Path:
     found = list(images.glob(f"{pattern}.img"))
     if len(found) != 1:
-        raise UnknownImageError(f"{len(found)} images {pattern}, not of one process")
+        raise UnknownImageError(f"expected one image {pattern}, found {len(found)}")
     return found[0]
 
 
 def _with(message: Message, changed: dict[int, int]) -> Message:
-    """The message with these fields, in the order of their numbers."""
+    """Return the message with these fields changed, sorted by field number."""
     kept = [(number, value) for number, value in message if number not in changed]
     return sorted([*kept, *changed.items()], key=lambda field: field[0])
 
@@ -218,7 +224,7 @@ def _with(message: Message, changed: dict[int, int]) -> Message:
 def _number(message: Message, wanted: int) -> int:
     value = next((value for number, value in message if number == wanted), None)
     if not isinstance(value, int):
-        raise UnknownImageError(f"a message has no number as its field {wanted}")
+        raise UnknownImageError(f"field {wanted} of a message is not a number")
     return value
 
 
@@ -229,7 +235,7 @@ def _read(image: Path) -> list[Message]:
         messages.append(_message(data[at + 4 : at + 4 + length]))
         at += 4 + length
     if at != len(data) or not messages:
-        raise UnknownImageError(f"{image.name} is cut short")
+        raise UnknownImageError(f"{image.name} is truncated")
     return messages
 
 
@@ -240,7 +246,7 @@ def _write(image: Path, messages: Iterable[Message]) -> None:
 
 
 def _message(data: bytes) -> Message:
-    """The fields of a protobuf message that has numbers, texts and messages alone."""
+    """Parse the fields of a protobuf message that contains only numbers, texts and messages."""
     fields: Message = []
     at = 0
     while at < len(data):
@@ -253,7 +259,7 @@ def _message(data: bytes) -> Message:
             fields.append((key >> 3, data[at : at + length]))
             at += length
         else:
-            raise UnknownImageError(f"a field of wire type {key & 7}")
+            raise UnknownImageError(f"unknown wire type {key & 7}")
     return fields
 
 
@@ -271,7 +277,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(data):
-            raise UnknownImageError("a message is cut short")
+            raise UnknownImageError("a message is truncated")
         byte = data[at]
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7

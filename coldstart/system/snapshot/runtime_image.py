@@ -1,8 +1,9 @@
-"""Images of processes with the runtime imported: where they lie, whose they are, whether they may be read, and their removal.
+"""Images of processes with the runtime imported: location, permission to read them, and removal.
 
-There is one for each interpreter and its versions, of no model, below the cache root; making and thawing it is
-serve/runtime_snapshot.py's. An image is memory that runs as this user. So it is read only where it was made: in a directory of
-this user's own with mode 0700, with every file as it was then (stamps.py). What it was made of is fingerprint.py's to judge.
+There is one image for each interpreter and its versions, without a model, below the cache root. launch/runtime_snapshot.py
+creates and thaws them. An image is memory that runs as this user. So it is read only on the machine that created it, from a
+directory of this user with mode 0700 whose files are unchanged (directory_fingerprint.py). fingerprint.py judges whether it
+fits the installed software.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _LEFT = ".*.*"
 
 @dataclass(frozen=True)
 class Image:
-    """One image: `python` and `vllm` are what it was made with, `made` is UTC (ISO 8601), `size` the bytes on disk.
+    """One image, with the interpreter and vLLM version that created it, its UTC time (ISO 8601), and its size in bytes on disk.
 
-    `obstacle` is why nothing can be thawed from it any more, None where it fits this machine.
+    `obstacle` is the reason why it cannot be thawed, None if it fits this machine.
     """
 
     directory: Path
@@ -45,15 +46,15 @@ class Image:
 
 
 def place(root: Path) -> Path:
-    """Where below `root` the image for this interpreter and its versions lies, or would."""
+    """Return the directory below `root` of the image for this interpreter and its versions; it need not exist."""
     which = {"executable": sys.executable, **runtime.fields()}
     return root / hashlib.sha256(json.dumps(which, sort_keys=True).encode()).hexdigest()
 
 
 def obstacle(image: Path) -> str | None:
-    """Why the image in the directory `image` may not be read, None where it may."""
+    """Return why the image in the directory `image` may not be read, None if it may."""
     if not image.is_dir():
-        return f"{image} is not there"
+        return f"{image} does not exist"
     if (reason := ownership.private(image)) is not None:
         return reason
     try:
@@ -62,18 +63,21 @@ def obstacle(image: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         stamped = None
     if not stamped:
-        return f"{image} was not made here"
+        return f"{image} was not created on this machine"
     try:
-        return directory_fingerprint.change(stamped, image, "made")
+        return directory_fingerprint.change(stamped, image, "created")
     except OSError as error:
-        return f"{image} cannot be read: {error.strerror}"
+        return f"cannot read {image}: {error.strerror}"
 
 
 @contextmanager
 def published(image: Path) -> Iterator[Path]:
-    """A private directory for a new image, which takes the place of `image` when the block ends. Nothing stays where it raises.
+    """Yield a private directory for a new image, which replaces `image` when the block ends. If the block raises, remove it.
 
-    One at a time: whoever comes second waits. What makers that were killed have left is removed. Raises OSError, NoLocksError.
+    Only one image is created at a time; a second caller waits. Leftovers of killed processes are removed.
+
+    Raises:
+        OSError, NoLocksError: The directory cannot be created or locked.
     """
     root = image.parent
     files.make_private(root)
@@ -91,13 +95,13 @@ def published(image: Path) -> Iterator[Path]:
         files.make_private(record.parent)
         files.write_atomic(
             record,
-            json.dumps({"format": FORMAT, "entries": directory_fingerprint.of(image)}).encode(),
+            json.dumps({"format": FORMAT, "entries": directory_fingerprint.compute(image)}).encode(),
             mode=0o600,
         )
 
 
 def _seal(directory: Path) -> None:
-    """Every file its owner's alone, and on the disk before it has its name."""
+    """Restrict every file to its owner, and write all files to disk before the directory gets its name."""
     for path in directory.iterdir():
         path.chmod(0o600)
         with path.open("rb") as file:
@@ -119,13 +123,13 @@ def _sweep(root: Path) -> None:
 
 
 def listed(root: Path) -> Iterator[Image]:
-    """Every image below `root`, whatever interpreter it is of."""
+    """Yield every image below `root`, of any interpreter."""
     directories = sorted(root.glob("[0-9a-f]*")) if root.is_dir() else []
     yield from map(described, directories)
 
 
 def described(directory: Path) -> Image:
-    """What the image in `directory` says of itself, and whether it fits. Raises OSError where there is none."""
+    """Return the description of the image in `directory`, and whether it fits. Raises OSError if it does not exist."""
     try:
         about = json.loads((directory / ABOUT).read_text())
         python, vllm, made = (str(about[name]) for name in ("python", "vllm", "made"))
@@ -136,13 +140,13 @@ def described(directory: Path) -> Image:
 
 
 def discard(image: Image) -> None:
-    """Remove an image and what is known of it."""
+    """Remove an image and its record."""
     shutil.rmtree(image.directory, ignore_errors=True)
     directory_fingerprint.record(_KIND, image.directory).unlink(missing_ok=True)
 
 
 def prune(root: Path, *, dry_run: bool) -> reclaim.Reclaimed:
-    """Remove the images from which nothing can be thawed any more, and what makers that were killed have left."""
+    """Remove the images that cannot be thawed any more, and leftovers of killed processes."""
     dead = [image for image in listed(root) if image.obstacle is not None]
     left, left_bytes = _left(root, dry_run=dry_run)
     for image in () if dry_run else dead:
@@ -152,7 +156,7 @@ def prune(root: Path, *, dry_run: bool) -> reclaim.Reclaimed:
 
 
 def _left(root: Path, *, dry_run: bool) -> tuple[list[Path], int]:
-    """What makers that were killed have left (and its bytes on disk), removed; nothing while one is being made."""
+    """Remove leftovers of killed processes and return them with their bytes on disk; none while an image is being created."""
     try:
         held = files.try_lock(root / _LOCK) if root.is_dir() else None
     except OSError:

@@ -1,1 +1,1 @@
-"""Whose code may run here: trusted keys, remembered verifications, and directories that no other user can change."""
+"""Trust in code that runs here: trusted keys, cached verifications, and directories that no other user can change."""

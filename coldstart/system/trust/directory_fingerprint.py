@@ -1,7 +1,8 @@
-"""What a directory holds, as stat(2) knows it: whether something in it was changed, added by others or taken away since.
+"""Fingerprint of a directory from stat(2), which shows whether an entry was changed, removed or made writable for others.
 
-Of a file its identity, owner, mode, size and times, ctime among them, which nobody can set; of a directory all but size and
-times. Stamps are kept in the state directory, one record for each place: a cache that comes from elsewhere brings none.
+The fingerprint of a file contains its identity, owner, mode, size and times, including ctime, which a process cannot set. That
+of a directory omits size and times. Fingerprints are stored in the state directory, one record per place, so a cache from
+another machine has none.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from coldstart.system.trust import ownership
 
 
 def record(kind: str, place: Path) -> Path:
-    """Where what is known of `place` is kept, by its resolved path."""
+    """Return the path of the record for `place`, which depends on its resolved path."""
     where = hashlib.sha256(os.fsencode(os.path.realpath(place))).hexdigest()[:16]
     return paths.state_dir() / kind / f"{place.name}.{where}"
 
 
-def of(place: Path) -> dict[str, list[int]]:
-    """A stamp for everything in `place`, by its path below it, and for itself as ".". Raises OSError."""
+def compute(place: Path) -> dict[str, list[int]]:
+    """Return the fingerprint of each entry of `place` by relative path, and of `place` itself as ".". Raises OSError."""
     return {name: _stamp(status) for name, status in _entries(place)}
 
 
 def change(stamped: Mapping[str, Sequence[int]], place: Path, made: str) -> str | None:
-    """What of `stamped` is gone or has changed since `place` was `made`, or what others could write to; None for nothing."""
+    """Return the first entry that changed since `place` was `made`, or that other users can write; None if there is none."""
     present = dict(_entries(place))
     for name, stamp in stamped.items():
         if name not in present:
-            return f"{place / name} is gone"
+            return f"{place / name} was removed"
         if _stamp(present[name]) != list(stamp):
             return f"{place / name} has changed since it was {made}"
     for name, entry in present.items():
@@ -42,7 +43,7 @@ def change(stamped: Mapping[str, Sequence[int]], place: Path, made: str) -> str 
 
 
 def _entries(place: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """(path below `place`, stat) of everything in it, itself as "."; links are not followed."""
+    """Yield (relative path, stat) of every entry of `place`, itself as "."; links are not followed."""
     yield ".", place.lstat()
     pending = [""]
     while pending:
@@ -56,7 +57,7 @@ def _entries(place: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 def _stamp(status: os.stat_result) -> list[int]:
     identity = [status.st_dev, status.st_ino, status.st_uid, status.st_mode]
-    # A directory's size and times change with what is added.
+    # A directory's size and times change when an entry is added.
     return (
         identity
         if stat.S_ISDIR(status.st_mode)

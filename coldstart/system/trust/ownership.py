@@ -1,8 +1,7 @@
-"""Whether nobody but this user and root can put something in a place: sshd's StrictModes, for every component of a path.
+"""Check that only this user and root can write to a place: sshd's StrictModes for every component of a path.
 
-A directory that others may write to is a directory that others may replace what is below it of. A sticky one of root's (/tmp)
-is none: there only the owner of a name may take it away. The path is judged as it is resolved, so a link is judged by where it
-leads and by whoever could turn it elsewhere.
+If other users can write to a directory, they can replace everything below it. A sticky directory of root (/tmp) is safe:
+only the owner of a name can remove it. The resolved path is checked, so a link is judged by its target and its own directory.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def fault(path: Path) -> str | None:
-    """Why what stands at `path` could be another user's, or None; of a path that is not there, its nearest directory's."""
+    """Return why `path` could belong to another user, or None. If the path does not exist, its parents are checked."""
     resolved = Path(os.path.realpath(path))
     for place in (resolved, *resolved.parents):
         try:
@@ -25,31 +24,31 @@ def fault(path: Path) -> str | None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            return f"{place} cannot be looked at: {error.strerror}"
+            return f"cannot inspect {place}: {error.strerror}"
         if (reason := entry_fault(status)) is not None:
             return f"{place} {reason}"
     return None
 
 
 def entry_fault(status: os.stat_result) -> str | None:
-    """What is wrong with one file or directory: its owner, or who may write to it."""
+    """Return the fault of one file or directory: its owner, or write access of other users."""
     if status.st_uid not in (0, os.getuid()):
         return f"belongs to user {status.st_uid}"
     sticky = status.st_uid == 0 and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & _OTHERS and not sticky and not stat.S_ISLNK(status.st_mode):
-        return f"may be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+        return f"is writable by other users (mode {stat.S_IMODE(status.st_mode):04o})"
     return None
 
 
 def private(path: Path) -> str | None:
-    """Why `path` is no directory of this user's with mode 0700 in a place that is nobody else's; made if missing."""
+    """Create `path` as a private directory if it is missing. Return why it is not private (this user's, mode 0700), or None."""
     try:
         files.make_private(path)
         status = path.lstat()
     except OSError as error:
-        return f"{path} cannot be made: {error.strerror}"
+        return f"cannot create {path}: {error.strerror}"
     if not stat.S_ISDIR(status.st_mode):
-        return f"{path} is no directory"
+        return f"{path} is not a directory"
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        return f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}, wanted {os.getuid()} and 0700"
+        return f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}, expected {os.getuid()} and 0700"
     return fault(path)

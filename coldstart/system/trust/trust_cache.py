@@ -1,7 +1,7 @@
-"""Who is trusted, remembered: a bundle whose signature once verified under a key is trusted as long as that key is.
+"""Cache of signature verifications: a bundle whose signature was verified with a key is trusted as long as the key is.
 
-A manifest's digest names all of a bundle, and a signature over it does not expire, so a verdict depends on nothing but the key
-file in the trust directory. Verdicts lie beside it, in the state directory, which does not travel with a cache. They spare
+A manifest's digest covers the complete bundle, and a signature over it does not expire, so the result depends only on the key
+file in the trust directory. Results are stored beside it in the state directory, which does not travel with a cache. They save
 each start the import of a cryptography library.
 """
 
@@ -20,7 +20,7 @@ from coldstart.system import paths
 
 
 def judge(bundle: Bundle) -> TrustResult:
-    """Whether a trusted key signed `bundle`. Raises InvalidSignatureError for a malformed key file among the trusted."""
+    """Return whether a trusted key signed `bundle`. Raises InvalidSignatureError for a malformed trusted key file."""
     record = paths.state_dir() / "verdicts" / bundle.digest.removeprefix("sha256:")
     if known := _remembered(record):
         return known
@@ -28,7 +28,7 @@ def judge(bundle: Bundle) -> TrustResult:
 
     result = sign.trusted(bundle, paths.state_dir() / "trust")
     if result.ok and result.signer:
-        with suppress(OSError, BundleError):  # a state directory that cannot be written costs time only
+        with suppress(OSError, BundleError):  # without a writable state directory, each start verifies again
             _remember(record, result.signer)
     return result
 
@@ -39,7 +39,7 @@ def _remembered(record: Path) -> TrustResult | None:
         if _digest_of(verdict["key"]) == verdict["sha256"]:
             return TrustResult(True, verdict["signer"], f"signed by {verdict['signer']}")
     except (OSError, ValueError, KeyError, TypeError, BundleError):
-        pass  # Whatever is wrong with it, the signature itself is asked then.
+        pass  # The caller then verifies the signature itself.
     return None
 
 

@@ -1,6 +1,6 @@
-"""Whose bundles may run code here: a directory of public keys, this machine's own among them.
+"""Keys whose bundles may run code here: a directory of public keys, including this machine's own.
 
-Invariant: a key is listed by the fingerprint of its content, never by what its file is called.
+Invariant: a key is listed by the fingerprint of its content, never by its file name.
 """
 
 import re
@@ -26,7 +26,7 @@ _DIGITS = re.compile(r"[0-9a-f]{12,32}")
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """One public key of the trust directory; ``problem`` says why it cannot be used, if it cannot."""
+    """One public key of the trust directory; ``problem`` is the reason why it cannot be used, if any."""
 
     file: str
     name: str
@@ -36,7 +36,7 @@ class TrustedKey:
 
 
 def listed() -> list[TrustedKey]:
-    """Every key that is trusted here; this machine's own is made on first use."""
+    """Return every trusted key. This machine's own key is created on first use."""
     state = paths.state_dir()
     own = sign.host_key(state).fingerprint
     return [_read(path, own) for path in sorted(sign.trust_dir(state).glob("*.pub"))]
@@ -104,7 +104,7 @@ def _is_called(key: TrustedKey, word: str) -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """On a bundle: the sum, one verdict for each signature, the bundle of its key that is taken, and what to do."""
+    """Trust in a bundle: the total, the result for each signature, the bundle that a start would use, and a hint."""
 
     trust: TrustResult
     signatures: list[TrustResult]
@@ -113,16 +113,16 @@ class Verdict:
 
 
 def why(store: Store, bundle: Bundle) -> Verdict:
-    """Why `bundle` is trusted or not, and which of its key is taken. Raises InvalidSignatureError for a malformed key file."""
+    """Explain whether `bundle` is trusted, and which of its key is used. Raises InvalidSignatureError for a bad key file."""
     judge = sign.TrustStore(sign.trust_dir(paths.state_dir()))
     signatures, total = judge.each(bundle), judge(bundle)
     same = [other for other in store.list() if _key_of(other) == bundle.key_digest]
     best = next((one for one in selection.best_first(same, judge) if one.trust.ok), None)
     hint = None
     if not total.ok and signatures:
-        hint = "if you know its maker: coldstart trust add FILE, with what this prints there: coldstart trust show"
+        hint = "if you know its maker: coldstart trust add FILE, with the output on its machine of: coldstart trust show"
     elif not total.ok:
-        hint = "have its maker sign it, or make it here: coldstart materialize MODEL"
+        hint = "ask its maker to sign it, or build it here: coldstart materialize MODEL"
     return Verdict(total, signatures, best.bundle if best else None, hint)
 
 
@@ -134,7 +134,7 @@ def _key_of(bundle: Bundle) -> str | None:
 
 
 def own_public_key() -> str:
-    """This machine's public key (PEM), for others to add."""
+    """Return this machine's public key (PEM), for other machines to add."""
     return sign.public_pem(paths.state_dir()).decode()
 
 

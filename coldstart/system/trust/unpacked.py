@@ -1,10 +1,13 @@
-"""Sections that are code, unpacked once per content and reused, but only where this user's trust has allowed it.
+"""Unpack code sections once per content, and reuse a directory only if no other user could have changed it.
 
-Nothing runs that somebody else could have put there. A directory is used again only while all of this holds: every component of
-its path, and every entry below it, belongs to this user or root and is writable by nobody else; it is at the path where it was
-unpacked, and what was unpacked still has its inode, mode, size, mtime and ctime; the keys that are trusted, and our own code,
-are those it was judged by. The record of that lies in the state directory, which does not travel with a cache. Whatever else is
-found is unpacked anew from the bundle, whose bytes and signature are verified; where the place itself is not fit, elsewhere.
+A directory is reused only while all of these hold:
+
+- Every component of its path and every entry below it belongs to this user or root, and no other user can write to it.
+- It is at the path where it was unpacked, and each unpacked file has its inode, mode, size, mtime and ctime.
+- The trusted keys and coldstart's own code are those that it was verified with.
+
+The record is in the state directory, which does not travel with a cache. Any other directory is unpacked again from the bundle,
+whose bytes and signature are verified. If the location is not safe, a private one is used.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from coldstart.system import fingerprint, paths
 from coldstart.system.trust import directory_fingerprint, ownership
 
 FORMAT = 2
-"""1 was a text: the names of the trusted keys."""
+"""Format 1 was a text with the names of the trusted keys."""
 _TRIES = 20
 
 
@@ -35,10 +38,19 @@ def unpacked(
     *,
     exact: bool = False,
 ) -> Path:
-    """The directory that holds `section` of `bundle`: below `root`, or in a private place where others could write to `root`.
+    """Return the directory with `section` of `bundle`: below `root`, or in a private place if others could write to `root`.
 
-    With `exact`, only below `root`. Why a directory that was there is not used is added to `refused`.
-    Raises what Bundle.extract raises (Untrusted among them), OSError.
+    Args:
+        bundle: The bundle.
+        section: Name of a section that contains code.
+        root: Parent of unpacked directories.
+        trust: Judges whether the bundle may provide code.
+        refused: Receives the reason why an existing directory was not reused.
+        exact: Use no other place than `root`.
+
+    Raises:
+        BundleError: As Bundle.extract, UntrustedError included.
+        OSError: The directory cannot be created.
     """
     digest = bundle.entry(section).digest.removeprefix("sha256:")
     place = (root if exact else _fit(root)) / digest
@@ -48,11 +60,11 @@ def unpacked(
     with _closed():
         record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _closed(), files.locked(record.parent / ".lock"):
-        if (reason := _obstacle(record, place)) is not None:  # another start may have been faster
+        if (reason := _obstacle(record, place)) is not None:  # another start may have unpacked it
             _renew(bundle, section, place, trust)
             record.write_text(json.dumps(_description(place)))
             if reason and refused is not None:
-                refused.append(f"unpacked anew: {reason}")
+                refused.append(f"unpacked again: {reason}")
     return place
 
 
@@ -63,13 +75,15 @@ def _fit(root: Path) -> Path:
 
 
 def _obstacle(record: Path, place: Path) -> str | None:
-    """Why the directory cannot be used as it is, "" where there is nothing to tell; None where it can be used."""
+    """Return why the directory cannot be reused, "" if this needs no report; None if it can be reused."""
     try:
         known = json.loads(record.read_text())
     except (FileNotFoundError, ValueError):
-        return f"{place} was judged by an older coldstart, or by nobody" if place.is_dir() else ""
+        return (
+            f"{place} has no valid record: an older coldstart, or none, verified it" if place.is_dir() else ""
+        )
     if not isinstance(known, dict) or known.get("format") != FORMAT:
-        return f"{place} was judged by an older coldstart"
+        return f"{place} was verified by an older coldstart"
     if not place.is_dir():
         return ""
     if (reason := ownership.fault(place)) is not None:
@@ -80,7 +94,7 @@ def _obstacle(record: Path, place: Path) -> str | None:
         return f"{place} was unpacked by another release of coldstart"
     return directory_fingerprint.change(
         known["entries"], place, "unpacked"
-    )  # what inductor adds is this user's own
+    )  # inductor adds files of this user
 
 
 def _description(place: Path) -> dict[str, object]:
@@ -89,12 +103,12 @@ def _description(place: Path) -> dict[str, object]:
         "place": os.path.realpath(place),
         "keys": _trusted_keys(),
         "code": fingerprint.own_code(),
-        "entries": directory_fingerprint.of(place),
+        "entries": directory_fingerprint.compute(place),
     }
 
 
 def _trusted_keys() -> str:
-    # The names end in the keys' fingerprints: adding or removing one makes every section be judged again.
+    # The file names end in the keys' fingerprints, so each section is verified again when a key is added or removed.
     directory = paths.state_dir() / "trust"
     return "\n".join(sorted(os.listdir(directory))) if directory.is_dir() else ""  # noqa: PTH208
 
@@ -102,7 +116,7 @@ def _trusted_keys() -> str:
 def _renew(bundle: Bundle, section: str, place: Path, trust: Trust) -> None:
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (reason := ownership.fault(place.parent)) is not None:
-        raise PermissionError(f"code is not unpacked where others can write: {reason}")
+        raise PermissionError(f"refusing to unpack code where other users can write: {reason}")
     fresh = place.with_name(f".{place.name}.{os.getpid()}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
@@ -113,7 +127,7 @@ def _renew(bundle: Bundle, section: str, place: Path, trust: Trust) -> None:
 
 
 def _put(fresh: Path, place: Path) -> None:
-    """An engine that was killed with its server may put its compile cache there once more: then again."""
+    """Rename `fresh` to `place`, again if the engine of a killed server writes its compile cache there meanwhile."""
     for left in reversed(range(_TRIES)):
         _away(place)
         try:
@@ -135,7 +149,7 @@ def _away(place: Path) -> None:
 
 @contextmanager
 def _closed() -> Iterator[None]:
-    """Whatever is made in the block is its owner's alone, the directories above it included."""
+    """Create all files and directories in the block with access for their owner only."""
     previous = os.umask(0o077)
     try:
         yield

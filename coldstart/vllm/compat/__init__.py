@@ -25,13 +25,13 @@ CHECKED: dict[Feature, Versions] = {"graphs": ((0, 32), (0, 33)), "late-interact
 
 log = logging.getLogger("vllm.coldstart")
 fallbacks: list[Fallback] = []
-"""Fallbacks that this process found out about by itself, after its server had started it."""
+"""Fallbacks that occurred in this process after its server had started it."""
 
 
 def check(feature: Feature, load: Callable[[], object] | None = None) -> str | None:
     """Return why this vLLM cannot serve `feature`, as a sentence; None if it can.
 
-    `load` imports, or does, what needs the feature's names: a missing name is the reason.
+    `load` imports or calls what needs the feature's names: a missing name is the reason.
     """
     if reason := _unchecked(feature):
         return reason
@@ -44,13 +44,13 @@ def check(feature: Feature, load: Callable[[], object] | None = None) -> str | N
 
 
 def fall_back(section: str, reason: str) -> None:
-    """Log a fallback of this process, and keep it for the worker's report."""
+    """Log a fallback of this process, and store it for the worker's report."""
     log.warning("coldstart: %s: %s", section, reason)
     fallbacks.append(Fallback(section, reason))
 
 
 def version() -> str:
-    """Return the installed vLLM's version, "unknown" if there is none."""
+    """Return the installed vLLM's version, "unknown" if it is not installed."""
     distribution = runtime.vllm_distribution()
     return distribution[1] if distribution else "unknown"
 

@@ -1,4 +1,4 @@
-"""Names where graphs and the KV plan take hold of the GPU's runners."""
+"""Names that CUDA graphs and the KV plan use in the GPU's runners and workers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Find out what of a vLLM integration point is missing or has another signature in the installed vLLM.
+"""Find parts of a vLLM integration point that are missing or have another signature in the installed vLLM.
 
-A call fits if the function takes every argument that we give under the name that we expect, and requires no others. An override
-fits if it takes what vLLM's method takes. A subclass of ours must leave no method abstract.
+A call fits if the function takes every argument that we pass, under the expected name, and requires no others. An override
+fits if it takes the arguments of vLLM's method. Our subclasses must implement all abstract methods.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def problems(point: Point) -> Iterator[str]:
     try:
         owner = _find(point)
         yield from (f"{point.name} {problem}" for problem in _problems(point, owner))
-    except Exception as error:  # noqa: BLE001 - whatever an unknown vLLM raises is a reason, not a failure
+    except Exception as error:  # noqa: BLE001 - any error of an unknown vLLM is a reason, not a failure
         yield f"{point.name} cannot be used: {type(error).__name__}: {error}"
 
 
@@ -50,13 +50,13 @@ def _has(owner: Any, name: str) -> bool:
 
 
 def _source(owner: Any) -> str:
-    """Return the source of a function, or of the module that holds a class: finding a class parses the module."""
+    """Return the source of a function, or of the module that contains a class, because finding a class parses the module."""
     return inspect.getsource(sys.modules[owner.__module__] if isinstance(owner, type) else owner)
 
 
 @functools.cache
 def _attributes(owner: type) -> frozenset[str]:
-    """Attributes that a class declares, or that its methods set."""
+    """Return the attributes that a class declares or that its methods set."""
     declared = {name for base in owner.__mro__ for name in inspect.get_annotations(base)}
     members = [member for base in owner.__mro__ for member in vars(base).values()]
     return frozenset(declared).union(*map(_stored, members))
@@ -69,7 +69,7 @@ def _stored(member: Any) -> frozenset[str]:
 
 
 def _call_problem(call: str, function: Any) -> str | None:
-    """Bind each name to itself: what arrives under another name is in another position."""
+    """Return the mismatch of a call. Each argument is its own name, so an argument in another position is noticed."""
     positional, keywords = _words(call)
     more = positional and positional[-1].startswith("*")
     signature = _signature(function)
@@ -98,10 +98,10 @@ def _signature(function: Any) -> inspect.Signature:
 
 def _override_problems(owner: Any, names: list[str]) -> Iterator[str]:
     for ours in our_subclasses(owner) if names else ():
-        yield from (f"wants {name} of {ours.__name__}" for name in sorted(_abstract(ours)))
+        yield from (f"requires {name}, which {ours.__name__} lacks" for name in sorted(_abstract(ours)))
         for name in names:
             if name in vars(ours) and not _takes_the_same(vars(ours)[name], getattr(owner, name)):
-                yield f"takes {name}{_signature(getattr(owner, name))}, not what {ours.__name__} takes"
+                yield f"takes {name}{_signature(getattr(owner, name))}, unlike {ours.__name__}"
 
 
 def our_subclasses(owner: type) -> Iterator[type]:

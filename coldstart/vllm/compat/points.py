@@ -25,12 +25,12 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Full name, for example `vllm.config:VllmConfig`."""
+        """Return the full name, for example `vllm.config:VllmConfig`."""
         return f"{self.module}:{self.path}" if self.path else self.module
 
     @property
     def members(self) -> frozenset[str]:
-        """Every attribute and method that is used of it, without the constructor."""
+        """Return every attribute and method that is used, without the constructor."""
         called = {call.partition("(")[0] for call in self.calls} - {self.path.rpartition(".")[2]}
         return frozenset({*self.reads, *self.overrides, *called})
 

@@ -22,7 +22,7 @@ _CPU_ONLY = ("vllm.v1.worker.cpu_", "vllm.utils.ompmultiprocessing", "coldstart.
 
 
 def check_compatibility() -> dict[Feature, str]:
-    """Return what does not fit, by feature, as a sentence each; an empty dictionary if everything fits."""
+    """Return for each feature that does not fit a sentence with the reasons; empty if everything fits."""
     _import_subclasses()
     reasons = {feature: check(feature) or _misfit(feature) for feature in get_args(Feature)}
     return {feature: reason for feature, reason in reasons.items() if reason}
@@ -31,7 +31,7 @@ def check_compatibility() -> dict[Feature, str]:
 def _misfit(feature: Feature) -> str | None:
     points = [one for one in TABLE if feature in one.features and _is_for_this_device(one.module)]
     found = dict.fromkeys(problem for one in points for problem in problems(one))
-    return f"The installed vLLM differs from what {feature!r} needs: {'; '.join(found)}." if found else None
+    return f"The installed vLLM does not fit {feature!r}: {'; '.join(found)}." if found else None
 
 
 def _is_for_this_device(module: str) -> bool:
@@ -40,7 +40,7 @@ def _is_for_this_device(module: str) -> bool:
 
 
 def _import_subclasses() -> None:
-    """Import our modules: a module that fails names vLLM's missing part, which has a row of its own."""
+    """Import our modules. A module that fails lacks a name of vLLM, which its own row of the table reports."""
     for name in filter(_is_for_this_device, _our_modules()):
         with suppress(Exception):
             importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Names that the scheduler and the KV copies on the host stand on."""
+"""Names that the scheduler and the KV copies on the host use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether a worker that was built before may serve a start: by all that it was given, not by a list of what matters.
+"""Decide whether a prebuilt worker can serve a start, by comparing the complete configurations.
 
-Opt-out. A worker is told one object, vLLM's configuration; so every leaf of it is compared, and what differs keeps the worker
-from being adopted unless APART says why a worker cannot have read it. A flag of a newer vLLM thus counts from its first day.
+A worker receives one object, vLLM's configuration, so every leaf of it is compared. A leaf that differs prevents the adoption
+unless APART has a reason why a worker cannot have read it. A flag of a newer vLLM is therefore compared at once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from coldstart.scheduling.settings import KEY
 from coldstart.system import secrets
 
-# Names of leaves, and with a dot at their end of all that lies below one.
-_NAMED = "what the server calls itself, or a number drawn for this start"
-_ENGINE = "the engine's own, which is built anew in every server"
-_OURS = "the settings of our scheduler, which is the engine's"
-_KV = "handed over when a worker is adopted"
-_MODULES = "the model's own modules, filled in when it is built"
-_FOUND = "found by the engine after the worker is there"
+# Names of leaves; a name that ends in a dot covers everything below it.
+_NAMED = "a name of the server, or a number chosen for this start"
+_ENGINE = "used by the engine only, which every server builds"
+_OURS = "settings of our scheduler, which the engine builds"
+_KV = "passed to the worker when it is adopted"
+_MODULES = "modules of the model, filled in when it is built"
+_FOUND = "determined by the engine after the worker is built"
 APART: Mapping[str, str] = {
     "instance_id": _NAMED,
     "model_config.served_model_name": _NAMED,
@@ -36,7 +36,7 @@ APART: Mapping[str, str] = {
     "scheduler_config.long_prefill_token_threshold_adaptive": _ENGINE,
     "scheduler_config.prefill_schedule_interval": _ENGINE,
     "scheduler_config.stream_interval": _ENGINE,
-    "additional_config": "nothing is in it",
+    "additional_config": "it is empty",
     f"additional_config.{KEY}": _OURS,
     f"additional_config.{KEY}.": _OURS,
     "kv_transfer_config": _KV,
@@ -45,7 +45,7 @@ APART: Mapping[str, str] = {
     "cache_config.num_cpu_blocks": _FOUND,
     "shutdown_timeout": _ENGINE,
     "structured_outputs_config.": _ENGINE,
-    "logging_config.": "what is logged",
+    "logging_config.": "affects logs only",
     "parallel_config.data_parallel_master_port": _NAMED,
     "parallel_config._data_parallel_master_port_list": _NAMED,
     "parallel_config._data_parallel_master_port_list.": _NAMED,
@@ -56,42 +56,42 @@ APART: Mapping[str, str] = {
     "compilation_config.static_all_moe_layers.": _MODULES,
     "compilation_config.traced_files": "filled in when it is compiled",
     "compilation_config.compilation_time": "filled in when it is compiled",
-    "compilation_config.cache_dir": "where files lie",
-    "compilation_config.local_cache_dir": "where files lie",
-    "compilation_config.debug_dump_path": "where files lie",
+    "compilation_config.cache_dir": "location of files",
+    "compilation_config.local_cache_dir": "location of files",
+    "compilation_config.debug_dump_path": "location of files",
     "compilation_config.enabled_custom_ops": "counted while the model is built",
     "compilation_config.enabled_custom_ops.": "counted while the model is built",
     "compilation_config.disabled_custom_ops": "counted while the model is built",
     "compilation_config.disabled_custom_ops.": "counted while the model is built",
 }
-# A worker whose buffers are larger than this start needs is one that can serve it: the scheduler keeps to the limit.
+# A worker with larger buffers than this start needs can serve it, because the scheduler enforces the limit.
 ROOMY = frozenset({"scheduler_config.max_num_seqs"})
 MODEL = "the model's directory"
 _DEEPEST = 12
 
 
 def facts(config: Any, **more: object) -> dict[str, object]:
-    """Every leaf of a configuration by its dotted name, and `more`; what is no text or number is named by its type.
+    """Return every leaf of a configuration by its dotted name, and `more`. A leaf that is not text or number becomes its type.
 
-    The model's own directory reads as MODEL, wherever it lies: what it holds is in the bundle's key and the weights' digest.
+    The model's directory is replaced by MODEL, because the bundle's key and the weights' digest cover its content.
     """
     place = config.model_config.model
     leaves = ((name, MODEL if leaf == place else leaf) for name, leaf in _leaves(config, "", 0))
-    return {name: leaf for name, leaf in leaves if not apart(name)} | more
+    return {name: leaf for name, leaf in leaves if not explain_ignored(name)} | more
 
 
-def apart(name: str) -> str | None:
-    """Why a leaf of this name is no matter of the worker's, or None."""
+def explain_ignored(name: str) -> str | None:
+    """Return why a worker does not depend on a leaf of this name, or None."""
     below = (name[: place + 1] for place, letter in enumerate(name) if letter == ".")
     return APART.get(name) or next((APART[start] for start in below if start in APART), None)
 
 
 def difference(built: Mapping[str, object], wanted: Mapping[str, object]) -> str | None:
-    """The first leaf that differs, with both values; None where the worker may be adopted."""
+    """Return the first leaf that differs, with both values; None if the worker can be adopted."""
     for name in sorted({*built, *wanted}):
         had, requested = built.get(name), wanted.get(name)
         if had != requested and not (name in ROOMY and _is_roomier(had, requested)):
-            return f"{name}: the built worker has {_shown(name, had)}, this start asks for {_shown(name, requested)}"
+            return f"{name}: the built worker has {_shown(name, had)}, this start needs {_shown(name, requested)}"
     return None
 
 
@@ -125,7 +125,7 @@ def _members(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """The declared fields, and what vLLM's checks set beside them; not what it fills in privately when it is first asked."""
+    """Return the declared fields and the public attributes that vLLM's validation adds, without its private caches."""
     declared = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     public = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
     return sorted((declared | public).items())

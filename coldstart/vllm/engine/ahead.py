@@ -1,8 +1,8 @@
-"""What each worker would do anew, done once in a process that forks them.
+"""Do work of every worker once, in the process that forks the workers.
 
-vLLM looks through every imported module for Triton kernels that its CPU engine replaces, in each worker: a third of a second,
-and a forked worker copies the memory of all that it looks at. Done before the fork, it holds for every child: what a child
-imports later takes the replacement from the module that defines the kernel.
+On the CPU, each vLLM worker searches all imported modules for Triton kernels to replace. This takes a third of a second, and a
+forked worker copies the memory that it reads. If it is done before the fork, it holds for every child: a module that a child
+imports later gets the replacement from the module that defines the kernel.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from coldstart.vllm import compat
 
 
 def prepare() -> None:
-    """Replace the kernels and import what a worker of any model imports; nothing where this vLLM has no such step.
+    """Replace the kernels and import the modules of every model's worker. Do nothing if this vLLM has no such step.
 
-    Before a fork, and only in a process that serves nothing itself.
+    Call it before a fork, and only in a process that does not serve.
     """
     compat.check("ahead", _replace_kernels)
 
@@ -28,5 +28,5 @@ def _replace_kernels() -> None:
 
     current_platform.register_triton_kernel_overrides()
     platform = current_platform
-    # Of this process's own object: its children find it done.
+    # Set on this process's object, so that its children skip the search.
     platform.register_triton_kernel_overrides = lambda: None

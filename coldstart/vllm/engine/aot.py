@@ -1,9 +1,9 @@
-"""vLLM's ahead-of-time artefacts laid where its worker looks, under the hash that this worker computes.
+"""Copy a bundle's ahead-of-time artefacts to the path that vLLM's worker computes.
 
-vLLM keeps <root>/torch_compile_cache/torch_aot_compile/<hash>/rank_<rank>_<dp>/model and, beside the ranks, Inductor's
-cache.  The hash has the model's path in it, so a bundle's artefact is never found by name; it is copied to the name that
-is asked for just before vLLM looks.  What vLLM then makes of it is its own decision: it compares the traced sources.
-Nothing is lost by a miss but time, and each is named.
+vLLM stores <root>/torch_compile_cache/torch_aot_compile/<hash>/rank_<rank>_<dp>/model and, beside the ranks, Inductor's
+cache. The hash includes the model's path, so a bundle's artefact never has the right name. It is copied to the requested
+path just before vLLM looks there. vLLM then compares the traced sources and decides whether to use it.
+A miss costs only time, and each miss is reported.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ MODULE, WORKER = "vllm.compilation.decorators", "vllm.v1.worker.gpu_worker"
 
 
 class Aot:
-    """The artefacts of one bundle in one worker; `reasons` say why something was compiled although it is here."""
+    """Artefacts of one bundle in one worker; `reasons` explain each compilation despite an artefact."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self.reasons, self.loaded = directory, list[str](), 0
 
     def install(self, module: Any) -> None:
-        """Wrap vLLM's look-up."""
+        """Wrap vLLM's function that loads artefacts."""
         original = module._try_load_aot_compiled_fn
 
         @functools.wraps(original)
@@ -38,12 +38,12 @@ class Aot:
         module._try_load_aot_compiled_fn = load
 
     def report_in(self, module: Any) -> None:
-        """Give vLLM's worker, where it has one, the method by which the server asks."""
+        """Add to vLLM's worker, if the module has one, the method that reports to the server."""
         if (worker := getattr(module, "Worker", None)) is not None:
             setattr(worker, COMPILE_REPORT, lambda worker: {"loaded": self.loaded, "reasons": self.reasons})
 
     def lay(self, path: Path) -> bool:
-        """Copy the artefact of `path`'s rank and Inductor's cache there, unless something is there already."""
+        """Copy the artefact of `path`'s rank and Inductor's cache there, unless the path exists. Return whether it exists."""
         if path.exists():
             return True
         held = self._held(path.parent.name, path.name)
@@ -52,11 +52,11 @@ class Aot:
         try:
             shutil.copytree(held.parent.parent, path.parent.parent, dirs_exist_ok=True)
         except OSError as error:
-            self.reasons.append(f"{path.parent.name}: the artefact cannot be laid: {error}")
+            self.reasons.append(f"{path.parent.name}: cannot copy the artefact: {error}")
         return path.exists()
 
     def _held(self, rank: str, name: str) -> Path | None:
-        """The only artefact of that rank: one bundle is of one configuration, but a model may have several parts."""
+        """Return the only artefact of that rank, None if there are several: a model may have several compiled parts."""
         artefacts = sorted(self._directory.glob(f"*/{rank}/{name}"))
         if len(artefacts) != 1:
             self.reasons.append(f"{rank}: the bundle has {len(artefacts)} artefacts")
@@ -65,4 +65,4 @@ class Aot:
     def _account(self, laid: bool, loaded: bool, path: Path) -> None:
         self.loaded += loaded
         if laid and not loaded:
-            self.reasons.append(f"{path.parent.name}: vLLM did not take the artefact and compiled again")
+            self.reasons.append(f"{path.parent.name}: vLLM rejected the artefact and compiled again")

@@ -1,7 +1,7 @@
-"""vLLM's API application, built while the engine starts instead of after it.
+"""Build vLLM's API application while the engine starts.
 
-vLLM builds it from the parsed arguments once the engine answers, which then has nothing to do. The same call with the same
-arguments is made here, in a thread beside the engine's start; vLLM is handed its result where it asks for just that, and builds
+vLLM builds it from the parsed arguments after the engine has started, while the engine waits. A thread makes the same call with
+the same arguments during the engine's start. vLLM receives the result if it requests the same application, and builds
 its own otherwise.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 from coldstart.system import timeline
 from coldstart.vllm import compat
 
-# What a worker says of nearly every model that generates; one that says more has its application built by vLLM.
+# The tasks of nearly every model that generates. vLLM builds the application itself for a model with other tasks.
 _TASKS = ("generate",)
 
 
 def warm(args: Namespace, config: Any) -> None:
-    """Build and drop an application, so that its modules are imported and its routes' schemas known."""
+    """Build and discard an application, so that its modules are imported and its route schemas cached."""
     with timeline.measure("import app", track="server"):
         _built(args, config)
 
@@ -41,7 +41,7 @@ def _import_build_app() -> None:
 
 
 class EarlyApplication:
-    """The application for these arguments, once a thread of this process has built it."""
+    """The API application for given arguments, built by a thread of this process."""
 
     def __init__(self) -> None:
         self._asked: tuple[Namespace, Any] | None = None
@@ -49,7 +49,7 @@ class EarlyApplication:
         self._made: Any = None
 
     def begin_after_fork(self, args: Namespace, config: Any) -> None:
-        """Build it once this process has forked its engine: a fork of a process with two threads would not be whole."""
+        """Build the application after this process has forked its engine: a fork of several threads would be incomplete."""
         self._asked = args, config
         os.register_at_fork(after_in_parent=self._begin)
 
@@ -59,7 +59,7 @@ class EarlyApplication:
             self._thread.start()
 
     def _build(self) -> None:
-        # vLLM makes the same call, and says what is wrong with it.
+        # vLLM makes the same call and reports its error.
         with suppress(Exception):
             self._made = _built(*self._asked)  # type: ignore[misc]
 
@@ -70,8 +70,8 @@ class EarlyApplication:
         return args is given and tuple(tasks or ()) == _TASKS and model_config is config.model_config
 
     @contextmanager
-    def handed_over(self) -> Iterator[None]:
-        """Where vLLM builds an application in this block, it is given the one that is there, waited for."""
+    def provide(self) -> Iterator[None]:
+        """Give vLLM the prebuilt application if it builds the same one in this block. Wait for it if necessary."""
         if compat.check("application", _import_build_app):
             yield
             return

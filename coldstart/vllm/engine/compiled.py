@@ -1,11 +1,10 @@
-"""Compiled forward functions: saved once, loaded at every start, never compiled again.
+"""Compiled forward functions: save them once and load them at every start instead of compiling.
 
-vLLM keeps a module's ahead-of-time compiled forward in `aot_compiled_fn` and calls it when it is set. That attribute is the
-vLLM integration point: offline each compiled module's function is serialised with torch's own bundled form; online it is
-deserialised and set before the first forward, so that no cache key and no path takes part.
-
-In vLLM 0.31 and 0.32 the reload of the same artifact fails on the inductor backend (it asks the deserialised function for
-`finalize_loading`, which torch's bundled form does not have) and vLLM compiles again; this module needs no such method.
+vLLM stores a module's ahead-of-time compiled forward in `aot_compiled_fn` and calls it if it is set. That attribute is the
+integration point. Offline each compiled module's function is serialised with torch's bundled form. Online it is
+deserialised and set before the first forward, so no cache key and no path matters.
+In vLLM 0.31 and 0.32 vLLM's own reload of the artifact fails on the inductor backend (it calls `finalize_loading`, which the
+function deserialised by torch lacks), and vLLM compiles again. This module does not need that method.
 """
 
 from __future__ import annotations
@@ -27,24 +26,25 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class CompiledMismatchError(RuntimeError):
-    """The artifact does not fit this model or these sources; the ordinary compilation must run."""
+    """The artifact does not fit this model or these sources; vLLM must compile."""
 
 
 class NotSavedError(RuntimeError):
-    """A compiled forward that cannot be written down: vLLM itself goes on without it, and compiles at every start."""
+    """A compiled forward cannot be serialised; vLLM works without it and compiles at every start."""
 
 
 def compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
-    """The submodules of `model` that vLLM compiles, by qualified name ('' is the model itself)."""
+    """Yield the submodules of `model` that vLLM compiles, by qualified name ('' is the model itself)."""
     for name, module in model.named_modules():
         if getattr(module, "do_not_compile", True) is False:
             yield name, module
 
 
 def save(model: Any, directory: Path) -> list[str]:
-    """Serialise every compiled forward of `model` into `directory`; returns the modules' names.
+    """Serialise every compiled forward of `model` into `directory` and return the modules' names.
 
-    Raises NotSavedError when a module that vLLM compiles holds no ahead-of-time function, or one that torch cannot serialise.
+    Raises:
+        NotSavedError: A module that vLLM compiles has no ahead-of-time function, or torch cannot serialise it.
     """
     names = []
     for index, (name, module) in enumerate(compiled_modules(model)):
@@ -55,7 +55,7 @@ def save(model: Any, directory: Path) -> list[str]:
         try:
             with functions_by_content():
                 function.save_compiled_function(str(directory / f"{index}.aot"))
-        except Exception as error:  # what torch cannot pickle it says with whatever pickle, or dynamo, raises
+        except Exception as error:  # torch reports objects it cannot pickle with many error types
             reason = _ADDRESS.sub("", (str(error).strip().splitlines() or [""])[0])
             raise NotSavedError(
                 f"the compiled forward of {kind} cannot be serialised: {type(error).__name__}: {reason}"
@@ -67,14 +67,14 @@ def save(model: Any, directory: Path) -> list[str]:
 
 @contextmanager
 def functions_by_content() -> Iterator[None]:
-    """Within it torch serialises a function that a decorator hides by its code and closure, as it does a nested one.
+    """Make torch serialise a function that a decorator hides by its code and closure, as it does a nested function.
 
-    Otherwise it does so by name, and does not find the same object there: so for the forwards of transformers' models, which
-    vLLM's Transformers backend compiles.
+    Otherwise torch serialises it by name, and the name refers to another object. This affects the forwards of transformers'
+    models, which vLLM's Transformers backend compiles.
     """
     try:
         from torch._dynamo.aot_compile import AOTCompilePickler
-    except ImportError:  # a torch that does it another way
+    except ImportError:  # this torch has another pickler
         yield
         return
     original = AOTCompilePickler.reducer_override
@@ -83,7 +83,7 @@ def functions_by_content() -> Iterator[None]:
         reduced = original(self, obj)
         if reduced is not NotImplemented or not inspect.isfunction(obj) or _is_found(obj):
             return reduced
-        # Its own globals: functools.wraps gives it the module of what it wraps.
+        # Use the function's own globals: functools.wraps copies the module of the wrapped function.
         place = obj.__globals__["__name__"]
         parts = (obj.__code__, place, obj.__qualname__, obj.__defaults__, obj.__closure__)
         return type(self)._unpickle_nested_function, parts
@@ -96,7 +96,7 @@ def functions_by_content() -> Iterator[None]:
 
 
 def _is_found(function: Any) -> bool:
-    """Whether pickle finds it again by its module and name."""
+    """Return whether pickle finds the same function by its module and name."""
     try:
         held = operator.attrgetter(function.__qualname__)(sys.modules[function.__module__])
     except (AttributeError, KeyError):
@@ -105,19 +105,20 @@ def _is_found(function: Any) -> bool:
 
 
 def kernels(directory: Path) -> set[Path]:
-    """The kernels in an artifact directory (not inductor's probes of the processor, which are built anew anywhere)."""
+    """Return the kernels in an artifact directory, without Inductor's processor probes, which every machine builds."""
     return set((directory / INDUCTOR_DIR).rglob("*.main.so"))
 
 
 def restore(model: Any, directory: Path) -> int:
-    """Set the compiled forward of every module in `directory`'s index; returns how many.
+    """Set the compiled forward of every module in `directory`'s index, and return their number.
 
-    All or nothing: raises CompiledMismatchError, with nothing set, when the modules or their sources differ.
+    Raises:
+        CompiledMismatchError: The modules or their sources differ; nothing was set.
     """
     modules = dict(compiled_modules(model))
     names: list[str] = json.loads((directory / INDEX).read_text())
     if names != list(modules):
-        raise CompiledMismatchError(f"compiled modules differ: wanted {list(modules)}, found {names}")
+        raise CompiledMismatchError(f"compiled modules differ: expected {list(modules)}, found {names}")
     loaded = [_load(modules[name], directory / f"{i}.aot") for i, name in enumerate(names)]
     for name, function in zip(names, loaded, strict=True):
         modules[name].aot_compiled_fn = function
@@ -132,15 +133,15 @@ def _load(module: Any, path: Path) -> Any:
     with set_current_vllm_config(module.vllm_config), path.open("rb") as file:
         function = torch.compiler.load_compiled_function(file, f_globals=module.forward.__globals__)
     _check_sources(function.source_info())
-    # As vLLM does: it specialises on nothing but the declared dynamic dimensions and drops every guard.
+    # As in vLLM: it specialises only on the declared dynamic dimensions and drops every guard.
     if not module.compilation_config.dynamic_shapes_config.evaluate_guards:
         function.disable_guard_check()
     return function
 
 
 def _check_sources(info: Any) -> None:
-    """Refuse an artifact traced from other sources than the ones installed (compared by content, never by path)."""
+    """Reject an artifact traced from other sources than the installed ones, compared by content and not by path."""
     contents = {source.module: source.content for source in info.inlined_sources}
     for name, content in contents.items():
         if inspect.getsource(importlib.import_module(name)) != content:
-            raise CompiledMismatchError(f"{name} has changed since the artifact was made")
+            raise CompiledMismatchError(f"{name} has changed since the artifact was created")

@@ -1,8 +1,8 @@
-"""The worker inside the engine process: no third process, no third import.
+"""Executor that runs the worker inside the engine process, without a third process or a third import.
 
-vLLM turns its single-process executor into the multi-process one on the CPU, because OpenMP must be configured
-before the worker's first import; an executor class given by qualified name is left alone, and this one configures
-the threads itself: same number as vLLM's binding would give (so the same reductions, so the same tokens).
+On the CPU, vLLM replaces its single-process executor by the multi-process one, because OpenMP must be configured
+before the worker's first import. vLLM does not replace an executor given by qualified name. This one configures
+the same number of threads as vLLM's binding would, so reductions and tokens are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.vllm import compat
 from coldstart.vllm.engine import adoption, stepdowns
 
-# vLLM's CPU worker replaces torch.set_num_threads by a refusal; a worker adopted after a fork still needs it.
+# vLLM's CPU worker disables torch.set_num_threads; a worker adopted after a fork still needs the original.
 _set_num_threads = torch.set_num_threads
 
 
@@ -36,7 +36,7 @@ _kept: list[_Built] = []
 
 
 class ColdExecutor(UniProcExecutor):
-    """Builds the worker in this process, or adopts the one that a template process built before the fork."""
+    """Executor that builds the worker in this process, or adopts the one that a template built before the fork."""
 
     def _init_executor(self) -> None:
         die_with_parent()
@@ -54,17 +54,17 @@ class ColdExecutor(UniProcExecutor):
 
     def _adopt(self, worker: WorkerWrapperBase) -> None:
         self.driver_worker = worker
-        # How KV is kept on the host belongs to this server and not to what was built before.
+        # The KV transfer settings belong to this server, not to the prebuilt worker.
         worker.worker.kv_transfer_config = self.vllm_config.kv_transfer_config
         worker.worker.vllm_config.kv_transfer_config = self.vllm_config.kv_transfer_config
 
 
 def require_worker(config: VllmConfig) -> None:
-    """Have vLLM's own worker run where ours cannot be imported, with the reason in its report."""
+    """Make vLLM's own worker run if ours cannot be imported, and report the reason."""
     if config.parallel_config.worker_cls != stepdowns.WORKER:
         return
     if reason := compat.check("worker", _import_worker):
-        compat.fall_back("worker", f"{reason} vLLM's own worker runs, and compiles.")
+        compat.fall_back("worker", f"{reason} vLLM's own worker runs and compiles.")
         config.parallel_config.worker_cls = stepdowns.VLLM_WORKER
         config.parallel_config.worker_extension_cls = stepdowns.EXTENSION
 
@@ -74,8 +74,8 @@ def _import_worker() -> None:
 
 
 def prebuild(config: VllmConfig) -> None:
-    """Build a worker with one OpenMP thread (no team, so the process can be forked) and keep it for adoption."""
-    given = facts(config)  # before building it fills some in
+    """Build a worker with one OpenMP thread (no team, so the process can be forked) and store it for adoption."""
+    given = facts(config)  # read before the build, which fills some in
     _set_num_threads(1)
     executor = _Prebuilder(config)
     executor.collective_rpc("warm_up")
@@ -84,22 +84,22 @@ def prebuild(config: VllmConfig) -> None:
 
 
 def obstacle(config: VllmConfig) -> str | None:
-    """Why the worker that was built in this process is not for `config`, None where it is or there is none."""
+    """Return why the prebuilt worker of this process does not fit `config`, None if it fits or does not exist."""
     return adoption.difference(_kept[0].facts, facts(config)) if _kept else None
 
 
 def facts(config: VllmConfig) -> dict[str, object]:
-    """What a worker for `config` is made for: all that vLLM tells it, the bundle's key and the weights' bytes."""
+    """Return what a worker for `config` depends on: the complete configuration, the bundle's key and the weights' digest."""
     plan = LaunchPlan.current()
     return adoption.facts(config, **{"the bundle's key": plan.key, "the weights": plan.weights})
 
 
 class _Prebuilder(UniProcExecutor):
-    """Only the construction of the worker, in a template process."""
+    """Executor of a template process, which only constructs the worker."""
 
 
 def use_serving_threads(config: VllmConfig) -> None:
-    """Give torch the number of OpenMP threads that vLLM's own worker would have on this machine."""
+    """Set torch's number of OpenMP threads to that of vLLM's own worker on this machine."""
     manager = OMPProcessManager(config)
     if not manager.skip_setup and torch.get_num_threads() != (count := len(manager.cpu_lists[0])):
         _set_num_threads(count)

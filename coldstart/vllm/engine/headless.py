@@ -1,4 +1,4 @@
-"""A node without an API (`--headless`): its workers belong to the node that answers, and it ends with them."""
+"""Run a node without an API (`--headless`), whose workers belong to the first node. It ends with them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from coldstart.vllm import compat
 
 
 def run(args: Namespace, plan: LaunchPlan) -> int:
-    """Run this node's workers in vLLM's own way until they end.
+    """Run this node's workers with vLLM's own code until they end, and return the exit code.
 
-    Acknowledged at once and without a token: only the first node can generate one, and it waits for this one.
-    There is nothing to step down to, so a vLLM without this way of running gets exit code 1 and the reason.
+    The node reports readiness at once and without a token: only the first node can generate one, and it waits for this one.
+    Headless nodes have no fallback: a vLLM without them gives exit code 1 and the reason.
     """
     if reason := compat.check("headless", _import_headless):
-        sys.stderr.write(f"coldstart: a node without an API cannot run: {reason}\n")
+        sys.stderr.write(f"coldstart: cannot run a node without an API: {reason}\n")
         return 1
     from vllm.entrypoints.cli.serve import run_headless
 

@@ -1,8 +1,8 @@
-"""The offline phase, run once in a process of its own: a real engine is started, measured, and its state written out.
+"""Run the offline phase in its own process: start a real engine, measure it, and write its state.
 
-The engine runs inside this process (vLLM's in-process client), so that one call to `step` is one iteration and the
-compiled modules are at hand. It compiles vLLM's ordinary way, in an empty cache; what it answers is therefore the reference
-that every later start must reproduce. Results go to a directory; nothing is published from here.
+The engine runs inside this process (vLLM's in-process client), so one call to `step` is one iteration, and the
+compiled modules are accessible. vLLM compiles as usual, in an empty cache. Its answers are therefore the reference
+for every later start. The results go to a directory; this module publishes nothing.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ class OfflineEngine:
 
     @property
     def worker(self) -> Any:
-        """The worker inside the executor."""
+        """Return the worker inside the executor."""
         return self.core.model_executor.driver_worker.worker
 
     @property
     def compiles(self) -> bool:
-        """Whether vLLM compiles any part of this model."""
+        """Return whether vLLM compiles any part of this model."""
         return any(True for _ in compiled.compiled_modules(self.worker.model_runner.model))
 
     def prompt(self, length: int) -> list[int]:
-        """`length` token ids that no earlier prompt shares, so that the prefix cache never helps."""
+        """Return `length` random token ids that no earlier prompt shares, so that the prefix cache has no effect."""
         vocabulary = self.config.model_config.get_vocab_size()
         return [self.random.randrange(vocabulary) for _ in range(length)]
 
     def add(self, prompt: list[int], tokens: int) -> str:
-        """Queue one greedy request for exactly `tokens` tokens."""
+        """Queue one greedy request for exactly `tokens` tokens, and return its name."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
@@ -84,13 +84,13 @@ class OfflineEngine:
         return name
 
     def step_seconds(self) -> float:
-        """Run one iteration; its seconds."""
+        """Run one iteration and return its seconds."""
         start = time.perf_counter()
         self.engine.step()
         return time.perf_counter() - start
 
     def drain(self) -> list[Any]:
-        """Run until every request has finished; the finished outputs."""
+        """Run until every request has finished, and return the finished outputs."""
         finished = []
         while self.engine.has_unfinished_requests():
             finished += [output for output in self.engine.step() if output.finished]
@@ -98,14 +98,14 @@ class OfflineEngine:
 
 
 def synchronous(vllm_args: Arguments) -> Arguments:
-    """Arguments with which `step` returns when its iteration is done: on a GPU it would be when it is launched."""
+    """Return arguments with which `step` returns when its iteration has finished; a GPU's would return at its launch."""
     return vllm_args if runtime.targets_cpu() else vllm_args.append("--no-async-scheduling")
 
 
 def canary(engine: OfflineEngine) -> dict[str, list[int]]:
-    """A prompt and the greedy tokens that follow it: what every start from the bundle must answer.
+    """Return a prompt and its greedy tokens, which every start from the bundle must reproduce.
 
-    `batch` are the tokens that several such requests at once are all answered with, where they are.
+    `batch` contains the tokens of several concurrent requests with this prompt, if all of them get the same.
     """
     prompt = engine.prompt(CANARY_PROMPT_TOKENS)
     engine.add(prompt, CANARY_TOKENS)
@@ -118,10 +118,10 @@ def canary(engine: OfflineEngine) -> dict[str, list[int]]:
 
 
 def iteration_profile(engine: OfflineEngine, budget_s: float = profiling.BUDGET_S) -> dict[str, Any]:
-    """Seconds per iteration: {"prefill": [[tokens, s]], "decode": [[batch, s]], ...}, each the fastest of several.
+    """Return the seconds per iteration, {"prefill": [[tokens, s]], "decode": [[batch, s]], ...}, each the fastest of several.
 
-    This is the job profiler that skip-join needs (FastServe section 4.1): a prompt's first iteration by its length, a later
-    one by the batch it runs in, as far as the KV cache holds them, and as `budget_s` goes.
+    This is the job profiler of skip-join (FastServe section 4.1). A prompt's first iteration is measured by prompt length, a
+    later one by batch size, up to the limits of the KV cache and `budget_s` seconds.
     """
     held, block = kv_sizing(engine)["blocks"] - 1, kv_sizing(engine)["block_tokens"]
     scheduler, longest = engine.config.scheduler_config, engine.config.model_config.max_model_len - 2
@@ -143,7 +143,7 @@ def _prefill(engine: OfflineEngine, length: int) -> float:
 def _decode(engine: OfflineEngine, batch: int) -> float:
     for _ in range(batch):
         engine.add(engine.prompt(DECODE_PROMPT), DECODE_STEPS + 2)
-    engine.step_seconds()  # every prompt is prefilled in this one
+    engine.step_seconds()  # this step prefills every prompt
     seconds = [engine.step_seconds() for _ in range(DECODE_STEPS)]
     engine.drain()
     return min(seconds)
@@ -158,7 +158,7 @@ def _powers(first: int, last: int) -> Iterator[int]:
 
 
 def write_compiled(engine: OfflineEngine, directory: Path) -> str | None:
-    """The compiled forward functions and the kernels they load; None, or why they cannot be kept (nothing is left then)."""
+    """Write the compiled forward functions and their kernels. Return None, or the reason why none was written."""
     directory.mkdir()
     try:
         compiled.save(engine.worker.model_runner.model, directory)
@@ -175,29 +175,30 @@ def write_compiled(engine: OfflineEngine, directory: Path) -> str | None:
 
 
 def modelinfos() -> dict[str, str]:
-    """What vLLM found out about the model class by importing itself in another process, by file name."""
+    """Return vLLM's files about the model class, by name, which it creates by importing itself in another process."""
     directory = Path(os.environ[VLLM_CACHE_ROOT]) / "modelinfos"
     return {path.name: path.read_text() for path in sorted(directory.glob("*.json"))}
 
 
 def size(plan: LaunchPlan, out: Path) -> None:
-    """Measure the KV cache alone, in caches that a start before has filled, over what that start has measured."""
+    """Measure only the KV cache, with the caches that an earlier start has filled, and overwrite that start's result."""
     begin(plan)
     with timeline.measure("start engine, warm", track="offline"):
         _write(out / "kv.json", kv_sizing(OfflineEngine(synchronous(plan.vllm_args))))
 
 
 def begin(plan: LaunchPlan) -> None:
-    """Make this process one in which the engine runs. Raises SystemExit where this vLLM has no way for it."""
+    """Prepare this process to run the engine. Raises SystemExit if this vLLM does not support it."""
     plan.install()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     require()
 
 
 def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> None:
-    """Do the whole offline phase into the existing directory `out`, `profile_s` at most for the iteration profile.
+    """Run the offline phase into the existing directory `out`, with at most `profile_s` seconds for the iteration profile.
 
-    Raises SystemExit where this vLLM has no way for it.
+    Raises:
+        SystemExit: This vLLM does not support it.
     """
     begin(plan)
     with timeline.measure("start engine, compile", track="offline"):
@@ -213,20 +214,20 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
             _write(out / "iterations.json", iteration_profile(engine, profile_s))
     _write(out / "modelinfo.json", info)
     _write(out / "kv.json", kv_sizing(engine))
-    if runtime.targets_cpu():  # a GPU's compiled code is in its compilers' caches
+    if runtime.targets_cpu():  # on a GPU the compilers' caches contain the compiled code
         with timeline.measure("save compiled forward", track="offline"):
             reason = not_compiled(engine) or write_compiled(engine, out / "compile")
         if reason:
             stepdowns.say([Fallback("compile", reason)])
             _write(out / f"{NOT_MADE}.json", {"compile": reason})
-    # Last: its imports would be in what is measured.
+    # Last, because its imports would distort the measurements.
     report_compatibility(out)
 
 
 def require() -> None:
-    """Import the runtime. Raises SystemExit with the reason where this vLLM cannot run inside this process."""
+    """Import the runtime. Raises SystemExit with the reason if this vLLM cannot run inside this process."""
     if reason := compat.check("start", server.import_runtime) or compat.check("offline", _import_engine):
-        raise SystemExit(f"coldstart: nothing can be materialized: {reason}")
+        raise SystemExit(f"coldstart: cannot materialize: {reason}")
 
 
 def _import_engine() -> None:
@@ -234,7 +235,7 @@ def _import_engine() -> None:
 
 
 def report_compatibility(out: Path) -> None:
-    """Compare the installed vLLM with every integration point, and write and log what differs."""
+    """Compare the installed vLLM with every integration point, and write and log the differences."""
     with timeline.measure("check vLLM compatibility", track="offline"):
         reasons = check_compatibility()
     if reasons:
@@ -243,19 +244,19 @@ def report_compatibility(out: Path) -> None:
 
 
 def not_compiled(engine: OfflineEngine) -> str | None:
-    """Why there is no compiled forward of ours to keep; None where there is one."""
+    """Return why the engine has no compiled forward to save; None if it has one."""
     if engine.config.parallel_config.worker_cls != stepdowns.WORKER:
-        # Several ranks are processes of their own, whose models cannot be looked at from here.
-        return "only coldstart's own worker restores compiled code, and this engine has another: it compiles as always"
+        # Several ranks are separate processes, whose models are not accessible from here.
+        return "only coldstart's own worker restores compiled code, and this engine uses another, which compiles at every start"
     if not engine.compiles:
-        return "vLLM compiles no part of this model as it is started here: there is nothing to keep"
+        return "vLLM compiles no part of this model with these arguments"
     return compat.check("compile")
 
 
 def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
-    """The KV cache that profiling arrived at: bytes, blocks, tokens per block (MEDUSA section 6).
+    """Return the KV cache size that profiling found: bytes, blocks, tokens per block (MEDUSA section 6).
 
-    On a GPU also `plans`, by rank: what vLLM's own start-up plan needs to arrive there without profiling.
+    On a GPU it includes `plans`, by rank: the input of vLLM's start-up plan, which replaces profiling.
     """
     cache, notes = engine.config.cache_config, LaunchPlan.current().engine.kv_note
     sizing: dict[str, Any] = {
@@ -271,7 +272,7 @@ def _write(path: Path, value: object) -> None:
 
 
 if __name__ == "__main__":
-    # vLLM asks subprocesses of its own about a model: one that went on would write into a directory that is gone.
+    # vLLM starts subprocesses to inspect a model. One that outlived this process would write into a removed directory.
     die_as_a_group()
     given, target = LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     if sys.argv[3] == SIZE:
@@ -279,5 +280,5 @@ if __name__ == "__main__":
     else:
         run(given, target, profile_s=float(sys.argv[3]))
     sys.stdout.flush()
-    # Nothing is left to do, and vLLM's teardown takes seconds.
+    # No work is left, and vLLM's teardown takes seconds.
     os._exit(0)

@@ -1,7 +1,7 @@
-"""The server's own word that it is ready: it listens, and one real token came back.
+"""Report of a server that it is ready: it listens, and it has generated one token.
 
-Invariant: restored state that answers its canary wrongly never answers a client, because the token is generated before the
-server listens. The word is one line of JSON on a pipe: what was restored, and what was not.
+Invariant: restored state that gives a wrong canary token never answers a client, because the token is generated before the
+server listens. The report is one line of JSON on a pipe with the restored and the unused sections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FALLBACK_PROMPT = [1, 2, 3, 4]
 
 
 class Readiness:
-    """Acknowledges to whoever started the server: once, after it listens and one real token came back."""
+    """Reports readiness to the process that started the server: once, after it listens and has generated one token."""
 
     def __init__(self, plan: LaunchPlan, engine: Any, worker_reports: bool) -> None:
         self.plan, self.engine, self.worker_reports = plan, engine, worker_reports
@@ -33,10 +33,10 @@ class Readiness:
         self.done = False
 
     async def proven(self) -> bool:
-        """Generate the canary's first token; False, after saying so to the starter, when it is another one.
+        """Generate the canary's first token. If it is wrong, report that to the starter and return False.
 
-        Asked before the server listens: restored state that answers wrongly never answers a client. Where graphs were
-        restored, all of its tokens, alone and in a larger batch: the first is a prefill's, and no graph's.
+        This runs before the server listens, so wrong restored state never answers a client. If graphs were restored, all tokens
+        are generated, alone and in a larger batch, because the first token comes from a prefill, which uses no graph.
         """
         self.tokens = await self._tokens()
         self.together = await self._batch()
@@ -47,7 +47,7 @@ class Readiness:
         return False
 
     async def listening(self) -> None:
-        """Called by uvicorn once it accepts connections (and later from time to time)."""
+        """Report readiness. uvicorn calls this once it accepts connections, and later from time to time."""
         if self.done:
             return
         timeline.emit("build app", self.began, timeline.now(), track="server")
@@ -94,7 +94,7 @@ class Readiness:
         return report
 
     def _without_worker(self) -> bool:
-        """Whether this vLLM has no way for our worker, which then cannot say so itself."""
+        """Return whether this vLLM does not support our worker, which then cannot report this itself."""
         return any(one.stage == "worker" for one in self.plan.fallbacks)
 
     async def _tokens(self) -> list[int]:
@@ -107,7 +107,7 @@ class Readiness:
         return tokens
 
     async def _batch(self) -> list[list[int]]:
-        """The canary's answers when several ask at once; none where no graph was restored, or no answer is known."""
+        """Return the canary's answers to several concurrent requests; empty without restored graphs or a known answer."""
         known = self.plan.canary
         if not known or not self.tokens or not self.plan.engine.restore or "batch" not in known:
             return []
@@ -128,28 +128,28 @@ class Readiness:
 
 
 async def compile_fallbacks(engine: Any) -> list[Fallback]:
-    """Why workers have compiled although the bundle has what they need."""
+    """Return why workers compiled although the bundle contains the artefacts."""
     try:
         workers = await engine.collective_rpc(COMPILE_REPORT)
-    except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
+    except Exception as error:  # noqa: BLE001 - without the plug-in vLLM raises various errors
         return [Fallback("compile", f"the plug-in did not load: {error}")]
     reasons = [reason for worker in workers for reason in worker["reasons"]]
     if not any(worker["loaded"] for worker in workers) and not reasons:
-        reasons = ["vLLM asked for no ahead-of-time artefact"]
+        reasons = ["vLLM requested no ahead-of-time artefact"]
     return [Fallback("compile", reason) for reason in dict.fromkeys(reasons)]
 
 
 async def kv_fallbacks(engine: Any) -> list[Fallback]:
-    """Why ranks have profiled their KV cache although the bundle has its size."""
+    """Return why ranks profiled their KV cache although the bundle contains its size."""
     try:
         reasons = await engine.collective_rpc(KV_REPORT)
-    except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
+    except Exception as error:  # noqa: BLE001 - without the plug-in vLLM raises various errors
         reasons = [f"the plug-in did not load: {error}"]
     return [Fallback("kv", reason) for reason in dict.fromkeys(filter(None, reasons))]
 
 
 def refuse(reason: str) -> None:
-    """Tell the starter that this process cannot serve it, and why."""
+    """Report to the starter that this process cannot serve the plan, and why."""
     descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
     if descriptor >= 0:
         os.write(descriptor, (json.dumps({"unfit": reason}) + "\n").encode())
@@ -157,10 +157,10 @@ def refuse(reason: str) -> None:
 
 
 async def graph_fallbacks(engine: Any) -> list[Fallback]:
-    """Which CUDA graphs the workers have captured although the bundle has them, or why they restored none."""
+    """Return the CUDA graphs that the workers captured although the bundle contains them, or why they restored none."""
     try:
         workers = await engine.collective_rpc(GRAPHS_REPORT)
-    except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
+    except Exception as error:  # noqa: BLE001 - without the plug-in vLLM raises various errors
         return [Fallback("graphs", f"the plug-in did not load: {error}")]
     reasons = {f"{'all' if k == '*' else k}: {why}": None for worker in workers for k, why in worker.items()}
     return [Fallback("graphs", reason) for reason in reasons]

@@ -1,4 +1,4 @@
-"""An engine that is started for the sake of what a plug-in does while it starts, and in its first few steps."""
+"""Start an engine only for the work of a plug-in, during the start and in the first few steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROMPT_TOKENS, LIVE_STEPS = 8, 6
 
 
 def run(plan: LaunchPlan) -> None:
-    """Start the engine inside this process."""
+    """Start the engine inside this process, and run a few steps if graphs are recorded."""
     begin(plan)
     engine = OfflineEngine(plan.vllm_args)
     if plan.engine.record and engine.config.model_config.runner_type == "generate":
@@ -26,5 +26,5 @@ if __name__ == "__main__":
     die_as_a_group()
     run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")))
     sys.stdout.flush()
-    # Nothing is left to do, and vLLM's teardown takes seconds.
+    # No work is left, and vLLM's teardown takes seconds.
     os._exit(0)

@@ -1,8 +1,11 @@
-"""The server process: vLLM's own API server over an engine forked from this very process.
+"""Server process: vLLM's own API server, with an engine that is forked from this process.
 
-torch and vllm are imported once. vLLM's functions do all the work; what differs from `vllm serve` is that the engine
-process is forked instead of spawned (it inherits every import), that its worker lives inside it, that garbage is not
-collected before the server listens, and that the server says it is ready only when one real token came back.
+torch and vllm are imported once. vLLM's functions do all the work. It differs from `vllm serve` in four ways:
+
+- The engine process is forked instead of spawned, so it inherits every import.
+- The worker lives inside the engine process.
+- Garbage is not collected before the server listens.
+- The server reports readiness only after it has generated one token.
 """
 
 from __future__ import annotations
@@ -33,9 +36,10 @@ from coldstart.vllm.scheduling import settle as scheduler
 
 
 def import_runtime() -> None:
-    """Import everything that the API server and the engine both need, in one process, once.
+    """Import everything that both the API server and the engine need, in one process, once.
 
-    Raises ImportError where vLLM lacks a name that the server uses, before anything depends on it.
+    Raises:
+        ImportError: vLLM lacks a name that the server uses.
     """
     with timeline.measure("import torch", track="server"):
         import torch  # noqa: F401
@@ -53,9 +57,9 @@ def import_runtime() -> None:
 
 
 def import_engine() -> None:
-    """Import what the engine process will need beyond `import_runtime`, whatever the model.
+    """Import the modules that the engine process of any model needs beyond `import_runtime`.
 
-    The CPU's worker only for the CPU: importing it puts stand-ins in the place of torch.cuda's streams and events.
+    The CPU's worker is imported only on the CPU, because its import replaces torch.cuda's streams and events.
     """
     from vllm.platforms import current_platform
 
@@ -70,7 +74,7 @@ def import_engine() -> None:
 
 
 def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, stepdowns.Fallbacks]:
-    """vLLM's own parser over vLLM's own flags, with our executor and worker where the user named none; and the steps down."""
+    """Parse vLLM's flags with vLLM's parser, set our executor and worker unless the user chose others; return fallbacks too."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -82,12 +86,12 @@ def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, stepdowns.Fallbacks
 
 
 def configure(args: Namespace) -> Any:
-    """vLLM's whole configuration for these arguments, as its API server would make it."""
+    """Return vLLM's complete configuration for these arguments, as its API server would create it."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
     given = AsyncEngineArgs.from_cli_args(args)
-    # vLLM's own server passes this flag on to the engine; vLLM 0.31 does not have it.
+    # vLLM's own server passes this flag to the engine; vLLM 0.31 does not have it.
     if not getattr(args, "enable_flash_late_interaction", True) and compat.check("late-interaction") is None:
         from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
 
@@ -97,7 +101,7 @@ def configure(args: Namespace) -> Any:
 
 @asynccontextmanager
 async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication) -> AsyncIterator[Any]:
-    """vLLM's asynchronous engine over a forked engine process; `app` is built beside its start."""
+    """Yield vLLM's asynchronous engine with a forked engine process; `app` is built during its start."""
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -108,17 +112,17 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
     if plan.must_adopt:
         _require_built_worker(config)
     if args.worker_cls == stepdowns.WORKER:
-        # Creating the configuration forces "spawn" on the CPU, for the sake of a worker process that we do not have.
+        # Creating the configuration forces "spawn" on the CPU, for a worker process that does not exist here.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.
     if config.logging_config.pylogging_config_file is None:
         config.logging_config = replace(config.logging_config, configure_logging=False)
     app.begin_after_fork(args, config)
-    if args.worker_cls != stepdowns.WORKER:  # ours does it when it is warm
+    if args.worker_cls != stepdowns.WORKER:  # our worker enables it when it is warm
         os.register_at_fork(after_in_child=gc.enable)
-    # Until its executor asks for SIGTERM instead: an engine that begins notes signals and goes on waiting for its server.
+    # Until its executor requests SIGTERM: a starting engine only records that signal and waits for its server.
     os.register_at_fork(after_in_child=partial(die_with_parent, signal.SIGKILL))
-    # What is imported stays: without this each gc.collect() of vLLM's loader walks it, at half a second a time.
+    # Freeze the imported objects: otherwise each gc.collect() of vLLM's loader scans them, half a second each time.
     gc.freeze()
     with timeline.measure("start engine", track="server"):
         engine = AsyncLLM.from_vllm_config(
@@ -136,9 +140,9 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
 
 
 def outlive(manager: Any) -> None:
-    """Have vLLM's manager of engine processes end where one goes by itself just before it is killed.
+    """Make the shutdown of vLLM's engine process manager tolerate a process that exits by itself just before it is killed.
 
-    It asks whether the process lives, and then psutil for its children, which raises: vLLM's server then never stops.
+    The manager checks that the process lives, then asks psutil for its children. That raises, and vLLM's server never stops.
     """
     if manager is None:
         return
@@ -152,11 +156,11 @@ def outlive(manager: Any) -> None:
 
 
 class UnfitError(RuntimeError):
-    """What was built in this process is for something else; the message says what differs."""
+    """The prebuilt worker of this process does not fit the start; the message has the difference."""
 
 
 def _require_built_worker(config: Any) -> None:
-    # A worker that is built in a thawed process dies of an illegal instruction, so none is.
+    # A worker built in a thawed process would die of an illegal instruction.
     from coldstart.vllm.engine import executor
 
     if reason := executor.obstacle(config):
@@ -164,14 +168,14 @@ def _require_built_worker(config: Any) -> None:
 
 
 def warm_tokenizer(config: Any) -> None:
-    """Load the tokenizer into vLLM's own cache of tokenizers."""
+    """Load the tokenizer into vLLM's tokenizer cache."""
     from vllm.tokenizers import cached_tokenizer_from_config
 
     cached_tokenizer_from_config(config.model_config)
 
 
 async def serve(args: Namespace, plan: LaunchPlan) -> int:
-    """Serve until a signal (0), the engine's death (1) or a wrong canary (1), else as vLLM's `run_server` does."""
+    """Serve until a signal (0), the engine's death (1) or a wrong canary (1); otherwise return as vLLM's `run_server` does."""
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
     from vllm.entrypoints.launchers.launcher import setup_server
     from vllm.utils.system_utils import decorate_logs
@@ -184,7 +188,7 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
         if not await readiness.proven():
             sock.close()
             return 1
-        with app.handed_over():
+        with app.provide():
             shutdown = await build_and_serve(engine, address, sock, args, callback_notify=readiness.listening)
         died = engine.errored
     try:
@@ -195,7 +199,7 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
 
 
 def run(plan: LaunchPlan, imported: bool = False) -> int:
-    """Run a server for `plan` in this process; returns its exit code when it has ended."""
+    """Run a server for `plan` in this process, and return its exit code after it has ended."""
     plan.install()
     with scratch():
         return _run(plan, imported)
@@ -215,7 +219,7 @@ def _run(plan: LaunchPlan, imported: bool) -> int:
     import uvloop
 
     try:
-        with scheduler.counted(plan):
+        with scheduler.publish_counters(plan):
             return uvloop.run(serve(args, plan))
     except UnfitError as reason:
         refuse(str(reason))

@@ -1,8 +1,8 @@
-"""A resident engine that sleeps: vLLM's own sleep mode, levels 1 and 2, woken for one server at a time.
+"""Resident engine that sleeps in vLLM's sleep mode, level 1 or 2, and wakes for one server at a time.
 
-Level 1 keeps the weights in host memory, level 2 reads them again; both free the device. Who asks for a server gets this very
-process: it wakes the engine, proves itself by one token, listens where it was told, and sleeps again when its lease ends.
-What vLLM's arguments say of the engine must be the same; what they say of the server is each request's own.
+Level 1 keeps the weights in host memory, level 2 reads them again; both free the device. A request for a server gets this
+process itself: it wakes the engine, generates one token as proof, listens at the requested address, and sleeps again when its
+lease ends. The request's engine arguments must equal those of the sleeping engine; its server arguments are free.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, refuse
 
 SERVING = "serving"
-"""A file beside the socket while a server is out."""
+"""A file beside the socket that exists while a server runs."""
 PATIENCE_S, AGAIN_S = 10.0, 0.1
 
 
 def described(args: Namespace) -> dict[str, str]:
-    """What vLLM's arguments say of the engine, by name, as they were parsed: making a configuration changes some of them."""
+    """Return the parsed engine arguments by name. Read them before a configuration is created, which changes some."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     given = AsyncEngineArgs.from_cli_args(args)
@@ -44,13 +44,13 @@ def described(args: Namespace) -> dict[str, str]:
 
 
 def difference(held: dict[str, str], asked: dict[str, str]) -> str | None:
-    """Which engine `asked` is that is not `held`, or None."""
+    """Return the engine arguments in which `asked` differs from `held`, or None."""
     names = [name for name, value in held.items() if asked[name] != value]
-    return f"the engine that sleeps was started with another {', '.join(names)}" if names else None
+    return f"the sleeping engine was started with another value of: {', '.join(names)}" if names else None
 
 
 async def wake(engine: Any, level: int) -> None:
-    """All of the engine's memory again; at level 2 its weights are read anew before the KV cache takes its place."""
+    """Restore all of the engine's memory. At level 2 the weights are read again before the KV cache is allocated."""
     if level == 1:
         await engine.wake_up()
         return
@@ -60,7 +60,7 @@ async def wake(engine: Any, level: int) -> None:
 
 
 class Standby:
-    """The engine, asleep, and who may have it."""
+    """The sleeping engine, and the server that has it."""
 
     def __init__(
         self, engine: Any, level: int, held: dict[str, str], listener: Listener, place: Path
@@ -74,7 +74,7 @@ class Standby:
         self.awake = False
 
     async def reside(self) -> None:
-        """Until a signal, or until the engine has died."""
+        """Accept requests until a signal, or until the engine has died."""
         loop = asyncio.get_running_loop()
         self._take_signals()
         loop.add_reader(self.listener.fileno(), self._accept)
@@ -102,9 +102,9 @@ class Standby:
 
     async def _turn_away(self, connection: Channel) -> None:
         with connection, suppress(PeerError):
-            # Whoever is cut off while speaking does not hear the answer.
+            # A client that is cut off while it sends does not receive the answer.
             await asyncio.to_thread(connection.request)
-            _tell(connection, {"error": "the engine is awake: another server has it"})
+            _tell(connection, {"error": "the engine already runs another server"})
 
     async def _lend(self, connection: Channel) -> None:
         with connection:
@@ -118,7 +118,7 @@ class Standby:
             _tell(connection, {"pid": os.getpid()})
             leave = await asyncio.to_thread(os.read, descriptors[4], 1)
             os.close(descriptors[4])
-            if not leave:  # the client has found that this engine does not fit, or has gone
+            if not leave:  # the client found that this engine does not fit, or has disconnected
                 for descriptor in descriptors[:4]:
                     os.close(descriptor)
                 return
@@ -127,13 +127,13 @@ class Standby:
             try:
                 with _in_the_place_of(request, descriptors):
                     code = await self._serve(plan, connection)
-            except OSError as error:  # the client's own directory is gone
-                sys.stderr.write(f"coldstart: no server was begun: {error}\n")
+            except OSError as error:  # the client's directory was removed
+                sys.stderr.write(f"coldstart: cannot start the server: {error}\n")
             self.mark.unlink(missing_ok=True)
             _tell(connection, {"exit": code})
 
     async def _serve(self, plan: LaunchPlan, connection: Channel) -> int:
-        """One server, until its lease or its engine ends."""
+        """Run one server until its lease or its engine ends, and return its exit code."""
         loop = asyncio.get_running_loop()
         try:
             plan.install()
@@ -150,10 +150,10 @@ class Standby:
                 return 0
             finally:
                 loop.remove_reader(connection.fileno())
-        except Exception as error:  # noqa: BLE001 - whatever vLLM raises, its server has ended and its client is told
+        except Exception as error:  # noqa: BLE001 - after any error of vLLM its server has ended, and its client must know
             sys.stderr.write(f"coldstart: the woken server ended: {type(error).__name__}: {error}\n")
             return 1
-        except SystemExit as error:  # vLLM's parser, of what it does not know
+        except SystemExit as error:  # from vLLM's parser, for unknown arguments
             return int(error.code or 0) if isinstance(error.code, int) else 1
         finally:
             await self._sleep()
@@ -171,16 +171,16 @@ class Standby:
             readiness = Readiness(plan, self.engine, worker_reports=stepdowns.reports(args))
             if not await readiness.proven():
                 return 1
-            # Cancelled or by a signal: vLLM says then how its HTTP server ends.
+            # When this is cancelled or a signal arrives, vLLM's shutdown decides how its HTTP server ends.
             shutdown = await build_and_serve(
                 self.engine, address, sock, args, callback_notify=readiness.listening
             )
             ending = asyncio.ensure_future(shutdown)
-            await asyncio.sleep(0)  # it does not listen any more
+            await asyncio.sleep(0)  # the server stops listening
             deadline = asyncio.get_running_loop().time() + PATIENCE_S
             while not ending.done() and asyncio.get_running_loop().time() < deadline:
-                # What is still being answered is aborted, and again what had been on its way to the engine meanwhile:
-                # left in its queue, it would be answered when the next client wakes it.
+                # Abort the pending answers, and repeat that for requests that reached the engine meanwhile: in its
+                # queue they would be answered when the next client wakes it.
                 await self._sleep()
                 await asyncio.wait([ending], timeout=AGAIN_S)
                 self.awake = not ending.done() and not self.ended.is_set()
@@ -189,23 +189,23 @@ class Standby:
             if ending is not None:
                 ending.cancel()
             if readiness is not None and not readiness.done and readiness.descriptor >= 0:
-                os.close(readiness.descriptor)  # its end is the client's answer
+                os.close(readiness.descriptor)  # the closed pipe is the client's answer
             sock.close()
 
     async def _sleep(self) -> None:
-        """Back to sleep; an engine that cannot is of no use to the next one."""
-        self._take_signals()  # vLLM's server had them
+        """Put the engine back to sleep. If that fails, end this process: the engine is useless to the next client."""
+        self._take_signals()  # vLLM's server had replaced the handlers
         if not self.awake:
             return
         self.awake = False
         try:
             await self.engine.sleep(self.level)
-        except Exception as error:  # noqa: BLE001 - it has died, or was ended by a signal
-            sys.stderr.write(f"coldstart: the engine does not sleep: {type(error).__name__}: {error}\n")
+        except Exception as error:  # noqa: BLE001 - the engine has died, or a signal ended it
+            sys.stderr.write(f"coldstart: the engine cannot sleep: {type(error).__name__}: {error}\n")
             self.ended.set()
 
     def _end_lease(self, connection: Channel, serving: asyncio.Task[int]) -> None:
-        """The client has gone, which is SIGTERM, or asks for SIGTERM or SIGKILL."""
+        """Handle a message of the client: end the server at SIGTERM or a disconnect, and kill this process at SIGKILL."""
         try:
             messages = connection.receive()
         except PeerError:
@@ -217,13 +217,13 @@ class Standby:
 
 
 def _tell(connection: Channel, message: dict[str, Any]) -> None:
-    with suppress(OSError):  # a client that has gone
+    with suppress(OSError):  # the client may have disconnected
         connection.send(message)
 
 
 @contextmanager
 def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterator[None]:
-    """With the client's standard streams, directory and environment, for its secrets are not the resident's."""
+    """Use the client's standard streams, directory and environment in the block, without keeping its secrets."""
     held, own, where = [os.dup(n) for n in range(3)], dict(os.environ), Path.cwd()
     try:
         os.environ.clear()
@@ -234,7 +234,7 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
         os.chdir(request["cwd"])
         yield
     finally:
-        refuse("the server ended before it was ready")  # where it has not said a word yet
+        refuse("the server ended before it was ready")  # if it has reported nothing yet
         os.environ.clear()
         os.environ.update(own)
         os.chdir(where)
@@ -248,7 +248,7 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
 async def _reside(plan: LaunchPlan, level: int, listening: Path, acknowledge: int) -> int:
     args, _ = server.parse_args(plan.vllm_args)
     held = described(args)
-    # Each server that it becomes builds its own; this one has its modules imported.
+    # Each server builds its own application; here it only needs the imported modules.
     async with server.engine_client(args, plan, EarlyApplication()) as engine:
         gc.enable()
         await engine.sleep(level)
@@ -261,13 +261,14 @@ async def _reside(plan: LaunchPlan, level: int, listening: Path, acknowledge: in
 
 
 def run(plan: LaunchPlan, level: int, listening: Path, acknowledge: int) -> int:
-    """Build the engine, put it to sleep, listen at `listening`, say so by one byte; the exit code once it has ended.
+    """Build the engine, put it to sleep, listen at `listening`, and report that with one byte. Return the exit code at its end.
 
-    Raises RuntimeError where this vLLM has no way for it.
+    Raises:
+        RuntimeError: This vLLM does not support it.
     """
     plan.install()
     if reason := compat.check("start", server.import_runtime) or compat.check("standby"):
-        raise RuntimeError(f"no engine can be kept asleep: {reason}")
+        raise RuntimeError(f"cannot keep a sleeping engine: {reason}")
     import uvloop
 
     with scratch():

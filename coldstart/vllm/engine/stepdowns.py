@@ -1,4 +1,4 @@
-"""Fall back to stock vLLM arguments where this vLLM version lacks an integration point; every fallback is named."""
+"""Fall back to stock vLLM arguments where this vLLM version lacks an integration point, and report each fallback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXECUTOR = "coldstart.vllm.engine.executor.ColdExecutor"
 WORKER = "coldstart.vllm.engine.worker.ColdWorker"
 _CPU_WORKER = "vllm.v1.worker.cpu_worker"
 VLLM_WORKER = f"{_CPU_WORKER}.CPUWorker"
-# Given to vLLM's own workers, so that they too can say how they loaded.
+# Passed to vLLM's own workers, so that they too can report how they loaded the weights.
 EXTENSION = "coldstart.vllm.weights.extension.Reporting"
 
 Fallbacks = list[Fallback]
@@ -26,13 +26,13 @@ def settle(args: Namespace) -> Fallbacks:
     fallbacks: Fallbacks = []
     if args.load_format == LOAD_FORMAT and (reason := compat.check("weights")):
         args.load_format = "auto"
-        fallbacks.append(Fallback("weights", f"{reason} vLLM loads them its own way."))
+        fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads them."))
     if can_use_executor(args):
-        # vLLM imports the executor in this process; the engine process alone imports our worker, which takes longer.
+        # vLLM imports the executor in this process; only the engine process imports our worker, which takes longer.
         if (reason := compat.check("worker", partial(import_module, EXECUTOR.rpartition(".")[0]))) is None:
             args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
             return fallbacks
-        reason = f"{reason} vLLM's own worker runs, and compiles."
+        reason = f"{reason} vLLM's own worker runs and compiles."
         fallbacks += [Fallback(stage, reason) for stage in ("worker", "compile")]
     if args.load_format == LOAD_FORMAT and not args.worker_extension_cls:
         args.worker_extension_cls = EXTENSION
@@ -40,7 +40,7 @@ def settle(args: Namespace) -> Fallbacks:
 
 
 def can_use_executor(args: Namespace) -> bool:
-    """Whether this server can run on our executor: one CPU rank, and no executor or worker of the user's own."""
+    """Return whether this server can use our executor: one CPU rank, and no executor or worker chosen by the user."""
     from vllm.platforms import current_platform
 
     single = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size == 1
@@ -53,11 +53,11 @@ def can_use_executor(args: Namespace) -> bool:
 
 
 def reports(args: Namespace) -> bool:
-    """Whether the workers of this server can be asked for their `coldstart_report`."""
+    """Return whether the workers of this server have the method `coldstart_report`."""
     return bool(args.worker_cls == WORKER or args.worker_extension_cls == EXTENSION)
 
 
 def say(fallbacks: Fallbacks) -> None:
-    """To whoever reads this process's log, where there is no report to put it in."""
+    """Write fallbacks to this process's log, for processes that have no report."""
     for fallback in fallbacks:
         sys.stderr.write(f"coldstart: {fallback}\n")

@@ -1,8 +1,8 @@
-"""A warm process that forks servers: the runtime imported, or with the engine's worker built as well.
+"""Process that forks servers, with the runtime imported, or with the engine's worker built as well.
 
-The template runs one thread of Python and no OpenMP team, so that a fork of it is whole. Threads that
-torch.distributed's gloo keeps for a group of one do not survive the fork and are never needed again; a larger group is
-refused. A child adopts the built worker if vLLM's configuration hash is the same, and builds its own otherwise.
+The template runs one Python thread and no OpenMP team, so that a fork is complete. Threads that torch.distributed's gloo
+creates for a group of one do not survive the fork and are not needed again; a larger group is refused. A child
+adopts the built worker if vLLM's configuration is the same, and builds its own otherwise.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ from coldstart.vllm.engine.readiness import refuse
 
 
 def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
-    """Import the runtime and, at level `engine`, build the worker: weights loaded, compiled forward restored.
+    """Import the runtime and, at level `engine`, build the worker: load the weights, restore the compiled forward.
 
-    Returns what this vLLM has no way for, beyond what each server finds out by itself.
+    Returns:
+        The fallbacks that the servers do not find out themselves.
 
-    Raises RuntimeError where this vLLM has no way for it, when another Python thread is alive, or at level `engine` on a GPU or
-    for more than one rank: such a process must not be forked.
+    Raises:
+        RuntimeError: This vLLM does not support it, another Python thread runs, or level `engine` was requested on a GPU or for
+            more than one rank. Such a process must not be forked.
     """
     if level == ENGINE and not runtime.targets_cpu():
         raise RuntimeError("a built GPU engine cannot be forked: CUDA does not survive a fork")
     from tqdm import tqdm
 
-    tqdm.monitor_interval = 0  # its monitor is a thread
+    tqdm.monitor_interval = 0  # the monitor would be a thread
     plan.install()
     if reason := compat.check("start", _import_everything):
-        raise RuntimeError(f"no template can be built: {reason}")
+        raise RuntimeError(f"cannot build a template: {reason}")
     args, _ = server.parse_args(plan.vllm_args)
     fallbacks: stepdowns.Fallbacks = []
     config = server.configure(args)
@@ -60,7 +62,7 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     elif level == "engine":
         server.warm_tokenizer(config)
         prebuild_worker(config)
-        # gloo listens for the others of each group of one: a frozen template would ask for those very ports again.
+        # gloo listens for the other members of a group of one. A thawed template would need the same ports again.
         addresses.stop_listening()
     if threading.active_count() > 1:
         raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
@@ -76,7 +78,7 @@ def _import_everything() -> None:
 
 
 def prebuild_worker(config: Any) -> None:
-    """Build a worker for `config` and keep it for the executor of a forked engine to adopt."""
+    """Build a worker for `config` and store it for the executor of a forked engine to adopt."""
     from coldstart.vllm.engine import executor
 
     if config.parallel_config.world_size > 1:
@@ -88,7 +90,7 @@ _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 class Template:
-    """The accept loop: forks one server per request and reports its end.
+    """Accept loop that forks one server per request and reports its exit code.
 
     Everything runs on one thread; a self-pipe turns SIGCHLD into an event.
     """
@@ -100,7 +102,7 @@ class Template:
         self.stopping = False
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; servers already forked are ended with their clients' leases."""
+        """Serve until SIGTERM or SIGINT. Forked servers end when their clients' leases end."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer)
         for number in _HANDLED:
@@ -131,7 +133,7 @@ class Template:
             self._refuse(connection, str(error))
             return
         received = timeline.now()
-        # A signal for the child must wait until it has shed our handlers, or it would be taken for one of ours.
+        # Block signals until the child has removed our handlers, or the child would handle a signal as the template.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
             pid = os.fork()
@@ -152,14 +154,14 @@ class Template:
         connection.close()
 
     def _become_server(self, request: dict[str, Any], received: float, connection: Channel) -> None:
-        """In the child: shed the template, take the client's place, serve, and never return."""
+        """Drop the template's state in the child, take over the client's streams and environment, serve, and never return."""
         code = 1
         try:
             descriptors = [connection.take() for _ in range(5)]
             self._shed(connection)
             die_with_parent()
             if not os.read(descriptors[4], 1):
-                return  # the client has found that this template does not fit, or has gone
+                return  # the client found that this template does not fit, or has disconnected
             os.close(descriptors[4])
             for target, descriptor in enumerate(descriptors[:3]):
                 os.dup2(descriptor, target)
@@ -168,12 +170,12 @@ class Template:
             os.environ.update(request["env"])
             tempfile.tempdir = None
             os.environ[READY_FD_ENV] = str(descriptors[3])
-            # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
+            # A thawed process may be in a time namespace whose CLOCK_MONOTONIC differs from the client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             randomness.renew()
-            amx_tiles.ask()  # the leave is lost where this template was thawed
+            amx_tiles.ask()  # a thawed template has lost the permission
             code = self._serve(request["plan"])
-        except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and leave
+        except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and exit
             sys.stderr.write(f"coldstart: the forked server ended: {type(error).__name__}: {error}\n")
         finally:
             sys.stdout.flush()
@@ -212,10 +214,10 @@ class Template:
                 connection.close()
 
     def _end_lease(self, pid: int) -> None:
-        """The client has gone, which is SIGTERM, or asks for SIGTERM or SIGKILL."""
+        """End the server after a disconnect or at the client's SIGTERM; kill it at the client's SIGKILL."""
         connection = self.servers.get(pid)
         if connection is None:
-            return  # reaped in this very round
+            return  # already reaped in this iteration
         try:
             messages = connection.receive()
         except PeerError:
@@ -223,7 +225,7 @@ class Template:
         for message in [{}] if messages is None else messages:
             _signal(pid, signal.SIGKILL if message.get("signal") == signal.SIGKILL else signal.SIGTERM)
         if messages is None:
-            # Nobody is left to be told of the server's end.
+            # No client is left to receive the server's exit code.
             self.servers[pid] = None
             self.selector.unregister(connection)
             connection.close()
@@ -233,19 +235,19 @@ def _signal(pid: int, number: int) -> None:
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
-        os.kill(pid, number)  # not yet the leader of its group; until it is reaped its pid is ours
+        os.kill(pid, number)  # not yet the leader of its group; its PID is valid until it is reaped
 
 
 def _tell(connection: Channel, message: dict[str, Any]) -> None:
-    """A client that has gone is no error; the connection's end is what tells that its lease has ended."""
+    """Send a message. Ignore a client that has disconnected: the end of the connection also ends its lease."""
     with suppress(OSError):
         connection.send(message)
 
 
 def _go_on_in_child() -> None:
-    """Return in a child, which ends with this process; this one waits for its end.
+    """Continue in a child, which ends with this process; this process waits for the child.
 
-    Each of gloo's threads would be frozen, and made again in every process that is thawed.
+    The child has none of gloo's threads, which would be frozen and created again in every thawed process.
     """
     os.environ[SUPERVISOR_ENV] = str(os.getpid())
     if (pid := os.fork()) != 0:
@@ -256,17 +258,17 @@ def _go_on_in_child() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """`template SOCKET LEVEL PLAN_FILE READY_FD [alone]`: build, listen, acknowledge with one byte, fork until told to stop.
+    """Run `template SOCKET LEVEL PLAN_FILE READY_FD [alone]`: build, listen, acknowledge with one byte, fork until stopped.
 
-    At a level of sleep nothing is forked: the process itself is woken. `alone`: a child of this process goes on in its place,
-    without the threads that building has left.
+    At a sleep level nothing is forked: the process itself wakes up. With `alone` a child of this process takes its place,
+    without the threads that building has created.
     """
     if SUPERVISOR_ENV in os.environ:
         die_with_supervisor()
     path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
     plan = LaunchPlan.from_json(plan_file.read_text())
     gc.disable()
-    # What building leaves in the directory for temporary files goes with the template's own.
+    # Files that building leaves in the temporary directory are removed with the template's directory.
     tempfile.tempdir = tempfile.mkdtemp(prefix="tmp-", dir=path.parent)
     if level in SLEEP_LEVELS:
         from coldstart.vllm.engine import standby

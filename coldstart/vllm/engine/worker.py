@@ -1,7 +1,7 @@
-"""A CPU worker that takes its compiled forward and its KV size from the launch plan.
+"""CPU worker that takes its compiled forward and its KV size from the launch plan.
 
-Given to vLLM by qualified name (`--worker-cls`). Whatever the plan does not hold, or holds but cannot be used,
-is done vLLM's ordinary way, and the reason is kept in `fallbacks`.
+vLLM receives it by qualified name (`--worker-cls`). vLLM does the ordinary way what the plan does not contain or the worker
+cannot use, and `fallbacks` has the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LAZY_ARENA_BYTES = 1 << 20
 
 
 class LazyZeros(TorchFunctionMode):
-    """Within this context large `torch.zeros` on the CPU are anonymous maps: the kernel zeroes each page at first use."""
+    """Mode in which large `torch.zeros` on the CPU are anonymous maps, whose pages the kernel zeroes at first use."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,7 +52,7 @@ class LazyZeros(TorchFunctionMode):
 
 
 class LazyKvRunner(CPUModelRunner):
-    """vLLM's CPU runner, its KV arena left to the kernel's zero pages."""
+    """vLLM's CPU runner with a KV arena of the kernel's zero pages."""
 
     def initialize_kv_cache(
         self,
@@ -83,7 +83,7 @@ class ColdWorker(CPUWorker):
                 self.model_runner.__class__ = LazyKvRunner
 
     def load_model(self, **kwargs: Any) -> None:
-        entry.register()  # where vLLM was told to load other plugins only (VLLM_PLUGINS), or finds ours no more
+        entry.register()  # in case VLLM_PLUGINS excludes our plug-in, or vLLM does not find it
         with timeline.measure("load weights", track="engine"):
             super().load_model(**kwargs)
         if self.plan.compile_dir and (reason := compat.check("compile")):
@@ -97,24 +97,24 @@ class ColdWorker(CPUWorker):
         try:
             compiled.restore(self.model_runner.model, directory)
             self.restored = self.fast_path["compile"] = True
-        except Exception as error:  # noqa: BLE001 - a damaged or foreign artifact must never stop a server
+        except Exception as error:  # noqa: BLE001 - a damaged or foreign artifact must not stop a server
             self._fall_back("compile", f"{type(error).__name__}: {error}")
         if built := len(compiled.kernels(directory) - kernels):
             self._fall_back(
-                "compile", f"{built} kernels were built again: Python or its packages lie elsewhere"
+                "compile", f"{built} kernels were built again: Python or its packages have another path"
             )
 
     def _fall_back(self, section: str, reason: str) -> None:
-        logger.warning("coldstart: %s not used as it is: %s", section, reason)
+        logger.warning("coldstart: %s not used: %s", section, reason)
         self.fast_path[section] = False
         self.fallbacks.append(Fallback(section, reason))
 
     def stand_in(self, reason: str) -> None:
-        """This worker was built by the server itself: the one that was built before is for something else."""
+        """Record that the server built this worker itself, because the prebuilt one does not fit."""
         self._fall_back("worker", reason)
 
     def warm_up(self) -> None:
-        """Run the restored forward once, a few tokens long: what it initialises lazily is then initialised."""
+        """Run the restored forward once for a few tokens, so that it initialises its lazy state."""
         if self.restored and not self.warm:
             with timeline.measure("warm up", track="engine"):
                 self.model_runner._dummy_run(WARMUP_TOKENS)
@@ -126,7 +126,7 @@ class ColdWorker(CPUWorker):
         return available
 
     def compile_or_warm_up_model(self) -> Any:
-        """As vLLM's, which is the last step of a start: what the server's process put off until now is done again."""
+        """Run vLLM's last step of a start, then enable the garbage collection that the server's process had disabled."""
         times = super().compile_or_warm_up_model()
         gc.enable()
         return times
@@ -135,7 +135,7 @@ class ColdWorker(CPUWorker):
         return not self.restored and super()._should_warm_up_model()
 
     def coldstart_report(self) -> dict[str, Any]:
-        """What was restored and what was not, for whoever started this server."""
+        """Report the restored sections and the fallbacks to the process that started this server."""
         loaded = report.document()
         return {
             "fast_path": self.fast_path,

@@ -1,1 +1,1 @@
-"""Everything that knows vLLM: names of its memory, the integration points, record and restore in its workers."""
+"""CUDA graphs in vLLM's workers: names of its memory, integration points, recording and restoring."""

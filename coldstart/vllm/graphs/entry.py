@@ -1,4 +1,4 @@
-"""What vLLM loads in each of its processes (`vllm.general_plugins`): a few look-ups, and the plug-in where asked for."""
+"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): installs the plug-in if requested."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from coldstart.contract.environment import PLAN
 
 
 def register() -> None:
-    """Hook vLLM where the launch plan asks for it; in a vLLM that has none, nothing is read or imported."""
+    """Hook vLLM if the launch plan requests it; without a plan, import and read nothing else."""
     if not PLAN.read():
         return
     from coldstart.contract.graphs import EngineTask

@@ -1,4 +1,4 @@
-"""What the hooks ask of the restoring side, and how a graph is called: the words that both runners share."""
+"""Interface between the hooks and the restoring code, and the keys of graphs, shared by both runners."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ Log = Callable[[str], None]
 
 
 class GraphSource(Protocol):
-    """What the hook asks of the restoring side, by graph key."""
+    """Source of restored graphs for the hook, by graph key."""
 
     def usable(self, key: str) -> bool:
-        """Whether this graph can be had without a capture."""
+        """Return whether this graph is available without a capture."""
 
     def soon(self, key: str) -> bool:
-        """Whether it is to be had before ready; the others are built behind."""
+        """Return whether it is available before readiness; other graphs are built in the background."""
 
     def later(self, key: str, show: Callable[[], None]) -> None:
-        """Build it behind; `show` is called, in another thread, once it can be replayed."""
+        """Build it in the background; `show` is called, in another thread, once it can be replayed."""
 
     def replayable(self, key: str) -> Any:
-        """An object with replay(). Raises GraphError."""
+        """Return an object with replay(). Raises GraphError."""
 
     def output(self, key: str) -> Any:
-        """What the captured callable returned, over restored memory. Raises GraphError."""
+        """Return the output of the captured callable, over restored memory. Raises GraphError."""
 
     def attributes(self) -> Mapping[str, Any]:
-        """Tensors that capture would have created on the manager (hidden_states and the like)."""
+        """Return the tensors that capture would have created on the manager, such as hidden_states."""
 
 
-def key_of(descriptor: Any, mode: str) -> str:
-    """The graph key of either runner's batch descriptor: mode and every field that is not a default."""
+def graph_key(descriptor: Any, mode: str) -> str:
+    """Return the graph key of a batch descriptor of either runner: mode and every field that is not a default."""
     fields = getattr(descriptor, "__dataclass_fields__", None) or dict.fromkeys(descriptor._fields)
     skip = ("cg_mode",)
     parts = [f"{n}={getattr(descriptor, n)}" for n in fields if n not in skip and getattr(descriptor, n)]
@@ -43,7 +43,7 @@ def key_of(descriptor: Any, mode: str) -> str:
 
 
 def attempt(graphs: dict[Any, Any], descriptor: Any, make: Callable[[], Any], key: str, log: Log) -> bool:
-    """Put what `make` gives under the descriptor; False, and a line in the log, where it cannot be had."""
+    """Store the result of `make` under the descriptor. Return False, and log the reason, if it raises."""
     try:
         graphs[descriptor] = make()
     except GraphError as error:
@@ -53,7 +53,7 @@ def attempt(graphs: dict[Any, Any], descriptor: Any, make: Callable[[], Any], ke
 
 
 def refuse_parallel(runner: Any) -> None:
-    """Raises Refused for an engine of several ranks."""
+    """Raise GraphRefusedError for an engine of several ranks."""
     parallel = runner.parallel_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
-        raise GraphRefusedError("graphs of several ranks hold collectives")
+        raise GraphRefusedError("graphs of several ranks contain collectives")

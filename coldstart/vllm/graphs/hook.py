@@ -1,9 +1,9 @@
-"""vLLM's graph capture, hooked from a `vllm.general_plugins` entry point: no fork and no preload.
+"""Hook vLLM's graph capture from a `vllm.general_plugins` entry point.
 
 With a source bound, a model runner gets restored full graphs and skips the warm-up and capture of exactly those
-batch descriptors; every other one, and every other manager's, goes the ordinary way.  A graph that is still being
-built is hidden from vLLM's dispatch, which then runs such a batch without a full graph; once built it is shown.  vLLM
-only calls .replay() on what it keeps.  The vLLM integration points are checked first; if one is missing, nothing is patched.
+batch descriptors. All other descriptors and managers are captured as usual. A graph that is still being
+built is hidden from vLLM's dispatch, which then runs such a batch without a full graph; once built it is shown. vLLM
+only calls .replay() on the stored graphs. The vLLM integration points are checked first; if one is missing, nothing is patched.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from coldstart.vllm.graphs.graph_source import GraphSource, Log
 
 
 def require() -> None:
-    """Raises Refused where graphs were not checked for this vLLM; imports nothing of vLLM."""
+    """Raise GraphRefusedError if graphs were not checked for this vLLM; imports nothing of vLLM."""
     if reason := compat.check("graphs"):
         raise GraphRefusedError(reason)
 
 
 def install(runner: Any, source: GraphSource, log: Log) -> Callable[[], None]:
-    """Patch both kinds of runner, for this one; returns the undo. Raises Refused, having patched nothing."""
+    """Patch both runner classes for this runner, and return the undo. Raises GraphRefusedError, having patched nothing."""
     require()
     return _patched(
         manager=lambda original: manager.restoring(original, runner, source, log),
@@ -34,7 +34,7 @@ def install(runner: Any, source: GraphSource, log: Log) -> Callable[[], None]:
 
 
 def watch(runner: Any, seen: Callable[[str], None]) -> Callable[[], None]:
-    """Call `seen` with a full graph's key when its inputs lie ready. Returns the undo. Raises Refused."""
+    """Call `seen` with a full graph's key when its inputs are ready. Return the undo. Raises GraphRefusedError."""
     require()
     return _patched(
         manager=lambda original: manager.watched_capture(original, runner, seen),
@@ -62,7 +62,7 @@ def _patched(**wraps: Wrap) -> Callable[[], None]:
 
 
 def _places() -> dict[str, tuple[type, str]]:
-    """What is patched where. A runner's own module is there; the other's need not be imported to be left alone."""
+    """Return the attributes to patch, for the imported runner modules. A runner that is not imported needs no patch."""
     places: dict[str, tuple[type, str]] = {}
     if module := sys.modules.get("vllm.v1.worker.gpu.cudagraph_utils"):
         places["manager"] = (module.CudaGraphManager, "capture")

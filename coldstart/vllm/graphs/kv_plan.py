@@ -1,12 +1,12 @@
-"""KV-cache sizing through vLLM's own start-up plan, carried in the bundle (section 6 of the paper).
+"""KV cache size for vLLM's start-up plan, carried in the bundle (MEDUSA, section 6).
 
-vLLM (>= 0.26) persists {schema, fingerprint, kv_cache_memory_bytes, free_memory_baseline} below its cache
-root and applies it when the fingerprint matches and no less memory is free.  What it lacks is added here: one plan a
-rank travels with the bundle to machines where the model lies at another path (which vLLM's fingerprint names), says
-with what it was measured, and is checked against the memory that is free before it is laid where vLLM looks.
+vLLM (>= 0.26) persists {schema, fingerprint, kv_cache_memory_bytes, free_memory_baseline} below its cache root and applies it
+when the fingerprint matches and no less memory is free. This module adds three things. One plan per rank travels with the
+bundle to machines with another model path (which vLLM's fingerprint contains). The plan records vLLM's version and the device.
+It is compared with the free memory before it is written where vLLM looks.
 
-Measured in a start with warm caches, since profiling charges the peak of a compilation to the model; and with a margin
-in both figures, since vLLM's gate is a strict comparison and one refusal changes the size that graphs are bound to.
+Plans are measured in a start with warm caches, because profiling counts the peak memory of a compilation as the model's. Both
+values have a margin, because vLLM's check is strict and one refusal changes the size to which graphs are bound.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARGIN = 256 << 20
 
 @dataclass(frozen=True)
 class KvPlan:
-    """One rank's. Bytes throughout; `vllm` and `device` say what the figure was measured with."""
+    """Plan of one rank, in bytes; `vllm` and `device` are the version and the device of the measurement."""
 
     rank: int
     kv_cache_memory_bytes: int
@@ -35,21 +35,21 @@ class KvPlan:
     device: str
 
     def check_free(self, free: int | None) -> None:
-        """Raise Refused when less memory is free than when the plan was measured; None is not known here."""
+        """Raise GraphRefusedError if less memory is free than at the measurement; None is unknown and passes."""
         if free is not None and free < self.free_memory_baseline:
             raise GraphRefusedError(
-                f"{free} bytes are free to rank {self.rank} and the KV plan was measured with "
+                f"rank {self.rank} has {free} bytes free, and the KV plan was measured with "
                 f"{self.free_memory_baseline}: vLLM profiles again"
             )
 
 
 def path(cache_root: Path, fingerprint: str) -> Path:
-    """Where vLLM looks."""
+    """Return the path at which vLLM looks for the plan."""
     return cache_root / "startup_plan" / f"startup_plan_{fingerprint}.json"
 
 
 def note(directory: Path, worker: Any, kv_cache_memory_bytes: int) -> None:
-    """Leave what this worker's profiling has found, less the margin, for whoever started the engine."""
+    """Write the result of this worker's profiling, less the margin, for the process that started the engine."""
     from vllm import __version__
     from vllm.platforms import current_platform
 
@@ -60,48 +60,49 @@ def note(directory: Path, worker: Any, kv_cache_memory_bytes: int) -> None:
 
 
 def collect(directory: Path) -> list[KvPlan]:
-    """What the workers of an offline start have left, by rank. Raises AlteredTableError."""
+    """Read the plans that the workers of an offline start wrote, by rank. Raises AlteredTableError."""
     plans = [parse_plan(json.loads(file.read_text())) for file in directory.glob("rank-*.json")]
     return sorted(plans, key=lambda plan: plan.rank)
 
 
 def parse_plan(data: object) -> KvPlan:
-    """The plan of a kv section. Raises AlteredTableError."""
+    """Parse one plan of a kv section. Raises AlteredTableError."""
     try:
         plan = KvPlan(**data)  # type: ignore[arg-type]
     except TypeError as error:
-        raise AlteredTableError(f"the kv section holds no start-up plan: {error}") from error
+        raise AlteredTableError(f"invalid start-up plan in the kv section: {error}") from error
     sizes = (plan.kv_cache_memory_bytes, plan.free_memory_baseline)
     good = type(plan.rank) is int and plan.rank >= 0 and all(type(n) is int and n > 0 for n in sizes)
     if not good or not all(isinstance(t, str) for t in (plan.vllm, plan.device)):
-        raise AlteredTableError("the kv section holds no start-up plan")
+        raise AlteredTableError("invalid start-up plan in the kv section")
     return plan
 
 
-def all_of(data: object) -> list[KvPlan]:
-    """The plans of a kv section, one for each rank from 0. Raises AlteredTableError."""
+def parse_plans(data: object) -> list[KvPlan]:
+    """Parse the plans of a kv section, one for each rank from 0. Raises AlteredTableError."""
     plans = [parse_plan(one) for one in data] if isinstance(data, list) else []
     if not plans or [plan.rank for plan in plans] != list(range(len(plans))):
-        raise AlteredTableError("the kv section does not hold one start-up plan for each rank")
+        raise AlteredTableError("the kv section does not contain one start-up plan for each rank")
     return plans
 
 
-def lay_for(worker: Any, data: object) -> Path:
-    """Lay this rank's plan under the fingerprint that the worker computes: vLLM's own names the model's path, and the
-    bundle's key has already compared all else. Raises Refused where vLLM, device or free memory differ.
+def write_for_worker(worker: Any, data: object) -> Path:
+    """Write this rank's plan under the fingerprint that the worker computes, which includes the model's path.
+
+    The bundle's key has already compared everything else. Raises GraphRefusedError if vLLM, device or free memory differ.
     """
     from vllm import __version__
     from vllm.platforms import current_platform
     from vllm.v1.worker import startup_plan
 
-    plans, world = all_of(data), worker.parallel_config.world_size
+    plans, world = parse_plans(data), worker.parallel_config.world_size
     if len(plans) != world:
-        raise GraphRefusedError(f"the bundle has KV plans of {len(plans)} ranks, here are {world}")
+        raise GraphRefusedError(f"the bundle has KV plans for {len(plans)} ranks, this engine has {world}")
     plan = plans[worker.rank]
     here = (__version__, current_platform.get_device_name())
     if here != (plan.vllm, plan.device):
         raise GraphRefusedError(
-            f"the KV plan was measured with {plan.vllm} on {plan.device}, here is {' on '.join(here)}"
+            f"the KV plan was measured with {plan.vllm} on {plan.device}, this engine has {' on '.join(here)}"
         )
     fingerprint = startup_plan.compute_plan_fingerprint(worker.vllm_config, worker.rank, world)
     target = Path(startup_plan._plan_path(fingerprint))
@@ -109,7 +110,7 @@ def lay_for(worker: Any, data: object) -> Path:
 
 
 def lay(plan: KvPlan, cache_root: Path, fingerprint: str, *, free: int | None = None) -> Path:
-    """Write the plan where vLLM looks, atomically. Raises Refused (free memory) or OSError."""
+    """Write the plan where vLLM looks, atomically. Raises GraphRefusedError (free memory) or OSError."""
     plan.check_free(free)
     target = path(cache_root, fingerprint)
     target.parent.mkdir(parents=True, exist_ok=True)

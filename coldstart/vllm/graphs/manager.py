@@ -1,4 +1,4 @@
-"""The runner of v1/worker/gpu: CudaGraphManager gets restored graphs, and dispatch sees only those that are there."""
+"""Restore graphs in the runner of v1/worker/gpu, whose dispatch sees only the built ones of its CudaGraphManager."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from coldstart.vllm.graphs.graph_source import GraphSource, Log, attempt, key_of
+from coldstart.vllm.graphs.graph_source import GraphSource, Log, attempt, graph_key
 
 
 class Curtain:
-    """Descriptors that this manager's dispatch must not choose yet; its own lists keep their order."""
+    """Hides descriptors from a manager's dispatch until their graphs are built; the lists keep their order."""
 
     def __init__(self, manager: Any) -> None:
         self._manager, self._all = manager, {key: list(rows) for key, rows in manager._candidates.items()}
         self._hidden: set[Any] = set()
 
     def hide(self, descriptor: Any) -> None:
-        """From now on vLLM runs such a batch another way."""
+        """Hide the descriptor, so that vLLM runs such a batch without its graph."""
         self._hidden.add(descriptor)
         self._draw()
 
     def show(self, descriptor: Any, graph: Any) -> None:
-        """First the graph, then the sight of it: dispatch runs in another thread."""
+        """Store the graph, then show its descriptor, in this order because dispatch runs in another thread."""
         self._manager.graphs[descriptor] = graph
         self._hidden.discard(descriptor)
         self._draw()
@@ -37,11 +37,11 @@ class Curtain:
 def restoring(
     original: Callable[..., None], runner: Any, source: GraphSource, log: Log
 ) -> Callable[..., None]:
-    """Only for this runner's own manager: those of a draft model inherit `capture` and have the same keys."""
+    """Wrap `capture` for this runner's own manager only: those of a draft model inherit it and have the same keys."""
 
     @functools.wraps(original)
     def capture(self: Any, create_forward_fn: Any, *arguments: Any, **keywords: Any) -> None:
-        profiling = self._max_full_descs_to_capture is not None  # captures to throw away
+        profiling = self._max_full_descs_to_capture is not None  # profiling discards its captures
         if profiling or self is not runner.cudagraph_manager:
             original(self, create_forward_fn, *arguments, **keywords)
             return
@@ -62,12 +62,12 @@ def _show(curtain: Curtain, descriptor: Any, source: GraphSource, key: str) -> N
 
 
 def _restored_graphs(manager: Any, source: GraphSource, log: Log) -> tuple[dict[Any, Any], dict[Any, str]]:
-    """Full graphs by descriptor, and keys of those that are built behind; gives the manager its buffers."""
+    """Return full graphs by descriptor, and keys of graphs built in the background; give the manager its buffers."""
     restored: dict[Any, Any] = {}
     waiting: dict[Any, str] = {}
     for descriptors in manager._capture_descs.values():
         for descriptor in descriptors:
-            key = key_of(descriptor, descriptor.cg_mode.name)
+            key = graph_key(descriptor, descriptor.cg_mode.name)
             if descriptor.cg_mode.name != "FULL" or not source.usable(key):
                 continue
             if source.soon(key):
@@ -82,7 +82,7 @@ def _restored_graphs(manager: Any, source: GraphSource, log: Log) -> tuple[dict[
 
 @contextlib.contextmanager
 def _without(descriptors: dict[Any, list[Any]], taken: set[Any]) -> Iterator[None]:
-    """The capture list without what is restored, put back afterwards: dispatch reads it again."""
+    """Remove restored descriptors from the capture list in the block, because dispatch reads the list again later."""
     saved = {mode: list(rows) for mode, rows in descriptors.items()}
     for mode, rows in saved.items():
         descriptors[mode] = [row for row in rows if row not in taken]
@@ -100,7 +100,7 @@ def watched_capture(
         def watched(descriptor: Any, *rest: Any, **more: Any) -> Any:
             forward = create_forward_fn(descriptor, *rest, **more)
             if self is runner.cudagraph_manager and descriptor.cg_mode.name == "FULL":
-                seen(key_of(descriptor, "FULL"))
+                seen(graph_key(descriptor, "FULL"))
             return forward
 
         original(self, watched, *arguments, **keywords)

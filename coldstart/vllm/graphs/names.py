@@ -12,13 +12,13 @@ DEPTH = 6
 Wanted = Callable[[Any], bool]
 
 
-def on_device(tensor: Any) -> bool:
-    """Whether a tensor lives in GPU memory."""
+def is_on_device(tensor: Any) -> bool:
+    """Return whether a tensor is in GPU memory."""
     return bool(tensor.is_cuda)
 
 
-def runner_tensors(runner: Any, wanted: Wanted = on_device) -> dict[str, Any]:
-    """All tensors by symbol; weights and KV caches first, so that their names win over static paths."""
+def runner_tensors(runner: Any, wanted: Wanted = is_on_device) -> dict[str, Any]:
+    """Return all tensors by symbol; weights and KV caches first, so that their names win over static paths."""
     model = unwrapped(runner.model)
     named = {f"param:{name}": p.data for name, p in model.named_parameters()}
     named |= {f"buffer:{name}": b for name, b in model.named_buffers()}
@@ -28,12 +28,12 @@ def runner_tensors(runner: Any, wanted: Wanted = on_device) -> dict[str, Any]:
 
 
 def unwrapped(model: Any) -> Any:
-    """The module inside vLLM's graph wrappers."""
+    """Return the module inside vLLM's graph wrappers."""
     return model.unwrap() if hasattr(model, "unwrap") else model
 
 
 def kv_caches(runner: Any) -> Iterator[tuple[str, Any]]:
-    """kv:<layer> for each attention layer of the static forward context; lists are numbered."""
+    """Yield kv:<layer> for each attention layer of the static forward context; lists are numbered."""
     layers: Mapping[str, Any] = runner.compilation_config.static_forward_context
     for name, layer in layers.items():
         cache = getattr(layer, "kv_cache", None)
@@ -44,7 +44,7 @@ def kv_caches(runner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def static_tensors(root: Any, wanted: Wanted) -> Iterator[tuple[str, Any]]:
-    """Tensors in attributes of vLLM objects below `root`, each object once, in order of attributes."""
+    """Yield tensors in attributes of vLLM objects below `root`, each object once, in order of attributes."""
     seen: set[int] = set()
     queue: list[tuple[str, Any, int]] = [("", root, 0)]
     while queue:

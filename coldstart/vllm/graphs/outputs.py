@@ -1,6 +1,6 @@
-"""What a captured callable returned, as data: tensors by place in the pool, tuples and lists as they are.
+"""Describe the output of a captured callable as data: tensors by their place in the pool, tuples and lists by structure.
 
-Invariant: view(describe(x)) has x's structure, shapes, strides and types, over the restored pool.
+Invariant: view(describe(x)) has the structure, shapes, strides and types of x, over the restored pool.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfl
 
 
 def describe(output: Any, pool: Sequence[SymbolRegion]) -> Any:
-    """JSON-ready; None for what is no tensor of the pool or holds one."""
+    """Return the output as JSON-compatible data; None if a part of it is not a tensor of the pool."""
     if isinstance(output, tuple | list):
         parts = [describe(part, pool) for part in output]
         return None if None in parts else {type(output).__name__: parts}
@@ -35,7 +35,7 @@ def describe(output: Any, pool: Sequence[SymbolRegion]) -> Any:
 
 
 def leaves(like: Any) -> Iterator[Like]:
-    """The tensors of a description."""
+    """Yield the tensors of a description."""
     parts = like.get("tuple", like.get("list")) if isinstance(like, dict) else None
     if parts is None:
         if like is not None:
@@ -46,7 +46,7 @@ def leaves(like: Any) -> Iterator[Like]:
 
 
 def spans(output: Any) -> list[tuple[int, int]] | None:
-    """(address, bytes) of the tensors of a captured output, in order; None for none at all."""
+    """Return (address, bytes) of the tensors of a captured output, in order; None if a part is not a tensor."""
     parts = output if isinstance(output, tuple | list) else [output]
     if output is None or not all(hasattr(part, "data_ptr") for part in parts):
         return None
@@ -55,9 +55,9 @@ def spans(output: Any) -> list[tuple[int, int]] | None:
 
 
 def view(like: Any, tensor: Callable[[Like], Any]) -> Any:
-    """The output again; `tensor` makes one from a leaf. Raises Refused where it was not described."""
+    """Rebuild the output; `tensor` creates a tensor from a leaf. Raises GraphRefusedError if it was not described."""
     if like is None:
-        raise GraphRefusedError("its output is no tensor of the pool")
+        raise GraphRefusedError("its output is not a tensor of the pool")
     for name, kind in (("tuple", tuple), ("list", list)):
         if name in like:
             return kind(view(part, tensor) for part in like[name])
@@ -65,7 +65,7 @@ def view(like: Any, tensor: Callable[[Like], Any]) -> Any:
 
 
 def size(like: Like) -> int:
-    """Bytes from the first element to the end of the last."""
+    """Return the bytes from the first element to the end of the last."""
     stride = like.get("stride") or [math.prod(like["shape"][i + 1 :]) for i in range(len(like["shape"]))]
     last = sum((n - 1) * s for n, s in zip(like["shape"], stride, strict=True))
     return (last + 1) * WIDTHS.get(like["dtype"], 1) if math.prod(like["shape"]) else 0

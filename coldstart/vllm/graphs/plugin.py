@@ -1,7 +1,7 @@
-"""The plug-in behind `entry.register`: record and prove offline, restore online, size the KV cache.
+"""Plug-in behind `entry.register`: record and prove graphs offline, restore them online, size the KV cache.
 
-Whatever goes wrong, vLLM's own capture runs; offline the reason goes to whoever started the process, online into the
-report that the server asks for.
+If anything fails, vLLM's own capture runs. Offline, the reason is written for the process that started this one; online it is
+part of the report that the server requests.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Run = Callable[[Any, Callable[[], Any]], Any]
 
 
 class CaptureSession(Protocol):
-    """One of record, prove, restore: what runs instead of `capture_model`, and what is said of it afterwards."""
+    """Recording, proving or restoring session, which runs instead of `capture_model` and reports its fallbacks."""
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """`own` is vLLM's capture of everything that is not restored."""
+        """Run the session; `own` is vLLM's capture of everything that is not restored."""
 
     def fallbacks(self) -> dict[str, str]:
-        """Graph (or `*` for all) to the reason why it was captured."""
+        """Return for each captured graph (or `*` for all) the reason."""
 
 
 class Declined:
-    """Nothing is restored; the reason is reported."""
+    """Session that restores nothing and reports the reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -48,18 +48,18 @@ class Declined:
 
 
 class Later:
-    """A session that is made when it is first asked: most processes never capture."""
+    """Session that is created at first use, because most processes never capture."""
 
     def __init__(self, make: Callable[[], CaptureSession], work: Path | None = None) -> None:
         self._make, self._work, self._made = make, work, list[CaptureSession]()
 
     def get(self) -> CaptureSession:
-        """The session, or a declined one with the reason."""
+        """Return the session, or a declined one with the reason."""
         if not self._made:
             try:
                 self._made.append(self._make())
             except GraphError as error:
-                log.warning("CUDA graphs are captured as always: %s", error)
+                log.warning("vLLM captures its CUDA graphs: %s", error)
                 if self._work:
                     rounds.fail(self._work, str(error))
                 self._made.append(Declined(str(error)))
@@ -75,14 +75,14 @@ class Later:
         """Restore nothing, and report `reason`."""
         self._made[:] = [Declined(reason)]
 
-    def before_load(self) -> None:
-        """What a recording process does before it loads weights."""
-        if (work := getattr(self.get(), "before_load", None)) is not None:
+    def prepare_load(self) -> None:
+        """Do the work of a recording process before it loads weights."""
+        if (work := getattr(self.get(), "prepare_load", None)) is not None:
             work()
 
 
 def register(task: EngineTask) -> None:
-    """What vLLM calls in each of its processes, through `entry`."""
+    """Install the hooks for a task, in each of vLLM's processes."""
     if task.compiled:
         _lay_compiled(aot.Aot(task.compiled))
     if task.kv_note or task.kv_plan:
@@ -90,7 +90,7 @@ def register(task: EngineTask) -> None:
     if task.record or task.prove or task.restore:
         session = Later(functools.partial(_session, task), task.record or task.prove)
         if task.record:
-            session.get()  # modules are watched from before the first is loaded
+            session.get()  # modules must be watched before the first one is loaded
         _install(session, recording=task.record is not None)
 
 
@@ -113,7 +113,7 @@ def _install(session: Later, *, recording: bool) -> None:
         kind = module.GPUModelRunner
         kind.capture_model = _wrapped(kind.capture_model, session.run)
         if recording:
-            kind.load_model = _preceded(kind.load_model, session.before_load)
+            kind.load_model = _preceded(kind.load_model, session.prepare_load)
 
     def worker(module: Any) -> None:
         setattr(module.Worker, GRAPHS_REPORT, lambda worker: session.fallbacks())
@@ -143,7 +143,7 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
 def _lay_compiled(compiled: aot.Aot) -> None:
     if reason := compat.check("aot"):
-        log.warning("vLLM compiles as always: %s", reason)
+        log.warning("vLLM compiles: %s", reason)
         compiled.reasons.append(reason)
     else:
         late.when_imported(aot.MODULE, compiled.install, compiled.reasons.append)
@@ -153,7 +153,7 @@ def _lay_compiled(compiled: aot.Aot) -> None:
 def _size_kv(task: EngineTask) -> None:
     reason = compat.check("kv-plan")
     if reason:
-        log.warning("the KV cache is profiled as always: %s", reason)
+        log.warning("vLLM profiles the KV cache: %s", reason)
         _report_kv_later(reason)
         return
     if task.kv_note:
@@ -163,7 +163,7 @@ def _size_kv(task: EngineTask) -> None:
 
 
 def _note_kv(directory: Path, module: Any) -> None:
-    """Leave what this worker's profiling finds."""
+    """Write the results of this worker's profiling."""
     original = module.maybe_save_startup_plan
 
     @functools.wraps(original)
@@ -175,19 +175,19 @@ def _note_kv(directory: Path, module: Any) -> None:
 
 
 def _apply_kv(plans: list[dict[str, Any]], module: Any) -> None:
-    """Lay the bundle's plan under the fingerprint that this worker computes, then let vLLM's own gate decide."""
+    """Write the bundle's plan under the fingerprint that this worker computes, then let vLLM's own check decide."""
     original, reasons = module.maybe_apply_startup_plan, list[str]()
 
     @functools.wraps(original)
     def apply(worker: Any) -> None:
         try:
-            kv_plan.lay_for(worker, plans)
+            kv_plan.write_for_worker(worker, plans)
         except (GraphError, OSError, ValueError) as error:
-            log.warning("the KV cache is profiled as always: %s", error)
+            log.warning("vLLM profiles the KV cache: %s", error)
             reasons.append(str(error))
         original(worker)
         if not reasons and worker.cache_config.kv_cache_memory_bytes is None:
-            reasons.append("vLLM's own gate did not apply the KV plan")
+            reasons.append("vLLM's own check rejected the KV plan")
 
     module.maybe_apply_startup_plan = apply
     _report_kv(reasons, module)
@@ -198,6 +198,6 @@ def _report_kv_later(reason: str) -> None:
 
 
 def _report_kv(reasons: list[str], module: Any) -> None:
-    """Give vLLM's worker, where it has one, the method by which the server asks."""
+    """Add to vLLM's worker, if the module has one, the method that reports to the server."""
     if (worker := getattr(module, "Worker", None)) is not None:
         setattr(worker, KV_REPORT, lambda worker: "; ".join(reasons) or None)

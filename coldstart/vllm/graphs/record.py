@@ -1,4 +1,4 @@
-"""The recording half in a vLLM worker: capture as always, but keep the graphs, their inputs and their outputs."""
+"""Record graphs in a vLLM worker: vLLM captures, and the graphs, their inputs and their outputs are kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coldstart.graphs.tables import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random, kept_class
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hook, outputs
-from coldstart.vllm.graphs.graph_source import key_of, log, refuse_parallel
+from coldstart.vllm.graphs.graph_source import graph_key, log, refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.outputs import Like
 
@@ -28,7 +28,7 @@ PADDING = (1 << 21, 1 << 26)
 
 
 class GraphRecording:
-    """An offline round; `directory` is the work directory of rounds.py."""
+    """Offline round; `directory` is the work directory of rounds.py."""
 
     def __init__(self, directory: Path, *, by_reference: bool = False) -> None:
         self._work, self._by_reference, self.modules = directory, by_reference, ModuleLog()
@@ -40,11 +40,11 @@ class GraphRecording:
         self.inputs: InputLog | None = None
 
     def fallbacks(self) -> dict[str, str]:
-        """Nothing is restored here."""
+        """Return nothing: a recording restores no graph."""
         return {}
 
-    def before_load(self) -> None:
-        """Allocations of random sizes first, so that no two processes place anything alike."""
+    def prepare_load(self) -> None:
+        """Allocate random sizes first, so that no two processes have the same memory layout."""
         import torch
 
         rng = random.SystemRandom()
@@ -52,7 +52,7 @@ class GraphRecording:
         self._padding = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """Capture as always with kept graphs; then leave this process's layout."""
+        """Capture with kept graphs, then write this process's layout."""
         import torch
 
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=2_000_000)
@@ -60,7 +60,7 @@ class GraphRecording:
         self.inputs = InputLog(driver)
         undo = hook.watch(runner, lambda key: self._remember(runner, key))
         try:
-            with kept_graphs():
+            with keep_graphs():
                 result = own()
         finally:
             undo()
@@ -68,7 +68,7 @@ class GraphRecording:
             refuse_parallel(runner)
             self._watch_steps(runner, self._save(runner, driver, self.inputs))
         except GraphError as error:
-            log.warning("no graphs were recorded: %s", error)
+            log.warning("cannot record graphs: %s", error)
             rounds.fail(self._work, str(error))
         return result
 
@@ -77,7 +77,7 @@ class GraphRecording:
             self.inputs.remember(key, tensor_spans(input_tensors(runner_tensors(runner))))
 
     def _watch_steps(self, runner: Any, watch: live.ContentWatch) -> None:
-        """Look at unnamed memory after each step that this engine takes from now on."""
+        """Compare unnamed memory after each step that this engine takes from now on."""
         own = runner.execute_model
 
         def execute_model(*arguments: Any, **keywords: Any) -> Any:
@@ -86,7 +86,7 @@ class GraphRecording:
                 watch.look()
                 watch.save(self._work)
             except GraphError as error:
-                rounds.fail(self._work, f"unnamed memory cannot be read between steps: {error}")
+                rounds.fail(self._work, f"cannot read unnamed memory between steps: {error}")
             return result
 
         runner.execute_model = execute_model
@@ -115,19 +115,19 @@ class GraphRecording:
 
 
 def captured_graphs(runner: Any) -> dict[str, tuple[Any, Any, Any]]:
-    """Key to (descriptor, graph, output) of every full graph of either runner; pieces are left to vLLM."""
+    """Return key to (descriptor, graph, output) of every full graph of either runner; pieces stay with vLLM."""
     manager = getattr(runner, "cudagraph_manager", None)
     if manager is not None:
-        return {key_of(d, FULL): (d, g, None) for d, g in manager.graphs.items() if d.cg_mode.name == FULL}
+        return {graph_key(d, FULL): (d, g, None) for d, g in manager.graphs.items() if d.cg_mode.name == FULL}
     entries = getattr(runner.model, "concrete_cudagraph_entries", {})
     kept = {d: e for d, e in entries.items() if e.cudagraph is not None}
-    return {key_of(d, FULL): (d, e.cudagraph, e.output) for d, e in kept.items()}
+    return {graph_key(d, FULL): (d, e.cudagraph, e.output) for d, e in kept.items()}
 
 
 def vllm_framework(
     driver: CudaDriver, runner: Any, graphs: dict[str, tuple[Any, Any, Any]], pool: tuple[int, int]
 ) -> TorchFramework:
-    """The runner's memory by name, and the graphs that vLLM captured as captures."""
+    """Return the runner's memory by name, with vLLM's graphs as captures."""
 
     def captured(key: str) -> Any:
         if key not in graphs:
@@ -145,8 +145,8 @@ def _pool(runner: Any) -> tuple[int, int]:
 
 
 @contextmanager
-def kept_graphs() -> Iterator[None]:
-    """While vLLM captures, the class that it makes graphs of keeps them."""
+def keep_graphs() -> Iterator[None]:
+    """Replace the class of vLLM's captured graphs by one that keeps them, in the block."""
     import torch
 
     plain = torch.cuda.CUDAGraph
@@ -158,13 +158,13 @@ def kept_graphs() -> Iterator[None]:
 
 
 def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Static buffers that decide what a graph does: all of numbers that may be indices, and small others."""
+    """Return the static buffers that affect a graph: all that may contain indices, and other small ones."""
     static = {symbol: t for symbol, t in tensors.items() if symbol.startswith("static:")}
     return {symbol: t for symbol, t in static.items() if not t.is_floating_point() or t.nbytes <= SMALL}
 
 
 def tensor_spans(tensors: dict[str, Any]) -> list[SymbolRegion]:
-    """The whole storage of each, once."""
+    """Return the complete storage of each tensor, once."""
     storages = {
         t.untyped_storage().data_ptr(): (s, t.untyped_storage()) for s, t in reversed(tensors.items())
     }
@@ -176,14 +176,14 @@ def tensor_spans(tensors: dict[str, Any]) -> list[SymbolRegion]:
 
 
 def token_regions(runner: Any) -> dict[str, tuple[int, int]]:
-    """Buffers of token ids by symbol: bytes an id, and what ids are below."""
+    """Return buffers of token ids by symbol: bytes per id, and the exclusive upper limit of ids."""
     below = int(runner.model_config.get_vocab_size())
     named = {s: t for s, t in input_tensors(runner_tensors(runner)).items() if s.endswith("input_ids")}
     return {r.symbol: (named[r.symbol].element_size(), below) for r in tensor_spans(named)}
 
 
 def manager_attributes(runner: Any) -> dict[str, Like]:
-    """Buffers that capture makes on the manager, which a restore must make first."""
+    """Return the buffers that a capture creates on the manager, which a restore must create first."""
     manager = getattr(runner, "cudagraph_manager", None)
     hidden = getattr(manager, "hidden_states", None)
     if hidden is None:
@@ -192,7 +192,7 @@ def manager_attributes(runner: Any) -> dict[str, Like]:
 
 
 def places(like: Any, attributes: dict[str, Like]) -> list[Place]:
-    """Where a graph's outputs lie: in the pool, or in the manager's own buffers."""
+    """Return the places of a graph's outputs: in the pool, or in the manager's own buffers."""
     if like is None:
         return [(f"static:cudagraph_manager.{name}", 0, outputs.size(a)) for name, a in attributes.items()]
     return [(one["symbol"], one["offset"], outputs.size(one)) for one in outputs.leaves(like)]

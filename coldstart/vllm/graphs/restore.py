@@ -1,4 +1,4 @@
-"""The restoring half in a vLLM worker: the last offline round, and every start from a proven bundle."""
+"""Restore graphs in a vLLM worker: in the last offline round, and in every start from a proven bundle."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.graph_source import log, refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors
-from coldstart.vllm.graphs.record import captured_graphs, kept_graphs, vllm_framework
+from coldstart.vllm.graphs.record import captured_graphs, keep_graphs, vllm_framework
 
 
 def workload(
     driver: CudaDriver, framework: TorchFramework, restorer: Restorer, captured: View | None
 ) -> StoredInputs:
-    """The bundle's own inputs on this process's memory. Raises AlteredTableError."""
+    """Return the bundle's stored inputs in this process's memory. Raises AlteredTableError."""
 
     def restored(symbol: str) -> SymbolRegion:
         region, base = restorer.region(symbol)
@@ -38,7 +38,7 @@ def workload(
 
 
 def extras(directory: Path) -> Mapping[str, Any]:
-    """What was recorded of vLLM's own objects. Raises AlteredTableError, Refused for a bundle of another engine."""
+    """Return the record of vLLM's own objects. Raises AlteredTableError, or GraphRefusedError for another engine's bundle."""
     held = read_manifest(directory)["report"].get(outputs.ENTRY)
     if not isinstance(held, dict) or not {"attributes", "outputs"} <= set(held):
         raise GraphRefusedError("the bundle was not recorded from vLLM")
@@ -46,7 +46,7 @@ def extras(directory: Path) -> Mapping[str, Any]:
 
 
 def make_attributes(runner: Any, wanted: Mapping[str, outputs.Like]) -> dict[str, Any]:
-    """Buffers that a capture would have made on the manager; graphs write into them."""
+    """Create the buffers that a capture would have created on the manager; graphs write into them."""
     import torch
 
     manager = getattr(runner, "cudagraph_manager", None)
@@ -60,23 +60,23 @@ def make_attributes(runner: Any, wanted: Mapping[str, outputs.Like]) -> dict[str
 
 
 class Proving:
-    """Restore everything, let vLLM capture everything, compare."""
+    """Session that restores everything, lets vLLM capture everything, and compares."""
 
     def __init__(self, work: Path) -> None:
         self._work, self.extras = work, extras(work / rounds.BUNDLE)
         self._known: dict[str, list[Span]] = {}
 
     def fallbacks(self) -> dict[str, str]:
-        """This process serves nobody."""
+        """Return nothing: this process does not serve."""
         return {}
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """vLLM's capture runs when the gate first asks for a captured graph, hence after the restore."""
+        """Prove the graphs. vLLM's capture runs when a captured graph is first needed, hence after the restore."""
         try:
             refuse_parallel(runner)
             return self._prove(runner, own)
         except GraphError as error:
-            log.warning("nothing was proved: %s", error)
+            log.warning("cannot prove graphs: %s", error)
             rounds.fail(self._work, str(error))
             return own()
 
@@ -86,12 +86,12 @@ class Proving:
 
         def capture(key: str) -> Any:
             if not result:
-                with kept_graphs():
+                with keep_graphs():
                     result.append(own())
                 graphs.update(captured_graphs(runner))
                 self._look(graphs)
             if key not in graphs:
-                raise GraphRefusedError(f"{key} was not captured by vLLM in this process")
+                raise GraphRefusedError(f"vLLM did not capture {key} in this process")
             return graphs[key][1]
 
         framework = TorchFramework(driver, runner_tensors(runner), {}, capture, (0, 0))
@@ -100,13 +100,13 @@ class Proving:
         return result[0] if result else own()
 
     def _look(self, graphs: Mapping[str, tuple[Any, Any, Any]]) -> None:
-        """Where the graphs that were captured here have their outputs."""
+        """Record where the graphs captured here have their outputs."""
         known_spans = {key: outputs.spans(output) for key, (_, _, output) in graphs.items()}
         self._known.update({key: spans for key, spans in known_spans.items() if spans is not None})
 
 
 class Restoring:
-    """The online half; also the hook's Source."""
+    """Session of an online start; also the hook's GraphSource."""
 
     def __init__(self, directory: Path, *, canary: str = "1") -> None:
         self.directory, self._canary = directory, canary
@@ -118,14 +118,14 @@ class Restoring:
         return self._declined | (dict(self.online.fallbacks) if self.online else {})
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """Link, hook, let vLLM's own capture do what is left, then build the rest behind."""
+        """Link and hook, let vLLM capture the rest, then build the remaining graphs in the background."""
         try:
             refuse_parallel(runner)
             self._refuse_another_driver()
             online = self._begin(runner)
             undo = hook.install(runner, self, log.warning)
         except GraphError as error:
-            log.warning("CUDA graphs are captured as always: %s", error)
+            log.warning("vLLM captures its CUDA graphs: %s", error)
             self._declined["*"] = str(error)
             return own()
         try:
@@ -136,10 +136,12 @@ class Restoring:
         return result
 
     def _refuse_another_driver(self) -> None:
-        """Raises Refused: what a driver keeps in a graph's nodes is its own affair, down to the patch release."""
+        """Raise GraphRefusedError for another driver: its data in graph nodes may change with each patch release."""
         wanted, present = self.extras.get("driver"), nvml.driver()
         if wanted != present:
-            raise GraphRefusedError(f"the graphs were recorded under driver {wanted}, here is {present}")
+            raise GraphRefusedError(
+                f"the graphs were recorded with driver {wanted}, this machine has {present}"
+            )
 
     def _begin(self, runner: Any) -> Online:
         driver = CudaDriver()
@@ -156,10 +158,10 @@ class Restoring:
             raise GraphRefusedError(online.fallbacks["*"])
         return online
 
-    # --- the hook's Source ----------------------------------------------------------------------------
+    # --- GraphSource, for the hook --------------------------------------------------------------------
     def _online(self) -> Online:
         if self.online is None:
-            raise GraphRefusedError("nothing is linked")
+            raise GraphRefusedError("no graphs are linked")
         return self.online
 
     def usable(self, key: str) -> bool:
@@ -185,7 +187,7 @@ class Restoring:
         try:
             return self.framework.view(region, base, like["offset"], like)
         except (KeyError, AttributeError, RuntimeError) as error:
-            raise AlteredTableError(f"an output's description does not fit: {error}") from error
+            raise AlteredTableError(f"invalid description of an output: {error}") from error
 
     def attributes(self) -> Mapping[str, Any]:
         return self._made

@@ -1,7 +1,7 @@
-"""The runner of v1/worker/gpu_model_runner.py: entries of CUDAGraphWrapper, finished before anything is captured.
+"""Restore graphs in the runner of v1/worker/gpu_model_runner.py, by filling entries of its CUDAGraphWrapper.
 
-Full graphs only.  Pieces of a model read what the piece before them wrote, so one restored beside one captured would
-read memory that nobody writes; and vLLM runs both forwards of every size for them anyway.
+Only full graphs are restored. A piece of a model reads memory that the piece before it wrote, so a restored piece beside a
+captured one would read unwritten memory. vLLM runs both forwards of every size for pieces anyway.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from coldstart.vllm.graphs.graph_source import GraphSource, Log, attempt, key_of
+from coldstart.vllm.graphs.graph_source import GraphSource, Log, attempt, graph_key
 
 
 def restoring(
     original: Callable[..., None], runner: Any, source: GraphSource, log: Log
 ) -> Callable[..., None]:
-    """Only for this runner: a draft model's runner has descriptors of the same keys."""
+    """Wrap warm-up and capture for this runner only: a draft model's runner has descriptors with the same keys."""
 
     @functools.wraps(original)
     def warm_up_and_capture(
         self: Any, desc: Any, cudagraph_runtime_mode: Any, *rest: Any, **keywords: Any
     ) -> None:
-        key = key_of(desc, cudagraph_runtime_mode.name)
+        key = graph_key(desc, cudagraph_runtime_mode.name)
         mine = self is runner and cudagraph_runtime_mode.name == "FULL"
         entries = _entries(self.model) if mine else None
         if entries is not None and source.usable(key):
@@ -50,7 +50,7 @@ def _hide_until_built(
 
 
 def _entries(wrapper: Any) -> dict[Any, Any] | None:
-    """The wrapper's table, unless it is none or its debug mode compares input addresses at each replay."""
+    """Return the wrapper's table, None without one or if its debug mode compares input addresses at each replay."""
     if getattr(wrapper, "is_debugging_mode", True):
         return None
     entries: dict[Any, Any] | None = getattr(wrapper, "concrete_cudagraph_entries", None)
@@ -62,7 +62,7 @@ def _fill_entry(entries: dict[Any, Any], desc: Any, key: str, source: GraphSourc
 
 
 def _entry(desc: Any, key: str, source: GraphSource) -> Any:
-    """A finished entry of the wrapper: replay goes the same way as after a capture."""
+    """Return a finished entry of the wrapper, which replays as after a capture."""
     from vllm.compilation.cuda_graph import CUDAGraphEntry
 
     graph, output = source.replayable(key), source.output(key)
@@ -78,6 +78,6 @@ def watched_capture(
     ) -> None:
         original(self, desc, cudagraph_runtime_mode, *rest, **keywords)
         if self is runner and cudagraph_runtime_mode.name == "FULL":
-            seen(key_of(desc, "FULL"))
+            seen(graph_key(desc, "FULL"))
 
     return warm_up_and_capture

@@ -1,6 +1,6 @@
-"""The policies on vLLM's V1 engine, as classes for its `--scheduler-cls`.
+"""Scheduling policies in vLLM's V1 engine, as classes for its `--scheduler-cls`.
 
-Invariant: vLLM's own schedule() makes every allocation; this package only decides what it gets to see.
+Invariant: vLLM's own schedule() makes every allocation; this package only selects the requests that it sees.
 """
 
 SCHEDULER_CLS = "coldstart.vllm.scheduling.scheduler.PolicyScheduler"
@@ -9,6 +9,6 @@ OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"
 PINNING_POLICY = "PinnedLru"
 PINNING_MODULE = "coldstart.vllm.scheduling.pinning"
 WHOLE_CONNECTOR = "OffloadingConnector"
-"""vLLM's own."""
+"""vLLM's own connector, which stores full blocks only."""
 TAILS_CONNECTOR = "TailsConnector"
 TAILS_MODULE = "coldstart.vllm.scheduling.tails"

@@ -1,6 +1,6 @@
-"""What to give `vllm serve` so that it runs our scheduler; imports neither vllm nor torch.
+"""Arguments with which `vllm serve` runs our scheduler; imports neither vllm nor torch.
 
-Invariant: everything is said by vLLM's own flags, so a server started by hand with them is the same server.
+Invariant: vLLM's own flags express all settings, so a server started manually with them is the same server.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from coldstart.vllm.scheduling import (
 
 
 def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
-    """Flags for the settings; without host_bytes no preempted KV is kept (recompute).
+    """Return the flags for the settings; without host_bytes, preempted KV is recomputed.
 
-    On the CPU platform a KV connector makes vLLM reserve cores: set VLLM_CPU_OMP_THREADS_BIND, such as to
-    0 on two cores, or every step takes twice as long.
+    On the CPU platform a KV connector makes vLLM reserve cores. Set VLLM_CPU_OMP_THREADS_BIND, for example to 0 on two cores,
+    or every step takes twice as long.
     """
     flags = [
         "--scheduler-cls",
@@ -38,14 +38,14 @@ def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
 
 
 def host_arguments(host_bytes: int | None, *, on_cpu: bool) -> list[str]:
-    """Flags that keep preempted KV in so much host memory, whichever scheduler runs; none for none."""
+    """Return the flags that keep preempted KV in `host_bytes` of host memory, for any scheduler; none without memory."""
     if not host_bytes:
         return []
     return ["--kv-transfer-config", json.dumps(kv_transfer_config(host_bytes, on_cpu=on_cpu))]
 
 
 def kv_transfer_config(host_bytes: int, *, on_cpu: bool) -> dict[str, Any]:
-    """vLLM's offloading connector, with the last blocks; decode KV is kept too, which is off by default there."""
+    """Return the settings of our offloading connector, which also keeps last blocks and decode KV (off by default in vLLM)."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
     extra |= {"eviction_policy": PINNING_POLICY, "cache_policy_module_path": PINNING_MODULE}
     if on_cpu:

@@ -1,7 +1,7 @@
-"""What the scheduler did, as counters, and the same in vLLM's /metrics.
+"""Counters of the scheduler, also published in vLLM's /metrics.
 
-Invariant: counters only grow; levels sum to the live requests. vLLM's front end gathers metrics of the engine
-process through prometheus_client's multiprocess directory, so they appear when that is set before the start.
+Invariant: counters only grow; levels sum to the live requests. vLLM's front end collects metrics of the engine
+process through prometheus_client's multiprocess directory, so they appear if that is set before the start.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ PREFIX = "coldstart_scheduler_"
 class Counters:
     """Totals since the start.
 
-    Bytes count whole KV blocks: decided when a transfer starts, moved when the workers report it. blocks_evicted were
-    freed on the device without a copy, since blocks are stored as they fill. Request-seconds: blocked_on_loads_s with KV
-    on the host although the rank earned a slot, loading_s of these in a transfer (not for room).
+    Bytes count full KV blocks: `bytes_*` when a transfer is decided, `bytes_*_moved` when the workers report it.
+    `blocks_evicted` were freed on the device without a copy, because blocks are stored as they fill. Request-seconds:
+    `blocked_on_loads_s` with KV on the host although the rank earned a slot, `loading_s` the part of it during a transfer (not
+    waiting for space).
     """
 
     evictions: int = 0
@@ -57,7 +58,7 @@ class Exporter:
     def publish(self, counters: Counters, levels: Sequence[int] = ()) -> None:
         if self._gauges is None:
             return
-        # A gauge is written to a file that is mapped, which most counters need at few steps only.
+        # Setting a gauge writes to a mapped file, and most counters change in few steps.
         for name, value in vars(counters).items():
             if self._told.get(name) != value:
                 self._told[name] = value
@@ -67,7 +68,7 @@ class Exporter:
 
 
 class RankBytes:
-    """Bytes of KV that this process, one rank, has copied each way, as rank_bytes_in and rank_bytes_out by rank."""
+    """Bytes of KV that this process, one rank, has copied, exported as rank_bytes_in and rank_bytes_out by rank."""
 
     def __init__(self, rank: int, environment: Mapping[str, str] = os.environ) -> None:
         self.totals = {"in": 0, "out": 0}
@@ -78,7 +79,7 @@ class RankBytes:
             }
 
     def add(self, way: str, size: int) -> None:
-        """`way` is "in" from the host or "out" to it; each has one thread."""
+        """Count `size` bytes; `way` is "in" from the host or "out" to it, each used by one thread."""
         self.totals[way] += size
         if self._gauges:
             self._gauges[way].set(self.totals[way])

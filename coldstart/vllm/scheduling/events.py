@@ -1,6 +1,6 @@
-"""The scheduler's events on the start-up timeline: swaps, demotions, promotions, evictions.
+"""Events of the scheduler on the start-up timeline: swaps, demotions, promotions, evictions.
 
-Invariant: without COLDSTART_TIMELINE_EVENTS there is no Events object, so a step asks one `if`.
+Invariant: without COLDSTART_TIMELINE_EVENTS there is no Events object, so a step costs one `if`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ class Events:
         return cls() if environment.get(timeline.EVENTS_VARIABLE) else None
 
     def note(self, name: str, start_s: float | None = None, **args: object) -> None:
-        """One span from `start_s` (the present, unless given) to now."""
+        """Emit one span from `start_s` (default: now) to now."""
         now = timeline.now()
         timeline.emit(name, now if start_s is None else start_s, now, TRACK, args)

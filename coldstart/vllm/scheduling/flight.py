@@ -1,10 +1,10 @@
-"""Several batches in flight under pipeline parallelism: who is in one, and whose bookkeeping drives it (FastServe, 4.3).
+"""Several batches in flight under pipeline parallelism: which requests are in one (FastServe, 4.3).
 
-vLLM asks for a batch as long as a stage is free, before the earlier ones are back. Without asynchronous scheduling (model
-runner V1, so always on the CPU platform) its synchronous scheduler has then no token to compute for a request whose last
-one is still on its way; with it (model runner V2) a gate keeps a request out for as many steps as there are stages.
+vLLM schedules a batch while a stage is free, before earlier batches have returned. Without asynchronous scheduling (model
+runner V1, so always on the CPU platform), vLLM's synchronous scheduler then has no token to compute for a request whose last
+token is still in flight. With it (model runner V2), a gate keeps a request out for as many steps as there are stages.
 
-Invariant: a request in flight is neither scheduled again nor evicted by us, and holds its place in the order meanwhile.
+Invariant: we neither schedule nor evict a request in flight, and it keeps its place in the order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 
 
 class PipelinedScheduler(AsyncScheduler):
-    """vLLM's asynchronous scheduler, with its synchronous bookkeeping where a pipeline runs without placeholders."""
+    """vLLM's asynchronous scheduler, with its synchronous bookkeeping in a pipeline that runs without placeholders."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -27,9 +27,9 @@ class PipelinedScheduler(AsyncScheduler):
             self._keep_synchronous_books()
 
     def in_flight(self, request: Request) -> bool:
-        """Whether a batch under way has yet to bring the token that the request's next step computes.
+        """Return whether a batch in flight has not yet returned the token that the request's next step needs.
 
-        Never without a pipeline: there the steps under way are vLLM's asynchronous ones, which go on without it.
+        Without a pipeline the result is False: vLLM's asynchronous steps do not wait for that token.
         """
         if self.stages == 1 or request.status != RequestStatus.RUNNING:
             return False
@@ -37,18 +37,18 @@ class PipelinedScheduler(AsyncScheduler):
         return not unscheduled(request) or self.current_step + 1 < gate
 
     def _keep_synchronous_books(self) -> None:
-        # On the object: as overrides they would cost a call for every token where there is no pipeline.
+        # Set on the object: as overrides they would cost a call per token without a pipeline.
         for book in (Scheduler._update_after_schedule, Scheduler._update_request_with_output):
             setattr(self, book.__name__, MethodType(book, self))
 
 
 def unscheduled(request: Request) -> int:
-    """Tokens that exist, or whose place is held, and that no step has been asked to compute."""
+    """Return the number of tokens, including placeholders, that no step has been scheduled to compute."""
     tokens: int = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
     return tokens
 
 
 def to_come(request: Request) -> int:
-    """Tokens of the request once every step under way has brought its own."""
+    """Return the number of the request's tokens after every step in flight has returned."""
     tokens: int = max(request.num_tokens + request.num_output_placeholders, request.num_computed_tokens + 1)
     return tokens

@@ -1,7 +1,7 @@
-"""What the host holds of a preempted request, asked of vLLM's own connector and remembered.
+"""KV of preempted requests on the host, as vLLM's connector reports it, cached.
 
-Invariants: a request shown for loading only is never admitted to compute; a remembered hit that turns out to
-be gone (the host evicted it) makes the request ready to compute again instead of waiting for ever.
+Invariants: a request shown only for loading is never admitted to compute. If the host has evicted a cached hit,
+the request becomes ready to compute again instead of waiting forever.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class HostKv:
-    """Wraps the connector's look-up; without a connector nothing is ever on the host.
+    """Wraps the connector's look-up; without a connector, no KV is on the host.
 
-    `away` holds the requests that were evicted and neither run nor load yet.
+    `away` contains the evicted requests that neither run nor load yet.
     """
 
     def __init__(self, connector: Any, kv_cache_manager: Any) -> None:
@@ -32,7 +32,7 @@ class HostKv:
             connector.get_num_new_matched_tokens = self._matched
 
     def hit(self, request: Request) -> int | None:
-        """Tokens that a load would bring beyond the local prefix cache; None: ask again later."""
+        """Return the tokens that a load would bring beyond the local prefix cache; None if the answer is not known yet."""
         if self._connector is None:
             return 0
         if request.request_id not in self._hits:
@@ -44,11 +44,11 @@ class HostKv:
         return self._hits[request.request_id]
 
     def load_only(self, requests: Iterable[Request]) -> None:
-        """In the coming step these may start a load but not compute."""
+        """Allow these requests to start a load but not to compute in the next step."""
         self._load_only = {request.request_id for request in requests}
 
     def left(self, request: Request) -> None:
-        """The request was evicted."""
+        """Record that the request was evicted."""
         self.forget(request.request_id)
         if self._connector is not None:
             self.away[request.request_id] = request
@@ -56,7 +56,7 @@ class HostKv:
             self._pins.left(request.request_id)
 
     def back(self, request_id: str) -> None:
-        """The request runs again, loads, or is gone."""
+        """Record that the request runs again, loads, or has finished."""
         self.forget(request_id)
         if self.away.pop(request_id, None) is not None and self._pins is not None:
             self._pins.back(request_id)
@@ -65,10 +65,10 @@ class HostKv:
         self._hits.pop(request_id, None)
 
     def _matched(self, request: Request, computed: int) -> tuple[int | None, bool]:
-        # Asked in any case: until the answer is not None, stores of this request still read its blocks.
+        # Always ask the connector: until its answer is not None, stores of this request still read its blocks.
         tokens, is_async = self._ask(request, computed)
         if tokens is not None:
-            # Fresher than what hit() remembers: the local prefix cache and the host's both change in between.
+            # Newer than the value of hit(): both the local prefix cache and the host's change in between.
             self._hits[request.request_id] = tokens
         if request.request_id not in self._load_only or is_async:
             return tokens, is_async
@@ -76,10 +76,10 @@ class HostKv:
 
 
 def _pins(connector: Any) -> PinnedLru | None:
-    """The host cache's policy, where it is ours."""
+    """Return the host cache's policy if it is ours."""
     if connector is None:
         return None
-    # Without a connector this vLLM need not have what the policy stands on.
+    # Import late: without a connector this vLLM may lack the base class of the policy.
     from coldstart.vllm.scheduling.pinning import PinnedLru
 
     manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)

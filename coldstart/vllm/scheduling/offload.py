@@ -1,8 +1,8 @@
-"""vLLM's CPU offloading for the CPU platform: two real pools and a copying thread.
+"""vLLM's CPU offloading for the CPU platform: two real pools and a copying thread per direction.
 
-Invariants: the copies of one direction run in the order they were submitted; `wait` returns only when the
-named jobs have landed; a copy releases the interpreter lock (memmove), because a torch copy would start a
-team of OpenMP threads on the cores that compute.
+Invariants: the copies of one direction run in the order of submission. `wait` returns only after the named jobs have
+finished. A copy releases the interpreter lock (memmove); a torch copy would start an OpenMP team on the
+cores that compute.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Pages = Iterator[tuple[int, int, int]]
 
 
 class HostPool:
-    """Anonymous memory in parts of `chunks` pages of `page` bytes, made when first asked for.
+    """Anonymous memory in parts of `chunks` pages of `page` bytes, each allocated at first use.
 
-    vLLM's scheduler counts chunks by the first stage of a pipeline; a stage with more layers counts fewer, and is asked for
-    more than those.
+    vLLM's scheduler computes the number of chunks from the first stage of a pipeline. A stage with more layers has fewer chunks
+    in the same number of bytes, and then needs further parts.
     """
 
     def __init__(self, chunks: int, page: int) -> None:
@@ -43,7 +43,7 @@ class HostPool:
         self._memory: list[mmap.mmap] = []
 
     def at(self, chunk: int) -> int:
-        """The address of a chunk."""
+        """Return the address of a chunk."""
         part, place = divmod(chunk, self._chunks)
         while part >= len(self._parts):
             memory = mmap.mmap(-1, self._chunks * self._page)
@@ -60,7 +60,7 @@ class CpuPoolWorker(OffloadingWorker):
         tensors = kv_caches.tensors
         self._device = [(t.tensor.data_ptr(), t.tensor.stride(0), t.page_size_bytes) for t in tensors]
         self._host = [HostPool(chunks, page) for _, _, page in self._device]
-        # A tensor may appear in several references of one group; it is copied once.
+        # A tensor can appear in several references of one group; copy it once.
         self._tensors = [sorted({ref.tensor_idx for ref in refs}) for refs in kv_caches.group_data_refs]
         self._keep = kv_caches
         self._threads = {name: ThreadPoolExecutor(1, f"kv-{name}") for name in ("store", "load")}
@@ -98,7 +98,7 @@ class CpuPoolWorker(OffloadingWorker):
         return True
 
     def _pages(self, blocks: list[int], sizes: Sequence[int], chunks: list[int]) -> Pages:
-        """(device address, host address, bytes) of every page of a transfer."""
+        """Yield (device address, host address, bytes) of every page of a transfer."""
         position = 0
         for group, size in enumerate(sizes):
             for block, chunk in zip(blocks[position:][:size], chunks[position:][:size], strict=True):
@@ -122,7 +122,7 @@ class CpuPoolOffloadingSpec(CPUOffloadingSpec):
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         if self.blocks_per_chunk != 1:
-            raise ValueError("the CPU pools move single blocks: leave out block_size and blocks_per_chunk")
+            raise ValueError("the CPU pools move single blocks: omit block_size and blocks_per_chunk")
         self._rank = config.parallel.rank
         self._pools: CpuPoolWorker | None = None
 

@@ -1,8 +1,8 @@
-"""Which chunks the host drops first: those that no live request needs, then by how soon they are needed.
+"""Eviction order of the host's KV cache: chunks that no live request needs first, then by how soon they are needed.
 
-Invariant: a chunk of an evicted request is dropped only when every chunk that may be dropped belongs to one; a
-chunk of a live request on the device only when no finished request's chunk is left. Within a kind, the least
-recently used goes first, as in vLLM's own policy, whose heap orders by rank: a kind is an offset to the rank.
+Invariant: a chunk of an evicted request is dropped only if every evictable chunk belongs to one. A chunk of a live request on
+the device is dropped only if no chunk of a finished request is left. Within a class, the least recently used chunk
+is dropped first, as in vLLM's policy, whose heap orders by rank. A class is an offset to the rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LIVE, AWAY = 1 << 48, 1 << 49
 
 
 class PinnedLru(LRUCachePolicy):
-    """The scheduler tells `left` and `back`; owners come with what the connector stores and finds."""
+    """vLLM's LRU policy with classes. The scheduler calls `left` and `back`; the connector's stores and hits set the owners."""
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
@@ -26,18 +26,18 @@ class PinnedLru(LRUCachePolicy):
         self._away: set[str] = set()
 
     def left(self, request_id: str) -> None:
-        """The request lost its place on the device: only the host has its KV."""
+        """Record that the request was evicted from the device, so that only the host has its KV."""
         self._away.add(request_id)
         self._rerank(self._owned.get(request_id, ()))
 
     def back(self, request_id: str) -> None:
-        """The request holds blocks on the device again, or is gone."""
+        """Record that the request has blocks on the device again, or has finished."""
         if request_id in self._away:
             self._away.discard(request_id)
             self._rerank(self._owned.get(request_id, ()))
 
     def disown(self, request_id: str, keys: Iterable[OffloadKey]) -> None:
-        """The request needs these no more."""
+        """Record that the request does not need these chunks any more."""
         keys = list(keys)
         for key in keys:
             self._owned.get(request_id, {}).pop(key, None)
@@ -95,7 +95,7 @@ class PinnedLru(LRUCachePolicy):
         return LIVE if owners.isdisjoint(self._away) else AWAY
 
     def _rerank(self, keys: Iterable[OffloadKey]) -> None:
-        """Keep the recency, renew the kind."""
+        """Update the class of each chunk, and keep its recency."""
         for key in keys:
             if key in self._ranks:
                 self._ranks[key] = self._ranks[key] % LIVE + self._offset(key)

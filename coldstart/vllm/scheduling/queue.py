@@ -1,7 +1,7 @@
-"""A waiting queue that shows vLLM's admission loop only the picked requests.
+"""Waiting queue that shows vLLM's admission loop only the picked requests.
 
-Invariants: every request that was added and not removed is held exactly once; the loop (peek, pop, truth)
-sees `shown` in its order; length and iteration see everybody, for vLLM's own counts.
+Invariants: every request that was added and not removed is in the queue exactly once. The loop (peek, pop, truth)
+sees `shown` in its order; length and iteration cover all requests, for vLLM's own counts.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from vllm.v1.request import Request
 
 
 class PickedQueue(RequestQueue):
-    """Requests by id; nothing is shown until `show` says so."""
+    """Requests by id; none is shown until `show` is called."""
 
     def __init__(self) -> None:
         self._held: dict[str, Request] = {}
         self._shown: list[Request] = []
 
     def show(self, requests: Iterable[Request]) -> None:
-        """Replace what the admission loop sees; requests that are not held are left out."""
+        """Replace the requests that the admission loop sees; ignore requests that are not in the queue."""
         picked = [request for request in requests if request.request_id in self._held]
         self._shown = picked[::-1]
 

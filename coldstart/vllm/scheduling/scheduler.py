@@ -1,8 +1,8 @@
 """Skip-join MLFQ on vLLM's asynchronous scheduler (FastServe, sections 4.1 and 4.2).
 
-Invariants: at most B requests are scheduled per step and only picked ones. It is decided on an arrival, an end, the end of a
-quantum, a landing and a failed allocation; in between vLLM's own schedule() goes on with those who run. It sees those who are
-to run, in rank order, and those that join; whoever else holds KV is left out of the running list for the step.
+Invariants: each step schedules at most B requests, and only picked ones. A decision happens on an arrival, an end, the end of a
+quantum, a finished load and a failed allocation; in between, vLLM's schedule() continues with the running requests. It sees the
+requests that are to run, in rank order, and those that join. Other requests with KV are not in the running list for the step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PolicyScheduler(PipelinedScheduler):
         self._sessions |= request.resumable
         now = self.clock()
         if not self.jobs:
-            self._last_step_s = None  # what has passed since then was nobody's iteration
+            self._last_step_s = None  # no request ran since then
         cached = self.kv_cache_manager.get_computed_blocks(request)[1]
         job = Job(request.request_id, now, request.num_prompt_tokens, None, cached, request.priority)
         self.placement.arrived(job, self._request_remaining_blocks(request), now)
@@ -106,7 +106,7 @@ class PolicyScheduler(PipelinedScheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _goes_on(self, now: float) -> bool:
-        """Whether this step serves whom the last one did, without a decision."""
+        """Return whether this step can serve the requests of the last one without a new decision."""
         if self.stages > 1 or self._sessions or not self.placement.stands(now):
             return False
         if self._stands_for < 0:
@@ -115,7 +115,7 @@ class PolicyScheduler(PipelinedScheduler):
         return self._stands_for >= 0
 
     def _decide(self, now: float) -> None:
-        """Decide, and arrange what vLLM sees."""
+        """Decide, and set the requests that vLLM sees."""
         self.started.refresh()
         decision = self.placement.decide(now)
         chosen, loads = decision.chosen, decision.loads
@@ -126,7 +126,7 @@ class PolicyScheduler(PipelinedScheduler):
         self.picked_new.show([*joining, *loads])
         self.host.load_only(loads)
         slots = len(self.started.active) + self.num_waiting_for_streaming_input + len(joining)
-        # One more, or the admission loop would stop before it reaches the loads, which take no slot.
+        # One more, or the admission loop would stop before the loads, which need no slot.
         self.max_num_active_reqs = slots + bool(loads)
         self._stands_for = -1
 
@@ -154,7 +154,7 @@ class PolicyScheduler(PipelinedScheduler):
         self._publish()
 
     def _decodes_alone(self, output: SchedulerOutput, admitted: list[Request], others: int) -> bool:
-        """Whether those who ran already have been served a token each, and none of a prompt."""
+        """Return whether the requests that already ran got one decode token each."""
         scheduled = output.num_scheduled_tokens
         tokens = output.total_num_scheduled_tokens - sum(scheduled[r.request_id] for r in admitted)
         return tokens == others and not self.view.speculates and scheduled.keys().isdisjoint(self.fresh)
@@ -175,7 +175,7 @@ class PolicyScheduler(PipelinedScheduler):
         self.ranking.served(job, cost, now)
 
     def _passed(self, now: float) -> None:
-        """Book the time since the last step on what that step decided."""
+        """Account the time since the last step to that step's decision."""
         step_s = 0.0 if self._last_step_s is None else now - self._last_step_s
         self._last_step_s = now
         self.placement.turns.passed(step_s)

@@ -1,4 +1,4 @@
-"""vLLM's scheduler in the place of ours where this vLLM, or its configuration, cannot run ours; every step down is named."""
+"""Replace our scheduler by vLLM's if this vLLM or its configuration cannot run ours, and report each fallback."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ SECTION = "scheduler"
 
 
 def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
-    """Take out of `args` what this vLLM cannot run of our scheduler, with the reason in the plan's fallbacks.
+    """Remove from `args` the parts of our scheduler that this vLLM cannot run, and add the reasons to the plan's fallbacks.
 
-    Returns whether it did: `config` is then to be made again.
+    Returns:
+        Whether `args` changed, so that `config` must be created again.
     """
     if args.scheduler_cls != SCHEDULER_CLS:
         return _keeps_kv(args) and _settle_host(args, plan)
@@ -36,10 +37,10 @@ def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
 
 
 @contextmanager
-def counted(plan: LaunchPlan) -> Iterator[None]:
-    """Have the engine process's counters appear in the server's /metrics while our scheduler runs.
+def publish_counters(plan: LaunchPlan) -> Iterator[None]:
+    """Publish the engine process's counters in the server's /metrics while our scheduler runs.
 
-    prometheus_client carries values across processes by files in one directory, which is removed at the end.
+    prometheus_client shares values between processes through files in one directory, which is removed at the end.
     """
     if SCHEDULER_CLS not in plan.vllm_args or METRICS_ENV in os.environ:
         yield
@@ -63,18 +64,18 @@ def _obstacle(config: Any) -> str | None:
         if reason := unsupported(config):
             return reason
         import_module(SCHEDULER_CLS.rpartition(".")[0])
-    except Exception as problem:  # noqa: BLE001 - whatever a strange vLLM raises here, the server must start
-        return f"the scheduler cannot be loaded: {type(problem).__name__}: {problem}."
+    except Exception as problem:  # noqa: BLE001 - the server must start after any error of an unknown vLLM
+        return f"cannot load the scheduler: {type(problem).__name__}: {problem}."
     return None
 
 
 def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
-    """Without copies on the host, or without the last blocks there, where this vLLM cannot make them our way."""
+    """Drop the copies on the host, or only those of last blocks, if this vLLM cannot make them."""
     if args.kv_transfer_config is None:
         return False
     if (reason := compat.check("offload", _import_offload)) is None:
         return _settle_tails(args.kv_transfer_config, plan)
-    _note(plan, f"{reason} What is evicted is computed again.")
+    _note(plan, f"{reason} Evicted KV is computed again.")
     args.kv_transfer_config = None
     if args.scheduler_cls is not None:
         settings = args.additional_config.get(KEY, {}) | {"strategy": "recompute"}
@@ -85,7 +86,7 @@ def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
 def _settle_tails(transfer: Any, plan: LaunchPlan) -> bool:
     if transfer.kv_connector != TAILS_CONNECTOR or (reason := compat.check("tails", _import_tails)) is None:
         return False
-    _note(plan, f"{reason} The last block of what is evicted is computed again.")
+    _note(plan, f"{reason} The last block of evicted KV is computed again.")
     transfer.kv_connector, transfer.kv_connector_module_path = WHOLE_CONNECTOR, None
     return True
 
@@ -100,7 +101,7 @@ def _import_tails() -> None:
 
 
 def _keeps_kv(args: Namespace) -> bool:
-    """Whether vLLM's own scheduler was given our way of keeping KV on the host."""
+    """Return whether vLLM's own scheduler uses our host copies of KV."""
     given = getattr(args.kv_transfer_config, "kv_connector_extra_config", None)
     return args.scheduler_cls is None and (given or {}).get("eviction_policy") == PINNING_POLICY
 

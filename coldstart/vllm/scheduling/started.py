@@ -1,6 +1,6 @@
-"""The requests that hold a slot in two parts, so that a step touches those that it serves and no others.
+"""Requests that have a slot, in two parts, so that a step touches only the requests that it serves.
 
-Invariants: a request is either active (visible in the last step) or parked, never both; a parked request keeps its blocks
+Invariants: a request is either active (visible in the last step) or parked, never both. A parked request keeps its blocks
 and its slot, and vLLM's schedule() does not see it.
 """
 
@@ -28,18 +28,18 @@ class Started:
         yield from list(self.parked)
 
     def refresh(self) -> None:
-        """Forget requests that finished, were preempted, or wait for more input, since the last decision."""
+        """Remove requests that finished, were preempted, or wait for more input, since the last decision."""
         self.active = [request for request in self.active if request.status is RUNNING]
 
     def discard(self, request: Request) -> None:
-        """The request was evicted."""
+        """Remove an evicted request."""
         if self.parked.pop(request, self) is self and request in self.active:
             self.active.remove(request)
 
     def arrange(self, shown: list[Request], in_flight: Callable[[Request], bool]) -> int:
-        """Show these, park the other active ones; how many were parked.
+        """Show these requests, park the other active ones, and return the number of parked requests.
 
-        Those in flight are active still, ahead of the shown: vLLM passes over them, and evicts from the end.
+        Requests in flight stay active, ahead of the shown ones: vLLM skips them, and evicts from the end.
         """
         kept, under_way = set(shown), list[Request]()
         dropped = [request for request in self.active if request not in kept]

@@ -1,4 +1,4 @@
-"""The state of a request's KV, read off vLLM's own request, and what may run.
+"""State of a request's KV, read from vLLM's request, and whether the request can run.
 
 Invariant: a request is ready exactly when vLLM's next schedule() can give it tokens, memory aside.
 """
@@ -13,9 +13,11 @@ WAITING = RequestStatus.WAITING
 
 
 class State(Enum):
-    """NEW: never computed; RUNNING: in vLLM's running list (picked or parked); HOST: preempted, its KV is on
-    the host or gone; LOADING and LOADED: an asynchronous load under way, or landed; BLOCKED: waits for
-    something else (a grammar, more input, tokens still in flight).
+    """State of a request's KV.
+
+    NEW: never computed. RUNNING: in vLLM's running list (picked or parked). HOST: preempted, its KV is on the host or lost.
+    LOADING and LOADED: an asynchronous load is in flight, or has finished. BLOCKED: waits for something else (a grammar, more
+    input, tokens in flight).
     """
 
     NEW = "new"
@@ -26,11 +28,11 @@ class State(Enum):
     BLOCKED = "blocked"
 
 
-def state_of(request: Request, landed: set[str]) -> State:
-    """`landed`: ids whose asynchronous load has finished."""
+def read_state(request: Request, landed: set[str]) -> State:
+    """Return the state of a request. `landed` are ids of requests whose asynchronous load has finished."""
     status = request.status
     if status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):
-        return State.NEW  # most who wait; what follows comes to the same
+        return State.NEW  # shortcut for most waiting requests; the code below gives the same
     if status == RequestStatus.RUNNING:
         return State.BLOCKED if all_in_flight(request) else State.RUNNING
     if status == RequestStatus.WAITING_FOR_REMOTE_KVS:
@@ -45,20 +47,20 @@ def state_of(request: Request, landed: set[str]) -> State:
 
 
 def all_in_flight(request: Request) -> bool:
-    """The steps under way already reach max_tokens, so vLLM will not schedule another."""
+    """Return whether the steps in flight already reach max_tokens, so that vLLM will not schedule another."""
     pending: int = request.num_output_placeholders
     certain: int = request.num_computed_tokens + 2 - pending
     return pending > 0 and certain >= request.num_prompt_tokens + request.max_tokens
 
 
 def steps_left(request: Request) -> int:
-    """Steps of a token each, the coming one included, at the start of which it is not all_in_flight for sure."""
+    """Return the number of one-token steps, including the next, before which all_in_flight is certainly False."""
     steps: int = request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens
     return steps
 
 
 def _draining(request: Request) -> bool:
-    """Output sampled before a preemption is still to be delivered; resuming now could sample it again."""
+    """Return whether output sampled before a preemption is still undelivered; resuming now could sample it again."""
     return bool(request.num_stale_output_tokens) and not request.drop_stale_output
 
 

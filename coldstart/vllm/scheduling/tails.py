@@ -1,11 +1,11 @@
-"""vLLM's offloading connector, which besides keeps the last block of who is evicted: it is not full, so it has no hash.
+"""vLLM's offloading connector, which also keeps the last block of an evicted request.
 
-The block goes to the host in the step that evicts, under a key of that eviction alone: it is nobody's shareable prefix. The
-worker submits a store that is to be flushed, and waits for it, before the step computes anything, so the block leaves as the
-latest step left it.
+The last block is not full, so it has no hash. It is copied to the host in the step that evicts the request, under a key for
+this eviction only, since it is not a shareable prefix. The worker submits a store that must be flushed, and waits for it before
+the step computes anything, so the copy has the content after the latest step.
 
-Invariants: a key names one content for as long as the engine lives; only tokens that the scheduler knows and a step under way
-or past has computed are kept; a tail is loaded only right behind whole blocks that are there, else it is computed again.
+Invariants: a key names one content for the life of the engine. Only tokens that the scheduler knows and that a step has
+computed (or computes now) are kept. A tail is loaded only directly after full blocks that are present, or else recomputed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 
 
 class TailsConnector(OffloadingConnector):
-    """Drop-in; where tails cannot be kept (see `keepable`) it is vLLM's own."""
+    """Drop-in replacement; equal to vLLM's connector if tails cannot be kept (see `keepable`)."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -32,19 +32,19 @@ class TailsConnector(OffloadingConnector):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         if self.tails is not None and self.tails.leaves(request):
-            return None, False  # the store is issued with this step
+            return None, False  # this step issues the store
         answer: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
         return answer
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if self.tails is not None and num_external_tokens:
-            self.tails.taken_back(request)
+            self.tails.release(request)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
         if self.tails is None:
             return super().build_connector_meta(scheduler_output)
-        self.tails.before(scheduler_output)
+        self.tails.note_step(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         self.tails.store(meta)
         return meta
@@ -57,7 +57,7 @@ class TailsConnector(OffloadingConnector):
 
 
 def keepable(vllm_config: Any, config: Any) -> bool:
-    """Whether one boundary says how far every group's KV reaches, and nothing takes computed tokens back."""
+    """Return whether one boundary describes the KV of every group, and computed tokens are never taken back."""
     events = vllm_config.kv_events_config
     return (
         vllm_config.speculative_config is None
@@ -69,10 +69,10 @@ def keepable(vllm_config: Any, config: Any) -> bool:
 
 
 class Tails:
-    """Of one vLLM OffloadingConnectorScheduler, whose look-up and boundary keys it takes over.
+    """Tails of one vLLM OffloadingConnectorScheduler, whose look-up and boundary keys are replaced.
 
-    `_computed` counts the tokens that are in device memory after the latest step; `_kept` says of who was evicted how many
-    tokens its tail ends behind, by which eviction, and under which number.
+    `_computed` is the number of tokens in device memory after the latest step, by request. `_kept` has for each evicted request
+    the token position at the end of its tail, the count of its evictions, and a unique number.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -88,7 +88,7 @@ class Tails:
         scheduler._make_boundary_key = self._key
 
     def leaves(self, request: Request) -> bool:
-        """Before vLLM forgets its blocks: whether it was evicted, with a tail that is about to be stored."""
+        """Return whether the request was evicted and its tail is about to be stored. Call it before vLLM frees its blocks."""
         name = request.request_id
         if name in self._leaving:
             return True
@@ -100,12 +100,12 @@ class Tails:
         if tokens <= 0 or any(len(group.block_ids) <= place for group in status.group_states):
             return False
         if all(group.next_stored_chunk_idx > place for group in status.group_states):
-            return False  # full, and on its way already
+            return False  # full, and already being stored
         self._leaving[name] = tokens, [group.block_ids[place] for group in status.group_states]
         return True
 
-    def before(self, output: SchedulerOutput) -> None:
-        """A step is decided: who is evicted in it, and how far the others are after it."""
+    def note_step(self, output: SchedulerOutput) -> None:
+        """Record the evicted requests of a decided step, and the computed tokens of the others after it."""
         requests = self._scheduler._req_status
         for name in output.preempted_req_ids or ():
             if name in requests:
@@ -117,7 +117,7 @@ class Tails:
             self._computed[name] = requests[name].req.num_computed_tokens + tokens
 
     def store(self, meta: Any) -> None:
-        """Add to the step's transfers what leaves in it."""
+        """Add the tails of this step's evictions to its transfers."""
         scheduler = self._scheduler
         for name, (tokens, blocks) in self._leaving.items():
             status = scheduler._req_status.get(name)
@@ -144,8 +144,8 @@ class Tails:
             meta.jobs_to_flush.add(job)
         self._leaving.clear()
 
-    def taken_back(self, request: Request) -> None:
-        """Its load has been decided: the host may have the room, and the block is stored again once it is full."""
+    def release(self, request: Request) -> None:
+        """Forget a tail whose load was decided, so that the host can drop it; the block is stored again once it is full."""
         kept = self._kept.pop(request.request_id, None)
         if kept is None:
             return
@@ -162,7 +162,7 @@ class Tails:
         self._kept.clear()
 
     def _found(self, status: Any, most: int | None = None) -> int | None:
-        """vLLM's look-up, and a tail where one begins."""
+        """Look up as vLLM does, and add the tail if it begins where the hit ends."""
         found: int | None = self._whole(status, most)
         kept = self._kept.get(status.req.request_id)
         if found is None or kept is None or most is not None or status.max_load_tokens is not None:

@@ -1,6 +1,6 @@
-"""vLLM's scheduler as placement sees it: its pool, its slots, and what the host holds.
+"""View of vLLM's scheduler for placement: its pool, its slots, and the KV on the host.
 
-Invariant: every answer is vLLM's own, read when it is asked for.
+Invariant: every answer is vLLM's own state at the time of the call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coldstart.vllm.scheduling.flight import PipelinedScheduler, to_come, unsche
 from coldstart.vllm.scheduling.host import HostKv
 from coldstart.vllm.scheduling.queue import PickedQueue
 from coldstart.vllm.scheduling.started import Started
-from coldstart.vllm.scheduling.states import State, all_in_flight, state_of
+from coldstart.vllm.scheduling.states import State, all_in_flight, read_state
 
 WAITING, RUNNING, PREEMPTED = RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
@@ -25,7 +25,7 @@ LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 
 @dataclass(frozen=True)
 class Places:
-    """Where a live request can be: its job, the slots, the queue of requests that hold KV, and the host."""
+    """Places of a live request: its job, the slots, the queue of requests with KV, and the host."""
 
     jobs: Mapping[str, Job]
     started: Started
@@ -34,7 +34,7 @@ class Places:
 
 
 class EngineView:
-    """A placement.KvView of one vLLM scheduler; `evict` takes a request off the device."""
+    """The placement.KvView of one vLLM scheduler; `evict` removes a request from the device."""
 
     def __init__(
         self, engine: PipelinedScheduler, places: Places, batch: int, evict: Callable[[Request], None]
@@ -50,7 +50,7 @@ class EngineView:
         self.block_tokens: int = engine.block_size
         specs = [group.kv_cache_spec for group in engine.kv_cache_config.kv_cache_groups]
         self._plain = not self.speculates and len(specs) == 1 and isinstance(specs[0], FullAttentionSpec)
-        # Asked once or more for everybody of a batch: no call between.
+        # Called at least once per request of a batch, so avoid a function call in between.
         self.request: Callable[[str], Request] = engine.requests.__getitem__
 
     def name(self, request: Request) -> str:
@@ -61,17 +61,17 @@ class EngineView:
         return self._places.jobs[request.request_id]
 
     def state(self, request: Request) -> State:
-        return state_of(request, self._engine.finished_recving_kv_req_ids)
+        return read_state(request, self._engine.finished_recving_kv_req_ids)
 
     def ready(self, job: Job) -> bool:
-        """Can run if picked. A request whose KV the host holds is not: its load comes first."""
+        """Return whether the request can run if it is picked. One with KV on the host cannot, because it must load first."""
         request = self.request(job.id)
         if request.status is RUNNING:
             if request.num_output_placeholders and all_in_flight(request):
                 return False
             return self._engine.stages == 1 or not self._engine.in_flight(request)
         if request.status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):
-            return True  # most of a burst; what follows comes to the same
+            return True  # shortcut for most of a burst; the code below gives the same
         state = self.state(request)
         if state is State.HOST:
             return self._places.host.hit(request) == 0
@@ -88,21 +88,21 @@ class EngineView:
         return self.to_go_on(request) if self.runs(request) else self.to_start(request)
 
     def to_go_on(self, request: Request) -> int:
-        """Further blocks of one that runs."""
+        """Return the number of further blocks that a running request needs."""
         if self.groups > 1 or self.speculates:
             return int(self._engine._request_remaining_blocks(request)) + self.groups
-        # Exact where vLLM's own answer leaves out the next token: a block for each would idle half of a small pool.
+        # Exact where vLLM's answer omits the next token: one more block each would leave half of a small pool idle.
         return max(0, -(-to_come(request) // self.block_tokens) - self.held(request))
 
     def to_start(self, request: Request) -> int:
-        """Blocks of one that does not run yet."""
+        """Return the number of blocks that a request needs to start."""
         if self._plain and not request.num_computed_tokens and request.status != LOADING:
-            # What vLLM's own answer comes to, at a tenth of its time: it holds nothing, whatever the prefix cache has.
+            # Equal to vLLM's answer in a tenth of the time: the request has no blocks, and the prefix cache does not count.
             return -(-int(request.num_tokens) // self.block_tokens) + self.watermark + 1
         return int(self._engine._request_remaining_blocks(request)) + self.watermark + self.groups
 
     def held(self, request: Request) -> int:
-        """Blocks that the request holds, alone or with others."""
+        """Return the number of blocks that the request has, alone or shared."""
         blocks = self._engine.kv_cache_manager.get_blocks(request.request_id).blocks
         return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
 
@@ -135,7 +135,7 @@ class EngineView:
         return slots
 
     def reserved(self) -> int:
-        # vLLM starts a load only where the prefills under way keep what they still need.
+        # vLLM starts a load only if the prefills in flight keep the blocks that they still need.
         blocks: int = self._engine._inflight_prefill_reserved_blocks()
         return blocks
 
@@ -146,12 +146,12 @@ class EngineView:
     def pending(self, request: Request) -> int:
         tokens = unscheduled(request)
         if request.status == PREEMPTED and not request.num_computed_tokens:
-            # What it left in the prefix cache is not computed again.
+            # Tokens in the prefix cache are not computed again.
             tokens -= self._engine.kv_cache_manager.get_computed_blocks(request)[1]
         return tokens
 
     def freed(self, order: Sequence[Request]) -> Iterator[int]:
-        """A block that others hold too comes free with the last of them."""
+        """Yield the blocks that each request frees, in order. A shared block becomes free with its last holder."""
         manager = self._engine.kv_cache_manager
         holders: dict[int, int] = {}
         for request in order:

@@ -1,1 +1,1 @@
-"""Our load format inside vLLM."""
+"""Load format `coldstart` inside vLLM."""

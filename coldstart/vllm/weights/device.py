@@ -1,7 +1,7 @@
-"""Tensors onto a CUDA device: through pinned host memory, on several streams, ahead of the model that takes them.
+"""Copy tensors to a CUDA device through pinned host memory, on several streams, ahead of the model.
 
-Never run in this project's tests, which have no such device; the CPU path does not come here. The streams of what a request
-waits for have the high priority, those of what is loaded in the background the low one (ParaServe, section 5.2).
+This project's tests never run it, because they have no such device; the CPU does not use it. Copies that a request waits for
+use high-priority streams, copies of background loads use low-priority ones (ParaServe, section 5.2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Copy = tuple[str, torch.Tensor, torch.cuda.Event]
 def onto(
     device: torch.device, weights: Iterable[tuple[str, torch.Tensor]], priority: int = FOREGROUND
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """`weights` as tensors on `device`, in their order; up to STREAMS copies are under way before the oldest is handed over."""
+    """Yield `weights` as tensors on `device`, in their order, with up to STREAMS copies in flight."""
     streams = cycle([torch.cuda.Stream(device, priority=priority) for _ in range(STREAMS)])
     under_way: deque[_Copy] = deque()
     for name, tensor in weights:
@@ -34,7 +34,7 @@ def onto(
 
 def _begin(name: str, tensor: torch.Tensor, device: torch.device, stream: torch.cuda.Stream) -> _Copy:
     with torch.cuda.stream(stream):
-        # The pinned copy is kept by torch's host allocator until the stream has read it.
+        # torch's host allocator keeps the pinned copy until the stream has read it.
         copied = tensor.pin_memory().to(device, non_blocking=True)
         return name, copied, stream.record_event()
 

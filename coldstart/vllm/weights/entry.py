@@ -1,7 +1,7 @@
-"""What vLLM loads in each of its processes (`vllm.general_plugins`): the load format, registered where loaders are looked up.
+"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): registers the load format on demand.
 
-vLLM's table of loaders is part of a package that its API server never imports, so importing it here would cost every start.
-The format is registered right after whoever needs that package has imported it.
+vLLM's table of loaders is in a package that its API server never imports, so importing it here would slow down every start.
+The format is registered right after another module has imported that package.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _TABLE = "vllm.model_executor.model_loader"
 
 
 def register() -> None:
-    """Register the load format: now where vLLM's table of loaders is imported, else as soon as it is."""
+    """Register the load format now if vLLM's table of loaders is imported, else right after its import."""
     late.when_imported(_TABLE, lambda _: _add())
 
 
 @functools.cache
 def _add() -> None:
     if reason := compat.check("weights", _register):
-        compat.fall_back("weights", f"{reason} vLLM loads them its own way.")
+        compat.fall_back("weights", f"{reason} vLLM's own loader reads them.")
         _register_default()
 
 
 def _register() -> None:
     from coldstart.vllm.weights.loader import register_loader
 
-    # vLLM would say so in the log of every start, also of those that never use it.
+    # vLLM would log the registration at every start, even if the format is not used.
     logger = logging.getLogger(_TABLE)
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -42,7 +42,7 @@ def _register() -> None:
 
 
 def _register_default() -> None:
-    """Give the load format to vLLM's own loader: the server was already told to use it."""
+    """Map the load format to vLLM's own loader, because the server's arguments already name it."""
     from vllm.model_executor import model_loader
 
     model_loader._LOAD_FORMAT_TO_MODEL_LOADER[LOAD_FORMAT] = _default_loader

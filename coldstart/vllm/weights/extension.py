@@ -1,4 +1,4 @@
-"""One more method for vLLM's own workers (`--worker-extension-cls`): how they loaded their weights."""
+"""Additional method for vLLM's own workers (`--worker-extension-cls`) that reports how they loaded their weights."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from coldstart.weights.load import report
 
 
 class Reporting:
-    """Mixed into the worker class by vLLM; answers the same call as our own worker."""
+    """Mixin for vLLM's worker class with the same report as our own worker."""
 
     def coldstart_report(self) -> dict[str, Any]:
-        """As ColdWorker.coldstart_report: nothing was restored, the weights came as `load` says."""
+        """Return a report as ColdWorker.coldstart_report: nothing was restored, and `load` describes the weights."""
         loaded, found = report.document(), compat.fallbacks
         lost = {one.stage: False for one in found}
         return {

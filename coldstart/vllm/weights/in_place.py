@@ -1,10 +1,10 @@
-"""Parameters that are the source's own memory: what vLLM's weight loaders would copy whole is handed over instead.
+"""Use the source's memory as parameters instead of copying, where vLLM's weight loaders would copy everything.
 
-vLLM's loaders say where a tensor goes (fused, padded, sharded) by copying it there. They are left to say it, but the copy
-is put off: dst[a:b] = src is noted, and once the notes cover a parameter,
-  address(src_i) - address(dst_i) equal for all notes  -> the parameter becomes that memory, nothing is copied
-  otherwise                                            -> the copies are made, by threads that fault in the pages, too
-Invariant: whatever operation else touches a noted parameter or its sources finds every copy made and sees no difference.
+vLLM's loaders determine the place of a tensor (fused, padded, sharded) by copying it there. They still run, but the copy
+is deferred: dst[a:b] = src is noted. Once the notes cover a parameter:
+address(src_i) - address(dst_i) equal for all notes  -> the parameter becomes that memory, nothing is copied
+otherwise                                            -> threads make the copies and also fault in the pages
+Invariant: any other operation on a noted parameter or its sources sees all copies made.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from torch.utils._pytree import tree_iter
 
 from coldstart.system.proc import memory
 
-# One faults while the other copies: more of them wait for the address space.
+# One thread faults while the other copies; more threads would wait for the address space.
 COPIERS = 2
-# Faulted in and then written: little enough to be hot still, enough for the fault to be worth a call.
+# Bytes faulted in and then written at once: few enough to stay in the cache, enough to be worth a system call.
 PIECE = 8 << 20
-# Users of a storage that only a parameter has: the parameter, and the Python object that asks.
+# Reference count of a storage that only a parameter has: the parameter, and the Python object of the query.
 _ALONE = 2
 
 
 class Noted:
-    """A parameter and the copies into it that were put off; `copies` are under way."""
+    """A parameter and its deferred copies; `copies` are in flight."""
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
         self.base: int = parameter.data_ptr()
         self.size: int = parameter.nbytes
         self.copies: list[Future[None]] = []
-        # Whoever replaces the parameter's memory must not free what copies go to.
+        # Keep the memory, so that code that replaces the parameter's memory does not free the target of copies.
         self._memory = parameter.data
         self._notes: list[tuple[int, torch.Tensor]] = []
         self._spans: list[tuple[int, int]] = []
@@ -45,21 +45,21 @@ class Noted:
 
     @property
     def aligned(self) -> bool:
-        """Whether the sources lie in memory as they shall lie in the parameter."""
+        """Return whether the sources have the same relative addresses as their targets in the parameter."""
         return len(self._apart) == 1
 
     @property
     def whole(self) -> bool:
-        """Whether the notes cover the parameter, and it still has the memory that they were made for."""
+        """Return whether the notes cover the parameter, and it still has the memory of the notes."""
         return self._covered == self.size and bool(self.parameter.data_ptr() == self.base)
 
     @property
     def start(self) -> int:
-        """Where the sources begin, when they are aligned."""
+        """Return the address of the first source byte; valid if the sources are aligned."""
         return self.base + min(self._apart)
 
     def add(self, target: int, source: torch.Tensor) -> bool:
-        """Note source -> address `target`, unless a note covers some of it already."""
+        """Note source -> address `target`. Return False if a note already covers a part of it."""
         span = (target - self.base, target - self.base + source.nbytes)
         at = bisect(self._spans, span)
         if any(span[0] < end and start < span[1] for start, end in self._spans[max(0, at - 1) : at + 1]):
@@ -71,21 +71,21 @@ class Noted:
         return True
 
     def make(self, copiers: ThreadPoolExecutor) -> None:
-        """Begin the copies that are noted."""
+        """Start the noted copies."""
         for target, source in self._notes[len(self.copies) :]:
             self.copies.append(copiers.submit(_copied, target, source))
 
     def wait(self) -> None:
-        """Until the copies that were begun are done."""
+        """Wait until the started copies are done."""
         for copy in self.copies:
             copy.result()
 
 
 class InPlace(TorchDispatchMode):
-    """Within the block, copies from offered tensors into whole parameters on the CPU are put off as above.
+    """Mode that defers copies from offered tensors into complete CPU parameters as described above.
 
-    `given_bytes` were taken over without a copy. One thread loads; it does not write to what it was offered, nor expects
-    that to stay as it was once it has written to the parameter that it became.
+    `given_bytes` were taken over without a copy. One thread loads. It must not write to the offered tensors, nor
+    expect them unchanged after it has written to the parameter that uses their memory.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -97,7 +97,7 @@ class InPlace(TorchDispatchMode):
         self._copiers = ThreadPoolExecutor(COPIERS, "weights copier")
 
     def offer(self, tensor: torch.Tensor, view: memoryview) -> torch.Tensor:
-        """The tensor over `view`, a slice of a private mapping."""
+        """Register the tensor over `view`, a slice of a private mapping, as a source, and return it."""
         if tensor.nbytes:
             self._mappings[tensor.data_ptr()] = memoryview(view.obj)
         return tensor
@@ -114,7 +114,7 @@ class InPlace(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Note the copy, or do what was asked when everything before it is done."""
+        """Defer the copy, or run the operation after all deferred copies of its tensors."""
         if func is torch.ops.aten.copy_.default and self._put_off(args[0], args[1]):
             return args[0]
         if not func.is_view:
@@ -126,7 +126,7 @@ class InPlace(TorchDispatchMode):
         if not _same(target, source):
             return False
         noted, held = self._targets.get(_storage(target)), _storage(source)
-        # Memory is given to one parameter, and waited for by one.
+        # One source serves one parameter, which waits for it alone.
         if noted is None or held not in self._mappings or self._sources.get(held, noted) is not noted:
             return False
         if not noted.add(target.data_ptr(), source):
@@ -139,7 +139,7 @@ class InPlace(TorchDispatchMode):
         return True
 
     def _give(self, noted: Noted, mapping: memoryview) -> None:
-        """The parameter becomes the sources' memory."""
+        """Make the sources' memory the parameter's memory."""
         parameter, start = noted.parameter, noted.start - memory.address(mapping)
         whole = torch.frombuffer(mapping[start : start + noted.size], dtype=parameter.dtype)
         self.given_bytes += noted.size
@@ -147,14 +147,14 @@ class InPlace(TorchDispatchMode):
         del self._targets[noted.base]
 
     def _finish(self, storage: int) -> None:
-        """Let everything that was put off for this storage, as a parameter's or as a source's, be done."""
+        """Finish everything deferred for this storage, as a parameter or as a source."""
         for noted in (self._targets.get(storage), self._sources.get(storage)):
             if noted is not None and noted.base in self._targets:
                 noted.make(self._copiers)
                 noted.wait()
 
     def own(self, model: torch.nn.Module) -> None:
-        """Copy what of a model still is mapped memory, each once: from here on nothing depends on the source."""
+        """Copy the parts of a model that are still mapped memory, each once, so that it does not depend on the source."""
         mappings = {memory.address(mapping): len(mapping) for mapping in self._mappings.values()}
         copies: dict[int, torch.UntypedStorage] = {}
         for tensor in _tensors(model):
@@ -168,18 +168,18 @@ class InPlace(TorchDispatchMode):
 
 
 def _fit(parameter: torch.nn.Parameter) -> bool:
-    """Whether a parameter may change its memory: it is on the CPU, and nobody else has a view of it."""
+    """Return whether a parameter can change its memory: it is on the CPU, and no other object has a view of it."""
     if parameter.device.type != "cpu" or not parameter.nbytes or not parameter.is_contiguous():
         return False
     if parameter.is_inference() != torch.is_inference_mode_enabled():
         return False
-    # Not public, but nothing else tells of a buffer or an attribute that is a view; without it nothing is put off.
+    # Not public, but the only way to detect a buffer or attribute that is a view; without it nothing is deferred.
     users = getattr(torch._C, "_storage_Use_Count", lambda _: 0)(parameter.untyped_storage()._cdata)
     return bool(users == _ALONE)
 
 
 def _same(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether copying means the same bytes in the same order."""
+    """Return whether a copy means the same bytes in the same order."""
     same: bool = (
         target.dtype == source.dtype
         and target.shape == source.shape
@@ -199,19 +199,19 @@ def _storages(arguments: Any) -> Iterator[int]:
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters, buffers, and what modules keep besides."""
+    """Yield parameters, buffers, and other tensors that modules hold."""
     for module in model.modules():
         for kept in (module._parameters, module._buffers, vars(module)):
             yield from (one for one in kept.values() if _plain(one))
 
 
 def _plain(one: Any) -> bool:
-    """Whether it is a tensor with memory of the CPU."""
+    """Return whether the object is a tensor with CPU memory."""
     return isinstance(one, torch.Tensor) and one.layout is torch.strided and one.device.type == "cpu"
 
 
 def _copied(target: int, source: torch.Tensor) -> None:
-    """Copy into fresh memory, piece by piece: the pages of one are mapped at once, and hot when it is written."""
+    """Copy into new memory piece by piece: the pages of a piece are mapped at once and still cached when written."""
     for start in range(0, source.nbytes, PIECE):
         size = min(PIECE, source.nbytes - start)
         memory.fresh(target + start, size)

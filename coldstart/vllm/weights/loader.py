@@ -1,7 +1,7 @@
-"""The load format `coldstart`: vLLM's default loader, given each tensor as soon as its bytes are there, without a copy.
+"""Load format `coldstart`: vLLM's default loader, which gets each tensor as soon as its bytes arrive, without a copy.
 
-Ladder: the prefetcher's shared memory, the files, and vLLM's own way of reading them. Only the names that this process's
-pipeline rank needs are asked for; a tensor-parallel slice of a view touches only the pages under it.
+Sources, in this order: the prefetcher's shared memory, the files, and vLLM's own reading. Only the tensors of this process's
+pipeline rank are read; a tensor-parallel slice of a view touches only its own pages.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-# What a model may declare that makes vLLM choose or filter files by rules of its own.
+# Attributes with which a model makes vLLM choose or filter files by its own rules.
 _OWN_RULES = ("allow_patterns_overrides", "secondary_weights", "is_unused_checkpoint_weight")
 
 
 def register_loader(load_format: str) -> None:
-    """Make vLLM know the format."""
+    """Register the load format in vLLM."""
     register_model_loader(load_format)(ColdLoader)
 
 
 class ColdLoader(DefaultModelLoader):
-    """vLLM's loader over our sources."""
+    """vLLM's default loader with our sources."""
 
     def __init__(self, load_config: LoadConfig) -> None:
-        # The name is ours; where vLLM reads files itself, it reads them as it would without us.
+        # When vLLM reads files itself, it must use its default format instead of our name.
         super().__init__(replace(load_config, load_format="auto"))
         self.report = report.begin()
         self.in_place: InPlace | None = None
         self.whole_load = False
 
     def create_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        """As vLLM's."""
+        """Create the model as vLLM does, and measure it."""
         with timeline.measure("construct", track="engine"):
             return super().create_model(*args, **kwargs)
 
     def load_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        """As vLLM's; what its post-processing has left in the source's memory is copied out of it at the end."""
+        """Load the model as vLLM does, then copy what its post-processing has left in the source's memory."""
         self.whole_load = True
         model = super().load_model(*args, **kwargs)
         if self.in_place is not None:
@@ -71,14 +71,14 @@ class ColdLoader(DefaultModelLoader):
         return model
 
     def download_model(self, model_config: ModelConfig) -> None:
-        """As vLLM's; weights that a prefetcher brings are not downloaded."""
+        """Download as vLLM does, unless a prefetcher fetches the weights."""
         if LaunchPlan.current().weights_from is None:
             super().download_model(model_config)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
-        """As vLLM's, with the load's report at its end."""
+        """Load the weights as vLLM does, and report the load."""
         began = timeline.now()
-        # Who calls this alone may keep the parameters as they are, so they get memory of their own.
+        # A caller of only this method may keep the parameters as they are, so they get their own memory.
         with InPlace(model.parameters() if self.whole_load else ()) as self.in_place:
             super().load_weights(model, model_config)
         self.report.in_place_bytes = self.in_place.given_bytes
@@ -91,8 +91,8 @@ class ColdLoader(DefaultModelLoader):
     def get_all_weights(
         self, model_config: ModelConfig, model: torch.nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """The tensors that this rank needs, in load order, as views that are valid for as long as they are held."""
-        # vLLM's own log line counts from here.
+        """Yield the tensors that this rank needs, in load order, as views that are valid while they are referenced."""
+        # vLLM's own log line measures from here.
         self.counter_before_loading_weights: float = time.perf_counter()
         try:
             if reason := self._beyond(model):
@@ -104,8 +104,8 @@ class ColdLoader(DefaultModelLoader):
         try:
             yield from self._placed(wanted, model)
         except NoLoaderLeftError as error:
-            if wanted.asked is not None:  # vLLM's own reading checks no digest
-                raise RuntimeError(f"the weights cannot be had: {error}") from error
+            if wanted.asked is not None:  # vLLM's own reader verifies no digest
+                raise RuntimeError(f"cannot load the weights: {error}") from error
             yield from self._vllms(model_config, model, {tensor.name for tensor in error.left}, str(error))
 
     def _placed(self, wanted: _Wanted, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -123,7 +123,7 @@ class ColdLoader(DefaultModelLoader):
         return self.in_place.offer(tensor_view, view) if self.in_place is not None else tensor_view
 
     def _beyond(self, model: torch.nn.Module) -> str | None:
-        """Why this model's weights are left to vLLM, None where they are not."""
+        """Return why vLLM must load this model's weights itself, None if our sources can be used."""
         if self.local_expert_ids is not None or self._encoder_only_lm_prefixes is not None:
             return "vLLM filters this model's tensors itself"
         if self.load_config.safetensors_load_strategy == "torchao":
@@ -134,7 +134,7 @@ class ColdLoader(DefaultModelLoader):
     def _vllms(
         self, model_config: ModelConfig, model: torch.nn.Module, left: set[str] | None, reason: str
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        logger.warning("coldstart: vLLM loads the weights its own way: %s", reason)
+        logger.warning("coldstart: vLLM's own loader reads the weights: %s", reason)
         self.report.way = "vllm"
         self.report.step_down(f"vLLM's own loader: {reason}")
         for name, tensor in super().get_all_weights(model_config, model):
@@ -143,7 +143,7 @@ class ColdLoader(DefaultModelLoader):
 
 
 class _Wanted:
-    """What this process's rank needs, and the rungs that may give it. `paths` is None when there are no files."""
+    """Tensors that this process's rank needs, and their possible sources. `paths` is None without files."""
 
     def __init__(self, loader: ColdLoader, model_config: ModelConfig) -> None:
         self.asked = LaunchPlan.current().weights_from
@@ -153,15 +153,15 @@ class _Wanted:
             self.plan = weights.headers((self.paths or {}).values())
         every = tensors.ordered(self.plan)
         if strange := next((tensor.dtype for tensor in every if tensor.dtype not in DTYPES), None):
-            raise UnreadableWeightsError(f"tensors of type {strange} are not known here")
+            raise UnreadableWeightsError(f"unknown tensor type {strange}")
         self.tensors = tensors.only(every, _rank_names([tensor.name for tensor in every], model_config))
 
     @property
     def rungs(self) -> list[Rung]:
-        """Prefetcher first, where one was asked for; files where there are any."""
+        """Return the sources in order: the prefetcher if requested, then the files if they exist."""
         region: list[Rung] = [("prefetcher", self._region)] if self.asked else []
         if self.asked and self.paths is None:
-            region *= 2  # with nothing below it, a lost prefetcher is started once more: it resumes
+            region *= 2  # without files, a lost prefetcher is started again, and resumes
         return region + ([("files", self._mapped)] if self.paths else [])
 
     def _region(self, left: Sequence[Tensor]) -> TensorSource:
@@ -182,7 +182,7 @@ class _Wanted:
 
 
 def _files(loader: ColdLoader, model_config: ModelConfig, optional: bool) -> dict[str, Path] | None:
-    """The checkpoint's safetensors files by name, as vLLM selects (and downloads) them; None where there are none."""
+    """Return the checkpoint's safetensors files by name, as vLLM selects (and downloads) them; None without files."""
     if optional and not Path(model_config.model).is_dir():
         return None
     try:

@@ -94,7 +94,7 @@ def test_every_variable_stands_in_the_table_once() -> None:
 @pytest.mark.parametrize("text", ["none", "0", "-1", "inf", "nan", "1e999"])
 def test_a_number_out_of_bounds_is_named(text: str) -> None:
     with pytest.raises(
-        ValueError, match=f"COLDSTART_PREFETCH_STREAMS is '{text}', wanted a number of at least 1"
+        ValueError, match=f"invalid COLDSTART_PREFETCH_STREAMS: '{text}', expected a number of at least 1"
     ):
         environment.PREFETCH_STREAMS.read({"COLDSTART_PREFETCH_STREAMS": text})
 

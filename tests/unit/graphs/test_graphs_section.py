@@ -118,7 +118,7 @@ def test_on_the_processor_there_is_nothing_to_do(tmp_path: Path) -> None:
         raise AssertionError("an engine was started")
 
     reason = graphs.make(tmp_path / "out", tmp_path / "work", never, Arguments())
-    assert "runs on the processor" in str(reason) and not (tmp_path / "out").exists()
+    assert "runs on the CPU" in str(reason) and not (tmp_path / "out").exists()
 
 
 def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_the_doctor_lists_a_mode_when_it_is_in_the_list(monkeypatch: pytest.Monk
 
 def test_the_command_line_offers_a_mode_when_it_is_in_the_list() -> None:
     code = (
-        "from tests.unit.serve.test_modes import ToyMode\n"
+        "from tests.unit.launch.test_modes import ToyMode\n"
         "from coldstart.launch import modes\n"
         "modes.LADDER.insert(0, ToyMode())\n"
         "from coldstart.commands.cli import main\n"
@@ -139,7 +139,7 @@ def test_every_template_level_has_one_mode() -> None:
         "asleep-1": "standby",
         "asleep-2": "standby",
     }
-    with pytest.raises(UsageError, match="no template level 'warm'"):
+    with pytest.raises(UsageError, match="Unknown template level 'warm'"):
         prepare_template.find_mode("warm")
 
 

@@ -45,9 +45,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> list
 
 def test_what_is_frozen_knows_no_model_of_anybodys(made_up: list[LaunchPlan], tmp_path: Path) -> None:
     cache = Cache.at()
-    assert runtime_snapshot.made(cache) is None
+    assert runtime_snapshot.find_image(cache) is None
     image = runtime_snapshot.freeze(cache, 9)
-    assert runtime_snapshot.made(cache) == image and image.parent == cache.runtimes
+    assert runtime_snapshot.find_image(cache) == image and image.parent == cache.runtimes
     (plan,) = made_up
     assert list(plan.vllm_args) == ["--model", str(tmp_path / "tiny-llama")]
     assert (plan.key, plan.weights, plan.compile_dir, plan.canary) == ("", "", None, None)
@@ -68,14 +68,14 @@ def test_find_frozen_runtime_returns_only_an_image_that_can_be_thawed(
 
 def test_without_criu_it_is_said_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-    with pytest.raises(CommandFailedError, match="/nonexistent/criu is not to be found") as said:
+    with pytest.raises(CommandFailedError, match="/nonexistent/criu was not found") as said:
         runtime_snapshot.freeze(Cache.at(), 9)
     assert said.value.hint == "coldstart doctor" and not Cache.at().runtimes.exists()
 
 
 def test_on_a_gpu_there_is_another_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    with pytest.raises(CommandFailedError, match="cannot be frozen here") as said:
+    with pytest.raises(CommandFailedError, match="Cannot freeze the runtime") as said:
         prepare_template.freeze_runtime(Cache.at(), 9)
     assert "--level runtime" in str(said.value.hint)
 
@@ -175,7 +175,7 @@ def test_an_image_that_was_changed_is_named_and_fresh(
     (image / "pages-1.img").write_bytes(b"other")
     document = start("auto").document()
     assert document["mode"] == "fresh" and not document["fast_path"]["mode"]
-    assert "pages-1.img has changed since it was made" in document["fallbacks"][0]["reason"]
+    assert "pages-1.img has changed since it was created" in document["fallbacks"][0]["reason"]
 
 
 def test_a_refusal_of_the_thawed_one_is_named_and_fresh(

@@ -167,7 +167,7 @@ def test_vllms_own_look_up_finds_the_artefact_under_its_own_hash(tmp_path: Path,
 @pytest.mark.parametrize(
     ("data", "rank", "reason"),
     [
-        (b"foreign", "rank_0_0", "rank_0_0: vLLM did not take the artefact and compiled again"),
+        (b"foreign", "rank_0_0", "rank_0_0: vLLM rejected the artefact and compiled again"),
         (b"artefact", "rank_3_0", "rank_0_0: the bundle has 0 artefacts"),
     ],
 )
@@ -219,7 +219,7 @@ def test_caches_where_others_may_write_are_not_used(started: Callable[[], Launch
     paths.compiled_dir().mkdir(parents=True)
     paths.compiled_dir().chmod(0o777)
     plan = started()
-    assert "mode 0777, wanted 0 and 0700" in _of_compile(plan)[0].replace(str(os.getuid()), "0")
+    assert "mode 0777, expected 0 and 0700" in _of_compile(plan)[0].replace(str(os.getuid()), "0")
     assert plan.engine.compiled is None and not set(caches.VARIABLES) & set(plan.env)
 
 

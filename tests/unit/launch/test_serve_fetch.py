@@ -150,7 +150,7 @@ def test_a_bundle_that_does_not_is_refused_with_the_mend(
     publish: Publish, model: ResolvedModel, sections: dict[str, Any]
 ) -> None:
     bundle = publish(**sections)
-    with pytest.raises(CommandFailedError, match="does not say which weights to fetch") as caught:
+    with pytest.raises(CommandFailedError, match="has no usable weights plan") as caught:
         fetch.choose(Lookup(model, NONE, Cache.at(), bundle.key, bundle), SOURCE)
     assert "materialize MODEL --only weights" in str(caught.value.hint)
 
@@ -179,7 +179,7 @@ def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> N
 def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
     with pytest.raises(CommandFailedError, match=r"model\.safetensors holds no safetensors") as caught:
         requested(SOURCE, planned([]), tmp_path)
-    assert caught.value.hint == "leave --weights-from away" and list(tmp_path.iterdir()) == []
+    assert caught.value.hint == "omit --weights-from" and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -246,11 +246,11 @@ def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: R
 
 def test_fetching_begins_before_the_block_and_is_let_go_after_it(streaming: LaunchPlan, use: Use) -> None:
     prefetcher = use()
-    with fetch.begun(streaming, LLAMA):
+    with fetch.start_early(streaming, LLAMA):
         assert prefetcher.asked == [(SOURCE, planned(), NAMES, {"pace": None})]
         assert prefetcher.closed == 0
     assert prefetcher.closed == 1
-    with pytest.raises(KeyboardInterrupt), fetch.begun(streaming, LLAMA):
+    with pytest.raises(KeyboardInterrupt), fetch.start_early(streaming, LLAMA):
         raise KeyboardInterrupt
     assert prefetcher.closed == 2
 
@@ -261,20 +261,20 @@ def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_
     prefetcher = use()
     words = ["--pipeline-parallel-size", "2", "--nnodes", "2", "--node-rank", "1"]
     later = replace(streaming, vllm_args=Arguments([*OURS, *words, "--headless"]))
-    with fetch.begun(later, LLAMA) as ahead:
+    with fetch.start_early(later, LLAMA) as ahead:
         ahead.started()
     assert prefetcher.closed == 0
-    with fetch.begun(later, LLAMA):
+    with fetch.start_early(later, LLAMA):
         pass  # it did not come up
     assert prefetcher.closed == 1
-    with fetch.begun(streaming, LLAMA) as ahead:
+    with fetch.start_early(streaming, LLAMA) as ahead:
         ahead.started()
     assert prefetcher.closed == 2
 
 
 def test_weights_are_not_fetched_when_vllm_loads_them(streaming: LaunchPlan, use: Use) -> None:
     prefetcher = use()
-    with fetch.begun(replace(streaming, vllm_args=Arguments(["--load-format", "auto"])), LLAMA):
+    with fetch.start_early(replace(streaming, vllm_args=Arguments(["--load-format", "auto"])), LLAMA):
         assert prefetcher.asked == []
 
 
@@ -285,7 +285,7 @@ def test_weights_are_fetched_early_when_the_server_loads_them_itself() -> None:
 
 def test_without_a_prefetcher_the_server_is_started_all_the_same(streaming: LaunchPlan, use: Use) -> None:
     prefetcher, entered = use(refuses=True), []
-    with fetch.begun(streaming, LLAMA):
+    with fetch.start_early(streaming, LLAMA):
         entered.append(1)
     assert entered == [1] and prefetcher.closed == 0
 
@@ -307,7 +307,7 @@ def test_a_node_wants_its_own_ranks_tensors(
     streaming: LaunchPlan, use: Use, given: list[str], names: list[str]
 ) -> None:
     prefetcher = use()
-    with fetch.begun(replace(streaming, vllm_args=OURS.append(*given)), LLAMA):
+    with fetch.start_early(replace(streaming, vllm_args=OURS.append(*given)), LLAMA):
         assert [asked[2] for asked in prefetcher.asked] == [names]
 
 
@@ -317,7 +317,7 @@ def test_a_partition_of_the_users_decides_or_is_vllms_to_refuse(
 ) -> None:
     monkeypatch.setenv(stage.PARTITION_ENV, partition)
     prefetcher = use()
-    with fetch.begun(replace(streaming, vllm_args=OURS.append("-pp", "2", "-n", "2")), LLAMA):
+    with fetch.start_early(replace(streaming, vllm_args=OURS.append("-pp", "2", "-n", "2")), LLAMA):
         assert prefetcher.asked[0][2] == names
 
 
@@ -336,10 +336,10 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
     readers: list[Reader] = []
     monkeypatch.setattr("coldstart.weights.load.tensor_sources.PageIn", lambda *args: Reader(readers, *args))
     made = LaunchPlan(Arguments(["--model", str(local), *OURS, "-pp", "2", "-n", "2"]))
-    with fetch.begun(made, LLAMA):
+    with fetch.start_early(made, LLAMA):
         assert readers == []  # these few bytes are not worth it
     monkeypatch.setattr(fetch, "PAGE_IN_MIN_BYTES", 1)
-    with pytest.raises(KeyboardInterrupt), fetch.begun(made, LLAMA):
+    with pytest.raises(KeyboardInterrupt), fetch.start_early(made, LLAMA):
         (reader,) = readers
         assert reader.paths == {"model.safetensors": local / "model.safetensors"}
         assert reader.names == set(NAMES[:4]) and not reader.ended
@@ -359,7 +359,7 @@ def test_without_a_source_or_a_prefetcher_there_is_no_rest_and_a_reason(
     streaming: LaunchPlan, use: Use
 ) -> None:
     prefetcher = use()
-    with pytest.raises(client.PrefetchError, match="not fetched by a prefetcher"):
+    with pytest.raises(client.PrefetchError, match="no prefetcher fetches the weights"):
         fetch.rest(LaunchPlan(OURS), LLAMA)
     assert prefetcher.asked == []
     use(refuses=True)

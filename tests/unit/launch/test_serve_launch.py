@@ -69,9 +69,9 @@ def test_a_server_that_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -
     fake_engine("never-ready")
     with (tmp_path / "log").open("wb") as output:
         process, reader = server_process.fresh(LaunchPlan(["never-ready"]), output)
-    with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s and was ended") as caught:
+    with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s and was killed") as caught:
         server_process.acknowledged(process, reader, time.monotonic(), 0.3)
-    assert caught.value.hint == "give it longer: --ready-timeout SECONDS"
+    assert caught.value.hint == "allow more time with --ready-timeout SECONDS"
     assert process.wait() == 137
 
 
@@ -85,7 +85,8 @@ def test_its_end_is_readable(fake_engine: FakeEngine, tmp_path: Path) -> None:
 def test_kill_minus_nine_of_the_supervisor_ends_the_server(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("serves")
     supervisor = (
-        "import sys, time; from coldstart.launch import launch; from coldstart.contract.plan import LaunchPlan\n"
+        "import sys, time; from coldstart.launch import server_process as launch\n"
+        "from coldstart.contract.plan import LaunchPlan\n"
         f"sys.executable = {sys.executable!r}\n"
         "process, reader = launch.fresh(LaunchPlan(['serves']))\n"
         "print(launch.acknowledged(process, reader, 0, None).report['pid'], flush=True); time.sleep(60)"
@@ -117,5 +118,5 @@ def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:
 
 
 def test_a_pid_is_found_below_its_guardian(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    with pytest.raises(ProcessLookupError, match="is gone already"):
+    with pytest.raises(ProcessLookupError, match="does not exist"):
         processes.outer_pid(os.getpid(), 1)

@@ -86,12 +86,18 @@ SOUND = LaunchPlan([], weights_from=WeightsRequest("s3://b", Path("/p"))).docume
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        (OLDER, "launch plan is of another release of coldstart: only one knows engine, weights_from"),
-        (SOUND | {"more": 1}, "launch plan is of another release of coldstart: only one knows more"),
-        (SOUND | {"engine": {}}, "engine task is of another release"),
-        (SOUND | {"engine": None}, "engine task is no JSON object"),
-        (SOUND | {"weights_from": {"source": "s3://b"}}, "weights request .* only one knows pace, plan"),
-        ([], "launch plan is no JSON object"),
+        (
+            OLDER,
+            "launch plan is from another release of coldstart: these members differ: engine, weights_from",
+        ),
+        (SOUND | {"more": 1}, "launch plan is from another release of coldstart: these members differ: more"),
+        (SOUND | {"engine": {}}, "engine task is from another release"),
+        (SOUND | {"engine": None}, "invalid engine task: expected a JSON object"),
+        (
+            SOUND | {"weights_from": {"source": "s3://b"}},
+            "weights request .* these members differ: pace, plan",
+        ),
+        ([], "invalid launch plan: expected a JSON object"),
     ],
 )
 def test_a_plan_of_another_release_is_refused_by_name(document: object, reason: str) -> None:

@@ -169,7 +169,7 @@ def test_what_a_stranger_says_of_the_model_is_written_to_no_cache(
     info = {"canary": CANARY, "vllm_modelinfos": {"some.module.Model.json": '{"a": 1}'}}
     bundle = publish(signer=sign.host_key(tmp_path / "stranger"), kv=KV, modelinfo=info)
     plan = made(bundle, model)
-    assert "nobody trusted has signed" in reasons(plan)["modelinfo"] and plan.canary is None
+    assert "the bundle has no trusted signature" in reasons(plan)["modelinfo"] and plan.canary is None
     assert not list(Path(plan.env["VLLM_CACHE_ROOT"]).rglob("*.json"))
 
 

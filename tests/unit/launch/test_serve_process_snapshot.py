@@ -66,7 +66,7 @@ def images(scratch: Path, *, kernel: str | None = None, files: str | None = None
     """A directory as `freeze` leaves it, of an image that no CRIU has seen, made of this very file."""
     made = {
         "criu": "4.2.1",
-        "environment": template_environment.counted(os.environ),
+        "environment": template_environment.select_relevant(os.environ),
         "meeting": str(scratch / "frozen" / "meeting"),
     } | about
     machine = fingerprint.machine() | ({"kernel": kernel} if kernel else {})
@@ -96,23 +96,24 @@ class TestWhereItFits:
     def test_another_kernel(self, tmp_path: Path) -> None:
         with pytest.raises(
             process_snapshot.SnapshotUnusableError,
-            match=rf"taken on kernel 3\.1, this is {platform.release()}",
+            match=rf"created on kernel 3\.1, this machine has {platform.release()}",
         ):
             process_snapshot.check(images(tmp_path, kernel="3.1"), PLAN)
 
     def test_a_file_that_is_gone(self, tmp_path: Path) -> None:
         listed = f"{'0' * 64}  /nonexistent/lib.so\n"
         with pytest.raises(
-            process_snapshot.SnapshotUnusableError, match=r"made with /nonexistent/lib\.so .*, found nothing"
+            process_snapshot.SnapshotUnusableError,
+            match=r"created with /nonexistent/lib\.so .*, found nothing",
         ):
             process_snapshot.check(images(tmp_path, files=listed), PLAN)
 
     def test_another_environment(self, tmp_path: Path) -> None:
-        read = template_environment.counted(os.environ) | {"OMP_NUM_THREADS": "1"}
+        read = template_environment.select_relevant(os.environ) | {"OMP_NUM_THREADS": "1"}
         made = images(tmp_path, environment=read)
         with pytest.raises(
             process_snapshot.SnapshotUnusableError,
-            match=r"OMP_NUM_THREADS: .* made with '1', this start has '2'",
+            match=r"OMP_NUM_THREADS: .* created with '1', this start has '2'",
         ):
             process_snapshot.check(made, replace(PLAN, env={"OMP_NUM_THREADS": "2"}))
 
@@ -120,12 +121,12 @@ class TestWhereItFits:
 class TestCriuItself:
     def test_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-        assert "/nonexistent/criu is not to be found: install criu" in str(criu.missing())
+        assert "/nonexistent/criu was not found: install criu" in str(criu.missing())
 
     def test_not_executable(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / "criu").write_text("")
         monkeypatch.setenv(criu.VARIABLE, str(tmp_path / "criu"))
-        assert "is not to be found" in str(criu.missing())
+        assert "was not found" in str(criu.missing())
 
     @pytest.mark.parametrize("held", ["0", "200000", "10000000000", None])
     def test_without_capabilities(
@@ -147,7 +148,7 @@ class TestCriuItself:
 class TestThaw:
     def test_without_criu(self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-        with pytest.raises(process_snapshot.SnapshotUnusableError, match="is not to be found"):
+        with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not found"):
             thaw(frozen(store, tmp_path))
 
     def test_without_a_section(self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]) -> None:
@@ -207,7 +208,7 @@ class TestThaw:
         calls = fake_criu(1)
         with pytest.raises(
             process_snapshot.SnapshotUnusableError,
-            match=r"could not thaw the snapshot: Error .* no such terminal",
+            match=r"cannot thaw the snapshot with CRIU: Error .* no such terminal",
         ):
             thaw(frozen(store, tmp_path, meeting=str(home / "meeting")))
         assert "restore -D" in calls.read_text()
@@ -225,7 +226,9 @@ def test_a_dump_that_fails_leaves_no_template(
     calls = fake_criu(1)
     monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
     (tmp_path / "out").mkdir()
-    with pytest.raises(CommandFailedError, match=r"could not freeze the engine: Error .* no such terminal"):
+    with pytest.raises(
+        CommandFailedError, match=r"Cannot freeze the engine with CRIU: Error .* no such terminal"
+    ):
         process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
     pid = int(calls.read_text().split(" -t ")[1].split()[0])
     assert not Path(f"/proc/{pid}").exists()
@@ -244,7 +247,7 @@ def test_what_is_frozen_says_what_it_is_bound_to(
     (tmp_path / "out").mkdir()
     unshared = process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
     assert (
-        unshared is not None and "reads all of its own memory" in unshared
+        unshared is not None and "reads all of its memory from the image" in unshared
     )  # images that CRIU did not write
     made = json.loads((tmp_path / "out" / process_snapshot.ABOUT).read_text())
     assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
@@ -270,7 +273,7 @@ def test_the_first_complaint_is_the_cause(tmp_path: Path) -> None:
 
 
 def test_no_complaint(tmp_path: Path) -> None:
-    assert process_snapshot.first_error(tmp_path / "none") == "it gave no reason"
+    assert process_snapshot.first_error(tmp_path / "none") == "its log contains no error"
 
 
 def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:

@@ -109,13 +109,13 @@ def test_without_iteration_times_it_says_so(publish: Publish) -> None:
     for bundle in (None, publish(), publish(iterations={"prefill": []})):
         made = scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True)
         (fallback,) = made.fallbacks
-        assert fallback.stage == "iterations" and "typical shape" in fallback.reason
+        assert fallback.stage == "iterations" and "typical profile" in fallback.reason
         assert "profile" not in json.loads(flags(made)["--additional-config"])[KEY]
 
 
 @pytest.mark.parametrize("settings", [{"oldest_share": 1.5}, {"strategy": "wishful"}, {"batch": 0}])
 def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="scheduler's settings"):
+    with pytest.raises(UsageError, match="Invalid scheduler settings"):
         scheduler.check(mlfq(**settings), PLAN.vllm_args)
 
 
@@ -189,7 +189,7 @@ def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
     monkeypatch.setitem(sys.modules, "coldstart.vllm.scheduling.scheduler", None)
     plan, args = LaunchPlan([]), ours()
     assert settle.settle(args, None, plan) and args.scheduler_cls is None
-    assert "cannot be loaded: ModuleNotFoundError" in plan.fallbacks[0].reason
+    assert "cannot load the scheduler: ModuleNotFoundError" in plan.fallbacks[0].reason
 
 
 def test_without_copies_on_the_host_evicted_requests_compute_again(
@@ -202,7 +202,7 @@ def test_without_copies_on_the_host_evicted_requests_compute_again(
     assert settle.settle(args, None, plan)
     assert args.scheduler_cls == SCHEDULER_CLS and args.kv_transfer_config is None
     assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
-    assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. What is evicted is computed again.")]
+    assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. Evicted KV is computed again.")]
     assert not settle.settle(args, None, plan)
 
 
@@ -238,9 +238,9 @@ def test_counters_have_a_directory_while_our_scheduler_runs(monkeypatch: pytest.
     values = pytest.importorskip("prometheus_client").values
     monkeypatch.delenv(settle.METRICS_ENV, raising=False)
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
-    with settle.counted(LaunchPlan(["--model", "m"])):
+    with settle.publish_counters(LaunchPlan(["--model", "m"])):
         assert settle.METRICS_ENV not in os.environ
-    with settle.counted(LaunchPlan(["--scheduler-cls", SCHEDULER_CLS])):
+    with settle.publish_counters(LaunchPlan(["--scheduler-cls", SCHEDULER_CLS])):
         place = Path(os.environ[settle.METRICS_ENV])
         assert place.is_dir()
     assert not place.exists() and settle.METRICS_ENV not in os.environ

@@ -22,4 +22,4 @@ from coldstart.launch import unserved
 def test_what_is_not_honoured_is_named(words: list[str], named: list[str]) -> None:
     said = unserved.fallbacks(Arguments(words))
     assert [line.reason.split()[0] for line in said] == named
-    assert all(line.stage == "server" and "is not honoured: " in line.reason for line in said)
+    assert all(line.stage == "server" and "has no effect: " in line.reason for line in said)

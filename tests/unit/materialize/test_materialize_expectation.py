@@ -12,7 +12,7 @@ from coldstart.artifacts.key import Mismatch
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.materialize.expectation import Expectation, estimates, expected, of_another
+from coldstart.materialize.expectation import Expectation, describe_nearest, estimates, expected
 from coldstart.materialize.options import Options
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
@@ -94,7 +94,14 @@ def test_a_model_that_is_new_here_is_told_what_another_took(
     )
     seconds = earlier.manifest.provenance.seconds
     assert (
-        of_another(new) == {name: f"{took:.0f} s for {earlier.name}" for name, took in seconds.items()} != {}
+        describe_nearest(new)
+        == {name: f"{took:.0f} s for {earlier.name}" for name, took in seconds.items()}
+        != {}
     )
     elsewhere = replace(new, mismatches=(*new.mismatches, Mismatch("hardware.cpu", "a", "b")))
-    assert of_another(elsewhere) == {} == of_another(same) == of_another(replace(new, nearest=None))
+    assert (
+        describe_nearest(elsewhere)
+        == {}
+        == describe_nearest(same)
+        == describe_nearest(replace(new, nearest=None))
+    )

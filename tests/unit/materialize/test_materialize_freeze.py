@@ -39,7 +39,7 @@ def test_its_directory_stays_while_another_materializes(
     monkeypatch.setattr(freeze.process_snapshot, "freeze", frozen)
     monkeypatch.setattr(freeze.fetch, "choose", lambda _: None)
     monkeypatch.setattr(freeze.prepare, "prepare", lambda *_, **__: LaunchPlan(Arguments()))
-    for name in ("estimates", "of_another"):
+    for name in ("estimates", "describe_nearest"):
         monkeypatch.setattr(freeze, name, lambda _: {})
     lookup: Any = SimpleNamespace(store=store, cache=cache)
 

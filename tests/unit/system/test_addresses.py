@@ -68,7 +68,7 @@ def test_a_process_stops_listening_and_its_descriptors_stay_its_own(tmp_path: Pa
         numbers = [held.fileno() for held in (one, two)]
         code = (
             "import os, socket, sys\n"
-            "from coldstart.system import addresses\n"
+            "from coldstart.system.ipc import addresses\n"
             "numbers = [int(word) for word in sys.argv[1:]]\n"
             "print(addresses.stop_listening(), all(os.readlink(f'/proc/self/fd/{n}') == 'anon_inode:[eventfd]' for n in"
             " numbers[:2]), [socket.socket(fileno=n).getsockname() != '' for n in numbers[2:]])\n"

@@ -83,14 +83,14 @@ def test_an_instance(fake: Fake, tmp_path: Path) -> None:
     fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0)
     found, ways = _found(tmp_path)
     assert "MIG 3g.71gb" in found["gpu"].found and ways["fresh"]
-    assert "one whole device" in str(found["cuda checkpoint"].hint)
+    assert "one full device" in str(found["cuda checkpoint"].hint)
 
 
 def test_a_mask_that_names_nothing(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add()
     monkeypatch.setenv(nvml.VISIBLE, "GPU-ffff")
     found, ways = _found(tmp_path)
-    assert "GPU-ffff, which is not there" in str(found["gpu"].hint) and not ways["fresh"]
+    assert "GPU-ffff, but no such device exists" in str(found["gpu"].hint) and not ways["fresh"]
 
 
 def test_masks_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_an_instance_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(nvml.VISIBLE, wanted)
     found, ways = _found(tmp_path)
     assert "MIG 3g.71gb" in found["gpu"].found and "A100" not in found["gpu"].found and ways["fresh"]
-    assert "one whole device" in str(found["cuda checkpoint"].hint)
+    assert "one full device" in str(found["cuda checkpoint"].hint)
 
 
 def test_two_kinds(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

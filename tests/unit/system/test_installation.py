@@ -97,7 +97,7 @@ def test_install_leaves_a_working_torch_alone(wheels: Path, python: str) -> None
 @pytest.mark.slow
 def test_install_names_every_source_when_no_torch_can_be_had(wheels: Path, python: str) -> None:
     with pytest.raises(
-        ColdstartError, match=r"torch 2\.13\.0 cannot be installed .*CPU build.*CUDA build"
+        ColdstartError, match=r"cannot install torch 2\.13\.0 .*CPU build.*CUDA build"
     ) as caught:
         installation.install("cpu", Environment(python), lambda _: None)
     assert "No matching distribution" in caught.value.message and "pip config list" in str(caught.value.hint)
@@ -112,7 +112,7 @@ def test_install_names_the_import_error_when_torch_does_not_load(wheels: Path, p
 
 
 def test_install_lists_the_extras_when_the_name_is_wrong() -> None:
-    with pytest.raises(UsageError, match="no extra is called 'cpux'") as caught:
+    with pytest.raises(UsageError, match="unknown extra 'cpux'") as caught:
         installation.install("cpux", Environment(), lambda _: None)
     assert "all, cpu, dev, fleet, gpu, host, lab" in str(caught.value.hint)
 

@@ -126,7 +126,7 @@ def test_two_kinds_are_told_apart_only_in_the_order_of_the_bus(
 
 @pytest.mark.skipif(find_library("nvidia-ml") is not None, reason="a driver is installed")
 def test_a_library_that_is_absent_is_an_answer() -> None:
-    code = "from coldstart.system import nvml; m = nvml.machine(); print(m.devices, m.problems)"
+    code = "from coldstart.system.devices import nvml; m = nvml.machine(); print(m.devices, m.problems)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
     )

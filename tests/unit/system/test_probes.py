@@ -119,9 +119,9 @@ def test_a_frozen_runtime_says_how_it_is_had(home: Path, program: Path, tmp_path
     with runtime_image.published(image) as partial:
         (partial / "pages-1.img").write_bytes(b"x")
     old = probes.frozen_runtime(cache)
-    assert old.hint == "coldstart template freeze" and "does not say what it was made of" in old.found
+    assert old.hint == "coldstart template freeze" and "has no valid fingerprint" in old.found
     program.unlink()
-    assert "none can be made" in probes.frozen_runtime(cache).found
+    assert "it cannot be created" in probes.frozen_runtime(cache).found
 
 
 def test_a_store_that_cannot_be_made(tmp_path: Path) -> None:

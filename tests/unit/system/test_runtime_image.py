@@ -56,11 +56,11 @@ def test_what_was_made_here_fits(make: Make) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda image: (image / "pages-1.img").write_bytes(b"x" * 99), "pages-1.img has changed since it was made"),
-        (lambda image: os.truncate(image / "pages-1.img", 500), "pages-1.img has changed since it was made"),
-        (lambda image: (image / "pages-1.img").unlink(), "pages-1.img is gone"),
-        (lambda image: image.chmod(0o755), "mode 0755, wanted"),
-        (lambda image: (image / "pages-1.img").chmod(0o644), "pages-1.img has changed since it was made"),
+        (lambda image: (image / "pages-1.img").write_bytes(b"x" * 99), "pages-1.img has changed since it was created"),
+        (lambda image: os.truncate(image / "pages-1.img", 500), "pages-1.img has changed since it was created"),
+        (lambda image: (image / "pages-1.img").unlink(), "pages-1.img was removed"),
+        (lambda image: image.chmod(0o755), "mode 0755, expected"),
+        (lambda image: (image / "pages-1.img").chmod(0o644), "pages-1.img has changed since it was created"),
     ],
 )  # fmt: skip
 def test_what_was_changed_since_is_not_read(make: Make, spoil: Callable[[Path], object], reason: str) -> None:
@@ -72,7 +72,7 @@ def test_what_was_changed_since_is_not_read(make: Make, spoil: Callable[[Path], 
 def test_what_was_made_elsewhere_is_not_read(make: Make, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     image = make()
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
-    assert runtime_image.obstacle(image) == f"{image} was not made here"
+    assert runtime_image.obstacle(image) == f"{image} was not created on this machine"
 
 
 def test_the_image_of_another_user_is_not_read(make: Make) -> None:
@@ -123,7 +123,7 @@ def test_discarded(make: Make, root: Path) -> None:
     image = make()
     runtime_image.discard(runtime_image.described(image))
     assert not image.exists() and list(runtime_image.listed(root)) == []
-    assert runtime_image.obstacle(image) == f"{image} is not there"
+    assert runtime_image.obstacle(image) == f"{image} does not exist"
 
 
 def test_one_place_for_each_interpreter(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_what_was_left_alone_has_not_changed(place: Path) -> None:
-    stamped = directory_fingerprint.of(place)
+    stamped = directory_fingerprint.compute(place)
     assert {*stamped} == {".", "one", "below", "below/two"}
     assert directory_fingerprint.change(stamped, place, "made") is None
     (place / "one").read_bytes()
@@ -29,7 +29,7 @@ def test_what_was_left_alone_has_not_changed(place: Path) -> None:
 
 
 def test_bytes_that_changed_under_the_same_times(place: Path) -> None:
-    stamped, before = directory_fingerprint.of(place), (place / "below" / "two").stat()
+    stamped, before = directory_fingerprint.compute(place), (place / "below" / "two").stat()
     (place / "below" / "two").write_bytes(b"3")
     os.utime(place / "below" / "two", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (
@@ -39,18 +39,18 @@ def test_bytes_that_changed_under_the_same_times(place: Path) -> None:
 
 
 def test_what_is_gone_or_of_another_mode(place: Path) -> None:
-    stamped = directory_fingerprint.of(place)
+    stamped = directory_fingerprint.compute(place)
     (place / "one").chmod(0o640)
     assert "one has changed" in str(directory_fingerprint.change(stamped, place, "made"))
     (place / "one").unlink()
-    assert directory_fingerprint.change(stamped, place, "made") == f"{place}/one is gone"
+    assert directory_fingerprint.change(stamped, place, "made") == f"{place}/one was removed"
 
 
 def test_what_others_could_write_to(place: Path) -> None:
-    stamped = directory_fingerprint.of(place)
+    stamped = directory_fingerprint.compute(place)
     (place / "three").write_bytes(b"3")
     (place / "three").chmod(0o666)
-    assert "three may be written by others" in str(directory_fingerprint.change(stamped, place, "made"))
+    assert "three is writable by other users" in str(directory_fingerprint.change(stamped, place, "made"))
 
 
 def test_a_record_is_of_one_place(place: Path, tmp_path: Path) -> None:

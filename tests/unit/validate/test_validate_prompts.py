@@ -35,7 +35,7 @@ def test_what_holds_none_is_refused(tmp_path: Path, name: str, data: bytes, said
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UsageError, match=said) as refused:
         prompts.read(tmp_path / name)
-    assert refused.value.hint is not None and "one prompt a line" in refused.value.hint
+    assert refused.value.hint is not None and "one prompt per line" in refused.value.hint
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from coldstart.validate.readiness import explain_slow_path
     ("readiness", "reasons"),
     [
         ({"fast_path": {"compile": True}, "fallbacks": []}, []),
-        ({}, ["the ready file does not say"]),
-        ({"fast_path": {"compile": True}}, ["the ready file does not say"]),
+        ({}, ["the ready file does not report the used sections"]),
+        ({"fast_path": {"compile": True}}, ["the ready file does not report the used sections"]),
         ({"fast_path": {}, "fallbacks": []}, ["no section of the bundle was used"]),
         ({"fast_path": {"compile": False}, "fallbacks": []}, ["compile was not used"]),
         (

@@ -73,4 +73,4 @@ def test_a_prompt_that_no_server_takes_is_no_fault_of_the_bundle(bundle: Bundle)
 def test_a_crowd_is_compared_as_well(bundle: Bundle) -> None:
     (finding,) = found(bundle, "replay", "other-in-crowds", crowds=(3,))
     assert finding.code == "CS-REPLAY" and finding.subject == "tokens/prompt-1/3-at-once"
-    assert "with 3 at once parts from vLLM's at token 0" in finding.message
+    assert "with 3 at once differs from vLLM's at token 0" in finding.message

@@ -48,7 +48,7 @@ def test_vllms_own_answers_are_no_finding() -> None:
 def test_a_finding_names_prompt_place_and_tokens() -> None:
     (found,) = compare(PROMPTS, {1: [SAME[0], answer(4, 7, 6)]}, {1: SAME}, "m")
     assert (found.code, found.severity, found.subject) == ("CS-REPLAY", "error", "tokens/prompt-2")
-    assert found.message == "the answer to prompt 2, 'two', parts from vLLM's at token 1: 7, vLLM's is 5"
+    assert found.message == "the answer to prompt 2, 'two', differs from vLLM's at token 1: 7, vLLM's is 5"
 
 
 def test_alone_it_may_not_be_an_answer_that_vllm_gives_in_a_crowd() -> None:
@@ -66,7 +66,7 @@ def test_where_vllm_parts_from_itself_nothing_is_said_of_the_bundle() -> None:
     plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
     (found,) = compare(("one",), {1: plain[1], 2: [answer(1, 2, 4)] * 2}, plain, "m")
     assert (found.code, found.severity) == ("CS-REPLAY-UNSTABLE", "warning")
-    assert "vLLM's own answers part at token 1" in found.message
+    assert "vLLM's own answers differ at token 1" in found.message
 
 
 def test_before_that_place_it_is_the_bundle() -> None:

@@ -45,7 +45,7 @@ def test_vllm_is_handed_what_it_would_have_built(asked: tuple[Namespace, Any]) -
     args, config = asked
     stock = entry.build_app
     early = _begun(args, config)
-    with early.handed_over():
+    with early.provide():
         one = entry.build_app(args, ("generate",), config.model_config)
         assert entry.build_app(args, ("generate",), config.model_config) is one
     assert entry.build_app is stock
@@ -66,7 +66,7 @@ def test_what_is_asked_for_otherwise_is_built_by_vllm(asked: tuple[Namespace, An
         (args, ("generate", "transcription"), config.model_config),
         (args, ("generate",), None),
     ]
-    with early.handed_over():
+    with early.provide():
         first = entry.build_app(args, ("generate",), config.model_config)
         assert all(entry.build_app(*other) is not first for other in others)
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_built_ahead_is_said_by_vllm_itself(
     args, config = asked
     monkeypatch.setattr(application, "_built", fails)
     early = _begun(args, config)
-    with early.handed_over():
+    with early.provide():
         assert _routes(entry.build_app(args, ("generate",), config.model_config))
 
 
@@ -91,7 +91,7 @@ def test_a_process_that_has_not_forked_has_no_second_thread(asked: tuple[Namespa
 
     args, config = asked
     early = EarlyApplication()
-    with early.handed_over():
+    with early.provide():
         assert _routes(entry.build_app(args, ("generate",), config.model_config))
 
 
@@ -100,5 +100,5 @@ def test_another_vllm_is_left_as_it_is(asked: tuple[Namespace, Any], monkeypatch
 
     monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature}")
     stock = entry.build_app
-    with _begun(*asked).handed_over():
+    with _begun(*asked).provide():
         assert entry.build_app is stock

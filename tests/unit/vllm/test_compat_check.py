@@ -121,8 +121,10 @@ def test_an_override_that_takes_other_parameters_is_named(
     namespace: dict[str, object] = {"__name__": "coldstart.made_up"}
     exec(SUBCLASSES, namespace)
     (wrong,) = problems(of("vllm_small:Kind", overrides="step"))
-    assert "takes step(tokens, *, fast), not what Other takes" in wrong
-    assert list(problems(of("vllm_small:Base", overrides="rest"))) == ["vllm_small:Base wants must of Lacks"]
+    assert "takes step(tokens, *, fast), unlike Other" in wrong
+    assert list(problems(of("vllm_small:Base", overrides="rest"))) == [
+        "vllm_small:Base requires must, which Lacks lacks"
+    ]
 
 
 @pytest.mark.parametrize("version", ["0.30.2", "0.33.0", "unknown"])

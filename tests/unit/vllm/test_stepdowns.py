@@ -75,7 +75,7 @@ def test_vllms_loader_loads_where_ours_does_not_fit(lacking: set[str], on_cpu: N
     lacking.add("weights")
     args = arguments(load_format=entry.LOAD_FORMAT)
     (fallback,) = stepdowns.settle(args)
-    assert fallback == Fallback("weights", f"{REASON} vLLM loads them its own way.")
+    assert fallback == Fallback("weights", f"{REASON} vLLM's own loader reads them.")
     assert args.load_format == "auto" and args.worker_cls == stepdowns.WORKER
 
 
@@ -220,7 +220,7 @@ def test_vllms_own_server_is_given_nothing_that_it_cannot_run(lacking: set[str])
     assert [fallback.stage for fallback in plan.fallbacks] == ["scheduler"]
     lacking.add("weights")
     assert stock._its_own(plan) == ["--model", "m", "--port", "9"]
-    assert plan.fallbacks[-1] == Fallback("weights", f"{REASON} vLLM loads them its own way.")
+    assert plan.fallbacks[-1] == Fallback("weights", f"{REASON} vLLM's own loader reads them.")
     users = Arguments(["--scheduler-cls", "their.Own", "--additional-config", "{}", "--load-format", "dummy"])
     assert stock._its_own(LaunchPlan(users)) == list(users)
 
@@ -236,7 +236,7 @@ def test_a_node_without_an_api_says_why_it_does_not_run(
 @pytest.mark.parametrize("feature", ["start", "offline"])
 def test_nothing_is_materialized_with_the_reason(lacking: set[str], feature: str, tmp_path: Path) -> None:
     lacking.add(feature)
-    with pytest.raises(SystemExit, match=f"nothing can be materialized: {REASON}"):
+    with pytest.raises(SystemExit, match=f"cannot materialize: {REASON}"):
         offline.run(LaunchPlan([]), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -249,9 +249,9 @@ def _engine(worker: str = stepdowns.WORKER, *, compiles: bool = True) -> Any:
 def test_a_bundle_without_compiled_code_says_why(lacking: set[str]) -> None:
     assert offline.not_compiled(_engine()) is None
     assert "compiles no part" in str(offline.not_compiled(_engine(compiles=False)))
-    assert "has another" in str(offline.not_compiled(_engine("vllm.v1.worker.cpu_worker.CPUWorker")))
+    assert "uses another" in str(offline.not_compiled(_engine("vllm.v1.worker.cpu_worker.CPUWorker")))
     several = SimpleNamespace(config=_engine("vllm.v1.worker.cpu_worker.CPUWorker").config)
-    assert "has another" in str(
+    assert "uses another" in str(
         offline.not_compiled(several)
     )  # ranks in processes of their own show no model
     lacking.add("compile")

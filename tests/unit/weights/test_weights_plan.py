@@ -135,7 +135,7 @@ def test_a_damaged_record_is_computed_again(tmp_path: Path, record: str) -> None
 )
 def test_a_damaged_file_is_named_with_its_mend(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(UsageError, match=r"model\.safetensors is no safetensors file") as caught:
+    with pytest.raises(UsageError, match=r"model\.safetensors is not a valid safetensors file") as caught:
         weights.plan(tmp_path)
     assert caught.value.hint == "fetch the model again"
 

@@ -99,7 +99,7 @@ def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
     assert resident.asked() == [slept, *WOKEN[level]]
     tokens, text, port = first.report["tokens"], resident.ask(), resident.port
     assert tokens != [0], "weights that are zero find every token alike, and take the first"
-    with pytest.raises(peers.PeerError, match="another server has it"):
+    with pytest.raises(peers.PeerError, match="already runs another server"):
         resident.serve()
     resident.port = port
     # What is being answered when the lease ends is cut off, and keeps nobody waiting.
@@ -117,7 +117,7 @@ def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
     with pytest.raises(urllib.error.URLError):
         resident.ask()
 
-    with pytest.raises(server_process.ServerExitedError, match="another max_num_seqs"):
+    with pytest.raises(server_process.ServerExitedError, match="another value of: max_num_seqs"):
         resident.serve("--max-num-seqs", "3")
     assert resident.asked()[-1] == slept
     # A client whose directory is gone is told, and takes nothing with it.
@@ -146,4 +146,4 @@ def test_what_differs_is_named() -> None:
 
     held = {"max_num_seqs": "3", "seed": "0"}
     assert standby.difference(held, dict(held)) is None
-    assert "another max_num_seqs" in str(standby.difference(held, held | {"max_num_seqs": "4"}))
+    assert "another value of: max_num_seqs" in str(standby.difference(held, held | {"max_num_seqs": "4"}))

@@ -18,7 +18,7 @@ from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefused
 from coldstart.vllm.graphs import hook, kv_plan, plugin
 from coldstart.vllm.graphs import manager as managers
 from coldstart.vllm.graphs import wrapper as wrappers
-from coldstart.vllm.graphs.graph_source import key_of
+from coldstart.vllm.graphs.graph_source import graph_key
 from coldstart.vllm.graphs.record import captured_graphs
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -180,7 +180,7 @@ def test_pieces_are_left_to_vllm() -> None:
     hooked(runner, Descriptor(Mode.PIECEWISE, 8), Mode.PIECEWISE)
     assert len(called) == 1 and wrapper.concrete_cudagraph_entries == {}
     assert set(captured_graphs(SimpleNamespace(cudagraph_manager=manager))) == {
-        key_of(d, "FULL") for d in manager.graphs if d.cg_mode is Mode.FULL
+        graph_key(d, "FULL") for d in manager.graphs if d.cg_mode is Mode.FULL
     }
 
 
@@ -206,7 +206,7 @@ def test_a_draft_models_manager_captures_its_own_graphs() -> None:
 def test_inputs_are_seen_when_they_lie_ready() -> None:
     manager, seen = _manager(), list[str]()
     managers.watched_capture(_feed, _runner(manager), seen.append)(manager, lambda desc, warmup: None)
-    assert seen == [key_of(d, "FULL") for d in manager._capture_descs[Mode.FULL]]
+    assert seen == [graph_key(d, "FULL") for d in manager._capture_descs[Mode.FULL]]
 
 
 def test_memory_profiling_captures_as_always() -> None:
@@ -218,8 +218,8 @@ def test_memory_profiling_captures_as_always() -> None:
 
 def test_keys_tell_descriptors_apart() -> None:
     one, other = Descriptor(Mode.FULL, 4), Descriptor(Mode.FULL, 4, num_reqs=4)
-    assert key_of(one, "FULL") == "FULL:num_tokens=4,num_ubatches=1"
-    assert len({key_of(d, m) for d in (one, other) for m in ("FULL", "PIECEWISE")}) == 4
+    assert graph_key(one, "FULL") == "FULL:num_tokens=4,num_ubatches=1"
+    assert len({graph_key(d, m) for d in (one, other) for m in ("FULL", "PIECEWISE")}) == 4
 
 
 @needs_vllm
@@ -408,20 +408,20 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
         return one.cache_config.kv_cache_memory_bytes, getattr(gpu_worker.Worker, KV_REPORT)(one)
 
     size, reason = applied(plans, worker(999))
-    assert size is None and "999 bytes are free to rank 1" in str(reason)
+    assert size is None and "rank 1 has 999 bytes free" in str(reason)
     assert not list(tmp_path.rglob("*.json"))
     assert applied(plans, worker(1000)) == (700, None)
     assert [p.name for p in tmp_path.rglob("*.json")] == ["startup_plan_here-1-2.json"]
     assert applied(plans, worker(800, rank=0)) == (500, None)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "empty"))
     for wrong, said in (
-        ([plan], "1 ranks, here are 2"),
-        ([plan | {"device": "A"}, plans[1]], "on A, here is"),
+        ([plan], "for 1 ranks, this engine has 2"),
+        ([plan | {"device": "A"}, plans[1]], "on A, this engine has"),
     ):
         size, reason = applied(wrong, worker(1 << 40, rank=0))
         assert size is None and said in str(reason)
     monkeypatch.delenv(kv_plan.VARIABLE)
-    assert applied(plans, worker(1 << 40)) == (None, "vLLM's own gate did not apply the KV plan")
+    assert applied(plans, worker(1 << 40)) == (None, "vLLM's own check rejected the KV plan")
 
 
 @pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])

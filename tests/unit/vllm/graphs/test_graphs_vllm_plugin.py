@@ -140,7 +140,7 @@ def test_memory_is_scattered_before_the_weights_are_loaded(
     done: list[str] = []
 
     class Session(plugin.Declined):
-        def before_load(self) -> None:
+        def prepare_load(self) -> None:
             done.append("scattered")
 
     plugin._install(plugin.Later(lambda: Session("x")), recording=True)

@@ -271,7 +271,7 @@ def test_another_driver_of_the_same_branch_captures(
 ) -> None:
     monkeypatch.setattr(nvml, "driver", lambda: "580.159.04")
     session, runner = _start(here, made)
-    assert session.fallbacks()["*"].endswith("here is 580.159.04")
+    assert session.fallbacks()["*"].endswith("this machine has 580.159.04")
     assert runner.cudagraph_manager.captured == [256, 64, 8, 1]
 
 
