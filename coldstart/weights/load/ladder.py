@@ -1,6 +1,7 @@
-"""Tensors from the best source that still gives them: each step down continues where the one before stopped.
+"""Load tensors from the first source that works, and fall back to the next when a source fails.
 
-Invariant: every wanted tensor is handed over exactly once, in order, and every step down is in the report.
+Invariant: each wanted tensor is yielded exactly once, in order, and the report has one entry for each
+fallback.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from coldstart.weights.load.report import LoadReport
 from coldstart.weights.load.tensor_sources import SourceLostError, TensorSource
 from coldstart.weights.load.tensors import Tensor
 
-# A rung's name, and what opens it for the tensors that are left.
+# Name of a source, and the function that opens it for the remaining tensors.
 Rung = tuple[str, Callable[[Sequence[Tensor]], TensorSource]]
 
 
 class NoLoaderLeftError(RuntimeError):
-    """No rung is left. `left` are the tensors that nobody gave."""
+    """Every source failed; `left` are the tensors that were not loaded."""
 
     def __init__(self, left: Sequence[Tensor], reason: str) -> None:
         super().__init__(reason)
@@ -27,8 +28,17 @@ class NoLoaderLeftError(RuntimeError):
 def climb_down(
     tensors: Sequence[Tensor], rungs: Sequence[Rung], report: LoadReport
 ) -> Iterator[tuple[Tensor, memoryview]]:
-    """Each tensor with its bytes. Raises Exhausted when the last rung fails."""
-    done, reason = 0, "there is neither a prefetcher nor a file to load from"
+    """Yield each tensor with its bytes; a fallback continues with the tensor at which the source failed.
+
+    Args:
+        tensors: Tensors to load, in load order.
+        rungs: Sources in order of preference.
+        report: Report of this load, updated for each tensor and fallback.
+
+    Raises:
+        NoLoaderLeftError: The last source failed.
+    """
+    done, reason = 0, "neither a prefetcher nor a file with the weights is available"
     for way, opened in rungs:
         report.way = way
         try:

@@ -47,7 +47,7 @@ def test_nothing_is_left_out_of_an_unknown_layout(config: dict[str, object]) -> 
 
 def test_a_partition_of_the_users_is_followed() -> None:
     assert stage.layers(5, 1, 2, "1,4") == range(1, 5)
-    with pytest.raises(ValueError, match="not of 5 layers over 2 ranks"):
+    with pytest.raises(ValueError, match="does not divide 5 layers over 2 ranks"):
         stage.layers(5, 0, 2, "1,1")
 
 

@@ -41,7 +41,7 @@ def test_a_rank_fetches_its_own_tensors_bytes_and_no_others(
         check_tensors(attached, weights, names)
         assert server.total() == attached.stats()["fetched_bytes"]
         assert own <= server.total() <= 1.02 * own
-        with pytest.raises(client.PrefetchRefusedError, match="not wanted"):
+        with pytest.raises(client.PrefetchRefusedError, match="did not request bytes"):
             attached.wait("model-00001.safetensors", 0, 8)
 
 
