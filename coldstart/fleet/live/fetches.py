@@ -21,7 +21,7 @@ Tell = Callable[[PacedFetch], Mapping[str, Any] | None]
 class NodeFetch:
     """That of `pace`, which `tell` tells the prefetcher."""
 
-    def __init__(self, pace: PacedFetch, tell: Tell = client.told) -> None:
+    def __init__(self, pace: PacedFetch, tell: Tell = client.set_pace) -> None:
         self.pace, self._tell = pace, tell
         self._changed = asyncio.Event()
 
@@ -31,7 +31,7 @@ class NodeFetch:
         self._changed.set()
 
     async def ended(self) -> Mapping[str, Any]:
-        """What the prefetcher says of it once all is there; see `client.told`. Waits for as long as it is not begun."""
+        """What the prefetcher says of it once all is there; see `client.set_pace`. Waits for as long as it is not begun."""
         while True:
             self._changed.clear()
             said = None

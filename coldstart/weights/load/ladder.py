@@ -25,7 +25,7 @@ class NoLoaderLeftError(RuntimeError):
         self.left = list(left)
 
 
-def climb_down(
+def load_tensors(
     tensors: Sequence[Tensor], rungs: Sequence[Rung], report: LoadReport
 ) -> Iterator[tuple[Tensor, memoryview]]:
     """Yield each tensor with its bytes; a fallback continues with the tensor at which the source failed.
@@ -45,18 +45,18 @@ def climb_down(
             source = opened(tensors[done:])
         except SourceLostError as error:
             reason = f"{way}: {error}"
-            report.step_down(reason)
+            report.add_fallback(reason)
             continue
         try:
             while done < len(tensors):
                 view = _timed(source, tensors[done], report)
                 yield tensors[done], view
                 done += 1
-            report.fetch = source.fetched()
+            report.fetch = source.get_fetch_stats()
             return
         except SourceLostError as error:
             reason = f"{way}, after {done} of {len(tensors)} tensors: {error}"
-            report.step_down(reason)
+            report.add_fallback(reason)
         finally:
             source.close()
     raise NoLoaderLeftError(tensors[done:], reason)
@@ -64,7 +64,7 @@ def climb_down(
 
 def _timed(source: TensorSource, tensor: Tensor, report: LoadReport) -> memoryview:
     began = timeline.now()
-    view = source.bytes_of(tensor)
+    view = source.get_bytes(tensor)
     report.wait_s += timeline.now() - began
     report.tensors += 1
     report.bytes += tensor.size

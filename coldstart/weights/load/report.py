@@ -28,7 +28,7 @@ class LoadReport:
     fetch: dict[str, Any] = field(default_factory=dict)
     fallbacks: list[Fallback] = field(default_factory=list)
 
-    def step_down(self, reason: str) -> None:
+    def add_fallback(self, reason: str) -> None:
         """Record the reason for a fallback to the next source."""
         self.fallbacks.append(Fallback("load", reason))
 

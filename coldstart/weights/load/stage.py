@@ -65,7 +65,7 @@ def layers(count: int, rank: int, size: int, partition: str | None = None) -> ra
     return range(start, start + shares[rank])
 
 
-def needed(
+def select_names(
     names: Collection[str],
     config: Mapping[str, Any],
     ranks: Sequence[int],

@@ -1,6 +1,6 @@
 """Two sources of tensors behind one interface: shared memory that a prefetcher fills, and mapped files.
 
-`bytes_of` blocks until the bytes are available. It returns a view without a copy, which is valid as long as a
+`get_bytes` blocks until the bytes are available. It returns a view without a copy, which is valid as long as a
 reference to it exists.
 """
 
@@ -36,10 +36,10 @@ class TensorSource(ABC):
     """Source of tensor bytes."""
 
     @abstractmethod
-    def bytes_of(self, tensor: Tensor) -> memoryview:
+    def get_bytes(self, tensor: Tensor) -> memoryview:
         """Return the bytes of the tensor; block until they are available. Raises SourceLostError."""
 
-    def fetched(self) -> dict[str, Any]:
+    def get_fetch_stats(self) -> dict[str, Any]:
         """Return statistics of the fetch; {} for a source that fetches nothing."""
         return {}
 
@@ -56,7 +56,7 @@ class PrefetchSource(TensorSource):
         self._files: dict[str, memoryview] = {}
         self._addresses: dict[str, int] = {}
 
-    def bytes_of(self, tensor: Tensor) -> memoryview:
+    def get_bytes(self, tensor: Tensor) -> memoryview:
         """Implement TensorSource: block until the bytes are fetched and verified."""
         from coldstart.weights.prefetch.errors import PrefetchError
 
@@ -70,7 +70,7 @@ class PrefetchSource(TensorSource):
         memory.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
         return self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
 
-    def fetched(self) -> dict[str, Any]:
+    def get_fetch_stats(self) -> dict[str, Any]:
         """Implement TensorSource: return the prefetcher's statistics of this model, summed over all clients."""
         from coldstart.weights.prefetch.errors import PrefetchError
 
@@ -98,7 +98,7 @@ class FileSource(TensorSource):
         self._addresses: dict[str, int] = {}
         self._reading = PageIn(paths, tensors) if ahead else None
 
-    def bytes_of(self, tensor: Tensor) -> memoryview:
+    def get_bytes(self, tensor: Tensor) -> memoryview:
         """Implement TensorSource."""
         try:
             view = self._mapped(tensor.file)

@@ -13,21 +13,21 @@ from typing import Any
 from coldstart.weights import checkpoint
 from coldstart.weights.checkpoint import Tensor
 
-__all__ = ["Tensor", "UnreadableWeightsError", "natural", "only", "ordered"]
+__all__ = ["Tensor", "UnreadableWeightsError", "list_tensors", "make_natural_key", "select_tensors"]
 
 
 class UnreadableWeightsError(ValueError):
     """Weights that cannot be loaded tensor by tensor; the message has the reason."""
 
 
-def ordered(plan: Mapping[str, Any]) -> list[Tensor]:
+def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors of a weights plan in load order.
 
     Raises:
         UnreadableWeightsError: The plan is invalid, or a file has no tensors (it is not in safetensors format).
     """
     try:
-        files = sorted(checkpoint.parse(plan).files, key=lambda file: natural(file.name))
+        files = sorted(checkpoint.parse(plan).files, key=lambda file: make_natural_key(file.name))
     except checkpoint.InvalidWeightsPlanError as error:
         raise UnreadableWeightsError(str(error)) from error
     if bare := [file.name for file in files if not file.tensors]:
@@ -35,12 +35,12 @@ def ordered(plan: Mapping[str, Any]) -> list[Tensor]:
     return [tensor for file in files for tensor in file.tensors]
 
 
-def natural(name: str) -> list[str | int]:
+def make_natural_key(name: str) -> list[str | int]:
     """Return a sort key that orders shard 10 after shard 9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def only(tensors: list[Tensor], names: Collection[str]) -> list[Tensor]:
+def select_tensors(tensors: list[Tensor], names: Collection[str]) -> list[Tensor]:
     """Return the tensors whose name is among `names`, in their order."""
     wanted = set(names)
     return [tensor for tensor in tensors if tensor.name in wanted]

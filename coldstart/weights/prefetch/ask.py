@@ -105,10 +105,10 @@ def fetch_all(
 
 def _settle(settings: Mapping[str, str], directory: Path | None) -> None:
     try:
-        configuration.from_environment({**os.environ, **settings})
+        configuration.read_settings({**os.environ, **settings})
     except ValueError as error:
         raise UsageError(f"{error}.") from error
-    if settings and running(directory):
+    if settings and get_status(directory):
         raise UsageError(
             "cannot apply the settings: a prefetcher already runs with other settings.",
             hint="coldstart prefetch stop",
@@ -116,7 +116,7 @@ def _settle(settings: Mapping[str, str], directory: Path | None) -> None:
     os.environ.update(settings)
 
 
-def running(directory: Path | None = None) -> dict[str, Any] | None:
+def get_status(directory: Path | None = None) -> dict[str, Any] | None:
     """Return the status of the running prefetcher, or None if none runs."""
     try:
         return client.request("status", directory=directory)

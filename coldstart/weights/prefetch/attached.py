@@ -100,7 +100,7 @@ class Attached:
                 for span in ranges:
                     wanted.add(*span)
 
-    def finished(self, names: Collection[str] | None = None) -> bool:
+    def is_finished(self, names: Collection[str] | None = None) -> bool:
         """Return whether all bytes of the tensors are available, without blocking. Raises as `wait`."""
         wanted = self._layout.wanted(names)
         with self._changed:

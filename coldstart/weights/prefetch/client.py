@@ -27,7 +27,7 @@ from coldstart.weights.prefetch.errors import (
     PrefetchLostError,
     PrefetchRefusedError,
 )
-from coldstart.weights.prefetch.range_source import normal
+from coldstart.weights.prefetch.range_source import normalise
 
 __all__ = [
     "Attached",
@@ -38,8 +38,8 @@ __all__ = [
     "PrefetchRefusedError",
     "attach",
     "request",
+    "set_pace",
     "start_early",
-    "told",
 ]
 
 # Variables that a source needs: the prefetcher itself has the environment of its first client.
@@ -69,7 +69,7 @@ def attach(
         names: Tensors to fetch; None means all bytes of all files, in order.
         background: Fetch them only while no foreground request of any lease is unfinished.
         start: Start a prefetcher if none runs.
-        pace: Name and rate of the fetch, which `told` can change.
+        pace: Name and rate of the fetch, which `set_pace` can change.
         directory: Directory of the prefetcher's socket (default: the user's runtime directory).
 
     Raises:
@@ -84,7 +84,7 @@ def attach(
         try:
             # A prefetcher that is being killed may still accept a connection but not answer on it.
             channel = _ask(source, plan, names, directory, start=start, background=background, pace=pace)
-            return Attached(channel, layout, wanted, normal(source))
+            return Attached(channel, layout, wanted, normalise(source))
         except PrefetchLostError as error:
             if channel is None and not start:
                 raise
@@ -118,7 +118,7 @@ def start_early(
     return Early(_ask(source, plan, names, directory, start=True, background=False, pace=pace, early=True))
 
 
-def told(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
+def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
     """Set the rate of a named fetch; return {"rate", "bytes", "seconds", "limited", "ended"}, or None before it has begun.
 
     `seconds` is the time from the first to the last byte, and `limited` is whether any rate applied so far.
@@ -168,7 +168,7 @@ def _ask(
     **more: Any,
 ) -> Channel:
     environment = {key: value for key, value in os.environ.items() if key.startswith(_HANDED_ON)}
-    message = {"op": "attach", "source": normal(source), "environment": environment, **more}
+    message = {"op": "attach", "source": normalise(source), "environment": environment, **more}
     message["background"] = background or (pace is not None and pace.background)
     message["pace"] = None if pace is None else asdict(pace)
     message["events"] = os.environ.get(EVENTS_VARIABLE)

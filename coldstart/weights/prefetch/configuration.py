@@ -30,12 +30,12 @@ class PrefetchSettings:
     patience_s: float = environment.PREFETCH_PATIENCE_S.default
 
 
-def given(**settings: float | None) -> dict[str, str]:
+def format_variables(**settings: float | None) -> dict[str, str]:
     """Return the environment variables that set these fields of PrefetchSettings; None leaves a field unset."""
     return {PREFIX + name.upper(): str(value) for name, value in settings.items() if value is not None}
 
 
-def from_environment(variables: Mapping[str, str] | None = None) -> PrefetchSettings:
+def read_settings(variables: Mapping[str, str] | None = None) -> PrefetchSettings:
     """Return the settings. Raises ValueError if a variable is not a number or out of range."""
     memory = environment.PREFETCH_MEMORY_BYTES.read(variables)
     return PrefetchSettings(

@@ -31,7 +31,7 @@ class ClientConnection:
         self._descriptor: int | None = None
 
     @property
-    def waiting_to_send(self) -> bool:
+    def has_unsent(self) -> bool:
         """Return whether unsent messages wait for the socket to accept more bytes."""
         return bool(self._unsent)
 

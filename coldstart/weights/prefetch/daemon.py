@@ -52,7 +52,7 @@ def _handed_over(path: Path, client: socket.socket) -> bool:
 def _serve(path: Path, client: socket.socket) -> None:
     listener = peers.Listener(path)
     try:
-        service = Service(listener, configuration.from_environment())
+        service = Service(listener, configuration.read_settings())
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
         service.adopt(client)
         service.run()

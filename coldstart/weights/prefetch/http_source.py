@@ -26,7 +26,7 @@ from coldstart.weights.prefetch.range_source import (
     SourceTooSlowError,
     SourceUnavailableError,
     SourceUnusableError,
-    shown,
+    redact,
 )
 
 TOKEN_VARIABLE = PREFETCH_TOKEN
@@ -49,7 +49,9 @@ def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
     safe = origin.parse_origin(address).may_hear_secrets
     if parts.username:
         if not safe:
-            raise SourceUnusableError(f"cannot send a password to {shown(address)} without TLS: use https://")
+            raise SourceUnusableError(
+                f"cannot send a password to {redact(address)} without TLS: use https://"
+            )
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
     token = environment.get(TOKEN_VARIABLE)
@@ -77,9 +79,9 @@ class HttpSource:
                 self._versions[name] = answer.headers.get("ETag", "")
                 return _fill(answer, buffer, count)
         except http_client.SlowServerError as error:
-            raise SourceTooSlowError(f"{shown(self._locate(name))}: {error}") from error
+            raise SourceTooSlowError(f"{redact(self._locate(name))}: {error}") from error
         except RemoteUnreachableError as error:
-            raise SourceUnavailableError(f"{shown(self._locate(name))}: {error}") from error
+            raise SourceUnavailableError(f"{redact(self._locate(name))}: {error}") from error
         except ForbiddenError as error:
             raise SourceUnusableError(str(error)) from error
 
@@ -99,12 +101,12 @@ class HttpSource:
         for _ in range(_MAX_REDIRECTS):
             answer = self._client.ask("GET", url, headers=wanted, secret=secret, redirects=False)
             if answer.status == 206:
-                _check(answer, shown(url), size, start, end)
+                _check(answer, redact(url), size, start, end)
                 return answer
             answer.close()
             url = self._elsewhere(answer, name, url, first)
             self._moved[name] = url
-        raise SourceUnusableError(f"{shown(first)} exceeds {_MAX_REDIRECTS} redirects")
+        raise SourceUnusableError(f"{redact(first)} exceeds {_MAX_REDIRECTS} redirects")
 
     def _elsewhere(self, answer: Answer, name: str, url: str, first: str) -> str:
         status, location = answer.status, answer.headers.get("Location")
@@ -112,14 +114,14 @@ class HttpSource:
             return http_client.redirected(url, location)
         # A signed address expires: ask its origin for a new one.
         if self._moved.pop(name, None) is not None or status in _PASSING:
-            raise SourceUnavailableError(f"{shown(first)} answers {status}")
+            raise SourceUnavailableError(f"{redact(first)} answers {status}")
         if status == 200:
             raise SourceUnusableError(
-                f"{shown(first)} does not serve byte ranges (it answers 200 to a range request)"
+                f"{redact(first)} does not serve byte ranges (it answers 200 to a range request)"
             )
         unsent = not self._headers and not origin.parse_origin(first).may_hear_secrets
         hint = f"; over plain HTTP no {TOKEN_VARIABLE} is sent" if unsent and status in (401, 403) else ""
-        raise SourceUnusableError(f"{shown(first)} answers {status} {answer.reason}{hint}")
+        raise SourceUnusableError(f"{redact(first)} answers {status} {answer.reason}{hint}")
 
 
 def _fill(answer: Answer, buffer: memoryview, count: Count) -> int:

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from coldstart.weights.prefetch.byte_ranges import Ranges
-from coldstart.weights.prefetch.range_source import is_local, origin, shown
+from coldstart.weights.prefetch.range_source import is_local, origin, redact
 from coldstart.weights.prefetch.region import SharedRegion
 from coldstart.weights.prefetch.region_layout import RegionLayout
 from coldstart.weights.prefetch.schedule import Board, UnitEntry, UnitState
@@ -47,7 +47,7 @@ class PrefetchedModel:
         self._fetched = 0
         self._distinct = [Ranges() for _ in layout.files]
 
-    def newest(self, environment: Mapping[str, str]) -> None:
+    def update_environment(self, environment: Mapping[str, str]) -> None:
         """Use the credentials of the latest client; errors of jobs with older credentials are ignored."""
         if environment != self.environment:
             self.environment, self.generation = environment, self.generation + 1
@@ -76,11 +76,11 @@ class PrefetchedModel:
         if not self.errors or self.errors[-1] != error:
             self.errors.append(error)
 
-    def arrived(self) -> None:
+    def record_arrival(self) -> None:
         """Record that a unit arrived: the source works."""
         self.ended, self._down_since, self.retry_at, self._delay = monotonic(), None, 0.0, _FIRST_DELAY_S
 
-    def unavailable(self, patience_s: float) -> bool:
+    def delay_retry(self, patience_s: float) -> bool:
         """Delay the next attempt after a failed one; return False if the source failed for `patience_s` seconds."""
         now = monotonic()
         if self._down_since is None:
@@ -117,7 +117,7 @@ class PrefetchedModel:
         """Return the members of the timeline span."""
         stats = self.stats()
         return {
-            "source": shown(self.address),
+            "source": redact(self.address),
             "fetched_bytes": stats["fetched_bytes"],
             "ready_bytes": stats["ready_bytes"],
         }
@@ -127,7 +127,7 @@ class PrefetchedModel:
         stats = self.stats()
         seconds = (self.ended or 0.0) - (self.began or 0.0)
         return {
-            "source": shown(self.address),
+            "source": redact(self.address),
             "key": self.key,
             "total_bytes": sum(file.size for file in self.layout.files),
             "memory_bytes": self.charged,

@@ -102,7 +102,7 @@ class Paces:
     def __init__(self) -> None:
         self._known: OrderedDict[str, FetchPace] = OrderedDict()
 
-    def of(self, name: str, rate: float | None) -> FetchPace:
+    def get_or_add(self, name: str, rate: float | None) -> FetchPace:
         """Return the rate limit of a fetch; a new one starts at `rate`, a known one keeps its rate."""
         if name not in self._known:
             self._known[name] = FetchPace(rate)

@@ -69,11 +69,11 @@ def origin(address: str) -> str:
     return address if is_local(address) else f"{scheme}{mark}{rest.partition('/')[0]}"
 
 
-def normal(address: str) -> str:
+def normalise(address: str) -> str:
     """Return the address in the prefetcher's form: absolute for a directory, otherwise without a trailing slash."""
     return str(Path(address).expanduser().absolute()) if is_local(address) else address.rstrip("/")
 
 
-def shown(address: str) -> str:
+def redact(address: str) -> str:
     """Return the address for messages: without a login, and without the query, which may be a signature."""
     return address if is_local(address) else without_secrets(address)

@@ -59,7 +59,7 @@ class Allocator:
         self._queue: SimpleQueue[tuple[int, list[Range]]] = SimpleQueue()
         self._started = False
 
-    def ahead(self, region: SharedRegion, ranges: Iterable[Range]) -> None:
+    def allocate(self, region: SharedRegion, ranges: Iterable[Range]) -> None:
         """Allocate these ranges of the region in the background."""
         # Duplicate the descriptor: the region may be closed in the meantime and its number reused.
         self._queue.put((os.dup(region.descriptor), list(ranges)))

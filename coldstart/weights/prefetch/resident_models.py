@@ -15,7 +15,7 @@ from coldstart.weights.prefetch import configuration, region_layout
 from coldstart.weights.prefetch.byte_ranges import Ranges
 from coldstart.weights.prefetch.errors import PrefetchRefusedError
 from coldstart.weights.prefetch.model import PrefetchedModel
-from coldstart.weights.prefetch.range_source import normal
+from coldstart.weights.prefetch.range_source import normalise
 from coldstart.weights.prefetch.region import Allocator
 from coldstart.weights.prefetch.schedule import UnitEntry
 
@@ -43,7 +43,7 @@ class Memory:
 
     def find(self, source: str, plan: bytes, environment: Mapping[str, str]) -> PrefetchedModel:
         """Return the model of a source and a plan (as JSON); add it if it is unknown. Raises PrefetchRefusedError."""
-        address = normal(source)
+        address = normalise(source)
         key = hashlib.sha256(address.encode() + b"\n" + plan).hexdigest()
         if key not in self.models:
             try:
@@ -53,7 +53,7 @@ class Memory:
             if not isinstance(document, dict):
                 raise PrefetchRefusedError("The weights plan is not a JSON object.")
             self._add(key, address, environment, region_layout.read(document))
-        self.models[key].newest(environment)
+        self.models[key].update_environment(environment)
         return self.models[key]
 
     def _add(
@@ -80,7 +80,7 @@ class Memory:
         bases = [file.base for file in model.layout.files]
         pieces = [(bases[unit.file] + a, bases[unit.file] + b) for unit in units for a, b in unit.pieces]
         if pieces:
-            self._allocator.ahead(model.region, pieces)
+            self._allocator.allocate(model.region, pieces)
         return entries
 
     def release(self, model: PrefetchedModel) -> None:

@@ -112,7 +112,7 @@ class Board:
         for start, end in unit.pieces:
             self.planned[unit.file].remove(start, end)
 
-    def runnable(self, entry: UnitEntry) -> bool:
+    def is_runnable(self, entry: UnitEntry) -> bool:
         """Return whether the unit can be fetched now: it is idle, and the bytes that its verification needs are ready."""
         ready = self.ready[entry.unit.file]
         return entry.state is UnitState.IDLE and all(ready.covers(*need) for need in entry.unit.needs)
@@ -140,7 +140,7 @@ class Board:
             entry.state, entry.reason = UnitState.FAILED, reason
         return rest
 
-    def back(self, entry: UnitEntry) -> None:
+    def requeue(self, entry: UnitEntry) -> None:
         """Return a unit to the schedule, or drop it if no lease requests it."""
         entry.state = UnitState.IDLE
         if not entry.holders:
@@ -184,7 +184,7 @@ class Lease:
         self.foreground.clear()
         self.background.clear()
 
-    def unfinished(self, *, background: bool = False) -> bool:
+    def has_unfinished(self, *, background: bool = False) -> bool:
         """Return whether a unit of this priority is neither ready nor failed."""
         queue = self.background if background else self.foreground
         while queue and not queue[0].open:
@@ -210,12 +210,12 @@ def pick(
     """
     leases = list(leases)
     queues = [(lease, lease.foreground) for lease in leases]
-    if not any(lease.unfinished() for lease in leases if counts(lease)):
-        queues += [(lease, lease.background) for lease in leases if lease.unfinished(background=True)]
+    if not any(lease.has_unfinished() for lease in leases if counts(lease)):
+        queues += [(lease, lease.background) for lease in leases if lease.has_unfinished(background=True)]
     for lease, queue in queues:
         if not available(lease):
             continue
         for entry in queue:
-            if lease.board.runnable(entry):
+            if lease.board.is_runnable(entry):
                 return lease, entry
     return None

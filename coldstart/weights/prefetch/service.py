@@ -22,7 +22,7 @@ from coldstart.weights.prefetch.connections import ClientConnection
 from coldstart.weights.prefetch.errors import PrefetchRefusedError
 from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel
 from coldstart.weights.prefetch.paces import Paces
-from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, shown
+from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, redact
 from coldstart.weights.prefetch.resident_models import Memory
 from coldstart.weights.prefetch.schedule import Lease, UnitEntry, pick
 from coldstart.weights.prefetch.streams import FetchJob, NoMemoryError, Streams, WrongBytesError
@@ -89,7 +89,7 @@ class Service:
     # Messages from clients.
 
     def _heard(self, client: ClientConnection) -> None:
-        if client.waiting_to_send:
+        if client.has_unsent:
             client.flush()
         try:
             messages = client.channel.receive()
@@ -139,7 +139,7 @@ class Service:
         wanted_names = _names(names)
         model = self.memory.find(source, plan, {str(k): str(v) for k, v in environment.items()})
         if message.get("pace") is not None:
-            client.pace = self.paces.of(*_pace(message["pace"]))
+            client.pace = self.paces.get_or_add(*_pace(message["pace"]))
         client.model, client.lease = model, Lease(model.board)
         client.early, client.began = bool(message.get("early")), timeline.now()
         events = message.get("events")
@@ -198,26 +198,26 @@ class Service:
         model, entry, error = job.model, job.entry, job.error
         model.flying -= 1
         if error is None:
-            model.arrived()
+            model.record_arrival()
             model.board.publish(entry)
             self._tell(model, [entry])
         elif job.generation != model.generation:
-            model.board.back(entry)
-        elif isinstance(error, SourceUnavailableError) and model.unavailable(self.settings.patience_s):
+            model.board.requeue(entry)
+        elif isinstance(error, SourceUnavailableError) and model.delay_retry(self.settings.patience_s):
             model.note(str(error))
-            model.board.back(entry)
+            model.board.requeue(entry)
         elif isinstance(error, WrongBytesError) and entry.wrong + 1 < MAX_WRONG:
             entry.wrong += 1
             model.note(f"{error}; fetched again")
-            model.board.back(entry)
+            model.board.requeue(entry)
         else:
             self._give_up(model, entry, error)
         self.memory.settle(model)
 
     def _give_up(self, model: PrefetchedModel, entry: UnitEntry, error: Exception) -> None:
-        reason = f"{shown(model.address)}: {error}"
+        reason = f"{redact(model.address)}: {error}"
         if isinstance(error, WrongBytesError):
-            reason = f"{error}, {MAX_WRONG} times, from {shown(model.address)}"
+            reason = f"{error}, {MAX_WRONG} times, from {redact(model.address)}"
         if isinstance(error, NoMemoryError):
             reason = str(error)
         model.note(reason)
@@ -266,7 +266,7 @@ class Service:
             return available(lease) and not served and now - model.wanted_at >= STARVED_S
 
         while len(self._streams.jobs) < MAX_JOBS:
-            full = self._streams.lively(now) >= self.settings.streams
+            full = self._streams.count_active(now) >= self.settings.streams
             chosen = pick(owners, starved if full else available, lambda lease: owners[lease].key not in slow)
             if chosen is None:
                 return
@@ -287,7 +287,7 @@ class Service:
     def _report(self, client: ClientConnection) -> None:
         """Write the span of a client whose requests are complete, and end an early lease after another client attached."""
         lease, model = client.lease, client.model
-        if lease is None or model is None or lease.unfinished() or lease.unfinished(background=True):
+        if lease is None or model is None or lease.has_unfinished() or lease.has_unfinished(background=True):
             return
         if client.pace is not None:
             client.pace.served = True
@@ -307,7 +307,7 @@ class Service:
             model.note(f"timeline events: {error}")
 
     def _mind_sending(self, client: ClientConnection) -> None:
-        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.waiting_to_send else 0)
+        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.has_unsent else 0)
         key = self._selector.get_key(client.channel)
         if key.events != mask:
             self._selector.modify(client.channel, mask, key.data)
@@ -337,7 +337,7 @@ class Service:
 def lease_waits(client: ClientConnection) -> bool:
     """Return whether any request of the client is unfinished."""
     return client.lease is not None and (
-        client.lease.unfinished() or client.lease.unfinished(background=True)
+        client.lease.has_unfinished() or client.lease.has_unfinished(background=True)
     )
 
 

@@ -94,7 +94,7 @@ class Streams:
         self._threads = 0
         self._lock = threading.Lock()
 
-    def lively(self, now: float) -> int:
+    def count_active(self, now: float) -> int:
         """Return the number of jobs that are not slow."""
         for job in self.jobs:
             job.look(now)

@@ -22,7 +22,7 @@ from prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer, serving
 
 from coldstart.weights.prefetch import backends, client, http_source
-from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, shown
+from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, redact
 
 
 class _Scripted(BaseHTTPRequestHandler):
@@ -90,7 +90,7 @@ def test_credentials_stay_with_their_origin() -> None:
             assert home.asked == [("/base/f", expected)] and elsewhere.asked == [("/signed?a=1", None)]
             assert _read(http_source.HttpSource(url + "/here", {"Authorization": "x"})) == b"data"
             assert home.asked[-1] == ("/base/g", "x")
-            assert shown(named) == url
+            assert redact(named) == url
 
 
 def test_a_redirect_is_remembered_and_asked_anew_when_it_has_expired() -> None:

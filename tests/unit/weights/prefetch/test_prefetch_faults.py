@@ -120,7 +120,7 @@ def test_a_byte_that_stays_wrong_is_never_served(
         assert "3 times" in str(caught.value)
         assert attached.file(FILE)[offset + size // 2] == 0
         with pytest.raises(client.PrefetchFailedError):
-            attached.finished(["a.20"])
+            attached.is_finished(["a.20"])
         check_tensors(attached, weights, ["a.40", "b.3"] if names is None else [])
 
 
@@ -252,7 +252,7 @@ def test_a_prefetcher_that_hangs_is_not_waited_for_for_ever(
                 pytest.raises(client.PrefetchLostError, match="does not answer"),
             ):
                 patch.setattr(client, "ANSWER_S", 0.3)
-                client.told(pace, directory=runtime)
+                client.set_pace(pace, directory=runtime)
         finally:
             os.kill(pid, signal.SIGCONT)
-        assert client.told(pace, directory=runtime) is not None
+        assert client.set_pace(pace, directory=runtime) is not None
