@@ -30,8 +30,8 @@ class _Listed(Policy):
     def remove(self, job: Job) -> None:
         del self._jobs[job.id]
 
-    def served(self, job: Job, seconds: float, now: float) -> None:
-        super().served(job, seconds, now)
+    def add_service(self, job: Job, seconds: float, now: float) -> None:
+        super().add_service(job, seconds, now)
         job.unserved_since = now
 
     def __iter__(self) -> Iterator[Job]:
@@ -103,7 +103,7 @@ class Srpt(_Ranked):
     def key(self, job: Job) -> float:
         return job.remaining_s(self.profile)
 
-    def served(self, job: Job, seconds: float, now: float) -> None:
-        super().served(job, seconds, now)
+    def add_service(self, job: Job, seconds: float, now: float) -> None:
+        super().add_service(job, seconds, now)
         self._insert(job, self._take_out(job))
         self.moved += 1

@@ -27,7 +27,7 @@ class SkipJoinMlfq(Policy):
         self.profile = profile
         self.settings = s = settings or SchedulerSettings()
         first = s.first_quantum_s if s.first_quantum_s is not None else profile.shortest_s
-        levels = s.levels if s.levels is not None else quanta.levels_for(profile, first, s.growth)
+        levels = s.levels if s.levels is not None else quanta.count_levels(profile, first, s.growth)
         self.quanta = quanta.geometric(first, levels, s.growth)
         self._used = [quantum * (1 - 1e-9) for quantum in self.quanta]
         self.queues = LevelQueues(levels)
@@ -56,14 +56,14 @@ class SkipJoinMlfq(Policy):
         del self._unserved[job.id]
         self._promoted.discard(job.id)
 
-    def served(self, job: Job, seconds: float, now: float) -> None:
-        super().served(job, seconds, now)
+    def add_service(self, job: Job, seconds: float, now: float) -> None:
+        super().add_service(job, seconds, now)
         self._touch(job, now)
         if self._used_quantum(job) and job.priority >= 0:
             self._demote(job)
 
-    def decoded(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
-        # Equivalent to served() for each job, in a third of the time.
+    def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
+        # Equivalent to add_service() for each job, in a third of the time.
         used, unserved = self._used, self._unserved.move_to_end
         for job in jobs:
             job.generated += 1

@@ -22,7 +22,7 @@ class Observer(Protocol):
 class Policy(ABC):
     """Order of live jobs, which the engine keeps up to date.
 
-    The engine calls `add` on arrival, `served` after each iteration for each job that ran, `tick` before each
+    The engine calls `add` on arrival, `add_service` after each iteration for each job that ran, `tick` before each
     choice, and `remove` once at the end. All times are seconds on one clock.
     """
 
@@ -44,16 +44,16 @@ class Policy(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
-    def served(self, job: Job, seconds: float, now: float) -> None:
+    def add_service(self, job: Job, seconds: float, now: float) -> None:
         """Add `seconds` of service that ended at `now`."""
         job.attained_s += seconds
 
-    def decoded(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
+    def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
         """Add an iteration of `seconds` that ended at `now` and generated one token for each job."""
         for job in jobs:
             job.generated += 1
             job.computed += 1
-            self.served(job, seconds, now)
+            self.add_service(job, seconds, now)
 
     def tick(self, now: float, batch: int) -> None:  # noqa: B027 - most policies have no clock
         """Advance the clock, and promote jobs where the policy does so; `batch` is B, the maximum batch size."""
@@ -81,12 +81,12 @@ class Turns:
         self.share, self._oldest = share, False
         self._oldest_s = self._all_s = 0.0
 
-    def passed(self, seconds: float) -> None:
+    def add_time(self, seconds: float) -> None:
         """Add the time of the latest iteration, in seconds."""
         self._all_s += seconds
         self._oldest_s += seconds * self._oldest
 
-    def oldest(self, keep: bool = False) -> bool:
+    def use_arrival_order(self, keep: bool = False) -> bool:
         """Return whether the next iteration serves in order of arrival; `keep` retains the latest order."""
         if not keep:
             self._oldest = self.share > 0 and self._oldest_s <= self.share * self._all_s

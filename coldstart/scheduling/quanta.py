@@ -34,7 +34,7 @@ def join_level(quanta: Sequence[float], seconds: float) -> int:
     return min(bisect_left(quanta, seconds * _SLACK), len(quanta) - 1)
 
 
-def levels_for(profile: IterationProfile, first_s: float, growth: float = 2.0) -> int:
+def count_levels(profile: IterationProfile, first_s: float, growth: float = 2.0) -> int:
     """Return the number of levels for the longest profiled prefill and for DECODES_COVERED decoded tokens."""
     longest = max(profile.prefill.ys[-1], DECODES_COVERED * profile.decode.ys[0])
     levels = 1

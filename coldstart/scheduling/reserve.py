@@ -21,7 +21,7 @@ class ArrivalReserve:
         self._index: int | None = None
         self._current = 0
 
-    def arrived(self, blocks: int, now: float) -> None:
+    def add_arrival(self, blocks: int, now: float) -> None:
         self._advance(now)
         self._current += blocks
 

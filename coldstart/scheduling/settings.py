@@ -164,7 +164,7 @@ class SchedulerSettings:
 
     def check(self) -> None:
         """Raise ValueError for a value out of range."""
-        for name, one in declared():
+        for name, one in list_declarations():
             one.require(name, getattr(self, name))
 
     def check_command_line(self) -> None:
@@ -178,14 +178,14 @@ class SchedulerSettings:
                 )
 
 
-def declared() -> Iterator[tuple[str, Setting]]:
+def list_declarations() -> Iterator[tuple[str, Setting]]:
     """Yield each field's name and declaration."""
     return ((one.name, one.metadata["setting"]) for one in fields(SchedulerSettings))
 
 
 def options() -> Iterator[tuple[str, Setting]]:
     """Yield the fields that have a command-line option."""
-    return ((name, one) for name, one in declared() if one.flag)
+    return ((name, one) for name, one in list_declarations() if one.flag)
 
 
 def refuse_removed(policy: object) -> None:

@@ -38,7 +38,7 @@ class Loads(Generic[R]):
     def choose(self, chosen: list[R], enst: Enst[R], now: float) -> list[R]:
         """Return the requests whose load starts now; evict others for requests that rank within the batch."""
         self.blocked, self.loading = [], []
-        if not self.view.any_away():
+        if not self.view.has_evicted():
             return []
         due, others = self._hosted()
         if not self.ahead:
@@ -77,8 +77,8 @@ class Loads(Generic[R]):
         if room.free >= need:
             return
         limit = enst(request)
-        later = [victim for victim in reversed(room.victims(kept, enst)) if enst(victim) > limit]
-        for victim in room.leavers(later, need - room.free, 0):
+        later = [victim for victim in reversed(room.list_victims(kept, enst)) if enst(victim) > limit]
+        for victim in room.choose_victims(later, need - room.free, 0):
             room.evict(victim)
 
     def _hosted(self) -> tuple[list[R], list[R]]:
@@ -86,10 +86,10 @@ class Loads(Generic[R]):
         view, batch = self.view, self.view.batch
         due: list[R] = []
         others: list[R] = []
-        ranks = (job for job in self.ranking if not view.in_flight(job.id))
+        ranks = (job for job in self.ranking if not view.is_in_flight(job.id))
         for position, job in enumerate(islice(ranks, AHEAD * batch if self.ahead else batch)):
             earned = position < batch
-            request = view.on_host(job.id)
+            request = view.find_on_host(job.id)
             if request is not None:
                 (due if earned else others).append(request)
             elif earned and view.loading(job.id):

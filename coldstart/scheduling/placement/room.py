@@ -43,7 +43,7 @@ class Room(Generic[R]):
             return picked
         return self._within_budget(picked if ample else self._fitted(picked, enst))
 
-    def goes_on(self, running: int) -> bool:
+    def fits_next_tokens(self, running: int) -> bool:
         """Return whether each of `running` steady requests has blocks for another token."""
         view = self.view
         return self.steady and 2 * view.groups * running + view.watermark <= view.free_blocks()
@@ -54,17 +54,17 @@ class Room(Generic[R]):
 
     def evictable(self) -> Iterator[R]:
         kept = {self.view.request(name) for name in self.fresh}
-        return (request for request in self.view.leavable() if request not in kept)
+        return (request for request in self.view.list_evictable() if request not in kept)
 
     def evict(self, request: R) -> None:
         self.view.evict(request)
 
-    def victims(self, spared: Iterable[R], enst: Enst[R]) -> list[R]:
+    def list_victims(self, spared: Iterable[R], enst: Enst[R]) -> list[R]:
         """Return the requests that may be evicted, the largest ENST last."""
         kept = set(spared)
         return sorted((request for request in self.evictable() if request not in kept), key=enst)
 
-    def leavers(self, order: list[R], short: int, slots: int) -> list[R]:
+    def choose_victims(self, order: list[R], short: int, slots: int) -> list[R]:
         """Return the first requests of `order` whose eviction frees enough; an empty list if all of them free too little.
 
         Args:
@@ -72,7 +72,7 @@ class Room(Generic[R]):
             short: Number of blocks to free.
             slots: Number of slots to free.
         """
-        for count, blocks in enumerate(self.view.freed(order), 1):
+        for count, blocks in enumerate(self.view.yield_freed(order), 1):
             short -= blocks
             if short <= 0 and count >= slots:
                 return order[:count]
@@ -131,7 +131,7 @@ class Room(Generic[R]):
     def _in_order(self, picked: list[R], enst: Enst[R]) -> list[R]:
         chosen: list[R] = []
         later = list(picked)
-        victims = self.victims(picked, enst)
+        victims = self.list_victims(picked, enst)
         while later:
             request = later.pop(0)
             if self._fits(request, later, victims):
@@ -147,7 +147,7 @@ class Room(Generic[R]):
         for it.
         """
         holders = list(map(self.view.request, self.fresh))
-        able = [r for may in (self.view.proceeds, self.view.landed) for r in holders if may(r)]
+        able = [r for may in (self.view.can_proceed, self.view.is_loaded) for r in holders if may(r)]
         return able[0] if able else top
 
     def _fits(self, request: R, later: list[R], victims: list[R]) -> bool:
@@ -161,7 +161,7 @@ class Room(Generic[R]):
             return True
         able = set(self.evictable())
         order = [*reversed(victims), *(other for other in reversed(later) if other in able)]
-        leavers = self.leavers(order, short, slots)
+        leavers = self.choose_victims(order, short, slots)
         for leaver in leavers:
             self.evict(leaver)
         del victims[max(0, len(victims) - len(leavers)) :]

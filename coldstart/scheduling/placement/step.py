@@ -52,14 +52,14 @@ class Placement(Generic[R]):
         self.turns = Turns(settings.oldest_share)
         self._stirred, self._moved, self._running = True, 0, 0
 
-    def arrived(self, job: Job, blocks: int, now: float) -> None:
+    def add(self, job: Job, blocks: int, now: float) -> None:
         """Add a new request, which needs `blocks` KV blocks."""
         self.jobs[job.id] = job
         self.ranking.add(job, now)
-        self.reserve.arrived(blocks, now)
+        self.reserve.add_arrival(blocks, now)
         self._stirred = True
 
-    def left(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Remove a request that has ended."""
         job = self.jobs.pop(name, None)
         if job is not None:
@@ -67,11 +67,11 @@ class Placement(Generic[R]):
         self.fresh.discard(name)
         self._stirred = True
 
-    def stir(self) -> None:
+    def invalidate(self) -> None:
         """Invalidate the latest decision after any other event."""
         self._stirred = True
 
-    def stands(self, now: float) -> bool:
+    def is_current(self, now: float) -> bool:
         """Return whether the latest decision is still valid; an engine that reports its events calls this once per step.
 
         It is valid if no request arrived, ended, finished a load or used up a quantum, and each chosen
@@ -80,7 +80,7 @@ class Placement(Generic[R]):
         if self._stirred:
             return False
         self.ranking.tick(now, self.view.batch)
-        return self.ranking.moved == self._moved and self.room.goes_on(self._running)
+        return self.ranking.moved == self._moved and self.room.fits_next_tokens(self._running)
 
     def decide(self, now: float) -> Decision[R]:
         """Return the decision of this step, and evict the requests that do not fit."""
@@ -93,13 +93,13 @@ class Placement(Generic[R]):
         self._stirred = (
             not self.room.steady or bool(self.fresh) or self.turns.share > 0 or self._passed_over(picked)
         )
-        self._stirred |= self.keeps_kv and self.view.any_away()
+        self._stirred |= self.keeps_kv and self.view.has_evicted()
         return Decision(chosen, loads)
 
     def pick(self) -> list[Job]:
         """Return the jobs that this step should serve."""
         # `jobs` is in order of arrival, so no live request is sorted here.
-        order: Iterable[Job] = self.jobs.values() if self.turns.oldest() else self.ranking
+        order: Iterable[Job] = self.jobs.values() if self.turns.use_arrival_order() else self.ranking
         return pick(order, self.view.batch, self.view.ready)
 
     def _passed_over(self, picked: list[R]) -> bool:

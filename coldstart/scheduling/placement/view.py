@@ -45,16 +45,16 @@ class KvView(Protocol[R]):
     def started(self) -> Iterable[R]:
         """Return the requests that hold a slot, running or parked."""
 
-    def leavable(self) -> Iterable[R]:
+    def list_evictable(self) -> Iterable[R]:
         """Return the started requests whose blocks no step under way writes."""
 
     def runs(self, request: R) -> bool:
         """Return whether the request holds a slot."""
 
-    def proceeds(self, request: R) -> bool:
+    def can_proceed(self, request: R) -> bool:
         """Return whether the request holds a slot and has a token that no step under way computes."""
 
-    def in_flight(self, name: str) -> bool:
+    def is_in_flight(self, name: str) -> bool:
         """Return whether another pipeline stage still works on the request, which is then neither served nor evicted."""
 
     def prefilling(self, requests: Sequence[R]) -> list[R]:
@@ -63,7 +63,7 @@ class KvView(Protocol[R]):
     def loading(self, name: str) -> bool:
         """Return whether a load of the request is under way."""
 
-    def landed(self, request: R) -> bool:
+    def is_loaded(self, request: R) -> bool:
         """Return whether the request's KV is back on the device but the request has no slot."""
 
     def free_blocks(self) -> int: ...
@@ -83,14 +83,14 @@ class KvView(Protocol[R]):
     def pending(self, request: R) -> int:
         """Return the number of tokens to compute until the next generated token."""
 
-    def freed(self, order: Sequence[R]) -> Iterator[int]:
+    def yield_freed(self, order: Sequence[R]) -> Iterator[int]:
         """Yield the number of blocks that each eviction frees, if the requests are evicted in this order."""
 
     def evict(self, request: R) -> None:
         """Evict the request from the device."""
 
-    def any_away(self) -> bool:
+    def has_evicted(self) -> bool:
         """Return whether any request was evicted and does not run yet."""
 
-    def on_host(self, name: str) -> R | None:
+    def find_on_host(self, name: str) -> R | None:
         """Return the request if it was evicted, neither runs nor loads, and the host holds its KV; else None."""
