@@ -21,7 +21,7 @@ def summary(bundle: Bundle) -> dict[str, object] | None:
     if not bundle.has("graphs"):
         return None
     try:
-        with unpacked(bundle) as directory:
+        with extract(bundle) as directory:
             return overview.summary(directory)
     except (BundleError, GraphError) as error:
         return {"error": str(error)}
@@ -36,12 +36,12 @@ def difference(left: Bundle, right: Bundle) -> dict[str, object] | None:
         return None
     if left.entry("graphs").digest == right.entry("graphs").digest:
         return None
-    with unpacked(left) as one, unpacked(right) as other:
+    with extract(left) as one, extract(right) as other:
         return overview.diff(one, other)
 
 
 @contextmanager
-def unpacked(bundle: Bundle) -> Iterator[Path]:
+def extract(bundle: Bundle) -> Iterator[Path]:
     """Extract the section into a temporary directory, which is deleted on exit. Raises BundleError."""
     with tempfile.TemporaryDirectory(prefix="coldstart-inspect-") as place:
         # The section is read and never loaded, so its source need not be trusted.

@@ -45,10 +45,10 @@ def all_regions(framework: FrameworkApi) -> list[SymbolRegion]:
     pool = framework.pool()
     inside = Intervals(pool).inside(np.array([r.base for r in framework.regions()], np.uint64)).region
     named = [r for r, covered in zip(framework.regions(), inside, strict=True) if covered == NONE]
-    return [*distinct(named), *pool]
+    return [*drop_aliases(named), *pool]
 
 
-def distinct(regions: Sequence[SymbolRegion]) -> list[SymbolRegion]:
+def drop_aliases(regions: Sequence[SymbolRegion]) -> list[SymbolRegion]:
     """Drop empty regions, and regions that alias memory of an earlier one (views of one storage)."""
     kept: list[SymbolRegion] = []
     end = 0

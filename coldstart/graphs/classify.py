@@ -193,7 +193,7 @@ def _merge(out: Reading, firsts: list[Reading], seconds: list[Reading]) -> None:
 
 def check_collision(a: Snapshot, b: Snapshot) -> None:
     """Raise BaseCollisionError if memory that did not move has pointers to it: they would look like constants."""
-    stuck = unmoved(a, b)
+    stuck = find_unmoved(a, b)
     if not stuck:
         return
     at = windows.places(a.tables, 1)
@@ -206,7 +206,7 @@ def check_collision(a: Snapshot, b: Snapshot) -> None:
             )
 
 
-def unmoved(a: Snapshot, b: Snapshot) -> list[SymbolRegion]:
+def find_unmoved(a: Snapshot, b: Snapshot) -> list[SymbolRegion]:
     """Return the named regions, driver allocations and traced allocations with the same address in both snapshots."""
     theirs, ranges = set(b.regions), {r.base for r in b.ranges}
     regions = [r for r in a.regions if r in theirs]

@@ -48,9 +48,9 @@ def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined
         BaseCollisionError: The two layouts do not differ.
         GraphError: No graph can be relocated.
     """
-    reasons = disagreements(a.tables, b.tables)
+    reasons = find_disagreements(a.tables, b.tables)
     for other in more:
-        reasons |= {k: v for k, v in disagreements(a.tables, other.tables).items() if k not in reasons}
+        reasons |= {k: v for k, v in find_disagreements(a.tables, other.tables).items() if k not in reasons}
     keys = [key for key in a.tables.keys if key not in reasons]
     if not keys:
         raise GraphError(f"no graph can be relocated: {reasons}")
@@ -68,7 +68,7 @@ def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined
     return Combined(drop_unused_regions(kept), adopted)
 
 
-def disagreements(a: Tables, b: Tables) -> dict[str, str]:
+def find_disagreements(a: Tables, b: Tables) -> dict[str, str]:
     """Return the graphs that either capture refused or whose structure differs, with the reasons."""
     reasons = {**a.refused, **b.refused}
     theirs = {key: i for i, key in enumerate(b.keys)}
@@ -173,7 +173,7 @@ def _with_contents(
         one, other = (
             np.frombuffer(c, np.uint8) for c in (a.contents[mine[region.symbol]], b.contents[region.base])
         )
-        body, pointers = content_pointers(one, other, left, right)
+        body, pointers = find_content_pointers(one, other, left, right)
         pointers["place"] += start
         blocks.append((number, region.size, 0, start))
         data.append(body)
@@ -187,7 +187,7 @@ def _with_contents(
     )
 
 
-def content_pointers(a: Array, b: Array, left: Side, right: Side) -> tuple[Array, Array]:
+def find_content_pointers(a: Array, b: Array, left: Side, right: Side) -> tuple[Array, Array]:
     """Return (b with zeros at addresses, relocations) for the aligned words that both processes read alike."""
     whole = len(a) // 8 * 8
     first, second = a[:whole].view("<u8"), b[:whole].view("<u8")

@@ -84,7 +84,7 @@ class ReplayHarness:
 
     def survives(self, key: str, want: bytes, poisoned: Ranges, pattern: int) -> bool:
         """Return whether the outputs stay the same with these blocks overwritten; False if the replay fails."""
-        self.write(without(self.everything, poisoned))
+        self.write(subtract(self.everything, poisoned))
         for _, (address, size, _) in self.spans(poisoned):
             self.driver.fill(address, size, pattern)
         try:
@@ -104,7 +104,7 @@ def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return out
 
 
-def without(ranges: Ranges, taken: Ranges) -> Ranges:
+def subtract(ranges: Ranges, taken: Ranges) -> Ranges:
     """Return the parts of `ranges` that are not in `taken`."""
     out: Ranges = []
     for low, high in ranges:
@@ -114,14 +114,14 @@ def without(ranges: Ranges, taken: Ranges) -> Ranges:
     return out
 
 
-def needed_blocks(bench: ReplayHarness, fixed: Ranges) -> Ranges:
+def find_needed_blocks(bench: ReplayHarness, fixed: Ranges) -> Ranges:
     """Return the blocks that any graph needs; `fixed` blocks are needed without a test."""
     # Replay before any block is overwritten; the graphs allow replays in any order.
     want = {key: bench.replay(key) for key in bench.captured}
     needed = fixed
     for key in bench.captured:
         for pattern in PATTERNS:
-            candidates = without(bench.everything, needed)
+            candidates = subtract(bench.everything, needed)
             needed = union(
                 [*needed, *_search(candidates, partial(_survives, bench, key, want[key], pattern))]
             )
@@ -173,7 +173,7 @@ def minimise(
     contents = b"".join(live[address][:size] for address, size, _, _ in blocks)
     captured = {key: captured[key] for key in tables.keys}
     bench = ReplayHarness(driver, workload, captured, [b[:3] for b in blocks], contents)
-    needed = needed_blocks(bench, bench.blocks(tables.content_relocations["place"].tolist()))
+    needed = find_needed_blocks(bench, bench.blocks(tables.content_relocations["place"].tolist()))
     pieces = [
         (blocks[number][3], size, at - blocks[number][2], at) for number, (_, size, at) in bench.spans(needed)
     ]

@@ -33,7 +33,7 @@ class FatbinEntry:
 
 
 def library_entries(library: Buffer) -> Iterator[FatbinEntry]:
-    """Yield every cubin of a shared library or fat binary that `unpacked` can read. Raises AlteredTableError."""
+    """Yield every cubin of a shared library or fat binary that `unpack` can read. Raises AlteredTableError."""
     try:
         if library[:4] == MAGIC.to_bytes(4, "little"):
             yield from entries(library, 0, len(library))
@@ -66,7 +66,7 @@ def _container(data: Buffer, at: int, end: int) -> Iterator[FatbinEntry]:
         at += head + size
 
 
-def unpacked(packed: bytes) -> bytes:
+def unpack(packed: bytes) -> bytes:
     """Return the cubin of an entry's bytes. Raises AlteredTableError."""
     if packed[:4] != ZSTD_MAGIC:
         return packed

@@ -157,10 +157,12 @@ def read_proof(directory: Path) -> Proof:
 
 def canary(proof: Proof, restorer: Restorer, driver: DriverApi, workload: Workload) -> bool:
     """Replay the smallest graph on its stored input; return False if the bundle must be dropped."""
-    return proof.canary is not None and not wrong(proof, restorer, driver, workload, [proof.canary[0]])
+    return proof.canary is not None and not find_mismatches(
+        proof, restorer, driver, workload, [proof.canary[0]]
+    )
 
 
-def wrong(
+def find_mismatches(
     proof: Proof, restorer: Restorer, driver: DriverApi, workload: Workload, keys: Sequence[str]
 ) -> dict[str, str]:
     """Return the graphs whose outputs differ from the proof, with the reasons."""

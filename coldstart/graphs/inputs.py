@@ -87,7 +87,7 @@ class InputLog:
             (directory / FOLDER / digest).write_bytes(data)
 
 
-def stored(directory: Path) -> Callable[[str], bytes]:
+def make_reader(directory: Path) -> Callable[[str], bytes]:
     """Return a function that reads inputs of a bundle by digest and raises AlteredTableError."""
 
     def read(digest: str) -> bytes:
@@ -169,7 +169,7 @@ class StoredInputs:
         raise MissingRegionError(f"{key}: stored inputs have no eager form")
 
     @contextmanager
-    def untouched(self, key: str) -> Iterator[None]:
+    def preserve(self, key: str) -> Iterator[None]:
         """Restore on exit all memory that `prepare` writes for that graph."""
         symbols = {*self.inputs.static.get(key, {}), *self.inputs.tokens}
         spans = [(r.base, r.size) for r in map(self.here, symbols)]

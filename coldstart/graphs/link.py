@@ -91,7 +91,7 @@ def _move_maps(out: Array, maps: Array, base: Array, driver: DriverApi) -> None:
         out[place : place + TENSOR_MAP_BYTES] = np.frombuffer(moved, np.uint8)
 
 
-def broken_assumptions(tables: Tables, base: Array) -> dict[int, str]:
+def find_broken_assumptions(tables: Tables, base: Array) -> dict[int, str]:
     """Return the graphs with a word of two readings that differ in this process, with the reasons."""
     a = tables.assumed
     sizes = np.array([r.size for r in tables.regions] or [0], np.uint64)

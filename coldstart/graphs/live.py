@@ -73,7 +73,7 @@ def settle(work: Path, bundle: Path) -> None:
             f"the recording engine ran {seen['steps']} live steps, but {LEAST} are needed"
         )
     tables = table_files.load(bundle)
-    reasons = refusals(tables, set(seen["changed"]))
+    reasons = find_refusals(tables, set(seen["changed"]))
     if not reasons:
         return
     if set(tables.keys) <= set(reasons):
@@ -90,7 +90,7 @@ def _read(work: Path) -> dict[str, Any]:
         return {"steps": 0, "changed": []}
 
 
-def refusals(tables: Tables, changed: set[str]) -> dict[str, str]:
+def find_refusals(tables: Tables, changed: set[str]) -> dict[str, str]:
     """Return the graphs that point into one of the changed regions, with the reasons."""
     moving = {number for number, region in enumerate(tables.regions) if region.symbol in changed}
     reasons = {}

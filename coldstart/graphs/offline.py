@@ -44,7 +44,7 @@ def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
         _expect(work, (work / BUNDLE / gate.PROOF).exists() or (work / BUNDLE / gate.REJECTED).exists())
         if (work / BUNDLE / gate.PROOF).exists():
             return work / BUNDLE
-        if worth_another(work / BUNDLE, len(layouts(work))):
+        if needs_another_layout(work / BUNDLE, len(layouts(work))):
             _record(work, launch, by_reference)
         elif dropped:
             raise NotProvenError(
@@ -55,7 +55,7 @@ def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
             dropped = True
 
 
-def worth_another(bundle: Path, recorded: int) -> bool:
+def needs_another_layout(bundle: Path, recorded: int) -> bool:
     """Return whether one more layout may save graphs that failed the proof.
 
     Two regions that touched in every recorded layout did not touch in the proof's layout, so another layout

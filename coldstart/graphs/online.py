@@ -39,7 +39,7 @@ class Online:
         """Return whether restored graphs may be used; False drops all of the bundle."""
         if not self.restorer.link():
             return False
-        self._first = self.restorer.first()
+        self._first = self.restorer.list_first()
         for key in self._first:
             self.restorer.graph_or_none(key)
         if self._workload is not None and (bad := self._canaries(self._workload)):
@@ -52,21 +52,23 @@ class Online:
         bad: dict[str, str] = {}
         for key in keys:
             try:
-                with workload.untouched(key):
-                    bad |= gate.wrong(self._proof, self.restorer, self.restorer.driver, workload, [key])
+                with workload.preserve(key):
+                    bad |= gate.find_mismatches(
+                        self._proof, self.restorer, self.restorer.driver, workload, [key]
+                    )
             except GraphError as error:
                 bad[key] = str(error)
         return bad
 
-    def soon(self, key: str) -> bool:
+    def is_first(self, key: str) -> bool:
         """Return whether this graph is built before the server is ready."""
         return key in self._first
 
-    def later(self, key: str, show: Show) -> None:
+    def defer(self, key: str, show: Show) -> None:
         """Build the graph in the background; `show` is called in that thread when the graph can be replayed."""
         self._waiting[key] = show
 
-    def ready(self) -> None:
+    def build_deferred(self) -> None:
         """Build the graphs that wait; call this when the process captures no more graphs."""
         self.restorer.start(list(self._waiting), partial(_shown, self._waiting))
 

@@ -30,7 +30,7 @@ def summary(directory: Path) -> dict[str, Any]:
         "edges_with_data": int(((tables.edges["type"] != 0) | (tables.edges["from_port"] != 0)).sum()),
         "kernels": [_kernel(directory, k, uses, references) for k, uses in _uses(tables)],
         "relocations": len(tables.relocations),
-        "relocations_by_region": by_region(tables),
+        "relocations_by_region": count_relocations(tables),
         "relocations_of_tensor_maps": int((tables.relocations["kind"] == TENSOR_MAP).sum()),
         "unstable_bytes": tables.report.get("noise_bytes", 0),
         "refused": tables.refused,
@@ -62,7 +62,7 @@ def _kernel(directory: Path, kernel: Kernel, uses: int, references: Mapping[str,
     }  # fmt: skip
 
 
-def by_region(tables: Tables) -> dict[str, int]:
+def count_relocations(tables: Tables) -> dict[str, int]:
     """Return the number of relocations for each type of symbol: param, buffer, kv, static, pool, lib, alloc."""
     kinds = [region.symbol.replace("#", ":").partition(":")[0] for region in tables.regions]
     counts = Counter(kinds[i] for i in tables.relocations["region"].tolist())

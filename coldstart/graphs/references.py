@@ -15,7 +15,7 @@ from typing import Any
 
 from coldstart.graphs.elf import spans
 from coldstart.graphs.errors import AlteredTableError, MissingKernelError
-from coldstart.graphs.fatbin import library_entries, unpacked
+from coldstart.graphs.fatbin import library_entries, unpack
 from coldstart.graphs.table_files import sha256
 
 NOTE_BUILD_ID = ".note.gnu.build-id"
@@ -67,7 +67,7 @@ def _places(path: Path, binaries: Mapping[str, bytes]) -> dict[str, tuple[int, i
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             for entry in library_entries(data):
-                digest = sha256(unpacked(data[entry.offset : entry.offset + entry.size]))
+                digest = sha256(unpack(data[entry.offset : entry.offset + entry.size]))
                 if digest in binaries:
                     located.setdefault(digest, (entry.offset, entry.size))
         except AlteredTableError:
@@ -85,6 +85,6 @@ def fetch(digest: str, references: Mapping[str, Mapping[str, Any]], libraries: I
             with path.open("rb") as file:
                 file.seek(wanted.offset)
                 data = file.read(wanted.size)
-            if sha256(image := unpacked(data)) == digest:
+            if sha256(image := unpack(data)) == digest:
                 return image
     raise MissingKernelError(f"no library {wanted.library} with build id {wanted.build_id[:12]} is loaded")

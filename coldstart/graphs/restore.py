@@ -21,7 +21,7 @@ from coldstart.graphs.api import Captured, DriverApi, FrameworkApi
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.errors import GraphError, GraphRefusedError, MissingRegionError
 from coldstart.graphs.kernels import Ladder, ambiguous_names, check_layout
-from coldstart.graphs.link import Bases, broken_assumptions, launch_rows, relocate
+from coldstart.graphs.link import Bases, find_broken_assumptions, launch_rows, relocate
 from coldstart.graphs.rebuild import Linked, fill
 from coldstart.graphs.references import fetch, loaded_libraries
 from coldstart.graphs.table_files import load, load_binary
@@ -86,7 +86,7 @@ class Restorer:
         self._write_contents(tables, base)
         functions, missing = self._resolve(tables)
         return Linked(tables, base, launch_rows(tables, payload, functions), functions, missing,
-                      broken_assumptions(tables, base))  # fmt: skip
+                      find_broken_assumptions(tables, base))  # fmt: skip
 
     def _write_contents(self, tables: Tables, base: Array) -> None:
         if not len(tables.blocks):
@@ -186,7 +186,7 @@ class Restorer:
             self.fallbacks.setdefault(what, str(error))
 
     # --- order ---------------------------------------------------------------------------------------
-    def first(self) -> list[str]:
+    def list_first(self) -> list[str]:
         """Return the smallest and the largest graph of the linked bundle, smallest first."""
         order = sorted(self.sizes(), key=lambda key: self.sizes()[key])
         return list(dict.fromkeys([order[0], order[-1]])) if order else []

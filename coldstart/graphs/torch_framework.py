@@ -97,7 +97,7 @@ class TorchFramework:
         return self.torch.as_strided(flat, like["shape"], like["stride"])
 
 
-def kept_class(plain: Any) -> Any:
+def define_kept_class(plain: Any) -> Any:
     """Return a subclass of CUDAGraph that retains its raw graph after instantiation.
 
     The base class is a pybind class, whose argument can only be passed through `__init__`.

@@ -18,10 +18,10 @@ class GraphSource(Protocol):
     def usable(self, key: str) -> bool:
         """Whether this graph can be had without a capture."""
 
-    def soon(self, key: str) -> bool:
+    def is_first(self, key: str) -> bool:
         """Whether it is to be had before ready; the others are built behind."""
 
-    def later(self, key: str, show: Callable[[], None]) -> None:
+    def defer(self, key: str, show: Callable[[], None]) -> None:
         """Build it behind; `show` is called, in another thread, once it can be replayed."""
 
     def replayable(self, key: str) -> Any:
