@@ -49,7 +49,7 @@ def start(
         )
     for note in wanted.notes:
         common.out.warn(note)
-    settings = configuration.given(memory_bytes=memory_bytes, streams=streams, idle_s=idle)
+    settings = configuration.format_variables(memory_bytes=memory_bytes, streams=streams, idle_s=idle)
     common.require_network(wanted.source)
     with common.out.phase("fetch"):
         stats = ask.fetch_all(wanted, name or None, settings)
@@ -66,7 +66,7 @@ def status(common: Common) -> None:
     """Show it."""
     from coldstart.weights.prefetch import ask
 
-    state = ask.running()
+    state = ask.get_status()
     data: dict[str, Any] = {"running": state is not None, **(state or {})}
     common.out.result(data, lambda: _text(state) if state else "No prefetcher runs.")
 
@@ -96,7 +96,7 @@ def stop(common: Common) -> None:
     """Stop it."""
     from coldstart.weights.prefetch import ask
 
-    if ask.running() is None:
+    if ask.get_status() is None:
         raise UsageError("No prefetcher runs.", hint="coldstart prefetch start MODEL")
     pid = ask.stop()
     common.out.result({"stopped": pid}, f"stopped {pid}")

@@ -13,9 +13,9 @@ from coldstart.graphs import capture, references
 from coldstart.graphs.api import LAUNCH
 from coldstart.graphs.cuda.calls import call
 from coldstart.graphs.elf import read_cubin
-from coldstart.graphs.fatbin import library_entries, unpacked
+from coldstart.graphs.fatbin import library_entries, unpack
 from coldstart.graphs.tables import EDGE
-from coldstart.graphs.torch_framework import kept_class
+from coldstart.graphs.torch_framework import define_kept_class
 
 
 def attempt(work: Callable[[], Any]) -> Any:
@@ -28,7 +28,7 @@ def attempt(work: Callable[[], Any]) -> Any:
 
 def kept_graph() -> int:
     """Nodes of a graph captured through the class that a recording vLLM is given."""
-    graph, x = kept_class(torch.cuda.CUDAGraph)(), torch.ones(8, device="cuda")
+    graph, x = define_kept_class(torch.cuda.CUDAGraph)(), torch.ones(8, device="cuda")
     with torch.cuda.graph(graph):
         x.mul_(2)
     return int(bool(graph.raw_cuda_graph()))
@@ -76,7 +76,7 @@ def library_cubin(driver: Any) -> dict[str, Any]:
     with path.open("rb") as file:
         data = file.read()
     entry = next(e for e in library_entries(data) if e.architecture == wanted)
-    image = unpacked(data[entry.offset : entry.offset + entry.size])
+    image = unpack(data[entry.offset : entry.offset + entry.size])
     name = next(iter(read_cubin(image).kernels))
     return {"kernel": name, "function": bool(driver.library_kernel(driver.load_library(image), name))}
 

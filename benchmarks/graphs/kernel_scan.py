@@ -29,7 +29,7 @@ from typing import Any
 from coldstart.graphs.capture import COLLECTIVES
 from coldstart.graphs.elf import Cubin, read_cubin
 from coldstart.graphs.errors import AlteredTableError
-from coldstart.graphs.fatbin import library_entries, unpacked
+from coldstart.graphs.fatbin import library_entries, unpack
 
 ARCHITECTURES = (80, 90)
 
@@ -63,7 +63,7 @@ def scan(library: Path) -> dict[str, Any]:
 def _count(packed: bytes, counts: Counter[str], states: set[str]) -> None:
     counts["cubins"] += 1
     try:
-        cubin = read_cubin(unpacked(packed))
+        cubin = read_cubin(unpack(packed))
     except AlteredTableError:
         counts["unreadable"] += 1
         return

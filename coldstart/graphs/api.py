@@ -1,7 +1,7 @@
-"""The two protocols behind which a GPU, a simulator and a fake driver are alike.
+"""Protocols that separate this package from the CUDA driver, from the framework, and from their test doubles.
 
-Handles and addresses are integers.  Nothing here names torch or CUDA types; every driver call that fails
-raises DriverError, and a caller that sees one captures normally.
+Handles and addresses are integers. This module names no torch or CUDA types. A driver call that fails raises
+DriverError, after which the caller captures the graph normally.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coldstart.graphs.tables import Array, Attributes, Kernel, SymbolRegion
 
 
 class NodeKind(IntEnum):
-    """CUgraphNodeType."""
+    """Values of CUgraphNodeType."""
 
     KERNEL = 0
     MEMCPY = 1
@@ -35,9 +35,9 @@ class NodeKind(IntEnum):
     CONDITIONAL = 13
 
 
-Handle = Any  # a node while a graph is being built: whatever the backend likes best
+Handle = Any  # a node of a graph under construction, in the backend's own type
 
-# CUDA_KERNEL_NODE_PARAMS_v2, byte for byte: one row is what the driver is handed.
+# Byte layout of CUDA_KERNEL_NODE_PARAMS_v2: the driver receives one row.
 LAUNCH = np.dtype(
     {
         "names": ["function", "grid", "block", "shared", "params", "extra", "kernel", "context"],
@@ -50,7 +50,7 @@ LAUNCH = np.dtype(
 
 @dataclass(frozen=True)
 class KernelNode:
-    """One launch; `payload` is the packed parameter buffer."""
+    """Kernel launch; `payload` is the packed parameter buffer."""
 
     function: int
     grid: tuple[int, int, int]
@@ -62,7 +62,7 @@ class KernelNode:
 
 @dataclass(frozen=True)
 class Edge:
-    """source and target are node handles; the rest is CUgraphEdgeData."""
+    """Edge of a graph: `source` and `target` are node handles, the other members are those of CUgraphEdgeData."""
 
     source: int
     target: int
@@ -73,7 +73,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Range:
-    """A driver allocation as the driver itself reports it."""
+    """Driver allocation, as the driver reports it."""
 
     base: int
     size: int
@@ -82,7 +82,7 @@ class Range:
 
 @dataclass(frozen=True)
 class AllocationEvent:
-    """One line of the allocation trace: kind is alloc or free."""
+    """Event of the allocation trace; `kind` is alloc or free."""
 
     kind: str
     address: int = 0
@@ -90,20 +90,24 @@ class AllocationEvent:
 
 
 class DriverApi(Protocol):
-    """What the package asks of a driver."""
+    """Driver calls that this package uses."""
 
     def adopt_thread(self) -> None:
-        """Called first in every thread that is to make driver calls."""
+        """Prepare the calling thread for driver calls; each thread calls this first."""
 
     def nodes(self, graph: int) -> list[int]: ...
     def edges(self, graph: int) -> list[Edge]: ...
     def kind(self, node: int) -> int: ...
     def kernel_node(self, node: int) -> KernelNode: ...
     def memset_node(self, node: int) -> bytes:
-        """A row of table.MEMSET."""
+        """Return the node as a row of tables.MEMSET."""
 
     def memcpy_node(self, node: int) -> bytes:
-        """A row of table.MEMCPY. Raises Refused for copies that touch host memory or arrays."""
+        """Return the node as a row of tables.MEMCPY.
+
+        Raises:
+            GraphRefusedError: The copy reads or writes host memory or an array.
+        """
 
     def kernel(self, function: int) -> Kernel: ...
     def binary(self, digest: str) -> bytes: ...
@@ -111,23 +115,23 @@ class DriverApi(Protocol):
     def load_library(self, image: bytes) -> int: ...
     def library_kernel(self, library: int, name: str) -> int: ...
     def loaded_functions(self) -> list[int]:
-        """Functions of every module that is loaded now (section 5: module enumeration)."""
+        """Return the functions of every loaded module (section 5: module enumeration)."""
 
     def exported(self, name: str, library: str | None) -> int | None:
-        """dlsym and cudaGetFuncBySymbol; None where the symbol is hidden."""
+        """Find a function with dlsym and cudaGetFuncBySymbol; return None if the symbol is hidden."""
 
     def set_function_attributes(self, function: int, attributes: Sequence[tuple[int, int]]) -> None: ...
 
     def new_graph(self) -> int: ...
     def add_kernels(self, graph: int, rows: Array) -> list[Handle]:
-        """Add one node per row of LAUNCH; the rows' pointers must stay alive during the call."""
+        """Add one node for each row of LAUNCH; the memory that the rows point to must stay valid during the call."""
 
     def add_memset(self, graph: int, row: Array) -> Handle: ...
     def add_memcpy(self, graph: int, row: Array) -> Handle: ...
     def add_empty(self, graph: int) -> Handle: ...
     def set_attributes(self, node: Handle, attributes: Attributes) -> None: ...
     def add_edges(self, graph: int, nodes: Sequence[Handle], edges: Array) -> None:
-        """`edges` are rows of table.EDGE whose ends number `nodes`."""
+        """Add edges: rows of tables.EDGE whose ends are indices into `nodes`."""
 
     def instantiate(self, graph: int) -> int: ...
     def launch(self, executable: int, stream: int) -> None: ...
@@ -145,7 +149,7 @@ class DriverApi(Protocol):
 
 @dataclass
 class Captured:
-    """An ordinary capture: the raw graph, and something whose replay() launches it."""
+    """Result of an ordinary capture: the raw graph and its executable; `keep` holds the objects that own them."""
 
     graph: int
     executable: int
@@ -153,39 +157,39 @@ class Captured:
 
 
 class FrameworkApi(Protocol):
-    """What the package asks of the framework that owns the tensors."""
+    """Calls to the framework that owns the tensors."""
 
     def sizes(self) -> dict[str, int]:
-        """Graph key to batch size."""
+        """Return the batch size by graph key."""
 
     def regions(self) -> list[SymbolRegion]:
-        """Live named memory (param:, buffer:, kv:, static:), not overlapping."""
+        """Return live named memory (param:, buffer:, kv:, static:); the regions do not overlap."""
 
     def pool(self) -> list[SymbolRegion]:
-        """Segments of the graph-private pool after capture, in order of allocation."""
+        """Return the segments of the graph-private pool after capture, in order of allocation."""
 
     def reserve_pool(self, sizes: Sequence[int]) -> list[int]: ...
     def release_pool(self) -> None:
-        """Give back what reserve_pool gave: the bundle is not used after all."""
+        """Free the memory of reserve_pool when the bundle is not used after all."""
 
     def trace(self) -> list[AllocationEvent]: ...
     def capture(self, key: str) -> Captured: ...
     def refusal(self, key: str) -> str | None: ...
     def stream(self) -> int: ...
     def trigger(self) -> None:
-        """Run the first layer so that its kernels' modules load (section 5.2)."""
+        """Run the first layer so that the modules of its kernels load (section 5.2)."""
 
 
 class Workload(Protocol):
-    """Inputs and outputs of a graph, for proof and for poisoning."""
+    """Inputs and outputs of a graph, for the proof and for the search of needed contents."""
 
     has_eager: bool
-    """Whether `eager` can compute a graph's outputs here without the graph."""
+    """True if `eager` can compute the outputs of a graph without the graph."""
 
     def prepare(self, key: str, seed: int) -> None:
         """Write seeded inputs and a seeded KV cache."""
 
     def observe(self, key: str, *, restored: bool = False) -> bytes:
-        """Outputs and KV cache after a replay; a restored graph's outputs may lie elsewhere."""
+        """Return the outputs and the KV cache after a replay; the outputs of a restored graph may have other addresses."""
 
     def eager(self, key: str) -> None: ...

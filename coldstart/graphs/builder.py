@@ -1,4 +1,4 @@
-"""Append graphs to tables, and take a subset of the graphs out again."""
+"""Append graphs to tables, and select a subset of the graphs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALIGN = 16
 
 
 class Builder:
-    """Collects rows in Python lists; `tables()` turns them into arrays once."""
+    """Collector of rows in Python lists; `tables()` converts them to arrays once."""
 
     def __init__(self) -> None:
         self._graphs: list[tuple[int, ...]] = []
@@ -42,13 +42,13 @@ class Builder:
         self._open = (key, size, len(self._nodes), len(self._edges), len(self._payload))
 
     def abandon(self, reason: str) -> None:
-        """Drop the graph that was begun and keep the reason."""
+        """Drop the current graph and record the reason."""
         key, _, nodes, edges, payload = self._open
         del self._nodes[nodes:], self._edges[edges:], self._payload[payload:]
         self.refused[key] = reason
 
     def kernel(self, node: KernelNode, kernel: Kernel) -> None:
-        """Append a launch."""
+        """Append a kernel launch."""
         number = self._kernels.setdefault(kernel, len(self._kernels))
         attributes = self._attributes.setdefault(node.attributes, len(self._attributes))
         row = (NodeKind.KERNEL, 0, attributes, number, node.grid, node.block, len(node.payload), node.shared)
@@ -65,7 +65,7 @@ class Builder:
         return at
 
     def finish(self, handles: Sequence[int], edges: Iterable[Edge]) -> None:
-        """Close the graph; `handles` are its nodes in order of appending."""
+        """Close the graph; `handles` are its nodes in the order in which they were appended."""
         key, size, node, edge, _ = self._open
         number = {handle: i for i, handle in enumerate(handles)}
         rows = [(number[e.source], number[e.target], e.from_port, e.to_port, e.type, 0) for e in edges]
@@ -74,7 +74,7 @@ class Builder:
         self._keys.append(key)
 
     def tables(self) -> Tables:
-        """Everything so far, without regions and relocations."""
+        """Return the tables of all graphs so far, without regions and relocations."""
         return replace(
             empty_tables(),
             graphs=np.array(self._graphs, GRAPH), nodes=np.array(self._nodes, NODE),
@@ -85,7 +85,7 @@ class Builder:
 
 
 def subset(tables: Tables, keep: Callable[[str], bool], reasons: dict[str, str] | None = None) -> Tables:
-    """The graphs whose key is kept; `reasons` are added to the refused ones."""
+    """Return the graphs whose key satisfies `keep`; `reasons` are added to the refused graphs."""
     names = ("graphs", "nodes", "edges", "relocations", "payload", "assumed")
     parts: dict[str, list[Array]] = {n: [] for n in names}
     for index in (i for i, key in enumerate(tables.keys) if keep(key)):
@@ -97,7 +97,7 @@ def subset(tables: Tables, keep: Callable[[str], bool], reasons: dict[str, str] 
 
 
 def drop_unused_regions(tables: Tables) -> Tables:
-    """Only the symbols that a relocation or a content block names, renumbered."""
+    """Drop the symbols that no relocation, content block or assumption names, and renumber the others."""
     rows = (tables.relocations, tables.content_relocations, tables.blocks)
     named = [r["region"].astype(np.int64) for r in rows]
     named += [tables.assumed[n].astype(np.int64) for n in ("end_of", "start_of")]
@@ -120,7 +120,7 @@ def drop_unused_regions(tables: Tables) -> Tables:
 
 
 def _cut(tables: Tables, index: int, at: dict[str, int]) -> dict[str, Array]:
-    """One graph's rows, renumbered for the lengths `at` of the tables so far."""
+    """Return the rows of one graph, renumbered for tables that already have the lengths `at`."""
     nodes, edges, relocations = (rows.copy() for rows in tables.graph(index))
     start = int(nodes["payload"].min()) if len(nodes) else 0
     last = nodes[np.argmax(nodes["payload"].astype(np.int64) + nodes["size"])] if len(nodes) else None

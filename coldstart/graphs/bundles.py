@@ -1,4 +1,4 @@
-"""The `graphs` section of bundles in a store: looked at, never run."""
+"""Summaries and differences of the `graphs` sections of bundles; nothing of a section is executed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from coldstart.graphs.errors import GraphError
 
 
 def summary(bundle: Bundle) -> dict[str, object] | None:
-    """Nodes, kernels, relocations, refusals and bytes of the CUDA graphs; None without a section.
+    """Return counts of nodes, kernels, relocations and refused graphs, and bytes; None if the bundle has no section.
 
-    A section that cannot be read is an "error" in the result. Nothing of it is executed.
+    The result has an "error" if the section cannot be read.
     """
     if not bundle.has("graphs"):
         return None
     try:
-        with unpacked(bundle) as directory:
+        with extract(bundle) as directory:
             return overview.summary(directory)
     except (BundleError, GraphError) as error:
         return {"error": str(error)}
 
 
 def difference(left: Bundle, right: Bundle) -> dict[str, object] | None:
-    """What the CUDA graphs of two bundles do not share; None unless both have some and they differ.
+    """Return the differences between the CUDA graphs of two bundles; None if a section is missing or both are equal.
 
     Raises BundleError, GraphError.
     """
@@ -36,14 +36,14 @@ def difference(left: Bundle, right: Bundle) -> dict[str, object] | None:
         return None
     if left.entry("graphs").digest == right.entry("graphs").digest:
         return None
-    with unpacked(left) as one, unpacked(right) as other:
+    with extract(left) as one, extract(right) as other:
         return overview.diff(one, other)
 
 
 @contextmanager
-def unpacked(bundle: Bundle) -> Iterator[Path]:
-    """The section in a directory that goes away again. Raises BundleError."""
+def extract(bundle: Bundle) -> Iterator[Path]:
+    """Extract the section into a temporary directory, which is deleted on exit. Raises BundleError."""
     with tempfile.TemporaryDirectory(prefix="coldstart-inspect-") as place:
-        # Looked at, never loaded: nobody has to vouch for it.
+        # The section is read and never loaded, so its source need not be trusted.
         bundle.extract("graphs", Path(place) / "graphs", trust=anyone)
         yield Path(place) / "graphs"

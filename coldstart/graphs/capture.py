@@ -1,4 +1,4 @@
-"""Read captured graphs into a snapshot; what cannot be relocated is refused with its reason."""
+"""Read captured graphs into a snapshot; a graph that cannot be relocated is refused with a reason."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from coldstart.graphs.snapshot import MAP, Snapshot
 from coldstart.graphs.tables import TENSOR_MAP_BYTES, Array, Kernel, SymbolRegion, Tables
 
 COLLECTIVES = ("ncclDevKernel", "ncclKernel", "nvshmem", "cross_device_reduce", "multimem_all_reduce")
-# What graphs keep between launches are magic numbers and tables; larger memory holds activations.
+# Graphs retain only constants and tables between launches; larger memory holds activations.
 CONTENT_LIMIT = 1 << 26
 
 
 def take(driver: DriverApi, framework: FrameworkApi, captured: dict[str, Captured]) -> Snapshot:
-    """Everything about these captures that another process needs."""
+    """Return a snapshot of these captures with all the data that another process needs."""
     tables = read_graphs(driver, framework, captured)
     regions = all_regions(framework)
     trace = traces.pack(framework.trace())
@@ -41,15 +41,15 @@ def take(driver: DriverApi, framework: FrameworkApi, captured: dict[str, Capture
 
 
 def all_regions(framework: FrameworkApi) -> list[SymbolRegion]:
-    """Named memory and pool segments, disjoint: a name inside the pool is covered by the pool."""
+    """Return named memory and pool segments, disjoint: a named region inside the pool is represented by the pool."""
     pool = framework.pool()
     inside = Intervals(pool).inside(np.array([r.base for r in framework.regions()], np.uint64)).region
     named = [r for r, covered in zip(framework.regions(), inside, strict=True) if covered == NONE]
-    return [*distinct(named), *pool]
+    return [*drop_aliases(named), *pool]
 
 
-def distinct(regions: Sequence[SymbolRegion]) -> list[SymbolRegion]:
-    """Drop symbols that alias memory of an earlier one (views of one storage), and empty ones."""
+def drop_aliases(regions: Sequence[SymbolRegion]) -> list[SymbolRegion]:
+    """Drop empty regions, and regions that alias memory of an earlier one (views of one storage)."""
     kept: list[SymbolRegion] = []
     end = 0
     for region in sorted((r for r in regions if r.size), key=lambda r: (r.base, -r.size, r.symbol)):
@@ -60,7 +60,7 @@ def distinct(regions: Sequence[SymbolRegion]) -> list[SymbolRegion]:
 
 
 def read_graphs(driver: DriverApi, framework: FrameworkApi, captured: dict[str, Captured]) -> Tables:
-    """One table row per node of every graph that is supported."""
+    """Return tables with one row for each node of every supported graph."""
     builder, sizes = Builder(), framework.sizes()
     for key, capture in captured.items():
         builder.begin(key, sizes[key])
@@ -107,7 +107,7 @@ def _candidates(tables: Tables) -> tuple[Array, Array]:
 
 
 def _ranges(driver: DriverApi, tables: Tables, regions: list[SymbolRegion]) -> list[Range]:
-    """Driver allocations that some parameter word falls into and that no region covers."""
+    """Return the driver allocations that a parameter word points into and that no region covers."""
     _, addresses = _candidates(tables)
     unknown = np.unique(addresses[Intervals(regions).inside(addresses).region == NONE])
     ranges: dict[int, Range] = {}
@@ -123,7 +123,7 @@ def _ranges(driver: DriverApi, tables: Tables, regions: list[SymbolRegion]) -> l
 
 
 def _refuse_host(tables: Tables, ranges: Iterable[Range]) -> None:
-    """Graphs with a parameter word inside pinned host memory are refused in place."""
+    """Refuse the graphs with a parameter word that points into pinned host memory."""
     host = Intervals([SymbolRegion("host", r.size, r.base) for r in ranges if r.host])
     at, addresses = _candidates(tables)
     nodes = windows.owners(tables, at[host.inside(addresses).region != NONE])
@@ -135,7 +135,7 @@ def _refuse_host(tables: Tables, ranges: Iterable[Range]) -> None:
 def _libraries(
     tables: Tables, regions: list[SymbolRegion], ranges: list[Range], trace: Array
 ) -> list[SymbolRegion]:
-    """Driver allocations of libraries that some parameter word points into."""
+    """Return the driver allocations of libraries that a parameter word points into."""
     mapped = [SymbolRegion("", r.size, r.base) for r in ranges if not r.host]
     mine = library_ranges(mapped, regions, trace)
     used = np.unique(Intervals(mine).inside(_candidates(tables)[1]).region)
@@ -143,7 +143,7 @@ def _libraries(
 
 
 def _unnamed(tables: Tables, regions: list[SymbolRegion], trace: Array) -> list[SymbolRegion]:
-    """Traced allocations without a name that words point into and that are still live."""
+    """Return the live traced allocations without a name that a word points into."""
     _, addresses = _candidates(tables)
     outside = Intervals(regions).inside(addresses).region == NONE
     matches = traces.match_live(trace, addresses[outside].tolist())
@@ -159,7 +159,7 @@ def _contents(driver: DriverApi, regions: Iterable[SymbolRegion]) -> dict[int, b
 
 
 def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
-    """Addresses inside tensor maps, learned by asking the driver where it writes each address bit."""
+    """Return the addresses in tensor maps, found by asking the driver where it writes each address bit."""
     rows: list[tuple[int, int, Array]] = []
     masks: list[int] = []
     for place in windows.maps(tables).tolist():
@@ -167,7 +167,7 @@ def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
         try:
             masks = masks or bit_masks(driver, descriptor)
             address = decode_map(driver, descriptor, masks)
-        except DriverError:  # 128 bytes that are no tensor map
+        except DriverError:  # these 128 bytes are not a tensor map
             continue
         if address is not None:
             rows.append((place, address, _coded(masks)))
@@ -175,14 +175,14 @@ def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
 
 
 def _coded(masks: Sequence[int]) -> Array:
-    """Which of a map's bytes some address bit is coded in."""
+    """Return which bytes of a map encode an address bit."""
     union = functools.reduce(operator.or_, masks, 0)
     coded: Array = np.frombuffer(union.to_bytes(TENSOR_MAP_BYTES, "little"), np.uint8) != 0
     return coded
 
 
 def bit_masks(driver: DriverApi, descriptor: bytes) -> list[int]:
-    """Which descriptor bits each address bit 0..47 sets (below 4: none, addresses are aligned)."""
+    """Return the descriptor bits that each address bit 0..47 sets (none below bit 4: addresses are aligned)."""
     zero = _moved(driver, descriptor, 0)
     return [_moved(driver, descriptor, 1 << bit) ^ zero if bit >= 4 else 0 for bit in range(48)]
 
@@ -192,7 +192,7 @@ def _moved(driver: DriverApi, descriptor: bytes, address: int) -> int:
 
 
 def decode_map(driver: DriverApi, descriptor: bytes, masks: Sequence[int]) -> int | None:
-    """The address a in descriptor, where writing a again gives the same bytes; None where none does."""
+    """Return the address in a descriptor, such that writing it again gives the same bytes; None if there is none."""
     held = int.from_bytes(descriptor, "little") ^ _moved(driver, descriptor, 0)
     address = sum(1 << bit for bit, mask in enumerate(masks) if mask and held & mask == mask)
     return address if driver.move_tensor_map(descriptor, address) == descriptor else None

@@ -2,12 +2,12 @@
 
 Let a, b be one parameter word in two processes whose region bases all differ.
   a == b                                  -> constant (a pointer would have moved with its base)
-  (symbol, offset)(a) == (symbol, offset)(b) -> pointer, proven
-  the same for a tensor map's address     -> tensor-map pointer, proven
+  (symbol, offset)(a) == (symbol, offset)(b) -> proven pointer
+  the same for a tensor map's address     -> proven tensor-map pointer
   otherwise, no live memory at either     -> noise: padding that the kernel never reads; the proof decides
   otherwise                               -> conflict: the graph is refused
-The start of one region may be the end of another in both processes: such a word is read as the start, and
-that the two still touch is kept as an assumption which every restore checks.
+The start of one region may be the end of another in both processes. Such a word is read as the start. The assumption that
+the two regions touch is recorded, and every restore checks it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Found = tuple[Array, Array, Array, Array]
 
 @dataclass
 class Classified:
-    """`place`, `region`, `offset`, `kind` describe relocations; noise and conflict are payload bytes.
+    """Result: `place`, `region`, `offset` and `kind` are columns of relocations; noise and conflict are payload bytes.
 
-    `assumed` are (place, region whose end it may be, region whose start it is taken for).
+    `assumed` has rows of (place, region whose end the word may be, region whose start it is read as).
     """
 
     place: Array
@@ -45,7 +45,7 @@ class Classified:
 
 
 def differential(a: Snapshot, b: Snapshot, symbols: Symbols) -> Classified:
-    """Classify every word of two structurally equal snapshots. Raises BaseCollisionError."""
+    """Classify every word of two snapshots with equal structure. Raises BaseCollisionError."""
     return _Differential(a, b, symbols).run()
 
 
@@ -75,13 +75,13 @@ class _Differential:
         return Words(at, *(windows.values(payload, at) for payload in payloads))
 
     def _aligned(self) -> Found:
-        """Windows at 4-byte stride."""
+        """Explain windows at 4-byte stride."""
         words = self._words(windows.places(self.a.tables))
         differs = words.a != words.b
         return self._explain(Words(words.place[differs], words.a[differs], words.b[differs]))
 
     def _still_open(self) -> Array:
-        """Windows at any byte over what is unexplained."""
+        """Return the windows at any byte that contain an unexplained byte."""
         if not self.open.any():
             return np.zeros(0, np.int64)
         at = windows.places(self.a.tables, 1)
@@ -89,11 +89,11 @@ class _Differential:
         return touching
 
     def _packed(self) -> Found:
-        """Packed structs: pointers at any byte."""
+        """Explain pointers at any byte, as in packed structs."""
         return self._explain(self._words(self._still_open()))
 
     def _explain(self, words: Words) -> Found:
-        """Proven pointers among the words; their bytes are explained from here on."""
+        """Return the proven pointers among the words, and mark their bytes as explained."""
         region, offset = self._agree(words)
         chosen = choose(words.place, region != NONE)
         place = words.place[chosen]
@@ -102,7 +102,7 @@ class _Differential:
         return place, region[chosen], offset[chosen], np.full(len(chosen), ABSOLUTE)
 
     def _agree(self, words: Words) -> tuple[Array, Array]:
-        """The (symbol, offset) that both processes read in a word, or NONE: insides before ends."""
+        """Return the (symbol, offset) that both processes read in each word, or NONE; insides precede ends."""
         out = Reading(np.full(len(words.place), NONE), np.zeros(len(words.place), np.int64))
         firsts = self.left.readings(words.a)
         seconds = self.right.readings(words.b)
@@ -112,7 +112,7 @@ class _Differential:
         return out.region, out.offset
 
     def _pair_libraries(self, words: Words, out: Reading) -> None:
-        """Fill in words that only driver allocations explain, in both processes at one offset."""
+        """Read words that point into driver allocations in both processes, at one offset."""
         one, other = self.left.driver.inside(words.a), self.right.driver.inside(words.b)
         both = (
             (out.region == NONE)
@@ -127,7 +127,7 @@ class _Differential:
                 out.region[i], out.offset[i] = self.symbols.add(f"lib:{number}", mine.size), one.offset[i]
 
     def _assume(self, words: Words, region: Array, offset: Array) -> None:
-        """Words at the start of a region that both processes could also read as the end of another."""
+        """Record words at the start of a region that both processes could also read as the end of another region."""
         starts = np.flatnonzero(offset == 0)
         one = self.left.readings(words.a[starts])
         other = self.right.readings(words.b[starts])
@@ -137,9 +137,10 @@ class _Differential:
             self.assumed.append(rows[both].astype(np.int64))
 
     def _maps(self) -> Found:
-        """Tensor maps whose decoded addresses agree in both, where nothing else of them is unexplained.
+        """Return tensor maps whose decoded addresses agree in both processes, if all their other bytes are explained.
 
-        Any aligned 128 bytes can be decoded; a map's other bytes say shape and stride, which no layout changes.
+        Any aligned 128 bytes can be decoded. The other bytes of a map encode shape and stride, which do not
+        depend on the layout.
         """
         one, other = self.a.maps, self.b.maps
         place, first, second = np.intersect1d(one["place"], other["place"], return_indices=True)
@@ -153,7 +154,7 @@ class _Differential:
         return words.place[good], region[good], offset[good], np.full(int(good.sum()), TENSOR_MAP)
 
     def _rest(self) -> tuple[Array, Array]:
-        """Split unexplained bytes into noise and conflict."""
+        """Split the unexplained bytes into noise and conflict."""
         words = self._words(self._still_open())
         live = self.left.hits(words.a) | self.right.hits(words.b)
         suspect = np.zeros(len(self.open), bool)
@@ -162,7 +163,7 @@ class _Differential:
 
 
 def settle(classified: Classified, other: Snapshot, symbols: Symbols) -> None:
-    """Decide, by one more layout, words that may be the end of one region or the start of another."""
+    """Use one more layout to decide words that may be the end of one region or the start of another."""
     place, end_of, start_of = classified.assumed.T
     side, address = Side(other, symbols), windows.values(other.tables.payload, place)
     readings = side.readings(address)
@@ -182,7 +183,7 @@ def settle(classified: Classified, other: Snapshot, symbols: Symbols) -> None:
 
 
 def _merge(out: Reading, firsts: list[Reading], seconds: list[Reading]) -> None:
-    """Fill unread words with the first pair of readings that agree."""
+    """Fill the unread words with the first pair of readings that agree."""
     for one in firsts:
         for other in seconds:
             same = (one.region != NONE) & (one.region == other.region) & (one.offset == other.offset)
@@ -191,8 +192,8 @@ def _merge(out: Reading, firsts: list[Reading], seconds: list[Reading]) -> None:
 
 
 def check_collision(a: Snapshot, b: Snapshot) -> None:
-    """Raise BaseCollisionError: what did not move makes its pointers look like constants."""
-    stuck = unmoved(a, b)
+    """Raise BaseCollisionError if memory that did not move has pointers to it: they would look like constants."""
+    stuck = find_unmoved(a, b)
     if not stuck:
         return
     at = windows.places(a.tables, 1)
@@ -205,8 +206,8 @@ def check_collision(a: Snapshot, b: Snapshot) -> None:
             )
 
 
-def unmoved(a: Snapshot, b: Snapshot) -> list[SymbolRegion]:
-    """Named regions, driver allocations and traced allocations with one address in both."""
+def find_unmoved(a: Snapshot, b: Snapshot) -> list[SymbolRegion]:
+    """Return the named regions, driver allocations and traced allocations with the same address in both snapshots."""
     theirs, ranges = set(b.regions), {r.base for r in b.ranges}
     regions = [r for r in a.regions if r in theirs]
     regions += [SymbolRegion("a driver allocation", r.size, r.base) for r in a.ranges if r.base in ranges]
@@ -219,7 +220,10 @@ def unmoved(a: Snapshot, b: Snapshot) -> list[SymbolRegion]:
 
 
 def choose(place: Array, proven: Array) -> Array:
-    """Windows that do not overlap; those aligned to 8 first, then to 4, since compilers align pointers."""
+    """Return proven windows that do not overlap, in order of preference: aligned to 8, to 4, to less.
+
+    Compilers align pointers, so an aligned window is more likely the pointer.
+    """
     candidates = np.flatnonzero(proven)
     aligned = place[candidates] % 8 == 0
     chosen = candidates[aligned].tolist()

@@ -1,7 +1,7 @@
-"""Two snapshots become one relocatable bundle.
+"""Combine snapshots of two processes into one relocatable bundle.
 
-bundle.payload[w] = 0 where w is relocated, 0xFF where w is noise (so that the proof shows nobody reads it),
-and the captured constant elsewhere.
+bundle.payload[w] is 0 if w is relocated, 0xFF if w is noise, and the captured constant otherwise. The value
+0xFF makes the proof show that no kernel reads noise.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ NOISE = 0xFF
 
 @dataclass
 class Combined:
-    """The bundle's tables with whole contents of pool and library regions, and where those live in `b`."""
+    """Tables with the full contents of pool and library regions, and the addresses of these regions in snapshot `b`."""
 
     tables: Tables
     adopted: list[SymbolRegion]
 
 
 def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined:
-    """The bundle of two captures; `more` captures decide words that two layouts leave with two readings.
+    """Return the bundle of two captures; the captures `more` decide words that have two readings in the first two.
 
-    Raises BaseCollisionError where the two layouts do not differ, GraphError where no graph is left.
+    Raises:
+        BaseCollisionError: The two layouts do not differ.
+        GraphError: No graph can be relocated.
     """
-    reasons = disagreements(a.tables, b.tables)
+    reasons = find_disagreements(a.tables, b.tables)
     for other in more:
-        reasons |= {k: v for k, v in disagreements(a.tables, other.tables).items() if k not in reasons}
+        reasons |= {k: v for k, v in find_disagreements(a.tables, other.tables).items() if k not in reasons}
     keys = [key for key in a.tables.keys if key not in reasons]
     if not keys:
         raise GraphError(f"no graph can be relocated: {reasons}")
@@ -61,13 +63,13 @@ def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined
     adopted = _adopted(b, classified)
     tables = _with_contents(tables, a, b, classified, symbols)
     conflicts = _graphs_of(a.tables, classified.conflict)
-    reason = "a word points into live memory but not at one symbol and offset in both captures"
+    reason = "a word points into live memory, but to different symbols or offsets in the two captures"
     kept = subset(tables, lambda key: key not in conflicts, dict.fromkeys(conflicts, reason))
     return Combined(drop_unused_regions(kept), adopted)
 
 
-def disagreements(a: Tables, b: Tables) -> dict[str, str]:
-    """Graphs refused in either capture, or whose structure differs between the two."""
+def find_disagreements(a: Tables, b: Tables) -> dict[str, str]:
+    """Return the graphs that either capture refused or whose structure differs, with the reasons."""
     reasons = {**a.refused, **b.refused}
     theirs = {key: i for i, key in enumerate(b.keys)}
     for index, key in enumerate(a.keys):
@@ -123,7 +125,7 @@ def _tables(a: Snapshot, classified: Classified, symbols: Symbols, reasons: dict
 
 
 def _assumed(tables: Tables, assumptions: Array) -> Array:
-    """Each (graph, end of, start of) once."""
+    """Return the distinct rows of (graph, end_of, start_of)."""
     graph = (
         np.searchsorted(tables.graphs["node"], windows.owners(tables, assumptions[:, 0]), side="right") - 1
     )
@@ -132,7 +134,7 @@ def _assumed(tables: Tables, assumptions: Array) -> Array:
 
 
 def relocations(classified: Classified) -> Array:
-    """Rows sorted by place."""
+    """Return the relocation rows, sorted by place."""
     order = np.argsort(classified.place, kind="stable")
     rows = np.zeros(len(order), RELOCATION)
     for name in ("place", "region", "offset", "kind"):
@@ -141,14 +143,14 @@ def relocations(classified: Classified) -> Array:
 
 
 def _adopted(b: Snapshot, classified: Classified) -> list[SymbolRegion]:
-    """Pool segments and library allocations, with their addresses in `b`."""
+    """Return the pool segments and library allocations, with their addresses in `b`."""
     pool = [r for r in b.regions if r.symbol.startswith("pool:")]
     libraries = [SymbolRegion(f"lib:{n}", r.size, r.base) for n, r in enumerate(classified.libraries.theirs)]
     return [*pool, *libraries, *_unnamed(b)]
 
 
 def _unnamed(snapshot: Snapshot) -> list[SymbolRegion]:
-    """Live traced allocations whose contents were kept: memory of tensors that have no name."""
+    """Return the live traced allocations with stored contents: memory of tensors that have no name."""
     live = traces.live_blocks(snapshot.trace)
     return [SymbolRegion(f"alloc#{i}", n, a) for i, (a, n) in live.items() if a in snapshot.contents]
 
@@ -156,7 +158,7 @@ def _unnamed(snapshot: Snapshot) -> list[SymbolRegion]:
 def _with_contents(
     tables: Tables, a: Snapshot, b: Snapshot, classified: Classified, symbols: Symbols
 ) -> Tables:
-    """All bytes of adopted regions as one block each, their addresses turned into relocations."""
+    """Add all bytes of adopted regions as one block each, with addresses replaced by relocations."""
     left, right = Side(a, symbols), Side(b, symbols)
     pools = [(r.symbol, r.base) for r in a.regions if r.symbol.startswith("pool:")]
     mine = dict(pools) | {f"lib:{n}": r.base for n, r in enumerate(classified.libraries.mine)}
@@ -171,7 +173,7 @@ def _with_contents(
         one, other = (
             np.frombuffer(c, np.uint8) for c in (a.contents[mine[region.symbol]], b.contents[region.base])
         )
-        body, pointers = content_pointers(one, other, left, right)
+        body, pointers = find_content_pointers(one, other, left, right)
         pointers["place"] += start
         blocks.append((number, region.size, 0, start))
         data.append(body)
@@ -185,8 +187,8 @@ def _with_contents(
     )
 
 
-def content_pointers(a: Array, b: Array, left: Side, right: Side) -> tuple[Array, Array]:
-    """(b with addresses zeroed, relocations): aligned words that both processes read alike."""
+def find_content_pointers(a: Array, b: Array, left: Side, right: Side) -> tuple[Array, Array]:
+    """Return (b with zeros at addresses, relocations) for the aligned words that both processes read alike."""
     whole = len(a) // 8 * 8
     first, second = a[:whole].view("<u8"), b[:whole].view("<u8")
     at = np.flatnonzero(first != second)

@@ -1,8 +1,9 @@
-"""Copy-free contents by poisoning: keep a 512-byte block only if some replay's output needs it.
+"""Find the contents that graphs need: a 512-byte block is stored only if the output of some replay depends on it.
 
-Weights are never candidates.  Everything else that graphs own (pool segments, adopted library allocations) is
-filled with a pattern before a replay; where outputs change, the poisoned set is halved until single blocks
-remain.  Two patterns, since a block may hold one of them by chance.  (Section 4.3, by test, not by rule.)
+Weights are never candidates. All other memory that graphs own (pool segments and adopted library allocations)
+is filled with a pattern before a replay. If the outputs change, the filled set is halved until single blocks
+remain. Two patterns are used, because a block may equal one of them by chance. This replaces the rule of
+MEDUSA, section 4.3, by a test.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ BLOCK_BYTES = 512
 PATTERNS = (0xFF, 0x5A)
 Span = tuple[int, int, int]
 Ranges = list[tuple[int, int]]
-"""Half-open ranges of block numbers, sorted and disjoint: a pool of gigabytes has millions of blocks."""
+"""Half-open ranges of block numbers, sorted and disjoint; ranges, because a pool can have millions of blocks."""
 
 
 @dataclass
 class ReplayHarness:
-    """A live process whose captured graphs can be replayed over chosen contents.
+    """Process whose captured graphs can be replayed over chosen contents.
 
-    `areas` are the adopted regions as (address, size, position in `contents`), blocks are numbered through them.
+    `areas` are the adopted regions as (address, size, position in `contents`). Blocks are numbered
+    consecutively through them.
     """
 
     driver: DriverApi
@@ -47,11 +49,11 @@ class ReplayHarness:
 
     @property
     def everything(self) -> Ranges:
-        """All blocks."""
+        """Return the range of all blocks."""
         return [(0, self._first[-1])] if self._first[-1] else []
 
     def spans(self, ranges: Ranges) -> Iterator[tuple[int, Span]]:
-        """Area number, and (address, bytes, position in `contents`), of each range, cut where areas end."""
+        """Yield area number and (address, bytes, position in `contents`) of each range, divided at area boundaries."""
         for low, high in ranges:
             for number, (address, size, at) in enumerate(self.areas):
                 first, last = self._first[number], self._first[number + 1]
@@ -61,7 +63,7 @@ class ReplayHarness:
                     yield number, (address + start, end - start, at + start)
 
     def blocks(self, positions: Iterable[int]) -> Ranges:
-        """The blocks that hold these positions of `contents`."""
+        """Return the blocks that contain these positions of `contents`."""
         numbers = set()
         for position in positions:
             number = next(i for i, (_, n, at) in enumerate(self.areas) if at <= position < at + n)
@@ -69,20 +71,20 @@ class ReplayHarness:
         return union([(block, block + 1) for block in numbers])
 
     def replay(self, key: str) -> bytes:
-        """Outputs of one seeded replay."""
+        """Return the outputs of one seeded replay."""
         self.workload.prepare(key, self.seed)
         self.driver.launch(self.captured[key].executable, 0)
         self.driver.synchronize()
         return self.workload.observe(key)
 
     def write(self, ranges: Ranges) -> None:
-        """These blocks as they were captured."""
+        """Restore the captured contents of these blocks."""
         for _, (address, size, at) in self.spans(ranges):
             self.driver.write(address, self.contents[at : at + size])
 
     def survives(self, key: str, want: bytes, poisoned: Ranges, pattern: int) -> bool:
-        """Whether outputs stay the same with these blocks poisoned; a fault under poison is a no."""
-        self.write(without(self.everything, poisoned))
+        """Return whether the outputs stay the same with these blocks overwritten; False if the replay fails."""
+        self.write(subtract(self.everything, poisoned))
         for _, (address, size, _) in self.spans(poisoned):
             self.driver.fill(address, size, pattern)
         try:
@@ -92,7 +94,7 @@ class ReplayHarness:
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Sorted, with those that touch merged."""
+    """Return the ranges sorted, with touching ranges merged."""
     out: Ranges = []
     for low, high in sorted(ranges):
         if out and low <= out[-1][1]:
@@ -102,8 +104,8 @@ def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return out
 
 
-def without(ranges: Ranges, taken: Ranges) -> Ranges:
-    """What of `ranges` is not in `taken`."""
+def subtract(ranges: Ranges, taken: Ranges) -> Ranges:
+    """Return the parts of `ranges` that are not in `taken`."""
     out: Ranges = []
     for low, high in ranges:
         inside = [(max(s, low), min(e, high)) for s, e in taken if s < high and e > low]
@@ -112,14 +114,14 @@ def without(ranges: Ranges, taken: Ranges) -> Ranges:
     return out
 
 
-def needed_blocks(bench: ReplayHarness, fixed: Ranges) -> Ranges:
-    """The blocks that some graph needs; `fixed` ones are needed without trial."""
-    # Before anything is poisoned: replays in any order are what these graphs are for.
+def find_needed_blocks(bench: ReplayHarness, fixed: Ranges) -> Ranges:
+    """Return the blocks that any graph needs; `fixed` blocks are needed without a test."""
+    # Replay before any block is overwritten; the graphs allow replays in any order.
     want = {key: bench.replay(key) for key in bench.captured}
     needed = fixed
     for key in bench.captured:
         for pattern in PATTERNS:
-            candidates = without(bench.everything, needed)
+            candidates = subtract(bench.everything, needed)
             needed = union(
                 [*needed, *_search(candidates, partial(_survives, bench, key, want[key], pattern))]
             )
@@ -132,7 +134,7 @@ def _survives(bench: ReplayHarness, key: str, want: bytes, pattern: int, poisone
 
 
 def _search(candidates: Ranges, survives: Callable[[Ranges], bool]) -> Ranges:
-    """Halve until single blocks; if the halves are needed only together, keep the whole set."""
+    """Halve the candidates down to single blocks; return all of them if the halves are needed only together."""
     count = sum(high - low for low, high in candidates)
     if not count or survives(candidates):
         return []
@@ -143,7 +145,7 @@ def _search(candidates: Ranges, survives: Callable[[Ranges], bool]) -> Ranges:
 
 
 def _halves(ranges: Ranges, count: int) -> tuple[Ranges, Ranges]:
-    """The first `count` blocks and the others."""
+    """Return the first `count` blocks and the others."""
     left: Ranges = []
     for number, (low, high) in enumerate(ranges):
         if high - low > count:
@@ -162,7 +164,7 @@ def minimise(
     combined: Combined,
     live: dict[int, bytes],
 ) -> Tables:
-    """The tables with only the needed blocks; `live` are this process's bytes by base address."""
+    """Return the tables with only the needed blocks; `live` has the bytes of this process by base address."""
     tables = combined.tables
     base = {r.symbol: r.base for r in combined.adopted}
     blocks = [
@@ -171,7 +173,7 @@ def minimise(
     contents = b"".join(live[address][:size] for address, size, _, _ in blocks)
     captured = {key: captured[key] for key in tables.keys}
     bench = ReplayHarness(driver, workload, captured, [b[:3] for b in blocks], contents)
-    needed = needed_blocks(bench, bench.blocks(tables.content_relocations["place"].tolist()))
+    needed = find_needed_blocks(bench, bench.blocks(tables.content_relocations["place"].tolist()))
     pieces = [
         (blocks[number][3], size, at - blocks[number][2], at) for number, (_, size, at) in bench.spans(needed)
     ]
@@ -179,7 +181,7 @@ def minimise(
 
 
 def keep_blocks(tables: Tables, wanted: Sequence[tuple[int, int, int, int]]) -> Tables:
-    """Contents cut down to (region, length, offset, start) pieces of the present contents."""
+    """Reduce the contents to (region, length, offset, start) pieces; `start` is a position in the current contents."""
     blocks, data, rows, at = [], [], [], 0
     places = tables.content_relocations["place"].astype(np.int64)
     for region, length, offset, start in wanted:

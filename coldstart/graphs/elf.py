@@ -1,9 +1,9 @@
 """Read a cubin without a GPU: kernel names, exact parameter layout and module globals.
 
-A cubin is an ELF64 file.  Kernels are the .text.<name> sections; .nv.info.<name> is a list of attributes
-(format byte, attribute byte, 16-bit value or size, data); attribute 0x17 (KPARAM_INFO) describes one
-parameter: u32 index, u16 ordinal, u16 offset, u32 flags whose bits 18.. are the size in bytes.  A kernel with
-a parameter of 16 KiB or more has attribute 0x45 instead, whose last word is the size.
+A cubin is an ELF64 file. Kernels are the .text.<name> sections. The section .nv.info.<name> is a list of
+attributes (format byte, attribute byte, 16-bit value or size, data). Attribute 0x17 (KPARAM_INFO) describes
+one parameter: u32 index, u16 ordinal, u16 offset, u32 flags whose bits 18.. are the size in bytes. A kernel
+with a parameter of 16 KiB or more has attribute 0x45 instead, whose last word is the size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WRITE, _SYMTAB, _NOBITS, _OBJECT = 1, 2, 8, 1
 
 @dataclass(frozen=True)
 class Section:
-    """One ELF section and its bytes (empty for .bss-like ones)."""
+    """ELF section and its bytes (empty for sections such as .bss)."""
 
     name: str
     type: int
@@ -35,30 +35,33 @@ class Section:
 
 @dataclass(frozen=True)
 class Cubin:
-    """`kernels` maps mangled name to ((offset, size), ...); the rest are variables that launches share."""
+    """Parsed cubin: `kernels` maps the mangled name to ((offset, size), ...) of its parameters.
+
+    `mutable_globals` are variables that all launches share.
+    """
 
     kernels: dict[str, tuple[tuple[int, int], ...]]
     mutable_globals: tuple[str, ...]
 
 
 def read_cubin(image: bytes) -> Cubin:
-    """Parse one cubin. Raises AlteredTableError where it is not a whole ELF64 little-endian file."""
+    """Parse one cubin. Raises AlteredTableError if it is not a complete little-endian ELF64 file."""
     try:
         section_list = sections(image)
         infos = {s.name[9:]: parameters(s.data) for s in section_list if s.name.startswith(".nv.info.")}
         names = [s.name[6:] for s in section_list if s.name.startswith(".text.")]
         return Cubin({n: infos.get(n, ()) for n in names}, _globals(section_list))
     except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
-        raise AlteredTableError(f"kernel binary is not a whole cubin: {error}") from error
+        raise AlteredTableError(f"cannot parse kernel binary as a cubin: {error}") from error
 
 
 def sections(image: Buffer) -> list[Section]:
-    """All sections in order. Raises ValueError or struct.error where the file is not whole."""
+    """Return all sections in order. Raises ValueError or struct.error if the file is incomplete."""
     return [Section(name, r[1], r[2], r[6], _body(image, r)) for name, r in _rows(image)]
 
 
 def spans(image: Buffer) -> list[tuple[str, int, int]]:
-    """(name, offset, bytes) of all sections, nothing copied. Raises ValueError or struct.error."""
+    """Return (name, offset, bytes) of all sections without a copy. Raises ValueError or struct.error."""
     return [(name, row[4], row[5]) for name, row in _rows(image)]
 
 
@@ -85,7 +88,7 @@ def _string(table: bytes, at: int) -> str:
 
 
 def parameters(info: bytes) -> tuple[tuple[int, int], ...]:
-    """((offset, size), ...) by ordinal, from the bytes of one .nv.info.<kernel> section."""
+    """Return ((offset, size), ...) by ordinal, from the bytes of one .nv.info.<kernel> section."""
     by_ordinal: dict[int, tuple[int, int]] = {}
     at = 0
     while at + 4 <= len(info):
@@ -101,11 +104,11 @@ def parameters(info: bytes) -> tuple[tuple[int, int], ...]:
 
 
 def _globals(section_list: list[Section]) -> tuple[str, ...]:
-    """Variables of more than a byte that the file gives no contents: state that launches share.
+    """Return variables of more than one byte without contents in the file: state that launches share.
 
-    Writable sections also hold what no kernel writes: function objects of the C++ library, of one byte each, and,
-    with their contents in the file, texts and tables.  A variable with a first value looks like a table: the
-    proof judges that one.
+    Writable sections also have data that no kernel writes: function objects of the C++ library with one byte
+    each, and strings and tables with contents in the file. An initialised variable cannot be told apart from
+    a table; the proof decides about it.
     """
     names: set[str] = set()
     for table in (s for s in section_list if s.type == _SYMTAB):
@@ -123,6 +126,6 @@ def _globals(section_list: list[Section]) -> tuple[str, ...]:
 
 
 def _state(section: Section) -> bool:
-    """Whether a section is uninitialised global memory; a block's shared memory is no state."""
+    """Return whether a section is uninitialised global memory; the shared memory of a block is not."""
     shared = section.name.startswith(".nv.shared")
     return section.type == _NOBITS and bool(section.flags & _WRITE) and not shared

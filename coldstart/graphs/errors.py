@@ -1,17 +1,17 @@
-"""Every reason for which a graph is not restored, as one type each; the caller always captures instead."""
+"""Reasons for which a graph is not restored, one type each; the caller then captures the graph."""
 
 from __future__ import annotations
 
 
 class GraphError(Exception):
-    """Base of all errors of this package; `hint` names what to do next."""
+    """Base of all errors of this package; `hint` names the next step."""
 
     code = "CS-GRAPH"
     hint = "materialize the model again; the graph is captured normally until then"
 
 
 class GraphRefusedError(GraphError):
-    """A graph that cannot be relocated safely; `reason` goes into the report."""
+    """A graph cannot be relocated safely; `reason` appears in the report."""
 
     code = "CS-GRAPH-REFUSED"
 
@@ -21,43 +21,43 @@ class GraphRefusedError(GraphError):
 
 
 class AlteredTableError(GraphError):
-    """A table whose bytes, shape or indices are not those that were sealed."""
+    """The bytes, shape or indices of a table differ from the sealed ones."""
 
     code = "CS-GRAPH-ALTERED"
 
 
 class MissingKernelError(GraphError):
-    """No rung of the ladder produced this kernel."""
+    """No method found this kernel in the process."""
 
     code = "CS-GRAPH-KERNEL"
 
 
 class MissingRegionError(GraphError):
-    """A region symbol that this process lacks, or holds with another size."""
+    """This process has no region of this symbol, or one of another size."""
 
     code = "CS-GRAPH-REGION"
 
 
 class BaseCollisionError(GraphError):
-    """Two captures hold one region at one address, so equality proves nothing about its words."""
+    """A region has the same address in two captures, so equal words may be pointers or constants."""
 
     code = "CS-GRAPH-COLLISION"
     hint = "capture the second layout again: the bases must differ"
 
 
 class NotProvenError(GraphError):
-    """The bundle carries no proof for these very tables."""
+    """The bundle has no proof of these tables."""
 
     code = "CS-GRAPH-UNPROVEN"
     hint = "run the proof in a third process before publishing"
 
 
 class DriverError(GraphError):
-    """A driver call that answered with an error; `call` is its name."""
+    """A driver call returned an error; `call` is its name."""
 
     code = "CS-GRAPH-DRIVER"
 
     def __init__(self, call: str, result: object) -> None:
-        super().__init__(f"{call} answered {result}")
+        super().__init__(f"{call} returned {result}")
         self.call = call
         self.result = result

@@ -1,9 +1,10 @@
-"""What recording and proving a model's graphs will take: counts times unit costs, each with its source.
+"""Estimate the time and disk space to record and prove a model's graphs, from counts and unit costs.
 
-seconds = starts * start + captures + reading + poisoning + proof, where one observed replay is
-prepare (KV windows and inputs to the device) + replay + observe (outputs and windows back).
-Unit costs are measured where that needs no GPU; the others are published figures of others' machines, named below.
-An estimate is printed before hours are spent; it is no measurement.
+seconds = starts * start + captures + reading + poisoning + proof. One observed replay is prepare (KV windows
+and inputs to the device) + replay + observe (outputs and windows from the device).
+
+Unit costs are measured where that needs no GPU. The others are published figures of other machines, named in
+`OfflineCosts`. The estimate is shown before a run that takes hours.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ LAYOUTS, PATTERNS, SEEDS, REPLAYS_A_SEED = 2, 2, 2, 3
 
 @dataclass(frozen=True)
 class ModelShape:
-    """`nodes_a_layer` of one graph; `weight_bytes` on one device; `others` are nodes outside the layers.
+    """Size of a model: `weight_bytes` on one device, `nodes_a_layer` of one graph, `others` nodes outside the layers.
 
-    Graphs of several ranks are not recorded, and there may be none to record (`sizes` 0).
+    Graphs of several ranks are not recorded. `sizes`, the number of graphs, is 0 if there are none.
     """
 
     layers: int
@@ -31,23 +32,25 @@ class ModelShape:
 
     @property
     def recorded(self) -> bool:
-        """Whether there are graphs to record."""
+        """Return whether graphs are recorded."""
         return self.ranks == 1 and self.sizes > 0
 
     @property
     def nodes(self) -> int:
-        """Nodes of all full graphs."""
+        """Return the number of nodes of all full graphs."""
         return int(self.sizes * (self.nodes_a_layer * self.layers + self.others))
 
 
 @dataclass(frozen=True)
 class OfflineCosts:
-    """Seconds and bytes a second.
+    """Unit costs in seconds, bytes per second, bytes or counts.
 
-    engine: interpreter to ready without weights and capture, warm (vLLM's own start-up figures, H100, 8B: 43.8 s with
-    weights and capture); compile: cold minus warm of the same (64.5 - 43.8 s); load: weights from page cache to device;
-    bus: pageable copies; capture: a full graph with its warm-up (9 to 15 s for 51, 32B on H100); replay: a decode step;
-    read, classify: a node, measured over the simulator; trials: replays a graph and pattern until poison is placed.
+    `engine` is the time from interpreter start to ready, warm, without weights and capture. vLLM publishes
+    43.8 s for this start of an 8B model on an H100 with weights and capture. `compile` is the difference to
+    its cold start (64.5 s). `load` is the rate from the page cache to the device, and `bus` the rate of
+    pageable copies. `capture` is one full graph with its warm-up (9 to 15 s for 51 graphs, 32B on H100).
+    `replay` is one decode step. `read` and `classify` are for one node, measured with the simulator. `trials`
+    counts the replays for each graph and pattern until the needed contents are found.
     """
 
     engine: float = 25.0
@@ -64,7 +67,7 @@ class OfflineCosts:
 
 
 def seconds(model: ModelShape, costs: OfflineCosts | None = None) -> dict[str, float]:
-    """Seconds of each part of the offline phase."""
+    """Return the time of each part of the offline phase in seconds."""
     c = costs or OfflineCosts()
     start = c.engine + model.weight_bytes / c.load
     parts = {"cold start": start + c.compile, "warm start for the KV size": start, "proof by a start": start}
@@ -81,7 +84,7 @@ def seconds(model: ModelShape, costs: OfflineCosts | None = None) -> dict[str, f
 
 
 def disk(model: ModelShape, costs: OfflineCosts | None = None) -> dict[str, float]:
-    """Bytes in the bundle, without kernels by value."""
+    """Return the bytes of each part in the bundle, without kernels by value."""
     c = costs or OfflineCosts()
     graphs = {"graphs": model.nodes * c.node_bytes} if model.recorded else {}
     return {"compile caches": c.cache_bytes * model.ranks, **graphs}
@@ -90,5 +93,9 @@ def disk(model: ModelShape, costs: OfflineCosts | None = None) -> dict[str, floa
 def restore_seconds(
     model: ModelShape, us_a_node: float = 1.5, read_s_a_byte: float = 4e-9, images: float = 150e6
 ) -> float:
-    """Python's share of a restore: nodes, and every image read, verified and unpacked once."""
+    """Return the time in seconds that Python code takes in a restore.
+
+    It depends on the number of nodes and on the bytes of kernel images, each of which is read, verified and
+    unpacked once.
+    """
     return model.nodes * us_a_node * 1e-6 + images * read_s_a_byte if model.recorded else 0.0

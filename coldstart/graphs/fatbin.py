@@ -1,9 +1,9 @@
-"""The cubins inside a library: NVIDIA's fat binaries, compressed or not.
+"""Cubins in a library: NVIDIA's fat binaries, compressed or not.
 
-A library's section .nv_fatbin is a run of containers: u32 magic, u16 version, u16 bytes of this head, u64 bytes of what
-follows.  In it, entries: u16 kind (1 PTX, 2 cubin), u16, u32 bytes of this head, u64 bytes of the payload, u32 bytes of
-it that are used, at 40 u64 flags (0x8000: a zstd frame, 0x2000: LZ4), at 48 u64 bytes when unpacked.  The format is not
-documented; it was read off files of CUDA 13.0, and `cuobjdump` is what the tests compare with.
+A library's section .nv_fatbin is a sequence of containers: u32 magic, u16 version, u16 header bytes, u64
+bytes after the header. A container has entries: u16 kind (1 PTX, 2 cubin), u16, u32 header bytes, u64 payload
+bytes, u32 used payload bytes, u64 flags at 40 (0x8000: a zstd frame, 0x2000: LZ4), u64 unpacked bytes at 48.
+The format is not documented: it was derived from files of CUDA 13.0, and the tests compare with `cuobjdump`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENTRY = struct.Struct("<HHIQI8xI8xQQ")
 
 @dataclass(frozen=True)
 class FatbinEntry:
-    """Where a cubin lies in the file, packed, in bytes; `architecture` is 80, 90, ..."""
+    """Position of a packed cubin in the file, in bytes; `architecture` is 80, 90, ..."""
 
     offset: int
     size: int
@@ -33,7 +33,7 @@ class FatbinEntry:
 
 
 def library_entries(library: Buffer) -> Iterator[FatbinEntry]:
-    """Every cubin of a shared library or of a bare fat binary that can be unpacked. Raises AlteredTableError."""
+    """Yield every cubin of a shared library or fat binary that `unpack` can read. Raises AlteredTableError."""
     try:
         if library[:4] == MAGIC.to_bytes(4, "little"):
             yield from entries(library, 0, len(library))
@@ -42,11 +42,11 @@ def library_entries(library: Buffer) -> Iterator[FatbinEntry]:
             if name in SECTIONS:
                 yield from entries(library, offset, offset + size)
     except (struct.error, ValueError, IndexError) as error:
-        raise AlteredTableError(f"no library with whole fat binaries: {error}") from error
+        raise AlteredTableError(f"cannot read fat binaries of the library: {error}") from error
 
 
 def entries(data: Buffer, at: int, end: int) -> Iterator[FatbinEntry]:
-    """The cubins of the containers between two positions; LZ4, which nvcc wrote before 12.8, is left out."""
+    """Yield the cubins of the containers between two positions, without LZ4, which nvcc wrote before 12.8."""
     while at + _CONTAINER.size <= end:
         magic, _, head, size = _CONTAINER.unpack_from(data, at)
         if magic != MAGIC:
@@ -66,13 +66,13 @@ def _container(data: Buffer, at: int, end: int) -> Iterator[FatbinEntry]:
         at += head + size
 
 
-def unpacked(packed: bytes) -> bytes:
-    """The cubin of an entry's bytes. Raises AlteredTableError."""
+def unpack(packed: bytes) -> bytes:
+    """Return the cubin of an entry's bytes. Raises AlteredTableError."""
     if packed[:4] != ZSTD_MAGIC:
         return packed
-    import zstandard  # here: the check on a bare GPU machine has no library of ours
+    import zstandard  # imported here: the check on a GPU machine without our dependencies needs none
 
     try:
         return zstandard.ZstdDecompressor().decompress(packed, max_output_size=LARGEST)
     except zstandard.ZstdError as error:
-        raise AlteredTableError(f"a kernel binary cannot be unpacked: {error}") from error
+        raise AlteredTableError(f"cannot unpack a kernel binary: {error}") from error

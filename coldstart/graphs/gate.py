@@ -1,8 +1,8 @@
-"""Proof before publishing: in a third process and layout, eager, captured and restored outputs are one.
+"""Proof of a bundle before it is published: eager, captured and restored outputs are equal in a third process.
 
-For every graph and seed: capture(x) == capture(x) first (the judge must be fit to judge), then eager(x) ==
-capture(x) == restored(x), bytes of outputs and of the KV cache.  The proof names the seal of the tables that
-it proved, so it proves no others.
+For every graph and seed, two captured replays are compared first, because a graph that is not deterministic
+cannot be proven. Then eager(x) == capture(x) == restored(x) must hold for the bytes of the outputs and the KV
+cache. The proof contains the seal of the tables, so it is valid for these tables only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ PROOF, REJECTED = "proof.json", "rejected.json"
 
 @dataclass
 class Proof:
-    """`canary` is (key, seed, sha256 of the outputs) of the smallest graph, `hashes` the same of all at that seed.
+    """Result of the proof.
 
-    `adopt` says that unnamed memory was adopted in the proof: a restore does what its proof did; `eager`
-    that outputs without any graph were compared as well. `unsettled` are those of `failed` of which one more
-    recorded layout would decide a word that has two readings.
+    `hashes` has the SHA-256 of the outputs of each proven graph at the first seed. `canary` is (key, seed,
+    hash) of the smallest graph. `adopt` is whether the proof adopted unnamed memory, which a restore must
+    then do too. `eager` is whether outputs without any graph were compared. `unsettled` are the failed graphs
+    with a word that has two readings, which one more recorded layout would decide.
     """
 
     seal: str
@@ -42,7 +43,7 @@ class Proof:
 
 
 def digest(data: bytes) -> str:
-    """What the canary compares."""
+    """Return the SHA-256 that the canary compares."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -53,11 +54,15 @@ def prove(
     workload: Workload,
     seeds: Sequence[int] = (1, 2),
 ) -> Proof:
-    """Restore every graph of the bundle first, then capture each, then compare. Nothing is written."""
+    """Restore every graph of the bundle, then capture each, then compare; nothing is written.
+
+    Raises:
+        NotProvenError: The bundle cannot be linked.
+    """
     seal = read_manifest(restorer.directory)["seal"]
     proof = Proof(seal=seal, seeds=list(seeds), adopt=restorer.adopt, eager=workload.has_eager)
     if not restorer.link():
-        raise NotProvenError(f"the bundle cannot be linked: {restorer.fallbacks['*']}")
+        raise NotProvenError(f"cannot link the bundle: {restorer.fallbacks['*']}")
     sizes = restorer.sizes()
     keys = sorted(sizes, key=lambda key: sizes[key])
     restored = {key: restorer.graph_or_none(key) for key in keys}
@@ -81,7 +86,7 @@ def _difference(
     key: str, restored: Replayable | None, driver: DriverApi, framework: FrameworkApi, workload: Workload,
     seeds: Sequence[int], restorer: Restorer,
 ) -> str | None:  # fmt: skip
-    """Why this graph is not proven, or None."""
+    """Return the reason why this graph is not proven, or None."""
     if restored is None:
         return f"not restored: {restorer.fallbacks.get(key)}"
     captured = Replayable(driver, framework, framework.capture(key).executable, restored=False)
@@ -89,7 +94,7 @@ def _difference(
         try:
             want = observe(driver, workload, key, seed, captured.replay)
             if observe(driver, workload, key, seed, captured.replay) != want:
-                return f"seed {seed}: the captured graph does not agree with itself"
+                return f"seed {seed}: two replays of the captured graph differ"
             if workload.has_eager and _eager(driver, workload, key, seed) != want:
                 return f"seed {seed}: captured and eager outputs differ"
             if observe(driver, workload, key, seed, restored.replay, restored=True) != want:
@@ -106,7 +111,7 @@ def _eager(driver: DriverApi, workload: Workload, key: str, seed: int) -> bytes:
 def observe(
     driver: DriverApi, workload: Workload, key: str, seed: int, run: Callable[[], None], *, restored: bool = False
 ) -> bytes:  # fmt: skip
-    """Outputs after one run on the seeded input. Raises GraphError."""
+    """Return the outputs of one run on the seeded input. Raises GraphError."""
     workload.prepare(key, seed)
     run()
     driver.synchronize()
@@ -118,47 +123,49 @@ def _hash(key: str, graph: Replayable, driver: DriverApi, workload: Workload, se
 
 
 def publish(proof: Proof, directory: Path) -> None:
-    """Write the proof beside the tables. Raises NotProvenError unless every graph of the bundle passed."""
+    """Write the proof to the bundle's directory. Raises NotProvenError unless every graph of the bundle passed."""
     manifest = read_manifest(directory)
     if proof.failed or sorted(proof.proven) != sorted(manifest["keys"]) or proof.seal != manifest["seal"]:
-        raise NotProvenError(f"not published: {proof.failed or 'the proof is of other tables'}")
+        raise NotProvenError(f"cannot publish: {proof.failed or 'the proof belongs to other tables'}")
     (directory / PROOF).write_text(json.dumps(asdict(proof), sort_keys=True))
 
 
 def reject(proof: Proof, directory: Path) -> None:
-    """Leave the reasons beside the tables, for whoever drops the graphs that failed or records once more."""
+    """Write the reasons to the bundle's directory; the next step drops the failed graphs or records another layout."""
     said = {"failed": proof.failed, "unsettled": proof.unsettled}
     (directory / REJECTED).write_text(json.dumps(said, sort_keys=True))
 
 
 def read_rejected(directory: Path) -> tuple[dict[str, str], list[str]]:
-    """Graph to reason, and those of them that one more layout may save."""
+    """Return reason by graph, and the graphs that one more layout may save."""
     said = json.loads((directory / REJECTED).read_text())
     return {str(k): str(v) for k, v in said["failed"].items()}, [str(key) for key in said["unsettled"]]
 
 
 def read_proof(directory: Path) -> Proof:
-    """The proof of exactly these tables. Raises NotProvenError."""
+    """Return the proof of exactly these tables. Raises NotProvenError."""
     try:
         data = json.loads((directory / PROOF).read_text())
         proof = Proof(**{**data, "canary": tuple(data["canary"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise NotProvenError(f"no proof can be read: {error}") from error
+        raise NotProvenError(f"cannot read the proof: {error}") from error
     manifest = read_manifest(directory)
     if proof.seal != manifest["seal"] or sorted(proof.proven) != sorted(manifest["keys"]):
-        raise NotProvenError("the proof is of other tables")
+        raise NotProvenError("the proof belongs to other tables")
     return proof
 
 
 def canary(proof: Proof, restorer: Restorer, driver: DriverApi, workload: Workload) -> bool:
-    """Replay the smallest graph on its stored input; False means: drop the bundle and capture."""
-    return proof.canary is not None and not wrong(proof, restorer, driver, workload, [proof.canary[0]])
+    """Replay the smallest graph on its stored input; return False if the bundle must be dropped."""
+    return proof.canary is not None and not find_mismatches(
+        proof, restorer, driver, workload, [proof.canary[0]]
+    )
 
 
-def wrong(
+def find_mismatches(
     proof: Proof, restorer: Restorer, driver: DriverApi, workload: Workload, keys: Sequence[str]
 ) -> dict[str, str]:
-    """Which of these graphs do not give the proof's outputs, with the reasons."""
+    """Return the graphs whose outputs differ from the proof, with the reasons."""
     reasons = {}
     for key in keys:
         graph = restorer.graph_or_none(key)
@@ -167,7 +174,7 @@ def wrong(
             continue
         try:
             if _hash(key, graph, driver, workload, proof.seeds[0]) != proof.hashes.get(key):
-                reasons[key] = "its outputs are not those of the proof"
+                reasons[key] = "its outputs differ from the proof"
         except GraphError as error:
             reasons[key] = str(error)
     return reasons

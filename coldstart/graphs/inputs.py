@@ -1,8 +1,9 @@
-"""A workload that needs no model: inputs as they stood at capture, seeded tokens and KV cache, outputs by place.
+"""Workload without a model: stored inputs of the capture, seeded tokens and KV cache, outputs by address.
 
-Static regions get the bytes that they held when their graph was captured, so every index in them is valid; token
-regions then get seeded ids, and two windows of each KV region (its start and its middle: keys and values) bytes
-that are finite numbers of modest size in every float format.  Observed are the outputs and the same windows.
+Static regions get the bytes that they had when their graph was captured, so every index in them is valid.
+Token regions then get seeded ids. Two windows of each KV region (its start and its middle: keys and values)
+get bytes that are finite numbers of moderate size in every float format. The outputs and the same windows are
+observed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from coldstart.graphs.tables import SymbolRegion
 
 FOLDER, ENTRY = "inputs", "workload"
 WINDOW = 1 << 20
-SHIFT = 1016  # from one window's numbers to the next one's: no two of a model's first 256 are alike
-# Alone or together these are 1 to 2 as fp16, below 1 as bf16 and fp32, 1 to 1.9 as fp8; the sign is free.
+SHIFT = 1016  # distance between the data of two windows: the first 256 windows of a model all differ
+# Any combination of these bytes has absolute values of 1 to 2 as fp16, below 1 as bf16 and fp32, 1 to 1.9 as fp8.
 FINITE = np.array([0x3C, 0x3D, 0x3E, 0x3F, 0xBC, 0xBD, 0xBE, 0xBF], np.uint8)
 Place = tuple[str, int, int]
 Where = Callable[[str], SymbolRegion]
@@ -33,7 +34,11 @@ Span = tuple[int, int]
 
 @dataclass
 class Inputs:
-    """`static`: key to symbol to digest; `tokens`: symbol to (bytes an id, ids are below); places by key."""
+    """Inputs and outputs of a bundle's graphs.
+
+    `static` maps a graph key to symbol to digest. `tokens` maps a symbol to (bytes per id, upper bound of
+    ids). `outputs` maps a graph key to places.
+    """
 
     tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     kv: list[str] = field(default_factory=list)
@@ -41,18 +46,18 @@ class Inputs:
     outputs: dict[str, list[Place]] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """For the sealed report of the tables."""
+        """Return the member of the sealed report of the tables."""
         return asdict(self)
 
     @classmethod
     def from_report(cls, report: Mapping[str, Any]) -> Inputs:
-        """What a bundle's report says. Raises AlteredTableError where it says nothing."""
+        """Parse the inputs from a bundle's report. Raises AlteredTableError if it has none."""
         try:
             held = report[ENTRY]
             tokens = {symbol: (int(a), int(b)) for symbol, (a, b) in held["tokens"].items()}
             return cls(tokens, list(held["kv"]), dict(held["static"]), _places(held["outputs"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise AlteredTableError("the bundle holds no inputs to replay its graphs on") from error
+            raise AlteredTableError("the bundle has no inputs for the replay of its graphs") from error
 
 
 def _places(held: Mapping[str, Any]) -> dict[str, list[Place]]:
@@ -60,7 +65,7 @@ def _places(held: Mapping[str, Any]) -> dict[str, list[Place]]:
 
 
 class InputLog:
-    """Bytes of static regions, kept by digest: most are the same for every graph."""
+    """Bytes of static regions, stored by digest: most are the same for every graph."""
 
     def __init__(self, driver: DriverApi) -> None:
         self._driver = driver
@@ -68,7 +73,7 @@ class InputLog:
         self.held: dict[str, bytes] = {}
 
     def remember(self, key: str, regions: Iterable[SymbolRegion]) -> None:
-        """What these regions hold now is the input of that graph."""
+        """Store the current contents of these regions as the input of a graph."""
         mine = self.static[key] = {}
         for region in regions:
             data = self._driver.read(region.base, region.size)
@@ -76,22 +81,22 @@ class InputLog:
             self.held.setdefault(mine[region.symbol], data)
 
     def save(self, directory: Path) -> None:
-        """Into a bundle's directory."""
+        """Write the inputs into a bundle's directory."""
         (directory / FOLDER).mkdir(exist_ok=True)
         for digest, data in self.held.items():
             (directory / FOLDER / digest).write_bytes(data)
 
 
-def stored(directory: Path) -> Callable[[str], bytes]:
-    """Reads inputs of a bundle by digest. Raises AlteredTableError."""
+def make_reader(directory: Path) -> Callable[[str], bytes]:
+    """Return a function that reads inputs of a bundle by digest and raises AlteredTableError."""
 
     def read(digest: str) -> bytes:
         try:
             data = (directory / FOLDER / digest).read_bytes()
         except OSError as error:
-            raise AlteredTableError(f"input {digest[:12]} cannot be read: {error}") from error
+            raise AlteredTableError(f"cannot read input {digest[:12]}: {error}") from error
         if sha256(data) != digest:
-            raise AlteredTableError(f"input {digest[:12]} is not what was sealed")
+            raise AlteredTableError(f"input {digest[:12]} does not match its digest")
         return data
 
     return read
@@ -99,16 +104,16 @@ def stored(directory: Path) -> Callable[[str], bytes]:
 
 @dataclass
 class View:
-    """Where one form of the graphs (captured here, or restored) has its outputs.
+    """Addresses of the outputs of captured or restored graphs.
 
-    `find` resolves symbols; `known` has addresses instead for graphs that were captured here.
+    `find` resolves symbols; `known` has the addresses for graphs that were captured in this process.
     """
 
     find: Where
     known: Mapping[str, list[Span]] = field(default_factory=dict)
 
     def outputs(self, key: str, inputs: Inputs) -> list[Span]:
-        """(address, bytes) of each output. Raises MissingRegionError."""
+        """Return (address, bytes) of each output. Raises MissingRegionError."""
         return self.known[key] if key in self.known else self._spans(inputs.outputs.get(key, []))
 
     def _spans(self, places: Iterable[Place]) -> list[Span]:
@@ -117,7 +122,11 @@ class View:
 
 @dataclass
 class StoredInputs:
-    """The workload; `here` finds named memory, the views the outputs of each form (None: there is no such form)."""
+    """Workload of stored inputs.
+
+    `here` finds named memory. `captured` and `restored` find the outputs of each form; None if the process
+    has no such form.
+    """
 
     driver: DriverApi
     inputs: Inputs
@@ -128,7 +137,12 @@ class StoredInputs:
     has_eager: bool = False
 
     def prepare(self, key: str, seed: int) -> None:
-        """Raises AlteredTableError for a damaged input, MissingRegionError for one that this process lacks."""
+        """Write the inputs of a graph.
+
+        Raises:
+            AlteredTableError: A stored input is damaged.
+            MissingRegionError: This process has no region for an input.
+        """
         values = np.random.default_rng(seed)
         for symbol, digest in self.inputs.static.get(key, {}).items():
             self.driver.write(self.here(symbol).base, self.read(digest))
@@ -142,7 +156,7 @@ class StoredInputs:
             self.driver.write(address, _noise(seed)[at : at + size])
 
     def observe(self, key: str, *, restored: bool = False) -> bytes:
-        """Outputs, then KV windows. Raises MissingRegionError."""
+        """Return the outputs and the KV windows. Raises MissingRegionError."""
         view = self.restored if restored else self.captured
         if view is None:
             raise MissingRegionError(f"{key} has no {'restored' if restored else 'captured'} form here")
@@ -151,12 +165,12 @@ class StoredInputs:
         return b"".join(self.driver.read(address, size) for address, size in spans)
 
     def eager(self, key: str) -> None:
-        """There is no model here to run."""
+        """Raise MissingRegionError: no model is available here."""
         raise MissingRegionError(f"{key}: stored inputs have no eager form")
 
     @contextmanager
-    def untouched(self, key: str) -> Iterator[None]:
-        """Whatever `prepare` writes for that graph is put back afterwards."""
+    def preserve(self, key: str) -> Iterator[None]:
+        """Restore on exit all memory that `prepare` writes for that graph."""
         symbols = {*self.inputs.static.get(key, {}), *self.inputs.tokens}
         spans = [(r.base, r.size) for r in map(self.here, symbols)]
         spans += [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
@@ -170,20 +184,27 @@ class StoredInputs:
 
 @functools.lru_cache(maxsize=4)
 def _noise(seed: int) -> bytes:
-    """Finite numbers for any window: drawn once, since a model has hundreds of windows and is prepared thousands of times."""
+    """Return finite numbers for any window.
+
+    The bytes are drawn once for each seed: a model has hundreds of windows and is prepared thousands of
+    times.
+    """
     values = np.random.default_rng((seed, len(FINITE)))
     return bytes(FINITE[values.integers(0, len(FINITE), 2 * WINDOW + (1 << 18), np.uint8)])
 
 
 def windows(region: SymbolRegion) -> list[tuple[int, int]]:
-    """(address, bytes) at the start and at the middle; the whole of a small region."""
+    """Return (address, bytes) of the windows at the start and the middle, or of the full region if it is small."""
     if region.size <= 2 * WINDOW:
         return [(region.base, region.size)]
     return [(region.base, WINDOW), (region.base + region.size // 2, WINDOW)]
 
 
 def finder(*sources: Callable[[], Iterable[SymbolRegion]]) -> Where:
-    """Regions by symbol in the first source that has it; raises MissingRegionError."""
+    """Return a function that finds a region by symbol in the first source that has it.
+
+    The function raises MissingRegionError for an unknown symbol.
+    """
     known: dict[str, SymbolRegion] = {}
 
     def find(symbol: str) -> SymbolRegion:

@@ -1,7 +1,7 @@
-"""Live intervals: which symbols hold an address.
+"""Intervals of live memory, and the symbols of an address.
 
-An address is inside [base, base + size) of at most one region, and may be one past the end of another; both
-readings are kept until a second layout decides.
+An address is inside [base, base + size) of at most one region and may be one past the end of another. Both
+readings are retained until a second layout decides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NONE = -1
 
 @dataclass
 class Reading:
-    """For each address a region number (or NONE) and an offset in bytes."""
+    """Region number (or NONE) and offset in bytes for each address."""
 
     region: Array
     offset: Array
@@ -35,15 +35,15 @@ class Intervals:
         overlap = self.base[:-1] + self.size[:-1] > self.base[1:]
         if overlap.any():
             first = regions[self.order[int(np.argmax(overlap))]]
-            raise GraphError(f"region {first.symbol} overlaps the next one: symbols must not alias")
+            raise GraphError(f"region {first.symbol} overlaps the next region; symbols must not alias")
 
     def inside(self, addresses: Array) -> Reading:
-        """base <= address < base + size."""
+        """Return the regions with base <= address < base + size."""
         at = np.searchsorted(self.base, addresses, side="right") - 1
         return self._reading(addresses, at, lambda distance, size: distance < size)
 
     def past_end(self, addresses: Array) -> Reading:
-        """address == base + size."""
+        """Return the regions with address == base + size."""
         at = np.searchsorted(self.base, addresses, side="left") - 1
         return self._reading(addresses, at, lambda distance, size: distance == size)
 

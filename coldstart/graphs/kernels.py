@@ -1,8 +1,8 @@
-"""The ladder from a kernel's identity (sha256 of its binary, mangled name) to a function handle.
+"""Resolve a kernel's identity (SHA-256 of its binary, mangled name) to a function handle.
 
-In order: the bundled binary; the modules that are loaded already, and again after the triggering kernels
-(section 5.2); dlsym.  A kernel that no rung yields makes its graphs fall back to capture.  A binary with
-mutable globals is never loaded a second time: two copies of a variable are two variables.
+Methods, in order: the bundled binary; the loaded modules, and again after the triggering kernels ran (section
+5.2); dlsym. If all of them fail, the graphs of the kernel are captured. A binary with mutable globals is
+never loaded a second time, because each copy would have its own variables.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Load = Callable[[str], bytes]
 
 @dataclass
 class Ladder:
-    """Resolves kernels of one process; `load` gives a verified binary by digest, or raises.
+    """Resolver of the kernels of one process; `load` returns a verified binary by digest, or raises.
 
-    A process that did not watch its modules cannot tell a loaded function's binary.  Such a function is taken
-    for a kernel of its name and parameters unless `ambiguous` says that the bundle has several of that name.
+    A process without a module log cannot tell the binary of a loaded function. Such a function is accepted if
+    its name and parameters match, unless `ambiguous` has the name because several binaries of the bundle
+    define it.
     """
 
     driver: DriverApi
@@ -38,7 +39,11 @@ class Ladder:
     _triggered: bool = False
 
     def resolve(self, kernel: Kernel) -> int:
-        """The function handle, its attributes set. Raises MissingKernelError with what every rung said."""
+        """Return the function handle, with its attributes set.
+
+        Raises:
+            MissingKernelError: Every method failed; the message has all reasons.
+        """
         reasons: list[str] = []
         for rung in (self._bundled, self._loaded, self._triggering, self._exported):
             try:
@@ -70,10 +75,10 @@ class Ladder:
         for function in (self._known.get((kernel.name, binary)) for binary in (kernel.binary, None)):
             if function is not None and self._fits(function, kernel):
                 return function
-        raise MissingKernelError("no loaded module holds it")
+        raise MissingKernelError("no loaded module contains it")
 
     def _fits(self, function: int, kernel: Kernel) -> bool:
-        """The same binary, or an unknown one where name and parameters leave no doubt."""
+        """Return whether the binary is the same, or is unknown but name and parameters are unambiguous."""
         here = self.driver.kernel(function)
         if here.binary is None:
             return here.layout == kernel.layout and kernel.name not in self.ambiguous
@@ -101,15 +106,15 @@ class Ladder:
 
 
 def ambiguous_names(kernels: Iterable[Kernel]) -> frozenset[str]:
-    """Names that several binaries of a bundle define."""
+    """Return the names that several binaries of a bundle define."""
     counts = Counter(name for name, _ in {(k.name, k.binary) for k in kernels})
     return frozenset(name for name, count in counts.items() if count > 1)
 
 
 def check_layout(kernel: Kernel, cubin: Cubin) -> None:
-    """Raise AlteredTableError where the binary declares other parameters than the tables, or lacks the kernel.
+    """Raise AlteredTableError if the binary lacks the kernel or declares other parameters than the tables.
 
-    A binary that says nothing of its parameters (a newer attribute) is taken at the driver's word.
+    If the binary declares no parameters (a newer attribute), the layout that the driver reported is accepted.
     """
     declared = cubin.kernels.get(kernel.name)
     if declared is None or (declared and declared != kernel.layout):

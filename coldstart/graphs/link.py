@@ -15,12 +15,12 @@ from coldstart.graphs.trace import live_allocation
 
 @dataclass
 class Bases:
-    """Addresses of a bundle's symbols in this process, and what was allocated for them.
+    """Addresses of a bundle's symbols in this process, and the memory allocated for them.
 
-    `owned` are symbols whose memory this object gave: their contents come from the bundle.  With `adopt`, an
-    unnamed allocation that this process has not made is owned as well, instead of being an error: right for
-    workspaces and constants, wrong for state that code outside the graphs changes, so the proof must be made
-    with it too.
+    `owned` are the symbols whose memory this object allocated; the bundle provides their contents. With
+    `adopt`, an unnamed allocation that this process lacks is owned too instead of raising an error. This is
+    right for workspaces and constants, and wrong for state that code outside the graphs changes, so the proof
+    must use `adopt` too.
     """
 
     driver: DriverApi
@@ -30,7 +30,7 @@ class Bases:
     allocated: list[int] = field(default_factory=list)
 
     def find(self, tables: Tables) -> Array:
-        """The address of every symbol (u64). Raises MissingRegionError."""
+        """Return the address of every symbol (u64). Raises MissingRegionError."""
         named = {r.symbol: r for r in self.framework.regions()}
         pools = [r for r in tables.regions if r.symbol.startswith("pool:")]
         reserved = self.framework.reserve_pool([r.size for r in pools]) if pools else []
@@ -53,7 +53,7 @@ class Bases:
         return self.allocated[-1]
 
     def release(self) -> None:
-        """Give everything back: an ordinary capture needs the memory. Raises DriverError."""
+        """Free all memory: an ordinary capture needs it. Raises DriverError."""
         self.framework.release_pool()
         while self.allocated:
             self.driver.free(self.allocated.pop())
@@ -70,7 +70,7 @@ def _sized(region: SymbolRegion, allocation: tuple[int, int] | None) -> int:
 
 
 def relocate(payload: Array, relocations: Array, base: Array, driver: DriverApi | None = None) -> Array:
-    """A private copy of the payload, all plain relocations applied in one step."""
+    """Return a copy of the payload with all relocations applied."""
     out = np.array(payload)
     plain = relocations[relocations["kind"] == ABSOLUTE] if relocations["kind"].any() else relocations
     place, words = plain["place"], base[plain["region"]] + plain["offset"].astype(np.uint64)
@@ -91,8 +91,8 @@ def _move_maps(out: Array, maps: Array, base: Array, driver: DriverApi) -> None:
         out[place : place + TENSOR_MAP_BYTES] = np.frombuffer(moved, np.uint8)
 
 
-def broken_assumptions(tables: Tables, base: Array) -> dict[int, str]:
-    """Graphs with a word that has two readings which this process does not make equal."""
+def find_broken_assumptions(tables: Tables, base: Array) -> dict[int, str]:
+    """Return the graphs with a word of two readings that differ in this process, with the reasons."""
     a = tables.assumed
     sizes = np.array([r.size for r in tables.regions] or [0], np.uint64)
     ends = base[a["end_of"]] + sizes[a["end_of"]] if len(a) else np.zeros(0, np.uint64)
@@ -104,7 +104,10 @@ def broken_assumptions(tables: Tables, base: Array) -> dict[int, str]:
 
 @dataclass
 class Rows:
-    """`rows[i]` launches node i (zeros for other kinds); `pointers` and `payload` must outlive their use."""
+    """Launch parameters: `rows[i]` launches node i (zeros for other kinds).
+
+    `pointers` and `payload` must stay alive while the rows are used.
+    """
 
     rows: Array
     pointers: Array
@@ -112,7 +115,7 @@ class Rows:
 
 
 def launch_rows(tables: Tables, payload: Array, functions: Sequence[int]) -> Rows:
-    """CUDA_KERNEL_NODE_PARAMS for every node, with kernelParams arrays that point into `payload`."""
+    """Return CUDA_KERNEL_NODE_PARAMS for every node, with kernelParams arrays that point into `payload`."""
     nodes = tables.nodes
     kernel = np.flatnonzero(nodes["kind"] == 0)
     number = nodes["kernel"][kernel]

@@ -1,9 +1,10 @@
-"""Adopted memory while the engine works: what a graph needs of it must stand still from one live step to the next.
+"""Check that the adopted memory which graphs need does not change while the engine serves requests.
 
-A restored graph has a copy of its own of every workspace and constant that no tensor names.  A proof cannot tell such
-memory from a buffer that the engine rewrites before each step, since both of its sides replay without the engine.  So
-the recording process serves a few real steps and looks at the needed blocks after each: a block that has changed is
-state, not contents, and every graph that points into its region is refused.
+A restored graph has its own copy of every workspace and constant that no tensor names. The proof cannot tell
+such memory from a buffer that the engine rewrites before each step, because both sides of the proof replay
+without the engine. The recording process therefore serves a few real steps and compares the needed blocks
+after each step. A block that changed is state and not contents, and every graph that points into its region
+is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ UNNAMED = ("lib:", "alloc#")
 
 @dataclass
 class ContentWatch:
-    """`blocks` are (symbol, address, bytes) of needed contents; `look` after every live step."""
+    """Watch over needed contents: `blocks` are (symbol, address, bytes); call `look` after every live step."""
 
     driver: DriverApi
     blocks: Sequence[tuple[str, int, int]]
@@ -38,7 +39,7 @@ class ContentWatch:
     _last: list[bytes] = field(default_factory=list)
 
     def look(self) -> None:
-        """Compare with the step before. Raises DriverError."""
+        """Compare the blocks with those after the previous step. Raises DriverError."""
         self.driver.synchronize()
         now = [self.driver.read(address, size) for _, address, size in self.blocks]
         if self._last:
@@ -47,12 +48,12 @@ class ContentWatch:
         self._last, self.steps = now, self.steps + 1
 
     def save(self, work: Path) -> None:
-        """Leave what was seen for whoever started this process."""
+        """Write the result for the process that runs the offline phase."""
         (work / FILE).write_text(json.dumps({"steps": self.steps, "changed": sorted(self.changed)}))
 
 
 def watch(driver: DriverApi, tables: Tables, adopted: Sequence[SymbolRegion]) -> ContentWatch:
-    """A watch over the contents that these tables keep of memory without a name; `adopted` says where it is here."""
+    """Return a watch over the contents of unnamed memory in these tables; `adopted` has the addresses in this process."""
     base = {region.symbol: region.base for region in adopted if region.symbol.startswith(UNNAMED)}
     rows = [(tables.regions[r].symbol, offset, size) for r, size, offset, _ in tables.blocks.tolist()]
     return ContentWatch(
@@ -61,21 +62,22 @@ def watch(driver: DriverApi, tables: Tables, adopted: Sequence[SymbolRegion]) ->
 
 
 def settle(work: Path, bundle: Path) -> None:
-    """Drop from the bundle every graph that points into memory which changed.
+    """Drop every graph from the bundle that points into memory which changed.
 
-    Raises Refused where fewer than two live steps were seen, or where no graph is left.
+    Raises:
+        GraphRefusedError: Fewer than two live steps were observed, or no graph remains.
     """
     seen = _read(work)
     if seen["steps"] < LEAST:
         raise GraphRefusedError(
-            f"the recording engine was seen to take {seen['steps']} live steps, {LEAST} are needed"
+            f"the recording engine ran {seen['steps']} live steps, but {LEAST} are needed"
         )
     tables = table_files.load(bundle)
-    reasons = refusals(tables, set(seen["changed"]))
+    reasons = find_refusals(tables, set(seen["changed"]))
     if not reasons:
         return
     if set(tables.keys) <= set(reasons):
-        raise GraphRefusedError(f"no graph can be restored: {next(iter(reasons.values()))}")
+        raise GraphRefusedError(f"cannot restore any graph: {next(iter(reasons.values()))}")
     kept = drop_unused_regions(subset(tables, lambda key: key not in reasons, reasons))
     binaries = {d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]}
     table_files.save(kept, bundle, binaries)
@@ -88,8 +90,8 @@ def _read(work: Path) -> dict[str, Any]:
         return {"steps": 0, "changed": []}
 
 
-def refusals(tables: Tables, changed: set[str]) -> dict[str, str]:
-    """Graph to reason, for those that point into one of these regions."""
+def find_refusals(tables: Tables, changed: set[str]) -> dict[str, str]:
+    """Return the graphs that point into one of the changed regions, with the reasons."""
     moving = {number for number, region in enumerate(tables.regions) if region.symbol in changed}
     reasons = {}
     for index, key in enumerate(tables.keys):

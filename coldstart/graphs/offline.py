@@ -1,9 +1,11 @@
-"""The offline rounds as seen from outside: which processes to start, until a bundle is proven.
+"""Order of the offline processes: which process of the engine starts next, until a bundle is proven.
 
-Two processes with two layouts make a bundle; a further layout is taken while words with two readings are left, and
-where the proof's layout shows that they matter; what of it changes while the last of them serves a few steps is refused.
-Then one process that captured nothing of it proves it; graphs that fail are dropped, and what is left is proved
-again.  Nothing here touches a driver: whoever calls says how a process of the engine is started.
+Two processes with two layouts make a bundle. Another layout is recorded while words have two readings, and if
+the proof shows that such a word matters. Graphs whose memory changes during a few live steps are refused. A
+process that did not capture the bundle then proves it; graphs that fail are dropped, and the others are
+proven again.
+
+This module calls no driver: the caller provides the function that starts a process of the engine.
 """
 
 from __future__ import annotations
@@ -23,9 +25,15 @@ Launch = Callable[[str, EngineTask], None]
 
 
 def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
-    """A proven bundle below `work`; launch(name, task) runs one process of the engine to its end.
+    """Return the directory of a proven bundle below `work`.
 
-    Raises Refused or NotProvenError with the reason when no graph of this model can be restored; what `launch` raises.
+    Args:
+        work: Directory of the offline phase.
+        launch: Runs one process of the engine to its end; its arguments are a name and a task.
+        by_reference: Store references to kernels that an installed library contains.
+
+    Raises:
+        GraphRefusedError, NotProvenError: No graph of this model can be restored. `launch` may raise other errors.
     """
     while len(layouts(work)) < LEAST or (len(layouts(work)) < MOST and _ambiguous(work)):
         _record(work, launch, by_reference)
@@ -36,22 +44,22 @@ def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
         _expect(work, (work / BUNDLE / gate.PROOF).exists() or (work / BUNDLE / gate.REJECTED).exists())
         if (work / BUNDLE / gate.PROOF).exists():
             return work / BUNDLE
-        if worth_another(work / BUNDLE, len(layouts(work))):
+        if needs_another_layout(work / BUNDLE, len(layouts(work))):
             _record(work, launch, by_reference)
         elif dropped:
             raise NotProvenError(
-                "graphs that were proven once failed the second time: nothing of it can be relied on"
+                "graphs that passed the first proof failed the second one; no graph of the bundle is reliable"
             )
         else:
             keep_proven(work / BUNDLE)
             dropped = True
 
 
-def worth_another(bundle: Path, recorded: int) -> bool:
-    """Whether one more layout may save what the proof has refused.
+def needs_another_layout(bundle: Path, recorded: int) -> bool:
+    """Return whether one more layout may save graphs that failed the proof.
 
-    Two regions that touched in every layout recorded so far did not in the proof's: a further one is likely to tell
-    which of the two a word belongs to. Where they always touch, the proof's own layout would have been no different.
+    Two regions that touched in every recorded layout did not touch in the proof's layout, so another layout
+    probably tells which of the two a word belongs to. `recorded` is the number of layouts so far.
     """
     return recorded < MOST_AFTER_PROOF and bool(gate.read_rejected(bundle)[1])
 
@@ -76,7 +84,7 @@ def _ambiguous(work: Path) -> bool:
 
 
 def keep_proven(bundle: Path) -> None:
-    """Drop the graphs that the gate rejected, with its reasons. Raises NotProvenError where none is left."""
+    """Drop the graphs that the proof rejected, with its reasons. Raises NotProvenError if no graph remains."""
     failed, _ = gate.read_rejected(bundle)
     tables = table_files.load(bundle)
     if set(tables.keys) <= set(failed):

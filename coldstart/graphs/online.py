@@ -1,6 +1,7 @@
-"""A start from a proven bundle: link, the smallest and the largest graph, the canary; then ready; then the rest.
+"""Start from a proven bundle: link, restore the smallest and the largest graph, run the canary, then restore the rest.
 
-Invariant: before the first answer either the canary's hash was the proof's, or no restored graph is in use.
+The server is ready after the canary. Invariant: before the first answer, either the canary's hash equals that
+of the proof, or no restored graph is in use.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ Show = Callable[[], None]
 
 
 class Online:
-    """One start. `workload` is None where no canary is wanted; with `every` each graph is one, before ready."""
+    """Restore during one start.
+
+    `workload` None omits the canary. With `every`, each graph is a canary before the server is ready.
+    """
 
     def __init__(
         self, restorer: Restorer, proof: gate.Proof, workload: StoredInputs | None, *, every: bool = False
@@ -28,14 +32,14 @@ class Online:
 
     @property
     def fallbacks(self) -> dict[str, str]:
-        """Graph (or `*` for all) to the reason why it is captured."""
+        """Return the reason for each graph that is captured; `*` stands for all graphs."""
         return self.restorer.fallbacks
 
     def begin(self) -> bool:
-        """Whether restored graphs may be used; False leaves nothing of the bundle behind."""
+        """Return whether restored graphs may be used; False drops all of the bundle."""
         if not self.restorer.link():
             return False
-        self._first = self.restorer.first()
+        self._first = self.restorer.list_first()
         for key in self._first:
             self.restorer.graph_or_none(key)
         if self._workload is not None and (bad := self._canaries(self._workload)):
@@ -48,22 +52,24 @@ class Online:
         bad: dict[str, str] = {}
         for key in keys:
             try:
-                with workload.untouched(key):
-                    bad |= gate.wrong(self._proof, self.restorer, self.restorer.driver, workload, [key])
+                with workload.preserve(key):
+                    bad |= gate.find_mismatches(
+                        self._proof, self.restorer, self.restorer.driver, workload, [key]
+                    )
             except GraphError as error:
                 bad[key] = str(error)
         return bad
 
-    def soon(self, key: str) -> bool:
-        """Whether this graph is built before ready."""
+    def is_first(self, key: str) -> bool:
+        """Return whether this graph is built before the server is ready."""
         return key in self._first
 
-    def later(self, key: str, show: Show) -> None:
-        """Build that graph in the background; `show` is called, there, once it can be replayed."""
+    def defer(self, key: str, show: Show) -> None:
+        """Build the graph in the background; `show` is called in that thread when the graph can be replayed."""
         self._waiting[key] = show
 
-    def ready(self) -> None:
-        """Nothing is being captured any more: build what waits."""
+    def build_deferred(self) -> None:
+        """Build the graphs that wait; call this when the process captures no more graphs."""
         self.restorer.start(list(self._waiting), partial(_shown, self._waiting))
 
 

@@ -1,4 +1,4 @@
-"""What `inspect` shows of a graphs section, and the difference between two of them."""
+"""Summary of a graphs section for `inspect`, and the difference between two sections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from coldstart.graphs.tables import NO_KERNEL, TENSOR_MAP, Array, Kernel, Tables
 
 
 def summary(directory: Path) -> dict[str, Any]:
-    """Counts and bytes of a bundle on disk; JSON-ready. Raises AlteredTableError."""
+    """Return counts and bytes of a bundle on disk as JSON data. Raises AlteredTableError."""
     tables, references = load(directory), read_manifest(directory)["report"].get("references", {})
     return {
         "graphs": len(tables.keys),
@@ -30,7 +30,7 @@ def summary(directory: Path) -> dict[str, Any]:
         "edges_with_data": int(((tables.edges["type"] != 0) | (tables.edges["from_port"] != 0)).sum()),
         "kernels": [_kernel(directory, k, uses, references) for k, uses in _uses(tables)],
         "relocations": len(tables.relocations),
-        "relocations_by_region": by_region(tables),
+        "relocations_by_region": count_relocations(tables),
         "relocations_of_tensor_maps": int((tables.relocations["kind"] == TENSOR_MAP).sum()),
         "unstable_bytes": tables.report.get("noise_bytes", 0),
         "refused": tables.refused,
@@ -52,7 +52,7 @@ def _uses(tables: Tables) -> list[tuple[Kernel, int]]:
 
 
 def _kernel(directory: Path, kernel: Kernel, uses: int, references: Mapping[str, Any]) -> dict[str, Any]:
-    """`held`: by value, by reference, or by name alone (found in what the process has loaded)."""
+    """Return a kernel's entry; `held` is value, reference or name (found in the loaded modules)."""
     by_value = kernel.binary is not None and (directory / "kernels" / kernel.binary).exists()
     referred = references.get(kernel.binary, {}) if kernel.binary else {}
     held = "value" if by_value else "reference" if referred else "name"
@@ -62,8 +62,8 @@ def _kernel(directory: Path, kernel: Kernel, uses: int, references: Mapping[str,
     }  # fmt: skip
 
 
-def by_region(tables: Tables) -> dict[str, int]:
-    """Relocations by kind of symbol: param, buffer, kv, static, pool, lib, alloc."""
+def count_relocations(tables: Tables) -> dict[str, int]:
+    """Return the number of relocations for each type of symbol: param, buffer, kv, static, pool, lib, alloc."""
     kinds = [region.symbol.replace("#", ":").partition(":")[0] for region in tables.regions]
     counts = Counter(kinds[i] for i in tables.relocations["region"].tolist())
     return dict(sorted(counts.items()))
@@ -78,7 +78,7 @@ def _proof(directory: Path) -> dict[str, Any] | None:
 
 
 def diff(one: Path, other: Path) -> dict[str, Any]:
-    """What two bundles do not share: graphs, kernels, regions, refusals, and where graphs of one key differ."""
+    """Return the differences of two bundles: graphs, kernels, regions, refused graphs, and rows of common graphs."""
     a, b = load(one), load(other)
     names = [{f"{k.name} {k.binary}" for k in t.kernels} for t in (a, b)]
     symbols = [{f"{r.symbol} {r.size}" for r in t.regions} for t in (a, b)]
@@ -97,7 +97,7 @@ def _only(one: set[str], other: set[str]) -> list[list[str]]:
 
 
 def changes(a: Tables, b: Tables, key: str) -> dict[str, int]:
-    """How many rows of a graph differ by table, {} for none; where one has more rows, those differ as well."""
+    """Return how many rows of a graph differ, by table; {} if none. Surplus rows count as different."""
     (n, e, r), (m, f, s) = a.graph(a.keys.index(key)), b.graph(b.keys.index(key))
     counts = {
         "nodes": _differ(_node_rows(a, n), _node_rows(b, m)),
@@ -113,7 +113,7 @@ def _differ(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def _node_rows(tables: Tables, nodes: Array) -> list[object]:
-    """Rows that mean the same in any bundle: kernels and attributes instead of their numbers."""
+    """Return rows that are comparable between bundles: kernels and attributes instead of their numbers."""
     columns = nodes[["kind", "grid", "block", "shared", "size"]].tolist()
     kernels = [tables.kernels[k] if k != NO_KERNEL else None for k in nodes["kernel"].tolist()]
     attributes = [tables.attributes[i] for i in nodes["attributes"].tolist()]
@@ -121,7 +121,7 @@ def _node_rows(tables: Tables, nodes: Array) -> list[object]:
 
 
 def _relocation_rows(tables: Tables, nodes: Array, relocations: Array) -> list[object]:
-    """(node, byte inside it, symbol, kind, offset)."""
+    """Return rows of (node, byte in its payload, symbol, kind, offset)."""
     owner = np.searchsorted(nodes["payload"], relocations["place"], side="right") - 1
     inner = relocations["place"] - nodes["payload"][owner] if len(relocations) else owner
     symbols = [tables.regions[i].symbol for i in relocations["region"].tolist()]
@@ -143,6 +143,6 @@ def _parameters(a: Tables, n: Array, b: Tables, m: Array) -> int:
 
 
 def _payload(tables: Tables, nodes: Array) -> Array:
-    """Parameter bytes of a graph; noise is filled in, so it says nothing about equality."""
+    """Return the parameter bytes of a graph; the caller must ignore noise bytes."""
     spans = nodes[["payload", "size"]].tolist()
     return np.concatenate([np.zeros(0, np.uint8), *(tables.payload[p : p + s] for p, s in spans)])

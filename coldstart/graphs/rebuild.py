@@ -1,4 +1,4 @@
-"""One graph built anew in the driver: nodes in their captured order, attributes, edges with their data, instantiation."""
+"""Build one graph in the driver: nodes in captured order, attributes, edges with their data, instantiation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from coldstart.graphs.tables import MEMCPY, MEMSET, Array, Tables
 
 @dataclass
 class Linked:
-    """A bundle in this process: addresses known, contents written, kernels resolved or not."""
+    """Bundle linked into this process: addresses are known and contents written.
+
+    `missing` has the reason for each kernel that was not found, and `ambiguous` the reason for each graph
+    with a word of two readings.
+    """
 
     tables: Tables
     base: Array
@@ -25,7 +29,7 @@ class Linked:
 
 
 def fill(driver: DriverApi, graph: int, linked: Linked, index: int) -> int:
-    """Build graph number `index` of the tables into the empty `graph`; the executable. Raises DriverError."""
+    """Build graph number `index` of the tables in the empty `graph`; return the executable. Raises DriverError."""
     nodes, edges, _ = linked.tables.graph(index)
     first = int(linked.tables.graphs[index]["node"])
     handles = _nodes(driver, graph, nodes, linked.rows.rows[first : first + len(nodes)], linked.rows.payload)
@@ -36,7 +40,7 @@ def fill(driver: DriverApi, graph: int, linked: Linked, index: int) -> int:
 
 
 def _nodes(driver: DriverApi, graph: int, nodes: Array, rows: Array, payload: Array) -> list[Any]:
-    """Each run of kernels is one batch."""
+    """Add the nodes; each sequence of kernels is one batch."""
     handles: list[Any] = []
     for other in [*np.flatnonzero(nodes["kind"] != NodeKind.KERNEL).tolist(), len(nodes)]:
         if other > len(handles):

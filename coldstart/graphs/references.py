@@ -1,7 +1,7 @@
-"""Kernels by reference, not by value: (library, build id, offset, size) of a cubin in a fat binary, packed or not.
+"""Kernels by reference: (library, build id, offset, size) of a cubin in a fat binary, packed or not.
 
-Invariant: what `fetch` returns has the digest that the tables name, or MissingKernelError is raised.  What no library
-holds (code that was compiled on the machine) is bundled by value.
+Invariant: `fetch` returns bytes with the digest that the tables name, or raises. A kernel that no library
+contains, because it was compiled on the machine, is bundled by value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from coldstart.graphs.elf import spans
 from coldstart.graphs.errors import AlteredTableError, MissingKernelError
-from coldstart.graphs.fatbin import library_entries, unpacked
+from coldstart.graphs.fatbin import library_entries, unpack
 from coldstart.graphs.table_files import sha256
 
 NOTE_BUILD_ID = ".note.gnu.build-id"
@@ -23,7 +23,7 @@ NOTE_BUILD_ID = ".note.gnu.build-id"
 
 @dataclass(frozen=True)
 class Reference:
-    """`library` is a file name without its directory; offset and size are bytes of the file, still packed."""
+    """Position of a cubin: `library` is a file name without directory; `offset` and `size` are bytes of the packed file."""
 
     library: str
     build_id: str
@@ -32,14 +32,14 @@ class Reference:
 
 
 def loaded_libraries() -> list[Path]:
-    """Shared libraries that are mapped into this process."""
+    """Return the shared libraries that are mapped into this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
     return sorted(Path(p) for p in paths if ".so" in p and Path(p).is_file())
 
 
 def build_id(path: Path) -> str:
-    """Hex build id of a library, or "" where it has none."""
+    """Return the build id of a library in hexadecimal, or "" if it has none."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             notes = [data[at : at + size] for name, at, size in spans(data) if name == NOTE_BUILD_ID]
@@ -49,7 +49,7 @@ def build_id(path: Path) -> str:
 
 
 def refer(binaries: Mapping[str, bytes], libraries: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """References by digest for the binaries that some library holds; JSON-ready."""
+    """Return references by digest, as JSON data, for the binaries that a library contains."""
     documents: dict[str, dict[str, Any]] = {}
     for path in libraries:
         if len(documents) == len(binaries):
@@ -62,12 +62,12 @@ def refer(binaries: Mapping[str, bytes], libraries: Iterable[Path]) -> dict[str,
 
 
 def _places(path: Path, binaries: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
-    """(offset, bytes) of those that lie in this library."""
+    """Return (offset, bytes) by digest for the binaries in this library."""
     located: dict[str, tuple[int, int]] = {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             for entry in library_entries(data):
-                digest = sha256(unpacked(data[entry.offset : entry.offset + entry.size]))
+                digest = sha256(unpack(data[entry.offset : entry.offset + entry.size]))
                 if digest in binaries:
                     located.setdefault(digest, (entry.offset, entry.size))
         except AlteredTableError:
@@ -76,15 +76,15 @@ def _places(path: Path, binaries: Mapping[str, bytes]) -> dict[str, tuple[int, i
 
 
 def fetch(digest: str, references: Mapping[str, Mapping[str, Any]], libraries: Iterable[Path]) -> bytes:
-    """The binary, read from a library of this machine and verified. Raises MissingKernelError, AlteredTableError."""
+    """Return the binary, read from a library of this machine and verified. Raises MissingKernelError, AlteredTableError."""
     if digest not in references:
-        raise MissingKernelError("its binary is neither bundled nor referred to")
+        raise MissingKernelError("its binary is neither bundled nor stored by reference")
     wanted = Reference(**references[digest])
     for path in libraries:
         if path.name == wanted.library and build_id(path) == wanted.build_id:
             with path.open("rb") as file:
                 file.seek(wanted.offset)
                 data = file.read(wanted.size)
-            if sha256(image := unpacked(data)) == digest:
+            if sha256(image := unpack(data)) == digest:
                 return image
-    raise MissingKernelError(f"{wanted.library} with build id {wanted.build_id[:12]} is not on this machine")
+    raise MissingKernelError(f"no library {wanted.library} with build id {wanted.build_id[:12]} is loaded")

@@ -1,8 +1,8 @@
-"""Restore graphs without a forward pass; a graph that cannot be restored is captured as always.
+"""Restore graphs without a forward pass; a graph that cannot be restored is captured.
 
-Order: link once, then the smallest and the largest batch size before ready, the rest in the background.
-Invariant: after `graph(key)` returns, its replay() launches a working graph, restored or captured; a failure
-of both is raised as Refused and nothing else leaves this module.
+The bundle is linked once. The smallest and the largest batch size are restored before the server is ready,
+and the rest in the background. Invariant: replay() of the result of `graph(key)` launches a working graph,
+restored or captured. If both fail, `graph` raises GraphRefusedError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coldstart.graphs.api import Captured, DriverApi, FrameworkApi
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.errors import GraphError, GraphRefusedError, MissingRegionError
 from coldstart.graphs.kernels import Ladder, ambiguous_names, check_layout
-from coldstart.graphs.link import Bases, broken_assumptions, launch_rows, relocate
+from coldstart.graphs.link import Bases, find_broken_assumptions, launch_rows, relocate
 from coldstart.graphs.rebuild import Linked, fill
 from coldstart.graphs.references import fetch, loaded_libraries
 from coldstart.graphs.table_files import load, load_binary
@@ -33,7 +33,7 @@ Built = Callable[[str, "Replayable"], None]
 
 @dataclass
 class Replayable:
-    """Stands where a captured graph stood: replay() launches on the framework's current stream."""
+    """Replacement of a captured graph: replay() launches on the framework's current stream."""
 
     driver: DriverApi
     framework: FrameworkApi
@@ -42,12 +42,12 @@ class Replayable:
     keep: list[Any] = field(default_factory=list)
 
     def replay(self) -> None:
-        """One launch, asynchronous."""
+        """Launch the graph once, asynchronously."""
         self.driver.launch(self.executable, self.framework.stream())
 
 
 class Restorer:
-    """One bundle in one process; thread-safe: any thread may ask for any graph."""
+    """Restore of one bundle in one process; thread-safe: any thread may request any graph."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Restorer:
 
     # --- linking -------------------------------------------------------------------------------------
     def link(self) -> bool:
-        """Load and link; False where the whole bundle is unusable, with the reason in `fallbacks['*']`."""
+        """Load and link the bundle; return False if it cannot be used, with the reason in `fallbacks['*']`."""
         start = time.monotonic()
         try:
             self._linked = self._link(load(self.directory))
@@ -86,7 +86,7 @@ class Restorer:
         self._write_contents(tables, base)
         functions, missing = self._resolve(tables)
         return Linked(tables, base, launch_rows(tables, payload, functions), functions, missing,
-                      broken_assumptions(tables, base))  # fmt: skip
+                      find_broken_assumptions(tables, base))  # fmt: skip
 
     def _write_contents(self, tables: Tables, base: Array) -> None:
         if not len(tables.blocks):
@@ -98,7 +98,7 @@ class Restorer:
 
     def _resolve(self, tables: Tables) -> tuple[list[int], dict[int, str]]:
         self._references = tables.report.get("references", {})
-        # Once for each binary, however many kernels are in it: some have 22 MB.
+        # Read each binary once, although many kernels share it: some binaries have 22 MB.
         read = functools.cache(self._binary)
         declared = functools.cache(lambda digest: read_cubin(read(digest)))
         self.ladder = Ladder(self.driver, self.framework, read, ambiguous_names(tables.kernels))
@@ -120,14 +120,14 @@ class Restorer:
 
     # --- building ------------------------------------------------------------------------------------
     def graph(self, key: str) -> Replayable:
-        """The graph of this key, restored or else captured. Raises Refused where neither works."""
+        """Return the graph, restored or else captured. Raises GraphRefusedError if both fail."""
         with self._lock:
             if key not in self._graphs:
                 self._graphs[key] = self._restore_or_capture(key)
             return self._graphs[key]
 
     def graph_or_none(self, key: str) -> Replayable | None:
-        """The graph restored, or None with the reason in `fallbacks`: whoever asks captures it himself."""
+        """Return the restored graph, or None with the reason in `fallbacks`; the caller then captures it."""
         with self._lock:
             if key not in self._graphs:
                 start = time.monotonic()
@@ -162,7 +162,7 @@ class Restorer:
         if linked is None:
             raise GraphRefusedError(self.fallbacks.get("*", "not linked"))
         if key not in linked.tables.keys:
-            raise GraphRefusedError(linked.tables.refused.get(key, "the bundle does not hold this graph"))
+            raise GraphRefusedError(linked.tables.refused.get(key, "the bundle does not contain this graph"))
         index = linked.tables.keys.index(key)
         if index in linked.ambiguous:
             raise GraphRefusedError(linked.ambiguous[index])
@@ -179,27 +179,27 @@ class Restorer:
         return Replayable(self.driver, self.framework, executable, restored=True, keep=[linked.rows, graph])
 
     def _attempt(self, what: str, work: Callable[[], None]) -> None:
-        """Tidying up after a failure may fail too; the first failure stays the reason."""
+        """Run a cleanup step and record its failure; an earlier failure of that name remains the reason."""
         try:
             work()
         except GraphError as error:
             self.fallbacks.setdefault(what, str(error))
 
     # --- order ---------------------------------------------------------------------------------------
-    def first(self) -> list[str]:
-        """Smallest and largest of the graphs that the linked bundle holds, smallest first."""
+    def list_first(self) -> list[str]:
+        """Return the smallest and the largest graph of the linked bundle, smallest first."""
         order = sorted(self.sizes(), key=lambda key: self.sizes()[key])
         return list(dict.fromkeys([order[0], order[-1]])) if order else []
 
     def sizes(self) -> dict[str, int]:
-        """Batch size of every graph that the linked bundle holds."""
+        """Return the batch size of every graph of the linked bundle."""
         if self._linked is None:
             return {}
         tables = self._linked.tables
         return dict(zip(tables.keys, tables.graphs["size"].tolist(), strict=True))
 
     def start(self, keys: Sequence[str], built: Built) -> None:
-        """Build these in the background, largest first; `built` is called there for each that succeeds."""
+        """Build these graphs in the background, largest first; `built` is called in that thread after each success."""
         order = sorted(keys, key=lambda key: -self.sizes()[key])
         self._thread = threading.Thread(
             target=self._background, args=(order, built), name="graphs", daemon=True
@@ -207,11 +207,11 @@ class Restorer:
         self._thread.start()
 
     def holds(self, key: str) -> bool:
-        """Whether the linked bundle has this graph."""
+        """Return whether the linked bundle contains this graph."""
         return key in self.sizes()
 
     def has_two_readings(self, key: str) -> bool:
-        """Whether a word of this graph has two readings that this process does not make equal."""
+        """Return whether a word of this graph has two readings that differ in this process."""
         linked = self._linked
         return (
             linked is not None
@@ -220,14 +220,14 @@ class Restorer:
         )
 
     def region(self, symbol: str) -> tuple[SymbolRegion, int]:
-        """A symbol and its address here. Raises MissingRegionError."""
+        """Return a region and its address in this process. Raises MissingRegionError."""
         for number, region in enumerate(self._linked.tables.regions if self._linked else []):
             if self._linked is not None and region.symbol == symbol:
                 return region, int(self._linked.base[number])
         raise MissingRegionError(f"the bundle has no region {symbol}")
 
     def _background(self, keys: Sequence[str], built: Built) -> None:
-        """Never a capture: that belongs to the thread that owns the framework."""
+        """Build graphs without capturing any: only the thread that owns the framework may capture."""
         self._attempt("thread", self.driver.adopt_thread)
         for key in keys:
             with self._lock:
@@ -239,7 +239,7 @@ class Restorer:
             built(key, graph)
 
     def drop(self, reason: str) -> None:
-        """Forget every restored graph and give the memory back: from now on each is captured."""
+        """Drop every restored graph and free the memory; all graphs are captured from then on."""
         with self._lock:
             restored = [g for g in self._graphs.values() if g.restored]
             self._graphs = {key: g for key, g in self._graphs.items() if not g.restored}
@@ -250,6 +250,6 @@ class Restorer:
         self._attempt("release", self._bases.release)
 
     def wait(self) -> None:
-        """Until the background has built what it can."""
+        """Block until the background thread has ended."""
         if self._thread is not None:
             self._thread.join()

@@ -1,9 +1,9 @@
-"""The offline rounds as seen from inside a process of the engine: record, record again and link, prove.
+"""Work of one process in the offline phase: record a layout, combine the layouts, or prove the bundle.
 
 <work>/layout-1/, layout-2/ ...   one snapshot for each capturing process
-<work>/bundle/                    what all of them make together: written from the second on
+<work>/bundle/                    the bundle of all snapshots, written from the second on
 <work>/reason                     why this process did nothing
-Invariant: bundle/ appears whole, and holds proof.json only when a process that captured nothing of it has proved it.
+Invariant: bundle/ appears in one step. It contains proof.json only after a process that did not capture it has proven it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BUNDLE, REASON = "bundle", "reason"
 
 
 def layouts(work: Path) -> list[Path]:
-    """Snapshots of earlier processes, oldest first."""
+    """Return the snapshots of earlier processes, oldest first."""
     return sorted(work.glob("layout-*"), key=lambda path: int(path.name.removeprefix("layout-")))
 
 
 def fail(work: Path, reason: str) -> None:
-    """Tell whoever started this process."""
+    """Write the reason for the process that runs the offline phase."""
     (work / REASON).write_text(reason)
 
 
@@ -38,10 +38,13 @@ def record(
     work: Path, driver: DriverApi, framework: FrameworkApi, captured: dict[str, Captured], workload: Workload,
     log: InputLog, report: Mapping[str, Any], *, by_reference: bool = False,
 ) -> live.ContentWatch:  # fmt: skip
-    """Leave this process's layout, and from the second on the bundle; `report` is sealed with it.
+    """Write this process's layout, and from the second one on the bundle, whose sealed report includes `report`.
 
-    Whoever records takes live steps afterwards, calls the watch's `look` after each and saves it into `work`.
-    Raises GraphError: the layouts collide, or no graph can be relocated.
+    The caller then runs live steps, calls `look` of the returned watch after each, and saves the watch into
+    `work`.
+
+    Raises:
+        GraphError: Two layouts have equal addresses, or no graph can be relocated.
     """
     mine, earlier = capture.take(driver, framework, captured), layouts(work)
     target = work / f"layout-{len(earlier) + 1}"
@@ -72,11 +75,11 @@ def _write(work: Path, tables: Tables, mine: Snapshot, log: InputLog, by_referen
 def prove(
     work: Path, driver: DriverApi, framework: FrameworkApi, workload: Callable[[Restorer], Workload]
 ) -> gate.Proof:
-    """Restore before anything is captured, compare, and seal the proof where every graph has passed.
+    """Restore the bundle before any capture, compare, and write the proof if every graph passed.
 
     Raises NotProvenError, AlteredTableError.
     """
-    # Unnamed memory of capture is not made by a process that does not capture: the bundle brings it.
+    # A process that does not capture lacks the unnamed memory of a capture: it adopts that of the bundle.
     restorer = Restorer(work / BUNDLE, driver, framework, adopt=True)
     proof = gate.prove(restorer, driver, framework, workload(restorer))
     if proof.failed:

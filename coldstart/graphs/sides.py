@@ -1,4 +1,4 @@
-"""How one process reads an address: which symbol, at which offset."""
+"""Readings of an address in one process: a symbol and an offset."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from coldstart.graphs.tables import Array, SymbolRegion
 
 @dataclass
 class Symbols:
-    """All symbols of a bundle, and for each process where they are."""
+    """All symbols of a bundle, and their numbers."""
 
     regions: list[SymbolRegion]
     number: dict[str, int] = field(default_factory=dict)
 
     def add(self, symbol: str, size: int) -> int:
-        """The number of a symbol, made at first use."""
+        """Return the number of a symbol, assigned at its first use."""
         if symbol not in self.number:
             self.number[symbol] = len(self.regions)
             self.regions.append(SymbolRegion(symbol, size))
@@ -31,7 +31,7 @@ class Symbols:
 
 @dataclass
 class Words:
-    """Aligned arrays over the windows that differ: place, value in each process, up to three readings."""
+    """Words that differ, as aligned arrays: place, and the value in each process."""
 
     place: Array
     a: Array
@@ -40,13 +40,13 @@ class Words:
 
 @dataclass
 class Pairing:
-    """Driver allocations that no tensor reaches (lib:n), paired by equal offset and size, one to one."""
+    """Pairs of driver allocations that no tensor reaches (lib:n), matched one to one by equal offset and size."""
 
     mine: list[SymbolRegion] = field(default_factory=list)
     theirs: list[SymbolRegion] = field(default_factory=list)
 
     def number(self, one: SymbolRegion, other: SymbolRegion) -> int | None:
-        """n of lib:n, or None where either is already paired with another or their sizes differ."""
+        """Return n of lib:n; None if either is paired with another allocation or their sizes differ."""
         if one in self.mine or other in self.theirs:
             same = (
                 one in self.mine and other in self.theirs and self.mine.index(one) == self.theirs.index(other)
@@ -60,7 +60,7 @@ class Pairing:
 
 
 class Side:
-    """How one snapshot reads addresses, in shared symbol numbers."""
+    """Readings of addresses in one snapshot, as symbol numbers shared by both."""
 
     def __init__(self, snapshot: Snapshot, symbols: Symbols) -> None:
         self.snapshot, self._symbols = snapshot, symbols
@@ -72,19 +72,23 @@ class Side:
         self.driver = Intervals(self.device)
 
     def _number(self, region: SymbolRegion) -> int:
-        """NONE for a symbol that the other process holds with another size."""
+        """Return the symbol's number; NONE if the other process has the symbol with another size."""
         number = self._symbols.add(region.symbol, region.size)
         return number if self._symbols.regions[number].size == region.size else NONE
 
     def plain(self, address: Array) -> Reading:
-        """Named regions only, by any number of the shared symbols."""
+        """Return readings in named regions only."""
         return self._named(self.named.inside(address))
 
     def _named(self, reading: Reading) -> Reading:
         return Reading(self._numbers[reading.region], reading.offset)
 
     def readings(self, address: Array) -> list[Reading]:
-        """Inside a region, inside a traced allocation, one past the end of either: in order of trust."""
+        """Return four readings in order of trust.
+
+        They are: inside a region, inside a traced allocation, one past the end of a region, one past the end
+        of an allocation.
+        """
         inside, past = self.named.inside(address), self.named.past_end(address)
         traced, traced_end = self._traced(address)
         return [self._named(inside), traced, self._named(past), traced_end]
@@ -102,7 +106,7 @@ class Side:
         return out[0], out[1]
 
     def hits(self, address: Array) -> Array:
-        """Whether anything at all is known to live at these addresses."""
+        """Return whether any known live memory is at these addresses."""
         known = [r.region != NONE for r in self.readings(address)[:2]]
         held: Array = self.mapped.inside(address).region != NONE
         live: Array = known[0] | known[1] | held
@@ -112,7 +116,7 @@ class Side:
 def library_ranges(
     mapped: Sequence[SymbolRegion], regions: Sequence[SymbolRegion], trace: Array
 ) -> list[SymbolRegion]:
-    """Driver allocations that the framework does not carve up: no name and no traced block lies inside."""
+    """Return the driver allocations that contain no named region and no traced block."""
     blocks = trace["address"][trace["kind"] == 0]
     carved = np.concatenate([np.array([r.base for r in regions], np.uint64), blocks])
     holder = Intervals(mapped).inside(carved).region

@@ -1,6 +1,6 @@
-"""What one process saw: raw payloads, the addresses of everything that they may point to, and contents.
+"""Captures of one process: raw payloads, the addresses that they may point to, and contents.
 
-A snapshot is offline material.  Two of them, taken in processes whose bases differ, become a bundle.
+Snapshots belong to the offline phase. Two snapshots of processes with different bases become a bundle.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.table_files import load, load_binary, save
 from coldstart.graphs.tables import Array, SymbolRegion, Tables
 
-# `held` marks the bytes of a map that code its address.
+# `held` marks the bytes of a map that encode its address.
 MAP = np.dtype([("place", "<u4"), ("address", "<u8"), ("held", "?", 128)])
 
 
 @dataclass
 class Snapshot:
-    """Raw tables of one process; `contents` are bytes by base address."""
+    """Raw tables of one process; `contents` maps a base address to bytes."""
 
     tables: Tables
     regions: list[SymbolRegion]
@@ -35,7 +35,7 @@ class Snapshot:
     binaries: dict[str, bytes]
 
     def save(self, directory: Path) -> None:
-        """Write into `directory`."""
+        """Write the snapshot into `directory`."""
         save(self.tables, directory / "tables", self.binaries)
         for name in ("trace", "maps"):
             np.save(directory / f"{name}.npy", getattr(self, name), allow_pickle=False)
@@ -45,7 +45,7 @@ class Snapshot:
         (directory / "snapshot.json").write_text(json.dumps(facts))
 
     def keep(self, keys: Collection[str]) -> Snapshot:
-        """The same process, fewer graphs."""
+        """Return the snapshot with these graphs only."""
         tables = subset(self.tables, lambda key: key in keys)
         mine = np.repeat([key in keys for key in self.tables.keys], self.tables.graphs["nodes"])
         renumbered = np.cumsum(mine) - 1
@@ -58,12 +58,12 @@ class Snapshot:
 
 
 def load_snapshot(directory: Path) -> Snapshot:
-    """Read what save wrote. Raises AlteredTableError."""
+    """Read a snapshot. Raises AlteredTableError."""
     try:
         facts = json.loads((directory / "snapshot.json").read_text())
         arrays = {n: np.load(directory / f"{n}.npy", allow_pickle=False) for n in ("trace", "maps")}
     except (OSError, ValueError, EOFError) as error:
-        raise AlteredTableError(f"snapshot cannot be read: {error}") from error
+        raise AlteredTableError(f"cannot read snapshot: {error}") from error
     tables = load(directory / "tables")
     digests = {k.binary for k in tables.kernels if k.binary}
     return Snapshot(

@@ -1,7 +1,7 @@
-"""Tables on disk: one .npy per table (memory-mappable) and one sealed JSON.
+"""Tables on disk: one memory-mappable .npy file for each table and one sealed JSON file.
 
-Invariant: load(save(t)) == t, and any changed byte of any file makes load raise AlteredTableError: the JSON holds
-the sha256 of every table file and of itself without that field.
+Invariant: load(save(t)) == t, and load raises AlteredTableError after any changed byte of any file. The JSON
+file has the SHA-256 of every table file, and of itself without that member.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MANIFEST = "graphs.json"
 
 
 def canonical(data: object) -> bytes:
-    """The one byte string of a JSON value."""
+    """Return the canonical bytes of a JSON value."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def sha256(data: bytes) -> str:
-    """Hex digest."""
+    """Return the SHA-256 in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
-    """Write everything into `directory` (made here); return the seal."""
+    """Write the tables and kernel binaries into `directory`, which is created; return the seal."""
     check(tables)
     (directory / "kernels").mkdir(parents=True, exist_ok=True)
     digests = {name: _save_array(directory / f"{name}.npy", getattr(tables, name)) for name in ARRAYS}
@@ -46,8 +46,8 @@ def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
 
 
 def _save_array(path: Path, array: Array) -> str:
-    # Renamed over the old file: `array` itself may be a map of it. Not artifacts' own way of doing so, because these graphs
-    # are checked on GPU machines from the bare source tree, where that package is not.
+    # Rename over the old file, because `array` may be a map of it. `artifacts.files` has a function for this, but GPU machines
+    # check these graphs from a source tree without that package.
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         np.save(file, np.ascontiguousarray(array), allow_pickle=False)
@@ -70,17 +70,17 @@ def _manifest(tables: Tables, digests: dict[str, str], binaries: list[str]) -> d
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The sealed JSON. Raises AlteredTableError where it is cut short, changed, or of another format."""
+    """Return the sealed JSON. Raises AlteredTableError if it is truncated, changed or of another format."""
     try:
         manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_bytes())
         seal = manifest.pop("seal")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise AlteredTableError(f"{MANIFEST} cannot be read: {error}") from error
+        raise AlteredTableError(f"cannot read {MANIFEST}: {error}") from error
     if seal != sha256(canonical(manifest)):
-        raise AlteredTableError(f"{MANIFEST} is not what was sealed")
+        raise AlteredTableError(f"{MANIFEST} does not match its seal")
     if manifest.get("format") != FORMAT:
         raise AlteredTableError(
-            f"{MANIFEST} has format {manifest.get('format')}, this version reads {FORMAT}"
+            f"{MANIFEST} has format {manifest.get('format')}, but this version reads format {FORMAT}"
         )
     manifest["seal"] = seal
     return manifest
@@ -108,10 +108,10 @@ def load(directory: Path, *, verify: bool = True) -> Tables:
 def _load_array(path: Path, digest: str | None, verify: bool) -> Array:
     try:
         if verify and sha256(path.read_bytes()) != digest:
-            raise AlteredTableError(f"{path.name} is not what was sealed")
+            raise AlteredTableError(f"{path.name} does not match its digest")
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise AlteredTableError(f"{path.name} cannot be read: {error}") from error
+        raise AlteredTableError(f"cannot read {path.name}: {error}") from error
     return array
 
 
@@ -121,11 +121,11 @@ def _kernel(data: Mapping[str, Any]) -> Kernel:
 
 
 def load_binary(directory: Path, digest: str) -> bytes:
-    """A bundled kernel binary, verified. Raises AlteredTableError."""
+    """Return a bundled kernel binary, verified. Raises AlteredTableError."""
     try:
         data = (directory / "kernels" / digest).read_bytes()
     except OSError as error:
-        raise AlteredTableError(f"kernel binary {digest[:12]} cannot be read: {error}") from error
+        raise AlteredTableError(f"cannot read kernel binary {digest[:12]}: {error}") from error
     if sha256(data) != digest:
-        raise AlteredTableError(f"kernel binary {digest[:12]} is not what was sealed")
+        raise AlteredTableError(f"kernel binary {digest[:12]} does not match its digest")
     return data

@@ -1,8 +1,8 @@
-"""The graph representation: flat numpy tables, one row per node, edge, relocation and content block.
+"""Tables of graphs: flat numpy arrays with one row for each node, edge, relocation and content block.
 
-Layout invariant: graph g owns nodes[g.node : g.node + g.nodes], likewise edges and relocations; a node owns
-payload[n.payload : n.payload + n.size]; edge ends are node numbers inside their graph; relocation places are
-byte positions inside the whole payload.  36 bytes a node, 12 an edge, 16 a relocation, plus the payload.
+Layout invariant: graph g has nodes[g.node : g.node + g.nodes], likewise edges and relocations. A node has
+payload[n.payload : n.payload + n.size]. Edge ends are node numbers within their graph. Relocation places are
+byte positions in the payload array. A node takes 36 bytes, an edge 12 and a relocation 16, plus the payload.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TENSOR_MAP_BYTES = 128
 
 @dataclass(frozen=True)
 class Kernel:
-    """Identity is (sha256 of the binary, mangled name); `layout` is ((offset, size), ...) in bytes."""
+    """Kernel: its identity is (SHA-256 of the binary, mangled name); `layout` is ((offset, size), ...) in bytes."""
 
     name: str
     binary: str | None
@@ -73,13 +73,13 @@ class Kernel:
 
     @property
     def size(self) -> int:
-        """Bytes of the packed parameter buffer."""
+        """Return the size of the packed parameter buffer in bytes."""
         return max((offset + size for offset, size in self.layout), default=0)
 
 
 @dataclass(frozen=True)
 class SymbolRegion:
-    """A symbol of the linker: `size` bytes that every process holds somewhere; `base` in this process."""
+    """Linker symbol: `size` bytes that every process has at some address; `base` is that address in this process."""
 
     symbol: str
     size: int
@@ -91,7 +91,7 @@ Attributes = tuple[tuple[int, str], ...]
 
 @dataclass
 class Tables:
-    """All graphs of one model. Arrays may be memory maps; nothing here writes to them."""
+    """All graphs of one model; arrays may be memory maps, and no code writes to them."""
 
     graphs: Array
     nodes: Array
@@ -110,7 +110,7 @@ class Tables:
     report: dict[str, Any] = field(default_factory=dict)
 
     def graph(self, index: int) -> tuple[Array, Array, Array]:
-        """Nodes, edges and relocations of one graph, as views."""
+        """Return nodes, edges and relocations of one graph, as views."""
         g = self.graphs[index]
         return (
             self.nodes[g["node"] : g["node"] + g["nodes"]],
@@ -119,13 +119,13 @@ class Tables:
         )
 
     def bytes_per_node(self) -> float:
-        """All bytes that grow with nodes, divided by the nodes."""
+        """Return the bytes of all tables that grow with the number of nodes, divided by that number."""
         tables = (self.graphs, self.nodes, self.edges, self.relocations, self.payload)
         return sum(t.nbytes for t in tables) / max(1, len(self.nodes))
 
 
 def empty_tables() -> Tables:
-    """No graphs at all."""
+    """Return tables without graphs."""
     zero: dict[str, Any] = {name: np.zeros(0, dtype) for name, dtype in ARRAYS.items()}
     return Tables(**zero, keys=[], kernels=[], attributes=[()], regions=[])
 
@@ -143,14 +143,14 @@ def _need(condition: object, what: str) -> None:
 
 
 def _tiles(starts: Array, counts: Array, total: int) -> bool:
-    """Whether the slices follow one another and cover exactly `total` rows."""
+    """Return whether the slices are consecutive and cover exactly `total` rows."""
     ends = starts.astype(np.int64) + counts
     expected = np.concatenate([[0], ends])
     return bool(np.array_equal(starts, expected[:-1]) and expected[-1] == total)
 
 
 def check(tables: Tables) -> None:
-    """Raise AlteredTableError unless every index of every table lies inside the table that it names."""
+    """Raise AlteredTableError unless every index of every table is valid for the table that it refers to."""
     for name, dtype in ARRAYS.items():
         array = getattr(tables, name)
         _need(array.dtype == dtype and array.ndim == 1, f"{name} has another type or shape")
@@ -165,22 +165,29 @@ def check(tables: Tables) -> None:
 
 def _check_slices(t: Tables) -> None:
     g = t.graphs
-    _need(_tiles(g["node"], g["nodes"], len(t.nodes)), "nodes are not tiled by graphs")
-    _need(_tiles(g["edge"], g["edges"], len(t.edges)), "edges are not tiled by graphs")
+    _need(_tiles(g["node"], g["nodes"], len(t.nodes)), "the graphs' slices do not cover the nodes")
+    _need(_tiles(g["edge"], g["edges"], len(t.edges)), "the graphs' slices do not cover the edges")
     _need(
-        _tiles(g["relocation"], g["relocations"], len(t.relocations)), "relocations are not tiled by graphs"
+        _tiles(g["relocation"], g["relocations"], len(t.relocations)),
+        "the graphs' slices do not cover the relocations",
     )
 
 
 def _check_nodes(t: Tables) -> None:
     n = t.nodes
-    _need((n["payload"].astype(np.int64) + n["size"] <= len(t.payload)).all(), "a node's payload is outside")
-    _need((n["attributes"] < len(t.attributes)).all(), "a node names no attributes")
+    _need(
+        (n["payload"].astype(np.int64) + n["size"] <= len(t.payload)).all(),
+        "a node's payload exceeds the payload table",
+    )
+    _need((n["attributes"] < len(t.attributes)).all(), "a node has an invalid attributes number")
     kernel = n["kind"] == 0
-    _need((n["kernel"][kernel] < len(t.kernels)).all(), "a node names no kernel")
+    _need((n["kernel"][kernel] < len(t.kernels)).all(), "a node has an invalid kernel number")
     sizes = np.array([k.size for k in t.kernels] or [0])
     if kernel.any():
-        _need((sizes[n["kernel"][kernel]] == n["size"][kernel]).all(), "a payload is not its kernel's size")
+        _need(
+            (sizes[n["kernel"][kernel]] == n["size"][kernel]).all(),
+            "a payload has another size than its kernel's parameters",
+        )
     _need((n["size"][n["kind"] == 1] == MEMCPY.itemsize).all(), "a copy's payload has another size")
     _need((n["size"][n["kind"] == 2] == MEMSET.itemsize).all(), "a memset's payload has another size")
     _need(np.isin(n["kind"], (0, 1, 2, 5)).all(), "a node has an unsupported kind")
@@ -189,13 +196,16 @@ def _check_nodes(t: Tables) -> None:
 
 def _check_edges(t: Tables) -> None:
     limit = np.repeat(t.graphs["nodes"], t.graphs["edges"])
-    _need((t.edges["source"] < limit).all() and (t.edges["target"] < limit).all(), "an edge ends outside")
+    _need(
+        (t.edges["source"] < limit).all() and (t.edges["target"] < limit).all(),
+        "an edge ends outside its graph",
+    )
 
 
 def _spans(t: Tables, relocations: Array, sizes: Array, room: int) -> None:
     width = np.where(relocations["kind"] == TENSOR_MAP, TENSOR_MAP_BYTES, 8)
-    _need((relocations["place"] + width.astype(np.int64) <= room).all(), "a relocation is outside")
-    _need((relocations["region"] < len(t.regions)).all(), "a relocation names no region")
+    _need((relocations["place"] + width.astype(np.int64) <= room).all(), "a relocation exceeds its table")
+    _need((relocations["region"] < len(t.regions)).all(), "a relocation has an invalid region number")
     _need((relocations["kind"] <= TENSOR_MAP).all(), "a relocation has an unknown kind")
     inside = (relocations["offset"] >= 0) & (relocations["offset"] <= sizes[relocations["region"]])
     _need(inside.all(), "a relocation points outside its region")
@@ -214,16 +224,22 @@ def _check_relocations(t: Tables) -> None:
 
 def _check_assumed(t: Tables) -> None:
     a, count = t.assumed, len(t.regions)
-    _need((a["graph"] < len(t.graphs)).all(), "an assumption names no graph")
-    _need((a["end_of"] < count).all() and (a["start_of"] < count).all(), "an assumption names no region")
+    _need((a["graph"] < len(t.graphs)).all(), "an assumption has an invalid graph number")
+    _need(
+        (a["end_of"] < count).all() and (a["start_of"] < count).all(),
+        "an assumption has an invalid region number",
+    )
 
 
 def _check_contents(t: Tables) -> None:
     sizes = np.array([r.size for r in t.regions] or [0], dtype=np.int64)
     b = t.blocks
-    _need((b["region"] < len(t.regions)).all(), "a content block names no region")
+    _need((b["region"] < len(t.regions)).all(), "a content block has an invalid region number")
     _need(
         (b["offset"].astype(np.int64) + b["length"] <= sizes[b["region"]]).all(),
-        "a content block is too long",
+        "a content block exceeds its region",
     )
-    _need((b["start"].astype(np.int64) + b["length"] <= len(t.contents)).all(), "contents are cut short")
+    _need(
+        (b["start"].astype(np.int64) + b["length"] <= len(t.contents)).all(),
+        "a content block exceeds the contents",
+    )

@@ -1,6 +1,6 @@
-"""FrameworkApi over PyTorch: names for memory, segments of the private pool, capture through CUDAGraph.
+"""FrameworkApi over PyTorch: names of memory, segments of the private pool, capture with CUDAGraph.
 
-Not exercised without a GPU beyond its pure parts; benchmarks/gpu/verify.py runs it on one.
+Without a GPU, tests cover only the pure functions; benchmarks/gpu/verify.py runs this module on a GPU.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ Capture = Callable[[str], Any]
 
 
 class TorchFramework:
-    """`tensors` maps symbols (param:, buffer:, kv:, static:) to tensors; `capture` returns a kept CUDAGraph.
+    """Framework of one model.
 
-    `pool` is the id of the private memory pool (torch.cuda.graph_pool_handle()). Memory history should be
-    recorded in capturing processes: without it, segments of equal size cannot be told apart by order.
+    `tensors` maps symbols (param:, buffer:, kv:, static:) to tensors. `capture` returns a CUDAGraph that
+    retains its raw graph. `pool` is the id of the private memory pool (torch.cuda.graph_pool_handle()). A
+    capturing process should record the memory history: without it, segments of equal size have no known
+    order.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class TorchFramework:
         return snapshot
 
     def reserve_pool(self, sizes: Sequence[int]) -> list[int]:
-        """Plain allocations that live as long as this object: a pool region needs only its size."""
+        """Allocate memory that this object retains; a pool region needs only its size."""
         new = [self.torch.empty(size, dtype=self.torch.uint8, device="cuda") for size in sizes]
         self.reserved += new
         return [tensor.data_ptr() for tensor in new]
@@ -64,12 +66,12 @@ class TorchFramework:
         return trace_events(self._snapshot())
 
     def capture(self, key: str) -> Captured:
-        """An ordinary capture, instantiated by the driver. Raises Refused where PyTorch cannot capture."""
+        """Capture a graph and instantiate it in the driver. Raises GraphRefusedError if PyTorch cannot capture it."""
         try:
             graph = self._capture(key)
             raw = int(graph.raw_cuda_graph())
         except RuntimeError as error:
-            raise GraphRefusedError(f"{key} cannot be captured: {error}") from error
+            raise GraphRefusedError(f"cannot capture {key}: {error}") from error
         return Captured(raw, self.driver.instantiate(raw), [graph])
 
     def refusal(self, key: str) -> str | None:
@@ -82,19 +84,24 @@ class TorchFramework:
         self._trigger()
 
     def view(self, region: SymbolRegion, base: int, offset: int, like: Mapping[str, Any]) -> Any:
-        """A tensor over restored memory; `like` has shape, stride and dtype (a torch name)."""
+        """Return a tensor over restored memory; `like` has its shape, stride and dtype (a torch name)."""
         holder = next((t for t in self.reserved if t.data_ptr() == base), None)
         if holder is None:
-            raise GraphError(f"{region.symbol} is not memory that this object reserved")
+            raise GraphError(f"this object did not reserve the memory of {region.symbol}")
         dtype = getattr(self.torch, like["dtype"])
         flat = holder[offset:].view(dtype) if (region.size - offset) % dtype.itemsize == 0 else None
         if flat is None:
-            raise GraphError(f"an output at {region.symbol}+{offset} does not fit its type")
+            raise GraphError(
+                f"the output at {region.symbol}+{offset} has no complete elements of type {like['dtype']}"
+            )
         return self.torch.as_strided(flat, like["shape"], like["stride"])
 
 
-def kept_class(plain: Any) -> Any:
-    """CUDAGraph with its raw graph kept after instantiation. Its base is pybind's, which only `__init__` reaches."""
+def define_kept_class(plain: Any) -> Any:
+    """Return a subclass of CUDAGraph that retains its raw graph after instantiation.
+
+    The base class is a pybind class, whose argument can only be passed through `__init__`.
+    """
 
     class Kept(plain):  # type: ignore[misc]
         def __init__(self, keep_graph: bool = True) -> None:
@@ -104,7 +111,7 @@ def kept_class(plain: Any) -> Any:
 
 
 def consumes_random(graph: Any) -> bool:
-    """Whether one replay moves the default generator: such a graph holds offsets that replay() rewrites."""
+    """Return whether a replay advances the default generator: replay() rewrites the offsets in such a graph."""
     import torch
 
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -115,7 +122,7 @@ def consumes_random(graph: Any) -> bool:
 
 
 def tensor_regions(tensors: Mapping[str, Any]) -> list[SymbolRegion]:
-    """One region per storage (views and tied weights share theirs), by the first symbol in order."""
+    """Return one region for each storage (views and tied weights share one), named by its first symbol."""
     regions = []
     for symbol, tensor in tensors.items():
         storage = tensor.untyped_storage()
@@ -125,13 +132,13 @@ def tensor_regions(tensors: Mapping[str, Any]) -> list[SymbolRegion]:
 
 
 def module_tensors(module: Any) -> dict[str, Any]:
-    """param:<fqn> and buffer:<fqn> of a torch module."""
+    """Return the tensors of a torch module as param:<fqn> and buffer:<fqn>."""
     named = {f"param:{name}": p.data for name, p in module.named_parameters()}
     return named | {f"buffer:{name}": b for name, b in module.named_buffers()}
 
 
 def pool_segments(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[SymbolRegion]:
-    """Segments of one private pool, in order of allocation as far as the trace knows, then by size."""
+    """Return the segments of one private pool, in order of allocation if the trace has it, then by size."""
     mine = [s for s in snapshot["segments"] if tuple(s.get("segment_pool_id", (0, 0))) == tuple(pool)]
     first = {address: at for at, address in enumerate(_segment_addresses(snapshot))}
     mine.sort(key=lambda s: (first.get(s["address"], len(first)), s["total_size"]))
@@ -147,7 +154,7 @@ def _segment_addresses(snapshot: Mapping[str, Any]) -> list[int]:
 
 
 def trace_events(snapshot: Mapping[str, Any]) -> list[AllocationEvent]:
-    """Allocation and free events of the caching allocator, in order."""
+    """Return the allocation and free events of the caching allocator, in order."""
     kinds = {"alloc": "alloc", "free_completed": "free"}
     return [
         AllocationEvent(kinds[e["action"]], int(e["addr"]), int(e["size"]))

@@ -1,8 +1,8 @@
-"""Trace-based indirect index pointers (section 4.1): match an address with the allocations that are live after capture.
+"""Indirect index pointers by trace (section 4.1): match an address with the allocations that are live after capture.
 
-Allocation number i of the trace is the symbol alloc#i.  An address that was freed and given out again names the later
-allocation (Figure 6): PyTorch records no launches, and what a graph reads must outlive its capture.
-Addresses inside the block match as well (interior pointers), and one past its end.
+Allocation number i of the trace is the symbol alloc#i. An address that was freed and allocated again refers
+to the later allocation (Figure 6), because PyTorch records no launches and memory that a graph reads must
+outlive its capture. Addresses inside a block (interior pointers) and one past its end match too.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Matches = tuple[Match | None, Match | None]  # inside a block, one past the end 
 
 
 def pack(events: Sequence[AllocationEvent]) -> Array:
-    """Events as rows."""
+    """Return the events as rows."""
     return np.array([(_KINDS.index(e.kind), e.address, e.size) for e in events], TRACE)
 
 
 class Live:
-    """The allocations that are live at the end of the trace."""
+    """Allocations that are live at the end of the trace."""
 
     def __init__(self, trace: Array) -> None:
         self._blocks = sorted((base, i, size) for i, (base, size) in live_blocks(trace).items())
         self._bases = [base for base, _, _ in self._blocks]
 
     def match(self, address: int) -> Matches:
-        """The block that holds the address, and the block that ends there."""
+        """Return the block that contains the address, and the block that ends there."""
         holder = self._near(bisect.bisect_right(self._bases, address) - 1, address)
         ender = self._near(bisect.bisect_left(self._bases, address) - 1, address)
         inside = holder if holder is not None and holder[1] < holder[2] else None
@@ -48,14 +48,14 @@ class Live:
 
 
 def match_live(trace: Array, addresses: Iterable[int]) -> dict[int, Matches]:
-    """Return the live blocks at each address; an address without any has no entry."""
+    """Return the live blocks at each address; an address without a block has no entry."""
     live = Live(trace)
     matched = {address: live.match(address) for address in set(addresses)}
     return {address: matches for address, matches in matched.items() if any(matches)}
 
 
 def live_blocks(trace: Array) -> dict[int, tuple[int, int]]:
-    """Ordinal to (address, size) of every allocation that is live at the end of the trace."""
+    """Return (address, size) by number for every allocation that is live at the end of the trace."""
     live: dict[int, tuple[int, int, int]] = {}
     ordinal = 0
     for kind, base, size in trace.tolist():
@@ -68,7 +68,7 @@ def live_blocks(trace: Array) -> dict[int, tuple[int, int]]:
 
 
 def live_allocation(events: Sequence[AllocationEvent], ordinal: int) -> tuple[int, int] | None:
-    """(address, size) of allocation `ordinal` if it is still live at the end of the trace."""
+    """Return (address, size) of allocation `ordinal` if it is live at the end of the trace, else None."""
     count, allocation = -1, None
     for event in events:
         count += event.kind == "alloc"

@@ -1,4 +1,4 @@
-"""Where an address can stand: every 8-byte window at 4-byte stride inside one parameter, and nowhere else."""
+"""Windows where an address can be: 8 bytes at 4-byte stride within one parameter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOWEST, HIGHEST = 1 << 32, 1 << 48
 
 
 def places(tables: Tables, stride: int = STRIDE) -> Array:
-    """Sorted payload positions (int64) of all candidate windows."""
+    """Return the sorted payload positions (int64) of all candidate windows."""
     parts = [_kernel_places(tables, number, stride) for number in range(len(tables.kernels))]
     for kind, offsets in ((1, (0, 8)), (2, (0,))):
         starts = tables.nodes["payload"][tables.nodes["kind"] == kind].astype(np.int64)
@@ -31,20 +31,21 @@ def _kernel_places(tables: Tables, number: int, stride: int) -> Array:
 
 
 def values(payload: Array, at: Array) -> Array:
-    """The 8-byte little-endian words at those positions, whatever their alignment."""
+    """Return the 8-byte little-endian words at those positions, of any alignment."""
     gathered = np.ascontiguousarray(payload[at[:, None] + np.arange(8)])
     return gathered.view("<u8").reshape(-1)
 
 
 def owners(tables: Tables, at: Array) -> Array:
-    """The node number of each position."""
+    """Return the node number of each position."""
     return np.searchsorted(tables.nodes["payload"], at, side="right") - 1
 
 
 def maps(tables: Tables) -> Array:
-    """Positions where a tensor map can lie: aligned inside its parameter, alone or in a struct.
+    """Return the positions where a tensor map can be: aligned within its parameter, alone or in a struct.
 
-    From the parameter's own start, which the compiler aligns in the constant bank and not in the packed buffer.
+    The alignment is relative to the start of the parameter. The compiler aligns the parameter in the constant
+    bank but not in the packed buffer.
     """
     parts = [np.zeros(0, np.int64)]
     for number, kernel in enumerate(tables.kernels):

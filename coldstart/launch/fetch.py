@@ -123,7 +123,7 @@ def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
 
 def _names(plan: Mapping[str, Any]) -> list[str]:
     try:
-        return [tensor.name for tensor in tensors.ordered(plan)]
+        return [tensor.name for tensor in tensors.list_tensors(plan)]
     except tensors.UnreadableWeightsError as error:
         raise CommandFailedError(
             f"These weights cannot be fetched: {error}.", hint="omit --weights-from"
@@ -194,12 +194,14 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
     from coldstart.weights.load.tensor_sources import PageIn
 
     plan = weights.headers(by_name.values())
-    return PageIn(by_name, tensors.only(tensors.ordered(plan), _node_names(plan, config, given)))
+    return PageIn(
+        by_name, tensors.select_tensors(tensors.list_tensors(plan), _node_names(plan, config, given))
+    )
 
 
 def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:
     """Return the names of the tensors that the pipeline ranks of this node need, in load order."""
-    names = [tensor.name for tensor in tensors.ordered(plan)]
+    names = [tensor.name for tensor in tensors.list_tensors(plan)]
     size, tensor, nodes, node = (
         given.number(name, default)
         for name, default in (
@@ -215,7 +217,7 @@ def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Argum
 
     try:
         ranks = stage.local_ranks(size, tensor, nodes, node)
-        return stage.needed(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))
+        return stage.select_names(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))
     except (ValueError, LookupError, ArithmeticError):
         return names  # vLLM rejects invalid ranks and partitions itself
 
@@ -238,5 +240,5 @@ def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached:
         )
     known = asked.read()
     needed = set(_node_names(known, config, plan.vllm_args))
-    others = [tensor.name for tensor in tensors.ordered(known) if tensor.name not in needed]
+    others = [tensor.name for tensor in tensors.list_tensors(known) if tensor.name not in needed]
     return client.attach(asked.source, known, names=others, background=True, start=False)

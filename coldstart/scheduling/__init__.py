@@ -1,6 +1,6 @@
-"""Iteration-level scheduling policies: pure Python, shared by the simulator and the vLLM adapter.
+"""Iteration-level scheduling policies in pure Python, shared by the simulator and the vLLM adapter.
 
-What is named here is imported when it is asked for: a start with vLLM's own scheduler needs none of it.
+Names are imported at first use: a start with vLLM's own scheduler needs none of them.
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
-"""FCFS, fixed priority by prompt length, and the shortest-remaining-time oracle (FastServe, section 4.1).
+"""Baseline policies: FCFS, fixed priority by prompt length, and the SRPT oracle (FastServe, section 4.1).
 
-Invariant: FCFS never preempts (a started job precedes every job that arrived later); the other two do.
+Invariant: FCFS never preempts, because a job that has started precedes every job that arrived later. The
+other two preempt.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from coldstart.scheduling.profile import IterationProfile
 
 
 class _Listed(Policy):
-    """Live jobs in arrival order."""
+    """Policy over live jobs in order of arrival."""
 
     def __init__(self, profile: IterationProfile) -> None:
         self.profile = profile
@@ -29,8 +30,8 @@ class _Listed(Policy):
     def remove(self, job: Job) -> None:
         del self._jobs[job.id]
 
-    def served(self, job: Job, seconds: float, now: float) -> None:
-        super().served(job, seconds, now)
+    def add_service(self, job: Job, seconds: float, now: float) -> None:
+        super().add_service(job, seconds, now)
         job.unserved_since = now
 
     def __iter__(self) -> Iterator[Job]:
@@ -41,14 +42,17 @@ class _Listed(Policy):
 
 
 class Fcfs(_Listed):
-    """Run to completion in order of arrival."""
+    """First come, first served: each job runs to completion."""
 
     name = "fcfs"
     preemptive = False
 
 
 class _Ranked(_Listed):
-    """Live jobs by a key that changes only where a job is served; equal keys in order of arrival."""
+    """Policy over live jobs in order of a key; equal keys are in order of arrival.
+
+    The key of a job changes only when the job is served.
+    """
 
     def __init__(self, profile: IterationProfile) -> None:
         super().__init__(profile)
@@ -69,7 +73,7 @@ class _Ranked(_Listed):
         self._take_out(job)
 
     def __iter__(self) -> Iterator[Job]:
-        # A copy: whoever asks may serve or evict meanwhile.
+        # Iterate over a copy: the caller may serve or evict jobs during the iteration.
         return (job for _, _, job in list(self._order))
 
     def _insert(self, job: Job, number: int) -> None:
@@ -83,7 +87,7 @@ class _Ranked(_Listed):
 
 
 class FixedPriority(_Ranked):
-    """The shorter the prompt's first iteration, the higher the priority, for the job's whole life."""
+    """Fixed priority: a job with a shorter first iteration precedes for its full lifetime."""
 
     name = "fixed-priority"
 
@@ -92,14 +96,14 @@ class FixedPriority(_Ranked):
 
 
 class Srpt(_Ranked):
-    """Shortest remaining processing time: needs the output length, so it exists in simulation only."""
+    """Shortest remaining processing time; it needs the output length and therefore works only in simulation."""
 
     name = "srpt"
 
     def key(self, job: Job) -> float:
         return job.remaining_s(self.profile)
 
-    def served(self, job: Job, seconds: float, now: float) -> None:
-        super().served(job, seconds, now)
+    def add_service(self, job: Job, seconds: float, now: float) -> None:
+        super().add_service(job, seconds, now)
         self._insert(job, self._take_out(job))
         self.moved += 1

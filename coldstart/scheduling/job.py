@@ -1,7 +1,7 @@
-"""One request as the policies see it.
+"""Request as the policies see it.
 
-Invariant: 0 <= computed <= context, where context = prompt + generated tokens; `computed` counts the tokens
-whose KV exists in device memory, so context - computed tokens enter the job's next iteration.
+Invariant: 0 <= computed <= context, where context = prompt + generated tokens. `computed` counts the tokens
+whose KV is in device memory, so the job's next iteration computes context - computed tokens.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from coldstart.scheduling.profile import IterationProfile
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A live request.
+    """Live request.
 
-    `output_tokens` is known to the simulator and to the SRPT oracle only. `priority` is the caller's wish:
-    below zero the job stays in the first queue, above zero it joins no queue higher than that one.
-    `attained_s` is the service received since it entered its present queue, `blocked_s` the time that its rank
-    had earned a slot while its KV was not on the device.
+    `output_tokens` is known only to the simulator and the SRPT oracle. `priority` is set by the client: a job
+    below zero stays in the first queue, and a job above zero joins that queue or a lower one. `attained_s` is
+    the service in seconds since the job entered its queue. `blocked_s` is the time in seconds during which
+    the job's rank was within the batch but its KV was not on the device.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Job:
 
     @property
     def pending(self) -> int:
-        """Tokens that the next iteration has to compute, after prefix-cache hits."""
+        """Return the number of tokens that the next iteration computes, after prefix-cache hits."""
         return max(1, self.context - max(self.computed, self.cached_tokens))
 
     @property
@@ -50,12 +50,14 @@ class Job:
         return self.pending > 1 or self.generated == 0
 
     def next_s(self, profile: IterationProfile, batch: int = 1) -> float:
-        """Predicted time of the job's next iteration, in seconds."""
+        """Return the predicted time of the job's next iteration in seconds."""
         return profile.prefill(self.pending) if self.prefilling else profile.decode(batch)
 
     def remaining_s(self, profile: IterationProfile, batch: int = 1) -> float:
-        """What is left to do; only where the output length is known. Raises ValueError otherwise."""
+        """Return the predicted remaining time in seconds. Raises ValueError if the output length is unknown."""
         if self.output_tokens is None:
-            raise ValueError(f"job {self.id}: SRPT needs the output length, which only a trace knows")
+            raise ValueError(
+                f"job {self.id} has no output length, which SRPT needs and only a trace provides"
+            )
         left = max(0, self.output_tokens - self.generated - 1)
         return self.next_s(profile, batch) + left * profile.decode(batch)

@@ -1,8 +1,8 @@
 """Multi-level feedback queues: skip-join (FastServe, section 4.1, Algorithm 1) and the naive baseline.
 
-Invariants: a job joins the highest queue whose quantum covers its first iteration; it is demoted only after
-it has used its quantum, then by at least eta levels and at least to the level its next iteration asks for;
-a job unserved for alpha moves to the tail of Q1.
+Invariants: a job joins the highest queue whose quantum covers its first iteration. A job is demoted only
+after it has used its quantum, by at least eta levels and to a level whose quantum covers its next iteration.
+A job without service for alpha seconds moves to the tail of Q1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coldstart.scheduling.settings import SchedulerSettings
 
 
 class SkipJoinMlfq(Policy):
-    """Queues Q1..Qn over live jobs; `demotions` and `promotions` count since the start."""
+    """Queues Q1 to Qn of live jobs; `demotions` and `promotions` are counted since the start."""
 
     name = "skip-join-mlfq"
 
@@ -27,21 +27,21 @@ class SkipJoinMlfq(Policy):
         self.profile = profile
         self.settings = s = settings or SchedulerSettings()
         first = s.first_quantum_s if s.first_quantum_s is not None else profile.shortest_s
-        levels = s.levels if s.levels is not None else quanta.levels_for(profile, first, s.growth)
+        levels = s.levels if s.levels is not None else quanta.count_levels(profile, first, s.growth)
         self.quanta = quanta.geometric(first, levels, s.growth)
         self._used = [quantum * (1 - 1e-9) for quantum in self.quanta]
         self.queues = LevelQueues(levels)
         self.demotions = self.promotions = 0
-        # Ordered by unserved_since, because every touch sets it to the present and moves the job to the end.
+        # Sorted by unserved_since: `_touch` sets it to the current time and moves the job to the end.
         self._unserved: OrderedDict[str, Job] = OrderedDict()
         self._promoted: set[str] = set()
 
     def first_level(self, job: Job) -> int:
-        """Skip-join: the highest queue whose quantum covers the first iteration."""
+        """Return the highest level whose quantum covers the job's first iteration (skip-join)."""
         return quanta.join_level(self.quanta, job.next_s(self.profile))
 
     def next_level(self, job: Job) -> int:
-        """Where a job that has used its quantum goes."""
+        """Return the level of a job that has used its quantum."""
         asked = quanta.join_level(self.quanta, job.next_s(self.profile))
         return min(max(job.level + self.settings.eta, asked), len(self.quanta) - 1)
 
@@ -56,14 +56,14 @@ class SkipJoinMlfq(Policy):
         del self._unserved[job.id]
         self._promoted.discard(job.id)
 
-    def served(self, job: Job, seconds: float, now: float) -> None:
-        super().served(job, seconds, now)
+    def add_service(self, job: Job, seconds: float, now: float) -> None:
+        super().add_service(job, seconds, now)
         self._touch(job, now)
         if self._used_quantum(job) and job.priority >= 0:
             self._demote(job)
 
-    def decoded(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
-        # served() for each of them, in a third of its time.
+    def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
+        # Equivalent to add_service() for each job, in a third of the time.
         used, unserved = self._used, self._unserved.move_to_end
         for job in jobs:
             job.generated += 1
@@ -82,7 +82,7 @@ class SkipJoinMlfq(Policy):
                 return
 
     def alpha(self, batch: int) -> float:
-        """The starvation limit in force, in seconds."""
+        """Return the current starvation limit in seconds."""
         scaled = self.settings.alpha_scale * len(self._unserved) / batch * self.profile.decode(batch)
         return max(self.settings.alpha_s, scaled)
 
@@ -118,7 +118,7 @@ class SkipJoinMlfq(Policy):
                 self.observer.note("demotion", request=job.id, queue=level + 1)
 
     def _promote(self, job: Job, now: float, batch: int) -> bool:
-        """Lift the longest unserved job to Q1; False when Q1 holds as many promoted jobs as it may."""
+        """Move the longest unserved job to Q1; return False if Q1 has as many promoted jobs as allowed."""
         if job.level == 0:
             self._touch(job, now)
             return True
@@ -143,7 +143,7 @@ class SkipJoinMlfq(Policy):
 
 
 class NaiveMlfq(SkipJoinMlfq):
-    """The strawman: everybody joins Q1 and sinks one level at a time, whatever its iterations cost."""
+    """Baseline without skip-join: each job joins Q1 and moves down one level at a time."""
 
     name = "naive-mlfq"
 

@@ -1,7 +1,7 @@
-"""How long one iteration takes: t(prefill tokens) and t(decode batch), interpolated between measured points.
+"""Time of one iteration: t(prefill tokens) and t(decode batch), interpolated between measured points.
 
-Invariant: both curves are non-decreasing between and beyond their points, so that a longer prompt never
-predicts a shorter first iteration (FastServe, section 4.1: the job profiler).
+Invariant: both curves are non-decreasing, so a longer prompt never predicts a shorter first iteration
+(FastServe, section 4.1: the job profiler).
 """
 
 from __future__ import annotations
@@ -16,26 +16,29 @@ Point = tuple[float, float]
 
 
 class ProfileError(ValueError):
-    """An iteration profile that cannot be used; the message says which part is wrong."""
+    """Invalid iteration profile; the message names the invalid part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A non-decreasing piecewise linear function through measured points, straight beyond the last one."""
+    """Non-decreasing piecewise linear function through measured points, extrapolated linearly after the last point."""
 
     xs: tuple[float, ...]
     ys: tuple[float, ...]
 
     @classmethod
     def through(cls, points: Iterable[tuple[float, float]], name: str) -> Curve:
-        """Sort the points by x; no y is above a later one, because whatever disturbs a measurement makes it longer."""
+        """Return the curve of the points, sorted by x, with each y lowered to the minimum of itself and all later ones.
+
+        Noise only makes a measurement longer, so the lower value is the accurate one. Raises ProfileError.
+        """
         ordered = sorted((float(x), float(y)) for x, y in points)
         if not ordered:
             raise ProfileError(f"iteration profile: {name} has no points")
         if any(y <= 0 for _, y in ordered):
-            raise ProfileError(f"iteration profile: {name} has a time that is not positive")
+            raise ProfileError(f"iteration profile: {name} has a time that is zero or negative")
         if any(a == b for (a, _), (b, _) in pairwise(ordered)):
-            raise ProfileError(f"iteration profile: {name} measures one size twice")
+            raise ProfileError(f"iteration profile: {name} has two times for one size")
         lowest = list(accumulate((y for _, y in reversed(ordered)), min))
         return cls(tuple(x for x, _ in ordered), tuple(reversed(lowest)))
 
@@ -49,10 +52,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class IterationProfile:
-    """Seconds per iteration on one model and machine.
+    """Time of an iteration in seconds, on one model and machine.
 
-    `prefill` maps prompt tokens computed in one iteration to seconds, `decode` maps the number of jobs
-    that each produce one token to seconds.
+    `prefill` maps the number of prompt tokens in one iteration to seconds. `decode` maps the number of jobs
+    that each generate one token to seconds.
     """
 
     prefill: Curve
@@ -64,23 +67,26 @@ class IterationProfile:
 
     @classmethod
     def from_json(cls, document: object) -> IterationProfile:
-        """Read a bundle's `iterations` section; unknown members are ignored. Raises ProfileError."""
+        """Parse a bundle's `iterations` section; unknown members are ignored. Raises ProfileError."""
         if not isinstance(document, Mapping):
             raise ProfileError("iteration profile: expected a JSON object with 'prefill' and 'decode'")
         return cls.from_points(_points(document, "prefill"), _points(document, "decode"))
 
     def to_json(self) -> dict[str, list[list[float]]]:
-        """The same section back: from_json(p.to_json()) == p."""
+        """Return the section, such that from_json(p.to_json()) == p."""
         curves = {"prefill": self.prefill, "decode": self.decode}
         return {name: [[x, y] for x, y in zip(c.xs, c.ys, strict=True)] for name, c in curves.items()}
 
     @property
     def shortest_s(self) -> float:
-        """The smallest iteration time: the quantum of the first queue."""
+        """Return the shortest iteration time in seconds: the quantum of the first queue."""
         return min(self.prefill.ys[0], self.decode.ys[0])
 
     def iteration_s(self, prefill_tokens: int, decode_batch: int) -> float:
-        """One mixed iteration. Both parts read the same weights, so the smaller floor is paid once."""
+        """Return the time of one mixed iteration in seconds.
+
+        Both parts read the same weights, so the smaller minimum time is counted once.
+        """
         if not prefill_tokens:
             return self.decode(decode_batch) if decode_batch else 0.0
         if not decode_batch:
@@ -98,6 +104,6 @@ def _points(document: Mapping[object, object], name: str) -> list[Point]:
 
 def _point(row: object, name: str) -> Point:
     if isinstance(row, list | tuple) and len(row) == 2 and all(isinstance(v, int | float) for v in row):
-        with suppress(OverflowError):  # JSON has whole numbers that no float can hold
+        with suppress(OverflowError):  # a JSON integer can exceed the range of a float
             return float(row[0]), float(row[1])
     raise ProfileError(f"iteration profile: '{name}' holds {row!r}, expected [size, seconds]")

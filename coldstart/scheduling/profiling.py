@@ -1,10 +1,12 @@
-"""Which sizes of an iteration profile are measured, and how often, within a budget of seconds.
+"""Measure an iteration profile within a time budget: the choice of sizes and repetitions.
 
-Small sizes come first: most iterations are small, the first queue's quantum comes of the shortest one, and beyond its last
-point a curve goes on straight. A first round goes up through all sizes while half of the budget lasts; the other half repeats
-what it has measured, a size where enough is left for the smaller ones' further rounds. Whatever disturbs an iteration makes it
-longer, for a while: every round measures every size that fits, so that no size has all its measurements within one
-disturbance, and the fastest counts.
+Small sizes are measured first: most iterations are small, the shortest iteration is the quantum of the first
+queue, and a curve is extrapolated after its last point. The first round measures sizes in ascending order
+until half of the budget is used. Later rounds repeat a measured size if the remaining budget also covers the
+later rounds of all smaller sizes.
+
+Noise makes iterations longer for some time. Every round measures every size that fits, so that no size has
+all its measurements in one noisy period, and the fastest measurement counts.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Measure = Callable[[str, int], float]
 
 @dataclass
 class Profiler:
-    """Measurements of (curve, size): the fastest seconds of an iteration, and what one measurement costs on the clock."""
+    """Measurements by (curve, size): `fastest` has the iteration time, `cost` the time of one measurement, in seconds."""
 
     measure: Measure
     budget_s: float
@@ -32,10 +34,10 @@ class Profiler:
     rounds: int = 0
 
     def run(self, sizes: Mapping[str, Sequence[int]], most: int = ROUNDS) -> dict[str, object]:
-        """Measure every curve's `sizes` for at most `most` rounds; the `iterations` section.
+        """Measure the `sizes` of each curve in at most `most` rounds; return the `iterations` section.
 
-        Beside the points it says how many rounds measured all of them, the seconds spent and granted, and the sizes that
-        were left out. The smallest size of each curve is measured once whatever it costs.
+        The section has the points, the number of rounds that measured all sizes, the used and granted
+        seconds, and the omitted sizes. The smallest size of each curve is always measured once.
         """
         began = self.now()
         order = sorted(
@@ -62,7 +64,7 @@ class Profiler:
                 self.left_out.append(key)
 
     def _again(self, end: float, further: int) -> bool:
-        """One more round over what fits before `further` ones; whether that was all of it."""
+        """Run one more round, with a reserve for `further` later rounds; return whether it measured every size."""
         fitting, smaller_s = 0, 0.0
         for key in list(self.fastest):
             if self.now() + self.cost[key] + further * smaller_s <= end:
@@ -78,6 +80,6 @@ class Profiler:
         self.fastest[key] = min(self.fastest.get(key, float("inf")), seconds)
 
     def _expected(self, kind: str, size: int) -> float | None:
-        """At most proportional to what the next smaller one has cost; None where none has been measured."""
+        """Return an upper bound of the cost: proportional to the next smaller size, or None if no size is measured."""
         known = max((below for of, below in self.cost if of == kind), default=None)
         return self.cost[kind, known] * size / known if known else None

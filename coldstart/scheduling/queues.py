@@ -1,6 +1,6 @@
-"""Q1..Qn: first-in first-out queues of falling priority, with O(1) push, removal and move.
+"""Queues Q1 to Qn of falling priority: first in, first out, with O(1) push, removal and move.
 
-Invariant: a job is in at most one queue, the one that job.level names.
+Invariant: a job is in at most one queue, at level job.level.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from coldstart.scheduling.job import Job
 
 
 class LevelQueues:
-    """Jobs by level; iteration runs through the levels from the highest priority, each from its head."""
+    """Jobs by level; iteration yields the levels from the highest priority, each from its head."""
 
     def __init__(self, levels: int) -> None:
         self._levels: list[OrderedDict[str, Job]] = [OrderedDict() for _ in range(levels)]
 
     def push(self, job: Job, level: int, *, at_head: bool = False) -> None:
-        """Append the job to a level, which becomes its own. Raises ValueError if the level holds its id."""
+        """Append the job to a level, and set its `level`. Raises ValueError if the level has a job of this id."""
         if job.id in self._levels[level]:
             raise ValueError(f"job {job.id} is in queue {level + 1} already")
         job.level = level
@@ -27,7 +27,7 @@ class LevelQueues:
             self._levels[level].move_to_end(job.id, last=False)
 
     def remove(self, job: Job) -> None:
-        """Raises KeyError for a job that is not queued."""
+        """Remove the job. Raises KeyError if it is not queued."""
         del self._levels[job.level][job.id]
 
     def move(self, job: Job, level: int, *, at_head: bool = False) -> None:
@@ -35,7 +35,7 @@ class LevelQueues:
         self.push(job, level, at_head=at_head)
 
     def counts(self) -> list[int]:
-        """Queue lengths, highest priority first."""
+        """Return the queue lengths, highest priority first."""
         return [len(level) for level in self._levels]
 
     def __len__(self) -> int:

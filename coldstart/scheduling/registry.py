@@ -1,4 +1,4 @@
-"""Policies by the name that a command line gives them."""
+"""Policies by their name on the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POLICIES: Mapping[str, Maker] = {
 
 
 def make_policy(name: str, profile: IterationProfile, settings: SchedulerSettings | None = None) -> Policy:
-    """Raises ValueError naming the known policies."""
+    """Return a new policy. Raises ValueError with the known names if `name` is unknown."""
     if name not in POLICIES:
         raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
     return POLICIES[name](profile, settings or SchedulerSettings())

@@ -1,7 +1,7 @@
-"""How many blocks stay idle for bursts (FastServe, section 4.2: sized from recent arrivals).
+"""Number of KV blocks to leave idle for bursts (FastServe, section 4.2: sized from recent arrivals).
 
-Equation: reserve = the q-quantile, over the recent windows of one load latency, of the blocks that the
-arrivals within the window asked for. More bursts mean a higher quantile, no arrivals mean no reserve.
+Equation: reserve = q-quantile, over recent windows of one load latency each, of the blocks that arrivals in
+the window requested. A higher quantile reserves for larger bursts, and no arrivals need no reserve.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import ceil
 
 
 class ArrivalReserve:
-    """A sliding history of arrivals; `window_s` is the load latency, `history` the windows remembered."""
+    """Sliding history of arrivals: `window_s` is the load latency in seconds, `history` the number of windows."""
 
     def __init__(self, window_s: float, quantile: float = 0.9, history: int = 256) -> None:
         if window_s <= 0 or not 0 <= quantile <= 1 or history <= 0:
@@ -21,12 +21,12 @@ class ArrivalReserve:
         self._index: int | None = None
         self._current = 0
 
-    def arrived(self, blocks: int, now: float) -> None:
+    def add_arrival(self, blocks: int, now: float) -> None:
         self._advance(now)
         self._current += blocks
 
     def blocks(self, now: float) -> int:
-        """Blocks to keep idle at `now`."""
+        """Return the number of blocks to leave idle at `now`."""
         self._advance(now)
         if not self._windows:
             return 0

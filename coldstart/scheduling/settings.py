@@ -15,7 +15,7 @@ from coldstart.scheduling.declaration import Setting, setting
 from coldstart.scheduling.profile import IterationProfile
 
 KEY = "coldstart_scheduler"
-"""Where vLLM's --additional-config carries the settings."""
+"""Member of vLLM's --additional-config that has the settings."""
 
 FCFS, MLFQ = "fcfs", "skip-join-mlfq"
 AUTO = "auto"
@@ -30,16 +30,17 @@ STRATEGIES = get_args(KvStrategy)
 FALLBACK_PROFILE = IterationProfile.from_points(
     [(1, 0.025), (512, 0.1), (8192, 1.6)], [(1, 0.025), (64, 0.04), (256, 0.08)]
 )
-"""Only ratios matter to the queues, so a plausible shape orders jobs until the bundle's profile is there."""
+"""Used without a bundle's profile. The queues depend only on ratios, so a plausible shape orders jobs well enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """A policy and its settings; a field without an option is set by vLLM's --additional-config alone.
+    """Policy and its settings; a field without an option is set only by vLLM's --additional-config.
 
-    `alpha_s` alone is FastServe's starvation limit. It turns the queues into round robin once every request waits longer
-    than that, so the limit in force is max(alpha_s, alpha_scale * active / batch * decode time), and at most
-    `promoted_cap` * batch promoted requests are in the first queue at a time; `alpha_scale` 0 without a cap is the paper.
+    `alpha_s` is FastServe's starvation limit. On its own, it turns the queues into round robin once every
+    request waits longer than the limit. The limit in force is therefore max(alpha_s, alpha_scale * active /
+    batch * decode time). At most `promoted_cap` * batch promoted requests are in the first queue at a time.
+    `alpha_scale` 0 without a cap is the paper's policy.
     """
 
     policy: str = setting(
@@ -129,7 +130,7 @@ class SchedulerSettings:
 
         Raises:
             ValueError: A member is unknown, a value is out of range, or no server can run the policy.
-            Usage: The policy is the removed one.
+            UsageError: The policy is the removed one.
         """
         given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
         known = {one.name for one in fields(cls)}
@@ -140,7 +141,9 @@ class SchedulerSettings:
         settings = cls(**given)
         settings.check()
         if settings.policy == "srpt":
-            raise ValueError("srpt needs output lengths, which no server knows; it exists in simulation only")
+            raise ValueError(
+                "a server cannot use srpt: it needs output lengths, which only a simulation knows"
+            )
         return settings
 
     def additional_config(self) -> dict[str, object]:
@@ -161,7 +164,7 @@ class SchedulerSettings:
 
     def check(self) -> None:
         """Raise ValueError for a value out of range."""
-        for name, one in declared():
+        for name, one in list_declarations():
             one.require(name, getattr(self, name))
 
     def check_command_line(self) -> None:
@@ -171,18 +174,18 @@ class SchedulerSettings:
         for name, one in options() if self.policy == FCFS else ():
             if not one.fcfs and getattr(self, name) != getattr(default, name):
                 raise ValueError(
-                    f"fcfs takes --batch and --kv-host-memory alone: {one.flag} belongs to --scheduler {MLFQ}"
+                    f"cannot use {one.flag} with fcfs, which accepts only --batch and --kv-host-memory; use --scheduler {MLFQ}"
                 )
 
 
-def declared() -> Iterator[tuple[str, Setting]]:
+def list_declarations() -> Iterator[tuple[str, Setting]]:
     """Yield each field's name and declaration."""
     return ((one.name, one.metadata["setting"]) for one in fields(SchedulerSettings))
 
 
 def options() -> Iterator[tuple[str, Setting]]:
     """Yield the fields that have a command-line option."""
-    return ((name, one) for name, one in declared() if one.flag)
+    return ((name, one) for name, one in list_declarations() if one.flag)
 
 
 def refuse_removed(policy: object) -> None:

@@ -46,7 +46,7 @@ def check_tables(bundle: Bundle) -> list[Finding]:
     from coldstart.graphs.errors import GraphError
 
     try:
-        with bundles.unpacked(bundle) as directory:
+        with bundles.extract(bundle) as directory:
             table_files.load(directory)
             gate.read_proof(directory)
     except GraphError as error:

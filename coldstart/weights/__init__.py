@@ -1,1 +1,1 @@
-"""Where every tensor lies, and its way into memory."""
+"""Weights plan of a checkpoint, the prefetcher that fetches its bytes, and the loader that passes them to vLLM."""

@@ -1,7 +1,10 @@
-"""A checkpoint as data, and its JSON: the weights plan, whoever makes it, keeps it, fetches by it or loads by it.
+"""Checkpoint as data, and its JSON form: the weights plan.
 
-Invariant of a Checkpoint: names of files are plain and unique, names of tensors are unique, tensors of one file are sorted,
-lie within it and do not overlap. A document that breaks it is refused as a whole, before anything is allocated.
+The builder of a plan, its file, the prefetcher and the loader all use this form. This module does no I/O.
+
+Invariant of a Checkpoint: file names are plain and unique, and tensor names are unique. The tensors of one
+file are sorted, lie within it and do not overlap. `parse` rejects a document that breaks the invariant before
+memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ _PREFIX = "sha256:"
 
 
 class InvalidWeightsPlanError(ValueError):
-    """This is no weights plan; the message says what is wrong."""
+    """Weights plan that breaks the invariant; the message names the invalid part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor: `size` bytes at `offset` of `file`; `dtype` as safetensors spells it.
+    """One tensor: `size` bytes at `offset` of `file`; `dtype` is the safetensors name.
 
-    `digest` (sha256:...) is empty where the plan was read from the file itself.
+    `digest` (sha256:...) is empty if only the header of the file was read.
     """
 
     name: str
@@ -39,16 +42,16 @@ class Tensor:
 
     @property
     def end(self) -> int:
-        """The offset of the first byte behind it."""
+        """Return the offset of the first byte after the tensor."""
         return self.offset + self.size
 
     @property
     def sha256(self) -> str:
-        """Its digest in hexadecimal."""
+        """Return the digest in hexadecimal, without its prefix."""
         return self.digest.removeprefix(_PREFIX)
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the tensor's entry in the weights plan."""
         header = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
         place = {"offset": self.offset, "size": self.size}
         return header | place | ({"digest": self.digest} if self.digest else {})
@@ -56,7 +59,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """One file of `size` bytes. `chunks` are sha256 in hexadecimal; None where the plan has no digests."""
+    """One file of `size` bytes; `chunks` are SHA-256 digests in hexadecimal, or None if the plan has no digests."""
 
     name: str
     size: int
@@ -64,7 +67,7 @@ class CheckpointFile:
     tensors: tuple[Tensor, ...]
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the file's entry in the weights plan."""
         chunks = {} if self.chunks is None else {"chunks": list(self.chunks)}
         tensors = [tensor.document() for tensor in self.tensors]
         return {"name": self.name, "size": self.size, **chunks, "tensors": tensors}
@@ -72,18 +75,22 @@ class CheckpointFile:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Files, cut into chunks of `chunk` bytes."""
+    """Files of a model, divided into chunks of `chunk` bytes."""
 
     chunk: int
     files: tuple[CheckpointFile, ...]
 
     def document(self) -> dict[str, Any]:
-        """The weights plan."""
+        """Return the weights plan."""
         return {"chunk": self.chunk, "files": [file.document() for file in self.files]}
 
 
 def parse(document: Mapping[str, Any]) -> Checkpoint:
-    """Check a weights plan. Raises InvalidWeightsPlanError naming what is wrong."""
+    """Parse a weights plan.
+
+    Raises:
+        InvalidWeightsPlanError: The plan lacks a member or breaks the invariant.
+    """
     try:
         chunk = _number(document["chunk"], "chunk", 1, MAX_CHUNK)
         files = tuple(_file(entry, chunk) for entry in document["files"])
@@ -124,19 +131,19 @@ def _plain_name(name: Any) -> str:
         or name in (".", "..")
         or set(name) & set("/\\\0")
     ):
-        raise ValueError(f"{name!r} is no plain file name")
+        raise ValueError(f"{name!r} is not a plain file name")
     return name
 
 
 def _number(value: Any, what: str, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{what} is {value!r}")
+        raise ValueError(f"{what} is {value!r}, expected an integer from {least} to {most}")
     return value
 
 
 def _hex(text: Any) -> str:
     if not isinstance(text, str) or not _HEX.fullmatch(text):
-        raise ValueError(f"{text!r} is no sha256")
+        raise ValueError(f"{text!r} is not a SHA-256 digest")
     return text
 
 
@@ -144,5 +151,5 @@ def _require_unique(names: Iterable[str]) -> None:
     known: set[str] = set()
     for name in names:
         if name in known:
-            raise ValueError(f"{name!r} occurs twice")
+            raise ValueError(f"the name {name!r} occurs twice")
         known.add(name)

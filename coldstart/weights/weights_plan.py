@@ -1,8 +1,10 @@
-"""The weights plan: where every tensor lies, and what its bytes are.
+"""Build the weights plan of a model directory and compute its digest.
 
-One pass over each safetensors file hashes tensors and 16 MiB chunks at once: chunks so that ranges can be fetched,
-verified and repaired alone, tensors so that an error can name what is damaged. The digest of the plan identifies the
-weights by content; it is remembered beside the files' sizes and times, as git's index does, so that it is computed once.
+One pass over each safetensors file hashes tensors and 16 MiB chunks. A chunk digest verifies one byte range
+without the rest of the file. A tensor digest names the damaged tensor in an error.
+
+The digest of the plan identifies the weights by content. It is cached together with the sizes and times of
+the files, as in git's index, so that unchanged files are hashed once.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ _READ = 1 << 20
 
 
 def plan(directory: Path) -> dict[str, Any]:
-    """The plan of a model directory: {"chunk": bytes, "files": [{name, size, chunks, tensors}]}.
+    """Return the plan of a model directory: {"chunk": bytes, "files": [{name, size, chunks, tensors}]}.
 
-    A tensor is {name, dtype, shape, offset, size, digest}, offset and size in bytes of the file. A format other than
-    safetensors has no tensors, only chunks. Raises OSError, and Usage for a file that is damaged or cut short.
+    A tensor is {name, dtype, shape, offset, size, digest}; offset and size are bytes of the file. A file in
+    another format than safetensors has chunks but no tensors.
+
+    Raises:
+        OSError: A file cannot be read.
+        UsageError: A safetensors file is damaged or truncated.
     """
     return _plan(weight_files(directory))
 
@@ -39,13 +45,13 @@ def _plan(files: Iterable[Path]) -> dict[str, Any]:
 
 
 def digest(weights_plan: Mapping[str, Any]) -> str:
-    """sha256 over the plan: equal for equal bytes in files of equal names."""
+    """Return the SHA-256 of the plan; plans of files with equal names and bytes have equal digests."""
     text = json.dumps(weights_plan, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def keep(weights_plan: Mapping[str, Any], place: Path) -> tuple[Path, str]:
-    """The file below `place` that holds the plan, written where it is not there yet, and its digest. Raises OSError."""
+    """Write the plan below `place` if it is missing there; return its file and its digest. Raises OSError."""
     plan_digest = digest(weights_plan)
     path = place / f"{plan_digest.removeprefix('sha256:')}.json"
     if not path.exists():
@@ -55,7 +61,12 @@ def keep(weights_plan: Mapping[str, Any], place: Path) -> tuple[Path, str]:
 
 
 def identity(directory: Path, cache: Path) -> str:
-    """`digest(plan(directory))`, computed again only when a file's size, times or inode have changed."""
+    """Return `digest(plan(directory))`; compute it only if the size, time or inode of a file has changed.
+
+    Args:
+        directory: Model directory.
+        cache: Directory of the cached digests.
+    """
     files = weight_files(directory)
     stamp = [_stamp(file) for file in files]
     record = cache / f"{hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]}.json"
@@ -64,7 +75,7 @@ def identity(directory: Path, cache: Path) -> str:
         if known["stamp"] == stamp:
             return str(known["digest"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # never computed, or written by another release: compute
+        pass  # The record is missing or from another release: compute the digest.
     plan_digest = digest(_plan(files))
     cache.mkdir(parents=True, exist_ok=True)
     with replacing(record, durable=False) as file:
@@ -106,7 +117,7 @@ def _feed(tensors: list[Tensor], hashes: list[Any], position: int, data: bytes) 
 
 
 def headers(paths: Iterable[Path]) -> dict[str, Any]:
-    """A plan without digests, from the headers of safetensors files alone. Raises as `plan`."""
+    """Return a plan without digests from the headers of safetensors files. Raises as `plan`."""
     files = (CheckpointFile(path.name, path.stat().st_size, None, tuple(_checked(path))) for path in paths)
     return Checkpoint(CHUNK, tuple(files)).document()
 
@@ -116,6 +127,6 @@ def _checked(path: Path) -> list[Tensor]:
     end = max((entry.offset + entry.size for entry in entries), default=0)
     if end > (size := path.stat().st_size):
         raise UsageError(
-            f"{path.name} is cut short: it has {size} of {end} bytes.", hint="fetch the model again"
+            f"{path.name} is truncated: it has {size} of {end} bytes.", hint="fetch the model again"
         )
     return [Tensor(e.name, path.name, e.offset, e.size, e.dtype, e.shape) for e in entries]

@@ -11,7 +11,7 @@ from tools.raw_server import answer, answering
 from weights_tools import checkpoint, prefetcher
 
 from coldstart.weights.prefetch import backends, client, http_source
-from coldstart.weights.prefetch.range_source import SourceUnusableError, shown
+from coldstart.weights.prefetch.range_source import SourceUnusableError, redact
 
 TOKEN = {http_source.TOKEN_VARIABLE: "s3cret"}
 
@@ -51,7 +51,7 @@ def test_m7_no_session_token_without_tls() -> None:
 def test_m1_a_signed_address_is_shown_without_its_signature(tmp_path: Path) -> None:
     plan = checkpoint(tmp_path / "w")
     query = "?X-Amz-Signature=s3cret&X-Amz-Credential=AKIA"
-    assert shown(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
+    assert redact(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
     with (
         answering(lambda c, _: answer(c, 403)) as server,
         serving(tmp_path / "w") as good,

@@ -76,8 +76,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
     plan = weights_plan.plan(weights)
     (directory / "plan.json").write_text(json.dumps(plan))
     (directory / "config.json").write_text(json.dumps(CONFIG))
-    names = [tensor.name for tensor in tensors.ordered(plan)]
-    first, second = (sum(sizes[name] for name in stage.needed(names, CONFIG, [rank], 2)) for rank in (0, 1))
+    names = [tensor.name for tensor in tensors.list_tensors(plan)]
+    first, second = (
+        sum(sizes[name] for name in stage.select_names(names, CONFIG, [rank], 2)) for rank in (0, 1)
+    )
     with serving(weights) as source:
         yield Checkpoint(directory, source, sum(sizes.values()), (first, second))
 

@@ -91,9 +91,9 @@ def test_two_nodes_fetch_their_own_layers_and_then_the_rest(
     machine: Machine, bare: Path, model: Path
 ) -> None:
     plan = weights.plan(model)
-    names = [tensor.name for tensor in tensors.ordered(plan)]
+    names = [tensor.name for tensor in tensors.list_tensors(plan)]
     config = json.loads((model / "config.json").read_text())
-    own = [_bytes(plan, stage.needed(names, config, [rank], 2)) for rank in (0, 1)]
+    own = [_bytes(plan, stage.select_names(names, config, [rank], 2)) for rank in (0, 1)]
     with serving(model) as first, serving(model) as second:
         Thread(target=_slow_once, args=(first, own[0]), daemon=True).start()
         pipelined = _two_nodes(machine, bare, first, second)
@@ -109,7 +109,7 @@ def test_two_nodes_fetch_their_own_layers_and_then_the_rest(
             assert 0 < load["in_place_bytes"] < load["bytes"]  # q, k and v lie apart in the file
             assert served.tokens() == pipelined["tokens"]
         # The file's own header alone: no rank of the pipeline needed it.
-        assert first.total(FILE) <= min(tensor.offset for tensor in tensors.ordered(plan))
+        assert first.total(FILE) <= min(tensor.offset for tensor in tensors.list_tensors(plan))
 
 
 def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeServer) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeSe
 
 
 def _bytes(plan: dict[str, Any], names: list[str]) -> int:
-    return sum(tensor.size for tensor in tensors.only(tensors.ordered(plan), names))
+    return sum(tensor.size for tensor in tensors.select_tensors(tensors.list_tensors(plan), names))
 
 
 def _status(directory: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def never_evicts(self: Room, request: Request, later: list[Request], victims: li
 
 
 def anybody(self: Room) -> Iterator[Request]:
-    return iter(self.view.leavable())
+    return iter(self.view.list_evictable())
 
 
 def soonest_first(self: Room, spared: list[Request], enst: Enst) -> list[Request]:
@@ -37,7 +37,7 @@ def soonest_first(self: Room, spared: list[Request], enst: Enst) -> list[Request
 
 def whoever_is_there(self: Loads, request: Request, need: int, kept: list[Request], enst: Enst) -> None:
     room = self.room
-    for victim in room.leavers(room.victims(kept, enst)[::-1], need - room.free, 0):
+    for victim in room.choose_victims(room.list_victims(kept, enst)[::-1], need - room.free, 0):
         room.evict(victim)
 
 
@@ -48,7 +48,7 @@ def never_for_a_load(self: Loads, request: Request, need: int, kept: list[Reques
 MUTATIONS: list[tuple[type, str, Callable[..., object], str]] = [
     (Room, "_fits", never_evicts, "idles while lower ranks run"),
     (Room, "evictable", anybody, "without a token in between"),
-    (Room, "victims", soonest_first, "victims out of the order of ENST"),
+    (Room, "list_victims", soonest_first, "victims out of the order of ENST"),
     (Loads, "_make_way", whoever_is_there, "evicted to load a request of larger ENST"),
     (Loads, "_make_way", never_for_a_load, "waits on the host"),
 ]

@@ -16,7 +16,7 @@ from coldstart.contract.graphs import CANARY
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs import gate, live, rounds
 from coldstart.graphs.errors import GraphError
-from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, stored
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, make_reader
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.table_files import read_manifest
@@ -81,7 +81,7 @@ def workload(model: SimModel, directory: Path, restorer: Restorer) -> StoredInpu
     held = Inputs.from_report(read_manifest(directory)["report"])
     here = finder(model.regions, model.pool)
     restored = View(at_restored(restorer))
-    return StoredInputs(model.driver, held, stored(directory), here, View(here), restored)
+    return StoredInputs(model.driver, held, make_reader(directory), here, View(here), restored)
 
 
 def prove(model: SimModel, work: Path) -> dict[str, Any]:
@@ -98,11 +98,11 @@ def restore(model: SimModel, directory: Path) -> dict[str, Any]:
     used = online.begin()
     shown: list[str] = []
     for key in model.sizes() if used else ():
-        if not online.soon(key):
-            online.later(key, lambda key=key: shown.append(key))  # type: ignore[misc]
+        if not online.is_first(key):
+            online.defer(key, lambda key=key: shown.append(key))  # type: ignore[misc]
     launches = model.driver.launches
     if used:
-        online.ready()
+        online.build_deferred()
         restorer.wait()
     graphs = {key: restorer.graph(key) for key in model.sizes()}
     equal = {key: _outputs(model, g.executable, key) == _outputs(model, model.capture(key).executable, key)

@@ -98,13 +98,13 @@ def ranks_bytes(found: Lookup) -> dict[int, tuple[int, ...]]:
     """Return the bytes of the tensors of each rank, by number of ranks, from the bundle; {} if it contains no such plan."""
     try:
         plan: Any = found.weights_donor.json("weights") if found.weights_donor else None
-        ordered = tensors.ordered(plan) if isinstance(plan, Mapping) else []
+        ordered = tensors.list_tensors(plan) if isinstance(plan, Mapping) else []
     except (BundleError, tensors.UnreadableWeightsError):
         return {}
     config, size = found.model.config, {tensor.name: tensor.size for tensor in ordered}
     most = min(MOST_RANKS, int(config.get("num_hidden_layers") or 1))
 
     def rank(number: int, count: int) -> int:
-        return sum(size[name] for name in stage.needed(list(size), config, [number], count))
+        return sum(size[name] for name in stage.select_names(list(size), config, [number], count))
 
     return {n: tuple(rank(one, n) for one in range(n)) for n in range(1, most + 1)} if size else {}

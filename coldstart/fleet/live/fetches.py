@@ -21,7 +21,7 @@ Tell = Callable[[PacedFetch], Mapping[str, Any] | None]
 class NodeFetch:
     """Fetch `pace` of one server; `tell` sends it to the prefetcher."""
 
-    def __init__(self, pace: PacedFetch, tell: Tell = client.told) -> None:
+    def __init__(self, pace: PacedFetch, tell: Tell = client.set_pace) -> None:
         self.pace, self._tell = pace, tell
         self._changed = asyncio.Event()
 
@@ -31,7 +31,7 @@ class NodeFetch:
         self._changed.set()
 
     async def wait(self) -> Mapping[str, Any]:
-        """Return the prefetcher's report after the fetch has ended; see `client.told`. Waits also for its begin."""
+        """Return the prefetcher's report after the fetch has ended; see `client.set_pace`. Waits also for its begin."""
         while True:
             self._changed.clear()
             said = None

@@ -1,1 +1,1 @@
-"""The cuda-bindings backend: DriverApi on a GPU, and the same code over a fake libcuda in tests."""
+"""DriverApi over cuda-bindings, on a GPU or with a fake libcuda in tests."""

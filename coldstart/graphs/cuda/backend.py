@@ -1,6 +1,6 @@
 """DriverApi over cuda-bindings.
 
-One kernel-parameter struct is reused: each node's 72 bytes are copied over it from the launch table, so a
+One kernel-parameter struct is reused: each node's 72 bytes are copied into it from the launch table, so a
 node costs one memmove and one driver call.
 """
 
@@ -19,12 +19,12 @@ from coldstart.graphs.cuda.reader import EDGE_BYTES, MEMORY_DEVICE, CudaReader
 from coldstart.graphs.errors import DriverError
 from coldstart.graphs.tables import Array, Attributes
 
-INSTANTIATE = 1 | 8  # auto free on launch, node priorities: what PyTorch instantiates with
+INSTANTIATE = 1 | 8  # auto free on launch, node priorities: the flags of PyTorch
 MAP_ALIGNMENT = 64
 
 
 class CudaDriver(CudaReader):
-    """The real driver: what the reader reads, this half builds and launches."""
+    """Driver that builds and launches graphs; the base class reads them."""
 
     def __init__(self, modules: ModuleLog | None = None, ordinal: int = 0) -> None:
         super().__init__(modules, ordinal)
@@ -73,7 +73,10 @@ class CudaDriver(CudaReader):
             call(self.d.cuGraphKernelNodeSetAttribute, node, self.d.CUlaunchAttributeID(number), value)
 
     def add_edges(self, graph: int, nodes: Sequence[Any], edges: Array) -> None:
-        """One call for each distinct record: drivers 580 to 610 give all edges of a call the first one's."""
+        """Add edges, with one call for each distinct edge data.
+
+        Drivers 580 to 610 use the data of a call's first edge for all its edges.
+        """
         words = (
             edges["from_port"]
             | edges["to_port"].astype(np.uint32) << 8
@@ -83,7 +86,7 @@ class CudaDriver(CudaReader):
             self._add_edges(graph, nodes, edges[words == word], self._edge_data(word))
 
     def _edge_data(self, word: int) -> Any:
-        """The record of from port, to port and type, a byte each; None for the default one."""
+        """Return edge data of from port, to port and type, one byte each; None for the default."""
         if not word:
             return None
         data = self.d.CUgraphEdgeData()
@@ -132,7 +135,7 @@ class CudaDriver(CudaReader):
         call(self.d.cuCtxSynchronize)
 
     def move_tensor_map(self, descriptor: bytes, address: int) -> bytes:
-        # In memory of our own: the bindings' object is not aligned to 64 bytes, as the driver wants it.
+        # Use an own buffer: the driver requires 64-byte alignment, which the bindings' object lacks.
         held = ctypes.create_string_buffer(len(descriptor) + MAP_ALIGNMENT)
         at = -(-ctypes.addressof(held) // MAP_ALIGNMENT) * MAP_ALIGNMENT
         ctypes.memmove(at, descriptor, len(descriptor))

@@ -1,4 +1,4 @@
-"""Load cuda-bindings lazily; turn error codes into DriverError; keep the primary context current."""
+"""Import cuda-bindings at first use, convert error codes to DriverError, and set the primary context."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from coldstart.graphs.errors import DriverError
 
-OLDEST = 13  # calls with edge data have another signature before
+OLDEST = 13  # earlier versions have another signature for calls with edge data
 
 
 @cache
 def bindings() -> Any:
-    """The module cuda.bindings.driver. Raises DriverError with a hint where it is missing."""
+    """Return the module cuda.bindings.driver. Raises DriverError with the install command if it is missing or too old."""
     try:
         driver = import_module("cuda.bindings.driver")
         version = str(import_module("cuda.bindings").__version__)
@@ -27,10 +27,10 @@ def bindings() -> Any:
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The values after the error code: none, one, or a tuple. Raises DriverError."""
+    """Return the values after the error code: none, one, or a tuple. Raises DriverError."""
     try:
         error, *values = function(*arguments)
-    except RuntimeError as missing:  # cuda-bindings: the driver library or the entry point is absent
+    except RuntimeError as missing:  # cuda-bindings found no driver library or no entry point
         raise DriverError(function.__name__, missing) from missing
     if int(error) != 0:
         raise DriverError(function.__name__, error.name)
@@ -47,5 +47,5 @@ def primary_context(ordinal: int = 0) -> Any:
 
 
 def bytes_at(address: int, size: int) -> bytes:
-    """Host bytes."""
+    """Return bytes of host memory."""
     return ctypes.string_at(address, size)

@@ -1,7 +1,7 @@
-"""See every module that the driver loads, through CUPTI's resource callbacks: no preload, offline only.
+"""Observe every module that the driver loads, with CUPTI's resource callbacks: no preload, offline only.
 
-A callback of the domain RESOURCE with id MODULE_LOADED carries {u32 module, size_t bytes, pointer} of the
-binary.  Subscribe before the first kernel is launched.
+A callback of domain RESOURCE with id MODULE_LOADED has {u32 module, size_t bytes, pointer} of the binary. The
+watch must subscribe before the first kernel is launched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Module(ctypes.Structure):
 
 
 def candidates() -> Iterator[str]:
-    """Names and paths under which libcupti may be found."""
+    """Yield names and paths of libcupti."""
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
         yield from sorted(str(path) for path in Path(root).glob("*/lib/libcupti.so*"))
@@ -36,7 +36,7 @@ def candidates() -> Iterator[str]:
 
 
 def library() -> ctypes.CDLL:
-    """libcupti. Raises DriverError."""
+    """Load libcupti. Raises DriverError."""
     for name in candidates():
         try:
             return ctypes.CDLL(name)
@@ -46,12 +46,12 @@ def library() -> ctypes.CDLL:
 
 
 class ModuleWatch:
-    """Feeds a ModuleLog from now until stop(). Raises DriverError where CUPTI refuses a subscriber."""
+    """Subscription that adds loaded modules to a ModuleLog until stop(). Raises DriverError if CUPTI rejects it."""
 
     def __init__(self, log: ModuleLog) -> None:
         self._log, self._cupti = log, library()
         self._subscriber = ctypes.c_void_p()
-        self._callback = _CALLBACK(self._loaded)  # must outlive the subscription
+        self._callback = _CALLBACK(self._loaded)  # the callback must outlive the subscription
         self._call("cuptiSubscribe", ctypes.byref(self._subscriber), self._callback, None)
         self._call("cuptiEnableCallback", 1, self._subscriber, DOMAIN_RESOURCE, MODULE_LOADED)
 

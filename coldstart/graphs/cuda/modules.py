@@ -1,8 +1,7 @@
-"""Which binary a function came from, by what was seen while modules were loaded.
+"""Find the binary of a function among the modules that were observed when they were loaded.
 
-Identity is (sha256 of the binary, name).  A name that several binaries define is decided by the exact set of
-functions in the function's module; where that does not decide either, the binary is unknown and the kernel
-is not bundled.
+Identity is (SHA-256 of the binary, name). If several binaries define a name, the exact set of functions in
+the function's module decides. If that is ambiguous too, the binary is unknown and the kernel is not bundled.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Layout = tuple[tuple[int, int], ...]
 
 @dataclass
 class ModuleLog:
-    """Binaries by digest, in order of loading; `see` is what a module-loaded callback calls."""
+    """Binaries by digest, in order of loading; the module-loaded callback calls `see`."""
 
     images: dict[str, bytes] = field(default_factory=dict)
     cubins: dict[str, Cubin] = field(default_factory=dict)
@@ -27,7 +26,7 @@ class ModuleLog:
     _by_name: dict[str, list[str]] = field(default_factory=dict)
 
     def see(self, image: bytes) -> None:
-        """Record one binary; those that are no cubin are counted and dropped."""
+        """Record one binary; images that are not cubins are counted and dropped."""
         digest = sha256(image)
         if digest in self.images:
             return
@@ -41,7 +40,10 @@ class ModuleLog:
             self._by_name.setdefault(name, []).append(digest)
 
     def digest(self, name: str, layout: Layout, siblings: Callable[[], set[str]]) -> str | None:
-        """The binary of a function; `siblings` lists the names in its module, asked only when needed."""
+        """Return the digest of a function's binary, or None if it is unknown or ambiguous.
+
+        `siblings` returns the names in the function's module; it is called only if needed.
+        """
         fits = [d for d in self._by_name.get(name, []) if self.cubins[d].kernels[name] in (layout, ())]
         if len(fits) > 1:
             names = siblings()
@@ -49,5 +51,5 @@ class ModuleLog:
         return fits[0] if len(fits) == 1 else None
 
     def mutable(self, digest: str | None) -> bool:
-        """Whether the binary has variables of its own."""
+        """Return whether the binary defines variables."""
         return digest is not None and bool(self.cubins[digest].mutable_globals)

@@ -1,4 +1,4 @@
-"""The reading half of the cuda-bindings backend: nodes, parameters, attributes, functions, modules."""
+"""Reading part of the cuda-bindings backend: nodes, parameters, attributes, functions, modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EDGE_BYTES = 8
 
 
 class CudaReader:
-    """Reads graphs. `modules` says which binary each function came from."""
+    """Reader of graphs; `modules` finds the binary of each function."""
 
     def __init__(self, modules: ModuleLog | None = None, ordinal: int = 0) -> None:
         self.d = bindings()
@@ -47,7 +47,7 @@ class CudaReader:
         return [int(n) for n in call(self.d.cuGraphGetNodes, handle, count)[0]]
 
     def edges(self, graph: int) -> list[Edge]:
-        """Read into buffers of our own: bindings 13.0 return edge data whose memory is freed already."""
+        """Return the edges, read into own buffers: bindings 13.0 return edge data whose memory is already freed."""
         count = ctypes.c_size_t()
         self._get_edges(graph, None, None, None, count)
         sources, targets = ((ctypes.c_uint64 * count.value)() for _ in range(2))
@@ -77,7 +77,7 @@ class CudaReader:
 
     @staticmethod
     def _payload(p: Any, kernel: Kernel) -> bytes:
-        """The packed parameters, from kernelParams or from the packed buffer of `extra`."""
+        """Return the packed parameters, from kernelParams or from the packed buffer of `extra`."""
         out = bytearray(kernel.size)
         if not int(p.kernelParams):
             return _extra(int(p.extra), kernel.size)
@@ -100,7 +100,7 @@ class CudaReader:
         try:
             value = call(self.d.cuGraphKernelNodeGetAttribute, node, self.d.CUlaunchAttributeID(number))
         except DriverError as failure:
-            if failure.result in ABSENT:  # an attribute that this driver does not keep on nodes
+            if failure.result in ABSENT:  # this driver has no such attribute on nodes
                 return b"\0" * 64
             raise
         return bytes_at(value.getPtr(), 64)
@@ -121,11 +121,11 @@ class CudaReader:
     def _copy_end(self, p: Any, side: str) -> int:
         kind = int(getattr(p, f"{side}MemoryType"))
         if any(int(getattr(p, side + part)) for part in ("XInBytes", "Y", "Z", "LOD")):
-            raise GraphRefusedError("memory copy that starts inside an array")
+            raise GraphRefusedError("a memory copy starts inside an array")
         address = int(getattr(p, f"{side}Device"))
         held = self.address_range(address) if kind in (MEMORY_DEVICE, 4) else None
         if held is None or held.host:
-            raise GraphRefusedError("memory copy to or from host memory or an array")
+            raise GraphRefusedError("a memory copy reads or writes host memory or an array")
         return address
 
     # --- functions -----------------------------------------------------------------------------------
@@ -188,14 +188,14 @@ class CudaReader:
         return [f for functions in self._seen_modules.values() for f in functions]
 
     def see_functions(self, graph: int) -> None:
-        """Remember the modules of a (first-layer) graph's kernels: triggering, section 5.2."""
+        """Record the modules of a (first-layer) graph's kernels: triggering, section 5.2."""
         for node in self.nodes(graph):
             if self.kind(node) == NodeKind.KERNEL:
                 p = call(self.d.cuGraphKernelNodeGetParams, self.d.CUgraphNode(node))
                 self.kernel(int(p.func) or int(call(self.d.cuKernelGetFunction, p.kern)))
 
     def exported(self, name: str, library: str | None) -> int | None:
-        """A host stub found by dlsym, turned into a function by the runtime."""
+        """Return a host stub, found by dlsym, as a function of the runtime."""
         from coldstart.graphs.cuda.symbols import function_by_symbol
 
         return function_by_symbol(name, library)
@@ -215,11 +215,11 @@ class CudaReader:
 
 
 def _extra(address: int, size: int) -> bytes:
-    """The packed parameter buffer of a CU_LAUNCH_PARAM list (1: buffer pointer, 2: size pointer, 0: end)."""
+    """Return the packed parameter buffer of a CU_LAUNCH_PARAM list (1: buffer pointer, 2: size pointer, 0: end)."""
     words = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64)) if address else None
     at = 0
     while words and words[at] and at < 8:
         if words[at] == 1:
             return bytes_at(words[at + 1], size)
         at += 2
-    raise GraphRefusedError("a kernel node without readable parameters")
+    raise GraphRefusedError("a kernel node has no readable parameters")

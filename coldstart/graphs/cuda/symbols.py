@@ -1,4 +1,4 @@
-"""dlsym and cudaGetFuncBySymbol: the third rung, for kernels whose host stubs are exported."""
+"""Find kernels with exported host stubs, by dlsym and cudaGetFuncBySymbol."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def _runtime() -> ctypes.CDLL | None:
 
 
 def function_by_symbol(kernel: str, library: str | None) -> int | None:
-    """A CUfunction, or None where the runtime or the symbol is absent.
+    """Return a CUfunction, or None if the runtime or the symbol is unavailable.
 
-    nvcc exports a kernel's host entry under the kernel's own mangled name.
+    nvcc exports a kernel's host entry under the kernel's mangled name.
     """
     runtime = _runtime()
     if runtime is None:

@@ -43,10 +43,10 @@ class PlacedScheduler(StockScheduler):
         if not self.jobs:
             self._last_s = None
         self.jobs[job.job.id] = job
-        self.placement.arrived(job.job, self.machine.blocks(job.job.prompt_tokens), now)
+        self.placement.add(job.job, self.machine.blocks(job.job.prompt_tokens), now)
 
     def schedule(self, now: float) -> Step:
-        self.placement.turns.passed(0.0 if self._last_s is None else now - self._last_s)
+        self.placement.turns.add_time(0.0 if self._last_s is None else now - self._last_s)
         self._last_s = now
         decision = self.placement.decide(now)
         self._arrange([job for job in decision.chosen if job.running])
@@ -88,12 +88,12 @@ class PlacedScheduler(StockScheduler):
             job.computed = sim.computed + tokens
             if done:
                 self.placement.fresh.discard(job.id)
-            self.ranking.served(job, cost, now)
+            self.ranking.add_service(job, cost, now)
 
     def finish(self, job: SimJob) -> None:
         super().finish(job)
         del self.jobs[job.job.id]
-        self.placement.left(job.job.id)
+        self.placement.remove(job.job.id)
 
     def _arrange(self, shown: list[SimJob]) -> None:
         """Park the running jobs that were not chosen."""
@@ -150,10 +150,10 @@ class SimView:
     def runs(self, request: SimJob) -> bool:
         return request.running
 
-    def proceeds(self, request: SimJob) -> bool:
+    def can_proceed(self, request: SimJob) -> bool:
         return request.running and not request.ending
 
-    def in_flight(self, name: str) -> bool:
+    def is_in_flight(self, name: str) -> bool:
         return False  # one stage: the simulated engine has no pipeline
 
     def prefilling(self, requests: Sequence[SimJob]) -> list[SimJob]:
@@ -163,10 +163,10 @@ class SimView:
     def loading(self, name: str) -> bool:
         return self._scheduler.jobs[name].landing_s is not None
 
-    def landed(self, request: SimJob) -> bool:
+    def is_loaded(self, request: SimJob) -> bool:
         return request.status is Status.LOADING and request.landing_s is None
 
-    def leavable(self) -> Iterable[SimJob]:
+    def list_evictable(self) -> Iterable[SimJob]:
         if not self._scheduler.keeps_kv:
             return self.started()
         processed = self._scheduler.processed
@@ -197,16 +197,16 @@ class SimView:
         # Tokens in the prefix cache are not computed again.
         return request.pending - (0 if request.computed else request.cached * self._block)
 
-    def freed(self, order: Sequence[SimJob]) -> Iterator[int]:
+    def yield_freed(self, order: Sequence[SimJob]) -> Iterator[int]:
         return (request.blocks for request in order)
 
     def evict(self, request: SimJob) -> None:
         self._scheduler.evict(request)
 
-    def any_away(self) -> bool:
+    def has_evicted(self) -> bool:
         return bool(self._scheduler.host.away) or bool(self._scheduler.moving)
 
-    def on_host(self, name: str) -> SimJob | None:
+    def find_on_host(self, name: str) -> SimJob | None:
         request = self._scheduler.jobs[name]
         if request.status is not Status.WAITING or not request.evictions:
             return None

@@ -1,4 +1,4 @@
-"""Who gets device memory and slots in a step: one placement for the server and the simulated engine, over a view of each."""
+"""Placement: the requests that get device memory and slots in a step, for the server and the simulated engine."""
 
 from coldstart.scheduling.placement.fresh import Fresh
 from coldstart.scheduling.placement.loads import Loads

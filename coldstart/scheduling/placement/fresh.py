@@ -1,7 +1,8 @@
-"""Requests without a token since they were admitted or their load began: nobody's victims.
+"""Protected requests: those without a new token since their admission or since the start of their load.
 
-Invariant: all of them together can get their next token at once, because the blocks that each may hold until
-then (its pledge) sum to no more than the pool, unless there is only one. So protecting them never deadlocks.
+Invariant: the pledge of a request is the number of blocks that it may hold until its next token. The pledges
+sum to at most the pool, unless there is only one. All protected requests can therefore get their next token
+at once, and never evicting them cannot cause a deadlock.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from coldstart.scheduling.placement.view import KvView, R
 
 
 class Fresh(Generic[R]):
-    """Ids in the order of admission, each with its pledge in blocks."""
+    """Ids of the protected requests in order of admission, with their pledges in blocks."""
 
     def __init__(self, view: KvView[R]) -> None:
         self._view = view
@@ -22,11 +23,11 @@ class Fresh(Generic[R]):
         self._pledges: dict[str, int] = {}
 
     def pledge(self, request: R) -> int:
-        """An upper bound of the blocks the request holds when its next token comes."""
+        """Return an upper bound of the blocks that the request holds when its next token is computed."""
         return self._view.bound(request)
 
     def admits(self, request: R, besides: int = 0) -> bool:
-        """Whether the request may join, `besides` blocks being pledged to others of the same step."""
+        """Return whether the request may join, with `besides` blocks pledged to other requests of the same step."""
         if self._view.name(request) in self._pledges:
             return True
         others = self.pledged + besides

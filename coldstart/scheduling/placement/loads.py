@@ -1,8 +1,8 @@
-"""Which loads from the host to start in a step (FastServe, section 4.2).
+"""Choice of the loads from host memory that start in a step (FastServe, section 4.2).
 
-Invariants: loads start in ascending ENST; a request is evicted for a load only if its ENST is larger, and only
-for a load whose rank earns a slot now; loads never take what the picked need nor, unless their rank earns a
-slot, the blocks kept for arrivals.
+Invariants: loads start in ascending ENST. A load may evict a request only if that request has a larger ENST
+and the loaded request ranks within the batch. A load never takes blocks that the picked requests need. It
+takes blocks reserved for arrivals only if its request ranks within the batch.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from coldstart.scheduling.placement.view import Enst, R
 from coldstart.scheduling.reserve import ArrivalReserve
 
 AHEAD = 4
-"""Batches of ranks that are looked at for loads ahead of use."""
+"""Number of batches of ranks that are considered for loads ahead of use."""
 
 
 class Loads(Generic[R]):
-    """`blocked` names the requests whose rank earns a slot now, had their KV been here; `loading` those of them whose
-    load is under way or starts now. The others wait for room, which every request with a smaller ENST has before them.
+    """Choice of loads; `blocked` has the requests whose rank is within the batch but whose KV is not on the device.
+
+    `loading` has those of them whose load is under way or starts now. The others wait for free blocks, and
+    requests with a smaller ENST get blocks first.
     """
 
     def __init__(
@@ -34,9 +36,9 @@ class Loads(Generic[R]):
         self.loading: list[str] = []
 
     def choose(self, chosen: list[R], enst: Enst[R], now: float) -> list[R]:
-        """Requests on the host whose load to start now; makes room for those whose rank earns a slot."""
+        """Return the requests whose load starts now; evict others for requests that rank within the batch."""
         self.blocked, self.loading = [], []
-        if not self.view.any_away():
+        if not self.view.has_evicted():
             return []
         due, others = self._hosted()
         if not self.ahead:
@@ -50,10 +52,10 @@ class Loads(Generic[R]):
     def _fitting(
         self, chosen: list[R], due: list[R], others: list[R], enst: Enst[R], reserve: int
     ) -> list[R]:
-        """In ascending ENST; the first that does not fit ends it, so nobody overtakes it."""
+        """Return the requests that fit, in ascending ENST; stop at the first within the batch that does not fit."""
         room, fresh = self.room, self.room.fresh
         earned, fitting = set(due), list[R]()
-        # The engine starts a load only where the prefills under way keep what they still need.
+        # The engine starts a load only if the prefills under way still get the blocks that they need.
         taken, pledged = self.view.reserved(), room.pledged
         for request in sorted([*due, *others], key=enst):
             need = room.needs(request)
@@ -70,24 +72,24 @@ class Loads(Generic[R]):
         return fitting
 
     def _make_way(self, request: R, need: int, kept: list[R], enst: Enst[R]) -> None:
-        """Let requests of larger ENST go, the largest first, if that is enough."""
+        """Evict requests with a larger ENST, the largest first, if this frees enough blocks."""
         room = self.room
         if room.free >= need:
             return
         limit = enst(request)
-        later = [victim for victim in reversed(room.victims(kept, enst)) if enst(victim) > limit]
-        for victim in room.leavers(later, need - room.free, 0):
+        later = [victim for victim in reversed(room.list_victims(kept, enst)) if enst(victim) > limit]
+        for victim in room.choose_victims(later, need - room.free, 0):
             room.evict(victim)
 
     def _hosted(self) -> tuple[list[R], list[R]]:
-        """Requests on the host: those within the first B ranks, and the rest of a bounded look ahead."""
+        """Return the requests on the host: those within the first B ranks, and those of a limited look-ahead."""
         view, batch = self.view, self.view.batch
         due: list[R] = []
         others: list[R] = []
-        ranks = (job for job in self.ranking if not view.in_flight(job.id))
+        ranks = (job for job in self.ranking if not view.is_in_flight(job.id))
         for position, job in enumerate(islice(ranks, AHEAD * batch if self.ahead else batch)):
             earned = position < batch
-            request = view.on_host(job.id)
+            request = view.find_on_host(job.id)
             if request is not None:
                 (due if earned else others).append(request)
             elif earned and view.loading(job.id):

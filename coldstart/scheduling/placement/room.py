@@ -1,8 +1,8 @@
-"""Memory and slots for the picked requests.
+"""Device memory and slots for the picked requests.
 
-Invariants: blocks go to picked requests in rank order; victims leave in descending ENST, from outside the
-batch first, then from its tail; between two evictions a request gains a token; nobody is evicted for a
-request that would not fit even then.
+Invariants: picked requests get blocks in rank order. Requests are evicted in descending ENST, first from
+outside the batch, then from its tail. A request gains a token between two of its evictions. No request is
+evicted for one that would still not fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from coldstart.scheduling.placement.view import Enst, KvView, R
 
 
 class Room(Generic[R]):
-    """One step's promises. `steady` says that everybody picked runs, and has its next token by a cheap bound."""
+    """Blocks and slots that one step promises.
+
+    `steady` is True if every picked request runs and, by an upper bound, has blocks for its next token.
+    """
 
     def __init__(self, view: KvView[R], fresh: Fresh[R]) -> None:
         self.view, self.fresh = view, fresh
@@ -25,11 +28,11 @@ class Room(Generic[R]):
 
     @property
     def free(self) -> int:
-        """Blocks that are free and not promised to a picked request."""
+        """Return the number of free blocks that are not promised to a picked request."""
         return self.view.free_blocks() - self._promised
 
     def make(self, picked: list[R], enst: Enst[R]) -> list[R]:
-        """Evict what is needed; the picked requests that can be held now, in rank order."""
+        """Evict requests as needed; return the picked requests that fit now, in rank order."""
         view = self.view
         self._forget_promises()
         heavy = view.prefilling(picked)
@@ -40,37 +43,43 @@ class Room(Generic[R]):
             return picked
         return self._within_budget(picked if ample else self._fitted(picked, enst))
 
-    def goes_on(self, running: int) -> bool:
-        """Whether so many steady requests have room for another token each."""
+    def fits_next_tokens(self, running: int) -> bool:
+        """Return whether each of `running` steady requests has blocks for another token."""
         view = self.view
         return self.steady and 2 * view.groups * running + view.watermark <= view.free_blocks()
 
     def needs(self, request: R) -> int:
-        """Further blocks until the request holds all its tokens and the next one."""
+        """Return the number of further blocks until the request holds all its tokens and the next one."""
         return self.view.needs(request)
 
     def evictable(self) -> Iterator[R]:
         kept = {self.view.request(name) for name in self.fresh}
-        return (request for request in self.view.leavable() if request not in kept)
+        return (request for request in self.view.list_evictable() if request not in kept)
 
     def evict(self, request: R) -> None:
         self.view.evict(request)
 
-    def victims(self, spared: Iterable[R], enst: Enst[R]) -> list[R]:
-        """Requests that may leave, the largest ENST last."""
+    def list_victims(self, spared: Iterable[R], enst: Enst[R]) -> list[R]:
+        """Return the requests that may be evicted, the largest ENST last."""
         kept = set(spared)
         return sorted((request for request in self.evictable() if request not in kept), key=enst)
 
-    def leavers(self, order: list[R], short: int, slots: int) -> list[R]:
-        """The first few whose leaving frees enough blocks and slots; nobody if all of them would not."""
-        for count, blocks in enumerate(self.view.freed(order), 1):
+    def choose_victims(self, order: list[R], short: int, slots: int) -> list[R]:
+        """Return the first requests of `order` whose eviction frees enough; an empty list if all of them free too little.
+
+        Args:
+            order: Requests in order of eviction.
+            short: Number of blocks to free.
+            slots: Number of slots to free.
+        """
+        for count, blocks in enumerate(self.view.yield_freed(order), 1):
             short -= blocks
             if short <= 0 and count >= slots:
                 return order[:count]
         return []
 
     def _ample(self, picked: list[R], heavy: list[R], joining: list[R], enst: Enst[R]) -> bool:
-        """Whether everybody fits by a cheap upper bound, which spares asking the engine about each of them."""
+        """Return whether all requests fit by an upper bound, which avoids a query of the engine for each request."""
         view, fresh = self.view, self.fresh
         pledged = sum(map(fresh.pledge, joining))
         others = (fresh.pledge(request) for request in heavy if view.runs(request))
@@ -85,7 +94,10 @@ class Room(Generic[R]):
         return True
 
     def _slots_for(self, joining: int, picked: list[R], enst: Enst[R]) -> bool:
-        """Let the largest ENST go where only the model runner's slots are short."""
+        """Evict requests if only slots of the model runner are missing; return whether enough slots are free.
+
+        The requests with the largest ENST are evicted first.
+        """
         short = joining - self.view.free_slots()
         if short <= 0:
             return True
@@ -108,7 +120,7 @@ class Room(Generic[R]):
         return self._in_order([leader, *others][: self.view.batch], enst)
 
     def _staying(self, picked: list[R], waited: set[R]) -> Iterator[R]:
-        """Who left in the first attempt stays out of this step, and nobody joins below it."""
+        """Yield the requests of the second attempt: no request that the first attempt evicted, and no new one below it."""
         left = False
         for request in picked:
             runs = self.view.runs(request)
@@ -119,7 +131,7 @@ class Room(Generic[R]):
     def _in_order(self, picked: list[R], enst: Enst[R]) -> list[R]:
         chosen: list[R] = []
         later = list(picked)
-        victims = self.victims(picked, enst)
+        victims = self.list_victims(picked, enst)
         while later:
             request = later.pop(0)
             if self._fits(request, later, victims):
@@ -128,17 +140,18 @@ class Room(Generic[R]):
         return chosen
 
     def _leader(self, top: R) -> R:
-        """Who runs first where the top of the batch is kept out by requests without a token.
+        """Return the request that runs first if requests without a token block the first of the batch.
 
-        Evicting those would let two starved requests evict each other for ever, so one of them runs instead,
-        first those that have a slot, and everybody with a token makes way for it.
+        Two starved requests could evict each other forever if requests without a token were evicted. One of
+        these requests runs instead, preferably one with a slot, and all requests with a token can be evicted
+        for it.
         """
         holders = list(map(self.view.request, self.fresh))
-        able = [r for may in (self.view.proceeds, self.view.landed) for r in holders if may(r)]
+        able = [r for may in (self.view.can_proceed, self.view.is_loaded) for r in holders if may(r)]
         return able[0] if able else top
 
     def _fits(self, request: R, later: list[R], victims: list[R]) -> bool:
-        """Whether the request can be held, once those who make room for it have left."""
+        """Return whether the request fits, after evictions if they free enough."""
         joins = not self.view.runs(request)
         if joins and not self.fresh.admits(request, self.pledged):
             return False
@@ -148,12 +161,12 @@ class Room(Generic[R]):
             return True
         able = set(self.evictable())
         order = [*reversed(victims), *(other for other in reversed(later) if other in able)]
-        leavers = self.leavers(order, short, slots)
+        leavers = self.choose_victims(order, short, slots)
         for leaver in leavers:
             self.evict(leaver)
         del victims[max(0, len(victims) - len(leavers)) :]
         cut = min((later.index(leaver) for leaver in leavers if leaver in later), default=len(later))
-        # Nobody joins below a request that had to leave the batch.
+        # No request joins below a request that was evicted from the batch.
         later[cut:] = [other for other in later[cut:] if self.view.runs(other)]
         return bool(leavers)
 
@@ -167,7 +180,7 @@ class Room(Generic[R]):
             self.pledged += self.fresh.pledge(request)
 
     def _within_budget(self, chosen: list[R]) -> list[R]:
-        """Stop where the token budget ends: the engine serves running requests first, whatever their rank."""
+        """Cut the batch at the token budget: the engine serves running requests first, regardless of their rank."""
         heavy = set(self.view.prefilling(chosen))
         left = self.view.token_budget
         for position, request in enumerate(chosen):

@@ -1,6 +1,6 @@
-"""One step's decision: the ranking, whom memory holds of it, and which loads start.
+"""Decision of one step: the order of requests, those that get memory, and the loads that start.
 
-Invariant: everything that the server and the simulated engine decide about a step is decided here, by the same code.
+Invariant: the server and the simulated engine make every decision of a step with this code.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from coldstart.scheduling.settings import SchedulerSettings
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[R]):
-    """`chosen` run now, in rank order; `loads` start; victims have left already."""
+    """Decision of one step: `chosen` run now, in rank order, and `loads` start. Victims are already evicted."""
 
     chosen: list[R]
     loads: list[R]
 
 
 class Placement(Generic[R]):
-    """`jobs` are the live ones in order of arrival, `keeps_kv` says that the host keeps KV of who is evicted."""
+    """Decisions of one engine.
+
+    `jobs` are the live jobs in order of arrival, and `keeps_kv` is whether the host stores the KV of evicted
+    requests.
+    """
 
     def __init__(
         self,
@@ -48,36 +52,38 @@ class Placement(Generic[R]):
         self.turns = Turns(settings.oldest_share)
         self._stirred, self._moved, self._running = True, 0, 0
 
-    def arrived(self, job: Job, blocks: int, now: float) -> None:
-        """A new request, which asks for so many blocks."""
+    def add(self, job: Job, blocks: int, now: float) -> None:
+        """Add a new request, which needs `blocks` KV blocks."""
         self.jobs[job.id] = job
         self.ranking.add(job, now)
-        self.reserve.arrived(blocks, now)
+        self.reserve.add_arrival(blocks, now)
         self._stirred = True
 
-    def left(self, name: str) -> None:
-        """The request is gone."""
+    def remove(self, name: str) -> None:
+        """Remove a request that has ended."""
         job = self.jobs.pop(name, None)
         if job is not None:
             self.ranking.remove(job)
         self.fresh.discard(name)
         self._stirred = True
 
-    def stir(self) -> None:
-        """Something has happened besides: decide anew."""
+    def invalidate(self) -> None:
+        """Invalidate the latest decision after any other event."""
         self._stirred = True
 
-    def stands(self, now: float) -> bool:
-        """Whether the latest decision would be taken again: since then nobody came, left, landed, or used up a quantum, and
-        everybody chosen has room for a token more. Asked once a step, by an engine that tells of what happens.
+    def is_current(self, now: float) -> bool:
+        """Return whether the latest decision is still valid; an engine that reports its events calls this once per step.
+
+        It is valid if no request arrived, ended, finished a load or used up a quantum, and each chosen
+        request has blocks for one more token.
         """
         if self._stirred:
             return False
         self.ranking.tick(now, self.view.batch)
-        return self.ranking.moved == self._moved and self.room.goes_on(self._running)
+        return self.ranking.moved == self._moved and self.room.fits_next_tokens(self._running)
 
     def decide(self, now: float) -> Decision[R]:
-        """Evicts whom the decision leaves no room for."""
+        """Return the decision of this step, and evict the requests that do not fit."""
         self.ranking.tick(now, self.view.batch)
         picked = [self.view.request(job.id) for job in self.pick()]
         enst = self.enst(now)
@@ -87,24 +93,24 @@ class Placement(Generic[R]):
         self._stirred = (
             not self.room.steady or bool(self.fresh) or self.turns.share > 0 or self._passed_over(picked)
         )
-        self._stirred |= self.keeps_kv and self.view.any_away()
+        self._stirred |= self.keeps_kv and self.view.has_evicted()
         return Decision(chosen, loads)
 
     def pick(self) -> list[Job]:
-        """Whom this step should serve."""
-        # The table has them in order of arrival: no turn sorts every live request.
-        order: Iterable[Job] = self.jobs.values() if self.turns.oldest() else self.ranking
+        """Return the jobs that this step should serve."""
+        # `jobs` is in order of arrival, so no live request is sorted here.
+        order: Iterable[Job] = self.jobs.values() if self.turns.use_arrival_order() else self.ranking
         return pick(order, self.view.batch, self.view.ready)
 
     def _passed_over(self, picked: list[R]) -> bool:
-        """Whether somebody of the order was not ready, which ends without a word."""
+        """Return whether a request was skipped because it was not ready; no event reports when it becomes ready."""
         if len(picked) < min(self.view.batch, len(self.jobs)):
             return True
         job = self.view.job
         return not all(job(request) is first for request, first in zip(picked, self.ranking, strict=False))
 
     def enst(self, now: float) -> Enst[R]:
-        """The policy's ENST of a request, worked out when first asked for: most steps evict nobody."""
+        """Return the policy's ENST function, evaluated at its first call: most steps evict no request."""
         found: Callable[[Job], float] | None = None
         job = self.view.job
 

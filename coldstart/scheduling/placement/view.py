@@ -1,7 +1,7 @@
-"""What placement has to know of an engine's KV memory, and the one thing it does to it: evict.
+"""Interface to an engine's KV memory: its state, and eviction as the only change.
 
-Invariant: a view answers about the present; nothing is remembered between two calls. Blocks that a copy under way will
-free count as free.
+Invariant: a view answers for the present and caches nothing between two calls. Blocks that a copy under way
+will free count as free.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import Protocol, TypeVar
 from coldstart.scheduling.job import Job
 
 R = TypeVar("R", bound=Hashable)
-"""A request as the engine has it."""
+"""Request object of the engine."""
 
 Enst = Callable[[R], float]
 
 
 class KvView(Protocol[R]):
-    """`capacity` is the pool in blocks; `watermark` are blocks that an admission leaves free; a request has blocks in
-    each of `groups`; where it `speculates` the tokens of its next step are not certain.
+    """KV memory of an engine.
+
+    `capacity` is the number of blocks in the pool, and `watermark` the number that an admission leaves free.
+    A request has blocks in each of `groups` KV cache groups. `speculates` is whether the number of tokens of
+    the next step is uncertain.
     """
 
     batch: int
@@ -30,64 +33,64 @@ class KvView(Protocol[R]):
     speculates: bool
 
     def request(self, name: str) -> R:
-        """The live request of that id. Raises KeyError."""
+        """Return the live request of that id. Raises KeyError."""
 
     def name(self, request: R) -> str: ...
 
     def job(self, request: R) -> Job: ...
 
     def ready(self, job: Job) -> bool:
-        """Can run if picked: a request whose KV the host holds cannot, its load comes first."""
+        """Return whether the job can run if picked; False if the host holds its KV, which must be loaded first."""
 
     def started(self) -> Iterable[R]:
-        """Requests that hold a slot, running or parked."""
+        """Return the requests that hold a slot, running or parked."""
 
-    def leavable(self) -> Iterable[R]:
-        """Those of them whose blocks no step under way writes."""
+    def list_evictable(self) -> Iterable[R]:
+        """Return the started requests whose blocks no step under way writes."""
 
     def runs(self, request: R) -> bool:
-        """Holds a slot."""
+        """Return whether the request holds a slot."""
 
-    def proceeds(self, request: R) -> bool:
-        """Holds a slot, and has a token left that no step under way already computes."""
+    def can_proceed(self, request: R) -> bool:
+        """Return whether the request holds a slot and has a token that no step under way computes."""
 
-    def in_flight(self, name: str) -> bool:
-        """In a batch that another stage of the pipeline still works on: neither served nor evicted meanwhile."""
+    def is_in_flight(self, name: str) -> bool:
+        """Return whether another pipeline stage still works on the request, which is then neither served nor evicted."""
 
     def prefilling(self, requests: Sequence[R]) -> list[R]:
-        """Those of them that have a prompt to compute: not running yet, or in the middle of a chunked prefill."""
+        """Return the requests with prompt tokens to compute: not running yet, or within a chunked prefill."""
 
     def loading(self, name: str) -> bool:
-        """A load is under way."""
+        """Return whether a load of the request is under way."""
 
-    def landed(self, request: R) -> bool:
-        """Its KV is back on the device, its slot is not."""
+    def is_loaded(self, request: R) -> bool:
+        """Return whether the request's KV is back on the device but the request has no slot."""
 
     def free_blocks(self) -> int: ...
 
     def free_slots(self) -> int:
-        """Slots of the model runner that nobody holds."""
+        """Return the number of free slots of the model runner."""
 
     def reserved(self) -> int:
-        """Blocks that the prefills under way still need."""
+        """Return the number of blocks that the prefills under way still need."""
 
     def needs(self, request: R) -> int:
-        """Further blocks until the request holds all its tokens and the next one."""
+        """Return the number of further blocks until the request holds all its tokens and the next one."""
 
     def bound(self, request: R) -> int:
-        """An upper bound of the blocks the request holds when its next token comes."""
+        """Return an upper bound of the blocks that the request holds when its next token is computed."""
 
     def pending(self, request: R) -> int:
-        """Tokens to compute until its next one."""
+        """Return the number of tokens to compute until the next generated token."""
 
-    def freed(self, order: Sequence[R]) -> Iterator[int]:
-        """Blocks that come free with each, if they leave in this order."""
+    def yield_freed(self, order: Sequence[R]) -> Iterator[int]:
+        """Yield the number of blocks that each eviction frees, if the requests are evicted in this order."""
 
     def evict(self, request: R) -> None:
-        """Take the request off the device."""
+        """Evict the request from the device."""
 
-    def any_away(self) -> bool:
-        """Whether anybody was evicted and does not run yet."""
+    def has_evicted(self) -> bool:
+        """Return whether any request was evicted and does not run yet."""
 
-    def on_host(self, name: str) -> R | None:
-        """The request if it was evicted, neither runs nor loads, and the host holds KV of it."""
+    def find_on_host(self, name: str) -> R | None:
+        """Return the request if it was evicted, neither runs nor loads, and the host holds its KV; else None."""

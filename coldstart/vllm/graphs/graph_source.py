@@ -18,10 +18,10 @@ class GraphSource(Protocol):
     def usable(self, key: str) -> bool:
         """Return whether this graph is available without a capture."""
 
-    def soon(self, key: str) -> bool:
+    def is_first(self, key: str) -> bool:
         """Return whether it is available before readiness; other graphs are built in the background."""
 
-    def later(self, key: str, show: Callable[[], None]) -> None:
+    def defer(self, key: str, show: Callable[[], None]) -> None:
         """Build it in the background; `show` is called, in another thread, once it can be replayed."""
 
     def replayable(self, key: str) -> Any:

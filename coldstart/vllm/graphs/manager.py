@@ -52,7 +52,7 @@ def restoring(
         curtain = Curtain(self)
         for descriptor, key in waiting.items():
             curtain.hide(descriptor)
-            source.later(key, functools.partial(_show, curtain, descriptor, source, key))
+            source.defer(key, functools.partial(_show, curtain, descriptor, source, key))
 
     return capture
 
@@ -70,7 +70,7 @@ def _restored_graphs(manager: Any, source: GraphSource, log: Log) -> tuple[dict[
             key = graph_key(descriptor, descriptor.cg_mode.name)
             if descriptor.cg_mode.name != "FULL" or not source.usable(key):
                 continue
-            if source.soon(key):
+            if source.is_first(key):
                 attempt(restored, descriptor, functools.partial(source.replayable, key), key, log)
             else:
                 waiting[descriptor] = key

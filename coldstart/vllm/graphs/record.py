@@ -15,7 +15,7 @@ from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import GraphError, GraphRefusedError
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, View, finder
 from coldstart.graphs.tables import SymbolRegion
-from coldstart.graphs.torch_framework import TorchFramework, consumes_random, kept_class
+from coldstart.graphs.torch_framework import TorchFramework, consumes_random, define_kept_class
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.graph_source import graph_key, log, refuse_parallel
@@ -150,7 +150,7 @@ def keep_graphs() -> Iterator[None]:
     import torch
 
     plain = torch.cuda.CUDAGraph
-    torch.cuda.CUDAGraph = kept_class(plain)
+    torch.cuda.CUDAGraph = define_kept_class(plain)
     try:
         yield
     finally:

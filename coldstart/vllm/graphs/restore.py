@@ -9,7 +9,7 @@ from typing import Any
 from coldstart.graphs import gate, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.errors import AlteredTableError, GraphError, GraphRefusedError
-from coldstart.graphs.inputs import Inputs, Span, StoredInputs, View, finder, stored
+from coldstart.graphs.inputs import Inputs, Span, StoredInputs, View, finder, make_reader
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.table_files import read_manifest
@@ -33,7 +33,7 @@ def workload(
         return SymbolRegion(symbol, region.size, base)
 
     held = Inputs.from_report(read_manifest(restorer.directory)["report"])
-    read = stored(restorer.directory)
+    read = make_reader(restorer.directory)
     return StoredInputs(driver, held, read, finder(framework.regions), captured, View(restored))
 
 
@@ -132,7 +132,7 @@ class Restoring:
             result = own()
         finally:
             undo()
-        online.ready()
+        online.build_deferred()
         return result
 
     def _refuse_another_driver(self) -> None:
@@ -167,11 +167,11 @@ class Restoring:
     def usable(self, key: str) -> bool:
         return self._online().restorer.holds(key)
 
-    def soon(self, key: str) -> bool:
-        return self._online().soon(key)
+    def is_first(self, key: str) -> bool:
+        return self._online().is_first(key)
 
-    def later(self, key: str, show: Callable[[], None]) -> None:
-        self._online().later(key, show)
+    def defer(self, key: str, show: Callable[[], None]) -> None:
+        self._online().defer(key, show)
 
     def replayable(self, key: str) -> Any:
         graph = self._online().restorer.graph_or_none(key)

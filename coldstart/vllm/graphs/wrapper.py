@@ -26,7 +26,7 @@ def restoring(
         mine = self is runner and cudagraph_runtime_mode.name == "FULL"
         entries = _entries(self.model) if mine else None
         if entries is not None and source.usable(key):
-            if not source.soon(key):
+            if not source.is_first(key):
                 _hide_until_built(self, desc, cudagraph_runtime_mode, entries, source, key)
                 return
             if _fill_entry(entries, desc, key, source, log):
@@ -46,7 +46,7 @@ def _hide_until_built(
         entries[desc] = _entry(desc, key, source)
         keys.add(desc)
 
-    source.later(key, show)
+    source.defer(key, show)
 
 
 def _entries(wrapper: Any) -> dict[Any, Any] | None:

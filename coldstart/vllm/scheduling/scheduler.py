@@ -75,7 +75,7 @@ class PolicyScheduler(PipelinedScheduler):
             self._last_step_s = None  # no request ran since then
         cached = self.kv_cache_manager.get_computed_blocks(request)[1]
         job = Job(request.request_id, now, request.num_prompt_tokens, None, cached, request.priority)
-        self.placement.arrived(job, self._request_remaining_blocks(request), now)
+        self.placement.add(job, self._request_remaining_blocks(request), now)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now = self.clock()
@@ -102,12 +102,12 @@ class PolicyScheduler(PipelinedScheduler):
         if (report := model_runner_output.kv_connector_output) is not None:
             self.swaps.moved(report)
             if report.finished_recving:
-                self.placement.stir()
+                self.placement.invalidate()
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _goes_on(self, now: float) -> bool:
         """Return whether this step can serve the requests of the last one without a new decision."""
-        if self.stages > 1 or self._sessions or not self.placement.stands(now):
+        if self.stages > 1 or self._sessions or not self.placement.is_current(now):
             return False
         if self._stands_for < 0:
             self._stands_for = min(map(steps_left, self.started.active), default=0)
@@ -136,7 +136,7 @@ class PolicyScheduler(PipelinedScheduler):
         names = list(scheduled)
         others = len(names) - len(admitted)
         if self._decodes_alone(output, admitted, others):
-            self.ranking.decoded(list(map(self.jobs.__getitem__, names[:others])), decode_s, now)
+            self.ranking.add_decode_step(list(map(self.jobs.__getitem__, names[:others])), decode_s, now)
             names = names[others:]
         for request in admitted:
             if request.is_prefill_chunk:
@@ -150,7 +150,7 @@ class PolicyScheduler(PipelinedScheduler):
                 if request.request_id not in self.fresh:
                     self._load_started(request)
         if len(scheduled) != len(self.started.active):
-            self.placement.stir()
+            self.placement.invalidate()
         self._publish()
 
     def _decodes_alone(self, output: SchedulerOutput, admitted: list[Request], others: int) -> bool:
@@ -172,13 +172,13 @@ class PolicyScheduler(PipelinedScheduler):
         job.computed = request.num_computed_tokens
         if not request.is_prefill_chunk:
             self.fresh.discard(job.id)
-        self.ranking.served(job, cost, now)
+        self.ranking.add_service(job, cost, now)
 
     def _passed(self, now: float) -> None:
         """Account the time since the last step to that step's decision."""
         step_s = 0.0 if self._last_step_s is None else now - self._last_step_s
         self._last_step_s = now
-        self.placement.turns.passed(step_s)
+        self.placement.turns.add_time(step_s)
         self.counters.blocked_on_loads_s += step_s * len(self.loads.blocked)
         self.counters.loading_s += step_s * len(self.loads.loading)
         for request_id in self.loads.blocked:
@@ -197,7 +197,7 @@ class PolicyScheduler(PipelinedScheduler):
         self._preempt_request(request, self.clock(), drop_stale_output=self.requires_kv_delivery)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self.placement.left(request.request_id)
+        self.placement.remove(request.request_id)
         self.started.parked.pop(request, None)
         self._unlisted |= self._inside
         self.host.back(request.request_id)
@@ -208,7 +208,7 @@ class PolicyScheduler(PipelinedScheduler):
         self.counters.blocks_evicted += self.view.held(request)
         if self.events:
             self.events.note("eviction", request=request.request_id, blocks=self.view.held(request))
-        self.placement.stir()
+        self.placement.invalidate()
         self.started.discard(request)
         self._unlisted = True
         self.fresh.discard(request.request_id)

@@ -109,7 +109,7 @@ class EngineView:
     def started(self) -> Iterator[Request]:
         return iter(self._places.started)
 
-    def proceeds(self, request: Request) -> bool:
+    def can_proceed(self, request: Request) -> bool:
         return self.runs(request) and not all_in_flight(request) and not self._engine.in_flight(request)
 
     def prefilling(self, requests: Sequence[Request]) -> list[Request]:
@@ -119,14 +119,14 @@ class EngineView:
         request = self._places.holding.get(name)
         return request is not None and self.state(request) is State.LOADING
 
-    def landed(self, request: Request) -> bool:
+    def is_loaded(self, request: Request) -> bool:
         return self.state(request) is State.LOADED
 
-    def leavable(self) -> Iterator[Request]:
+    def list_evictable(self) -> Iterator[Request]:
         freeable, in_flight = self._engine._request_blocks_can_be_freed, self._engine.in_flight
         return (r for r in self._places.started if freeable(r) and not in_flight(r))
 
-    def in_flight(self, name: str) -> bool:
+    def is_in_flight(self, name: str) -> bool:
         return self._engine.stages > 1 and self._engine.in_flight(self.request(name))
 
     def free_slots(self) -> int:
@@ -150,7 +150,7 @@ class EngineView:
             tokens -= self._engine.kv_cache_manager.get_computed_blocks(request)[1]
         return tokens
 
-    def freed(self, order: Sequence[Request]) -> Iterator[int]:
+    def yield_freed(self, order: Sequence[Request]) -> Iterator[int]:
         """Yield the blocks that each request frees, in order. A shared block becomes free with its last holder."""
         manager = self._engine.kv_cache_manager
         holders: dict[int, int] = {}
@@ -162,10 +162,10 @@ class EngineView:
                 freed += left == 0 and not block.is_null
             yield freed
 
-    def any_away(self) -> bool:
+    def has_evicted(self) -> bool:
         return bool(self._places.host.away) or bool(self._places.holding)
 
-    def on_host(self, name: str) -> Request | None:
+    def find_on_host(self, name: str) -> Request | None:
         host = self._places.host
         request = host.away.get(name)
         if request is None or self.state(request) is not State.HOST:

@@ -25,7 +25,7 @@ from coldstart.system import timeline
 from coldstart.vllm.weights.in_place import InPlace
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import report, stage, tensors
-from coldstart.weights.load.ladder import NoLoaderLeftError, Rung, climb_down
+from coldstart.weights.load.ladder import NoLoaderLeftError, Rung, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
 from coldstart.weights.load.tensors import Tensor, UnreadableWeightsError
 
@@ -109,7 +109,7 @@ class ColdLoader(DefaultModelLoader):
             yield from self._vllms(model_config, model, {tensor.name for tensor in error.left}, str(error))
 
     def _placed(self, wanted: _Wanted, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        views = climb_down(wanted.tensors, wanted.rungs, self.report)
+        views = load_tensors(wanted.tensors, wanted.rungs, self.report)
         shaped = ((tensor.name, self._offered(tensor, view)) for tensor, view in views)
         target = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         if target.type != "cuda":
@@ -136,7 +136,7 @@ class ColdLoader(DefaultModelLoader):
     ) -> Iterator[tuple[str, torch.Tensor]]:
         logger.warning("coldstart: vLLM's own loader reads the weights: %s", reason)
         self.report.way = "vllm"
-        self.report.step_down(f"vLLM's own loader: {reason}")
+        self.report.add_fallback(f"vLLM's own loader: {reason}")
         for name, tensor in super().get_all_weights(model_config, model):
             if left is None or name in left:
                 yield name, tensor
@@ -151,10 +151,12 @@ class _Wanted:
         self.paths = _files(loader, model_config, optional=self.plan is not None)
         if self.plan is None:
             self.plan = weights.headers((self.paths or {}).values())
-        every = tensors.ordered(self.plan)
+        every = tensors.list_tensors(self.plan)
         if strange := next((tensor.dtype for tensor in every if tensor.dtype not in DTYPES), None):
             raise UnreadableWeightsError(f"unknown tensor type {strange}")
-        self.tensors = tensors.only(every, _rank_names([tensor.name for tensor in every], model_config))
+        self.tensors = tensors.select_tensors(
+            every, _rank_names([tensor.name for tensor in every], model_config)
+        )
 
     @property
     def rungs(self) -> list[Rung]:
@@ -210,7 +212,7 @@ def _rank_names(names: list[str], model_config: ModelConfig) -> list[str]:
     if get_current_vllm_config().speculative_config is not None:
         return names  # a draft model may need the target's embeddings on any rank
     partition = os.environ.get(stage.PARTITION_ENV)
-    return stage.needed(
+    return stage.select_names(
         names, model_config.hf_config.to_dict(), [group.rank_in_group], group.world_size, partition
     )
 

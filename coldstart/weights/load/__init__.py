@@ -1,1 +1,1 @@
-"""Weights into vLLM as they arrive: the load format `coldstart` and what decides which bytes a rank needs."""
+"""Loader behind the vLLM load format `coldstart`: tensor order, sources, and the tensors that a pipeline rank needs."""

@@ -1,6 +1,7 @@
-"""Tensors from the best source that still gives them: each step down continues where the one before stopped.
+"""Load tensors from the first source that works, and fall back to the next when a source fails.
 
-Invariant: every wanted tensor is handed over exactly once, in order, and every step down is in the report.
+Invariant: each wanted tensor is yielded exactly once, in order, and the report has one entry for each
+fallback.
 """
 
 from __future__ import annotations
@@ -12,41 +13,50 @@ from coldstart.weights.load.report import LoadReport
 from coldstart.weights.load.tensor_sources import SourceLostError, TensorSource
 from coldstart.weights.load.tensors import Tensor
 
-# A rung's name, and what opens it for the tensors that are left.
+# Name of a source, and the function that opens it for the remaining tensors.
 Rung = tuple[str, Callable[[Sequence[Tensor]], TensorSource]]
 
 
 class NoLoaderLeftError(RuntimeError):
-    """No rung is left. `left` are the tensors that nobody gave."""
+    """Every source failed; `left` are the tensors that were not loaded."""
 
     def __init__(self, left: Sequence[Tensor], reason: str) -> None:
         super().__init__(reason)
         self.left = list(left)
 
 
-def climb_down(
+def load_tensors(
     tensors: Sequence[Tensor], rungs: Sequence[Rung], report: LoadReport
 ) -> Iterator[tuple[Tensor, memoryview]]:
-    """Each tensor with its bytes. Raises Exhausted when the last rung fails."""
-    done, reason = 0, "there is neither a prefetcher nor a file to load from"
+    """Yield each tensor with its bytes; a fallback continues with the tensor at which the source failed.
+
+    Args:
+        tensors: Tensors to load, in load order.
+        rungs: Sources in order of preference.
+        report: Report of this load, updated for each tensor and fallback.
+
+    Raises:
+        NoLoaderLeftError: The last source failed.
+    """
+    done, reason = 0, "neither a prefetcher nor a file with the weights is available"
     for way, opened in rungs:
         report.way = way
         try:
             source = opened(tensors[done:])
         except SourceLostError as error:
             reason = f"{way}: {error}"
-            report.step_down(reason)
+            report.add_fallback(reason)
             continue
         try:
             while done < len(tensors):
                 view = _timed(source, tensors[done], report)
                 yield tensors[done], view
                 done += 1
-            report.fetch = source.fetched()
+            report.fetch = source.get_fetch_stats()
             return
         except SourceLostError as error:
             reason = f"{way}, after {done} of {len(tensors)} tensors: {error}"
-            report.step_down(reason)
+            report.add_fallback(reason)
         finally:
             source.close()
     raise NoLoaderLeftError(tensors[done:], reason)
@@ -54,7 +64,7 @@ def climb_down(
 
 def _timed(source: TensorSource, tensor: Tensor, report: LoadReport) -> memoryview:
     began = timeline.now()
-    view = source.bytes_of(tensor)
+    view = source.get_bytes(tensor)
     report.wait_s += timeline.now() - began
     report.tensors += 1
     report.bytes += tensor.size

@@ -1,4 +1,4 @@
-"""What the loader of this process did, for whoever asks afterwards."""
+"""Report of the latest load in this process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from coldstart.contract.fallback import Fallback
 
 @dataclass
 class LoadReport:
-    """One load: `way` is prefetcher, files or vllm (the last rung that was taken), `bytes` what was handed over.
+    """Result of one load.
 
-    `in_place_bytes` of them became parameters without a copy. `wait_s` are the seconds spent waiting for bytes, `seconds`
-    those of the whole load. `fetch` is the prefetcher's account, {} without one; `fallbacks` name each step down.
+    `way` is the last source used (prefetcher, files or vllm), and `bytes` counts the bytes loaded.
+    `in_place_bytes` counts those that became parameters without a copy. `wait_s` is the time in seconds that
+    the loader waited for bytes, `seconds` the time of the full load. `fetch` has the prefetcher's statistics
+    ({} without a prefetcher), and `fallbacks` has one entry for each failed source.
     """
 
     way: str = ""
@@ -26,12 +28,12 @@ class LoadReport:
     fetch: dict[str, Any] = field(default_factory=dict)
     fallbacks: list[Fallback] = field(default_factory=list)
 
-    def step_down(self, reason: str) -> None:
-        """Note why the next rung is taken."""
+    def add_fallback(self, reason: str) -> None:
+        """Record the reason for a fallback to the next source."""
         self.fallbacks.append(Fallback("load", reason))
 
     def document(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the report as JSON data."""
         return asdict(self) | {"fallbacks": fallback.to_json(self.fallbacks)}
 
 
@@ -39,11 +41,11 @@ _last: list[LoadReport] = []
 
 
 def begin() -> LoadReport:
-    """A new report, from now on the latest."""
+    """Start a new report, which becomes the latest."""
     _last[:] = [LoadReport()]
     return _last[0]
 
 
 def document() -> dict[str, Any]:
-    """This process's latest load as plain data, {} when it was not done by the format `coldstart`."""
+    """Return the latest report as JSON data; {} if this process did not use the load format `coldstart`."""
     return _last[0].document() if _last else {}

@@ -1,7 +1,7 @@
-"""Which tensors of a checkpoint a pipeline rank needs: a pure function of their names, the configuration and the rank.
+"""Tensors of a checkpoint that a pipeline rank needs: a pure function of names, model configuration and rank.
 
-Invariant: what is left out is exactly what vLLM would drop after reading it. Where the layout of an architecture is not
-known here, nothing is left out.
+Invariant: the omitted tensors are exactly those that vLLM would read and drop. Nothing is omitted for an
+architecture without an entry in `LAYOUTS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARTITION_ENV = environment.VLLM_PP_LAYER_PARTITION
 
 @dataclass(frozen=True)
 class LayerPatterns:
-    """Name patterns of an architecture: the layers (group 1 is the number), and what only an end rank holds."""
+    """Name patterns of an architecture: its layers (group 1 is the number), and the tensors of the first and last rank."""
 
     layer: re.Pattern[str]
     first: tuple[str, ...] = ()
@@ -40,15 +40,23 @@ LAYOUTS: Mapping[str, LayerPatterns] = {
 
 
 def layers(count: int, rank: int, size: int, partition: str | None = None) -> range:
-    """The layers of pipeline rank `rank` of `size`, as vLLM divides them; `partition` is VLLM_PP_LAYER_PARTITION.
+    """Return the layers of pipeline rank `rank` of `size`, divided as in vLLM.
 
-    Layers that do not divide evenly go one each to the ranks before the last, from the back. Raises ValueError for a
-    partition that does not fit.
+    Each layer that does not divide evenly goes to one rank, from the second to last rank backwards.
+
+    Args:
+        count: Number of layers of the model.
+        rank: Pipeline rank.
+        size: Number of pipeline ranks.
+        partition: Value of VLLM_PP_LAYER_PARTITION.
+
+    Raises:
+        ValueError: The partition does not match the number of layers or ranks.
     """
     if partition is not None:
         shares = [int(part) for part in partition.split(",")]
         if len(shares) != size or sum(shares) != count:
-            raise ValueError(f"the partition {partition} is not of {count} layers over {size} ranks")
+            raise ValueError(f"the partition {partition} does not divide {count} layers over {size} ranks")
     else:
         shares = [count // size] * size
         for back in range(2, count % size + 2):
@@ -57,21 +65,31 @@ def layers(count: int, rank: int, size: int, partition: str | None = None) -> ra
     return range(start, start + shares[rank])
 
 
-def needed(
+def select_names(
     names: Collection[str],
     config: Mapping[str, Any],
     ranks: Sequence[int],
     size: int,
     partition: str | None = None,
 ) -> list[str]:
-    """Those of `names` that the pipeline ranks `ranks` of `size` need, in their given order.
+    """Return the names that the pipeline ranks `ranks` need, in the order of `names`.
 
-    `config` is the model's config.json. All of them for one rank, and for a layout that is not known. Raises as `layers`.
+    All names are returned for a single rank and for an architecture without an entry in `LAYOUTS`.
+
+    Args:
+        names: Tensor names of the checkpoint.
+        config: Content of the model's config.json.
+        ranks: Pipeline ranks of this node.
+        size: Number of pipeline ranks.
+        partition: Value of VLLM_PP_LAYER_PARTITION.
+
+    Raises:
+        ValueError: The partition does not match the number of layers or ranks.
     """
     layout, count = _layout(config), config.get("num_hidden_layers")
     if size == 1 or layout is None or not isinstance(count, int):
         return list(names)
-    # vLLM ties the embeddings exactly when the checkpoint brings no head of its own: the last rank needs them then.
+    # vLLM ties the embeddings if the checkpoint has no lm_head: the last rank then needs them too.
     tied = not any(name.startswith("lm_head.") for name in names)
     own = [(rank, layers(count, rank, size, partition)) for rank in ranks]
     return [name for name in names if any(_holds(layout, name, rank, size, held, tied) for rank, held in own)]
@@ -91,6 +109,13 @@ def _holds(layout: LayerPatterns, name: str, rank: int, size: int, held: range, 
 
 
 def local_ranks(size: int, tensor: int = 1, nodes: int = 1, node: int = 0) -> list[int]:
-    """The pipeline ranks that run on node `node` of `nodes`, each of `tensor` processes: vLLM deals ranks out in order."""
+    """Return the pipeline ranks that run on node `node` of `nodes`; vLLM assigns ranks to nodes in order.
+
+    Args:
+        size: Number of pipeline ranks.
+        tensor: Number of processes of each pipeline rank.
+        nodes: Number of nodes.
+        node: Index of the node.
+    """
     share = size * tensor // nodes
     return sorted({world // tensor for world in range(node * share, (node + 1) * share)})

@@ -1,6 +1,7 @@
-"""Two places that tensors come from, one interface: shared memory that a prefetcher fills, and mapped files.
+"""Two sources of tensors behind one interface: shared memory that a prefetcher fills, and mapped files.
 
-`bytes_of` returns a view without a copy, valid as long as somebody holds it, and returns only when its bytes are there.
+`get_bytes` blocks until the bytes are available. It returns a view without a copy, which is valid as long as a
+reference to it exists.
 """
 
 from __future__ import annotations
@@ -21,42 +22,42 @@ from coldstart.weights.load.tensors import Tensor
 if TYPE_CHECKING:
     from coldstart.weights.prefetch.client import Attached
 
-# One read of the page-in: long enough for a disk's queue, short enough to be ahead of the first tensor soon.
+# Size of one page-in read: long enough to fill a disk's queue, short enough to get ahead of the first tensor.
 PIECE = 4 << 20
-# Readers of the page-in; a disk with a queue wants several, and they hardly use a processor.
+# A disk with a queue is faster with several readers, and they use little processor time.
 READERS = 4
 
 
 class SourceLostError(RuntimeError):
-    """This source will give no more bytes; the message says why."""
+    """Source that can deliver no more bytes; the message has the reason."""
 
 
 class TensorSource(ABC):
-    """Where the bytes of tensors come from."""
+    """Source of tensor bytes."""
 
     @abstractmethod
-    def bytes_of(self, tensor: Tensor) -> memoryview:
-        """The tensor's bytes, once they are there. Raises Lost."""
+    def get_bytes(self, tensor: Tensor) -> memoryview:
+        """Return the bytes of the tensor; block until they are available. Raises SourceLostError."""
 
-    def fetched(self) -> dict[str, Any]:
-        """What was moved to get the bytes here, {} where nothing was."""
+    def get_fetch_stats(self) -> dict[str, Any]:
+        """Return statistics of the fetch; {} for a source that fetches nothing."""
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything; views that are still held stay valid."""
+        """Release the source's resources; views that are still referenced stay valid."""
 
 
 class PrefetchSource(TensorSource):
-    """The prefetcher's shared memory."""
+    """Shared memory that the prefetcher fills."""
 
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
         self._files: dict[str, memoryview] = {}
         self._addresses: dict[str, int] = {}
 
-    def bytes_of(self, tensor: Tensor) -> memoryview:
-        """As TensorSource; blocks until the bytes are fetched and verified."""
+    def get_bytes(self, tensor: Tensor) -> memoryview:
+        """Implement TensorSource: block until the bytes are fetched and verified."""
         from coldstart.weights.prefetch.errors import PrefetchError
 
         try:
@@ -69,8 +70,8 @@ class PrefetchSource(TensorSource):
         memory.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
         return self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
 
-    def fetched(self) -> dict[str, Any]:
-        """As TensorSource: the prefetcher's account of this model, by all its clients."""
+    def get_fetch_stats(self) -> dict[str, Any]:
+        """Implement TensorSource: return the prefetcher's statistics of this model, summed over all clients."""
         from coldstart.weights.prefetch.errors import PrefetchError
 
         try:
@@ -79,15 +80,16 @@ class PrefetchSource(TensorSource):
             return {}
 
     def close(self) -> None:
-        """As TensorSource; gives the lease back."""
+        """Implement TensorSource: release the lease."""
         self._files.clear()
         self.attached.close()
 
 
 class FileSource(TensorSource):
-    """The files themselves, mapped privately. With `ahead`, their pages are read in the order of the tensors meanwhile.
+    """Privately mapped files; with `ahead`, background threads read their pages in tensor order.
 
-    A tensor with a digest is checked against it: the files then stand in for a source whose bytes were promised.
+    A tensor that has a digest is verified against it, because the files then replace a source with promised
+    bytes.
     """
 
     def __init__(self, paths: Mapping[str, Path], tensors: Sequence[Tensor], ahead: bool = True) -> None:
@@ -96,20 +98,20 @@ class FileSource(TensorSource):
         self._addresses: dict[str, int] = {}
         self._reading = PageIn(paths, tensors) if ahead else None
 
-    def bytes_of(self, tensor: Tensor) -> memoryview:
-        """As TensorSource."""
+    def get_bytes(self, tensor: Tensor) -> memoryview:
+        """Implement TensorSource."""
         try:
             view = self._mapped(tensor.file)
         except (OSError, ValueError, KeyError) as error:
             raise SourceLostError(f"{tensor.file} cannot be mapped: {error}") from error
         if tensor.offset + tensor.size > len(view):
-            raise SourceLostError(f"{tensor.file} is cut short: {tensor.name} ends after it")
+            raise SourceLostError(f"{tensor.file} is truncated: it ends before tensor {tensor.name}")
         if self.ahead:
             memory.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
         data = view[tensor.offset : tensor.offset + tensor.size]
         if tensor.digest and tensor.digest != "sha256:" + hashlib.sha256(data).hexdigest():
             raise SourceLostError(
-                f"{tensor.file} holds other bytes for {tensor.name} at {tensor.offset} than the plan says"
+                f"tensor {tensor.name} at offset {tensor.offset} of {tensor.file} does not match its digest in the plan"
             )
         return data
 
@@ -121,16 +123,16 @@ class FileSource(TensorSource):
         return self._maps[name]
 
     def close(self) -> None:
-        """As TensorSource; also ends the reading ahead."""
+        """Implement TensorSource: stop the page-in and release the mappings."""
         if self._reading is not None:
             self._reading.end()
         self._maps.clear()
 
 
 class PageIn:
-    """Threads of this process that read tensors' bytes into the page cache, in order.
+    """Threads that read the bytes of tensors into the page cache, in order.
 
-    A file that cannot be read is passed over: whoever maps it will say so.
+    A file that cannot be read is skipped: the code that maps it reports the error.
     """
 
     def __init__(self, paths: Mapping[str, Path], tensors: Sequence[Tensor]) -> None:
@@ -140,7 +142,7 @@ class PageIn:
             thread.start()
 
     def end(self) -> None:
-        """Stop, and wait until no thread is left (a process that will be forked must have none)."""
+        """Stop the threads and wait for them: a process that will be forked must have no other thread."""
         with self._lock:
             self._ended = True
         for thread in self._threads:
@@ -151,7 +153,7 @@ class PageIn:
         while piece := self._following():
             name, offset, size = piece
             with suppress(OSError, KeyError), self.paths[name].open("rb", buffering=0) as file:
-                # The kernel would read on behind the range, into other ranks' tensors.
+                # Without this, the kernel's readahead would read beyond the range, into tensors of other ranks.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 if not _cached(file.fileno(), offset, size):
                     os.preadv(file.fileno(), [buffer[:size]], offset)
@@ -162,12 +164,12 @@ class PageIn:
 
 
 def _cached(descriptor: int, offset: int, size: int) -> bool:
-    """Whether both ends of the range are in the page cache: a read that may not wait says so."""
+    """Return whether both ends of the range are in the page cache, by a read that fails instead of waiting."""
     try:
         for place in (offset, offset + size - 1):
             os.preadv(descriptor, [bytearray(1)], place, os.RWF_NOWAIT)
     except OSError:
-        return False  # EAGAIN, or a file system that does not know the question
+        return False  # EAGAIN, or a file system without RWF_NOWAIT
     return True
 
 

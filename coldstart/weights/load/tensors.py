@@ -1,7 +1,7 @@
-"""What is to be loaded, as plain data: each tensor's file, place, type and shape, in the order in which it is handed over.
+"""Tensors to load and their order.
 
-The order is that of the bytes: files by vLLM's natural order of names, tensors by offset, so that what a prefetcher fetches
-first is also asked for first.
+Files are in vLLM's natural order of names and tensors in order of their offset. The loader then requests
+bytes in the order in which the prefetcher fetches them.
 """
 
 from __future__ import annotations
@@ -13,33 +13,34 @@ from typing import Any
 from coldstart.weights import checkpoint
 from coldstart.weights.checkpoint import Tensor
 
-__all__ = ["Tensor", "UnreadableWeightsError", "natural", "only", "ordered"]
+__all__ = ["Tensor", "UnreadableWeightsError", "list_tensors", "make_natural_key", "select_tensors"]
 
 
 class UnreadableWeightsError(ValueError):
-    """These weights cannot be handed over tensor by tensor; the message says why."""
+    """Weights that cannot be loaded tensor by tensor; the message has the reason."""
 
 
-def ordered(plan: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors of a weights plan in load order.
+def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors of a weights plan in load order.
 
-    Raises UnreadableWeightsError for files without tensors (not safetensors) and for a name that two files hold.
+    Raises:
+        UnreadableWeightsError: The plan is invalid, or a file has no tensors (it is not in safetensors format).
     """
     try:
-        files = sorted(checkpoint.parse(plan).files, key=lambda file: natural(file.name))
+        files = sorted(checkpoint.parse(plan).files, key=lambda file: make_natural_key(file.name))
     except checkpoint.InvalidWeightsPlanError as error:
         raise UnreadableWeightsError(str(error)) from error
     if bare := [file.name for file in files if not file.tensors]:
-        raise UnreadableWeightsError(f"{bare[0]} holds no safetensors")
+        raise UnreadableWeightsError(f"{bare[0]} has no safetensors tensors")
     return [tensor for file in files for tensor in file.tensors]
 
 
-def natural(name: str) -> list[str | int]:
-    """A sort key by which shard 10 follows shard 9."""
+def make_natural_key(name: str) -> list[str | int]:
+    """Return a sort key that orders shard 10 after shard 9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def only(tensors: list[Tensor], names: Collection[str]) -> list[Tensor]:
-    """Those tensors whose name is among `names`, in their order."""
+def select_tensors(tensors: list[Tensor], names: Collection[str]) -> list[Tensor]:
+    """Return the tensors whose name is among `names`, in their order."""
     wanted = set(names)
     return [tensor for tensor in tensors if tensor.name in wanted]

@@ -1,4 +1,5 @@
-"""The prefetcher: one process per user and node that brings weights into shared memory before anybody asks for them.
+"""Prefetcher: one process per user and node that fetches weights into shared memory before a server needs them.
 
-`client` is for those who want weights, `daemon` is the process; both are standard library only.
+`client` is the interface for processes that need weights, and `daemon` is the process. Both use only the
+standard library.
 """

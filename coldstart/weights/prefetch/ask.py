@@ -1,7 +1,7 @@
-"""From the model that a user names to what the prefetcher is asked for: a source, a plan, names.
+"""Resolve a model name to a prefetch request: source, weights plan and tensor names.
 
-The plan is the bundle's, so that a server started from that bundle meets the same copy; without a bundle it is made of local
-files, which hashes them once.
+The plan comes from the bundle, so that a server started from this bundle attaches to the same copy. Without a
+bundle, the plan is built from local files, which hashes them once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from coldstart.weights.prefetch.range_source import is_local
 
 @dataclass(frozen=True)
 class Wanted:
-    """What `client.attach` takes, and the model's name."""
+    """Source and plan for `client.attach`, and the model's name."""
 
     model: str
     source: str
@@ -42,9 +42,12 @@ def resolve(
     offline: bool = False,
     accepts: Trust | None = None,
 ) -> Wanted:
-    """Look the model up as `serve` does. Its weights come from `weights_from`, else its directory, else the hub.
+    """Look up the model as `serve` does; its source is `weights_from`, else its directory, else the hub.
 
-    Raises what inspection.look_up raises, NoBundleError when neither a bundle nor local files say what the weights are.
+    Raises:
+        NoBundleError: Neither a bundle nor local files provide the plan.
+        UsageError: The model has no weights here and no hub repository.
+        ColdstartError: `inspection.look_up` failed.
     """
     lookup = inspection.look_up(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
     source = weights_from or _own_source(lookup)
@@ -58,8 +61,8 @@ def _own_source(lookup: Lookup) -> str:
     if model.repo_id is not None:
         return f"hf://{model.repo_id}" + (f"@{model.revision}" if model.revision else "")
     raise UsageError(
-        f"{model.name} has no weights here.",
-        hint="say where they are: coldstart prefetch start MODEL --weights-from SOURCE",
+        f"cannot prefetch {model.name}: its directory has no weights.",
+        hint="coldstart prefetch start MODEL --weights-from SOURCE",
     )
 
 
@@ -79,9 +82,17 @@ def _plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
 def fetch_all(
     wanted: Wanted, names: Collection[str] | None, settings: Mapping[str, str], directory: Path | None = None
 ) -> dict[str, Any]:
-    """Start a prefetcher with `settings` if none runs, and have everything fetched that is wanted; the lease's stats.
+    """Start a prefetcher with `settings` if none runs, fetch the tensors `names`, and return the lease's statistics.
 
-    Raises UsageError for settings while one runs already or that are no good, CommandFailedError when it cannot be done.
+    Args:
+        wanted: Source and plan of the model.
+        names: Tensors to fetch; None means all bytes of all files.
+        settings: Environment variables of a new prefetcher.
+        directory: Directory of the prefetcher's socket (default: the user's runtime directory).
+
+    Raises:
+        UsageError: A setting is invalid, or a prefetcher with its own settings runs.
+        CommandFailedError: The fetch failed.
     """
     _settle(settings, directory)
     try:
@@ -94,18 +105,19 @@ def fetch_all(
 
 def _settle(settings: Mapping[str, str], directory: Path | None) -> None:
     try:
-        configuration.from_environment({**os.environ, **settings})
+        configuration.read_settings({**os.environ, **settings})
     except ValueError as error:
         raise UsageError(f"{error}.") from error
-    if settings and running(directory):
+    if settings and get_status(directory):
         raise UsageError(
-            "A prefetcher runs already, with settings of its own.", hint="coldstart prefetch stop"
+            "cannot apply the settings: a prefetcher already runs with other settings.",
+            hint="coldstart prefetch stop",
         )
     os.environ.update(settings)
 
 
-def running(directory: Path | None = None) -> dict[str, Any] | None:
-    """What the prefetcher says of itself, None when there is none."""
+def get_status(directory: Path | None = None) -> dict[str, Any] | None:
+    """Return the status of the running prefetcher, or None if none runs."""
     try:
         return client.request("status", directory=directory)
     except client.PrefetchError:
@@ -113,5 +125,5 @@ def running(directory: Path | None = None) -> dict[str, Any] | None:
 
 
 def stop(directory: Path | None = None) -> int:
-    """Stop it and wait for its end; its pid. Raises client.PrefetchLostError when none runs."""
+    """Stop the prefetcher, wait for its end and return its PID. Raises client.PrefetchLostError if none runs."""
     return int(client.request("stop", directory=directory)["stopped"])

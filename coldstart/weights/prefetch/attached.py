@@ -1,6 +1,7 @@
-"""A lease on a model's weights: which of their bytes are there, waiting for them, and wanting more.
+"""Lease on a model's weights: wait for bytes, query their state, and request more.
 
-One of the threads that wait reads the socket and wakes the others: nothing polls, and there is no thread of its own.
+One of the waiting threads reads the socket and wakes the others, so the lease neither polls nor has its own
+thread.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from coldstart.weights.prefetch.errors import (
 from coldstart.weights.prefetch.mapping import LayoutFiles
 from coldstart.weights.prefetch.range_source import is_local
 
-# One that is stopped or swamped does not keep its clients from loading in another way.
+# A prefetcher that is stopped or overloaded must not keep its clients from their next source.
 ANSWER_S = 30.0
 
 
 class Attached:
-    """A lease on the weights of one plan. A context manager; safe to use from several threads."""
+    """Lease on the weights of one plan: a context manager, safe to use from several threads."""
 
     def __init__(
         self, channel: Channel, layout: region_layout.RegionLayout, wanted: list[Ranges], source: str
@@ -53,30 +54,39 @@ class Attached:
         self._files = LayoutFiles(layout, Path(source), descriptor)
 
     def file(self, name: str) -> memoryview:
-        """The whole file, writable, mapped privately. Raises KeyError for a name that is not in the plan.
+        """Return all bytes of a file, writable and privately mapped.
 
-        For a local source also OSError, when the file cannot be mapped.
+        Raises:
+            KeyError: The plan has no such file.
+            OSError: The file of a local source cannot be mapped.
+            ValueError: The file of a local source is shorter than in the plan.
         """
         return self._files.view(self._layout.numbers[name])
 
     def wait(self, file: str, offset: int, size: int) -> None:
-        """Block until bytes [offset, offset + size) of `file` are there and verified; they must be wanted.
+        """Block until bytes [offset, offset + size) of `file` are fetched and verified.
 
-        Raises PrefetchLostError when the prefetcher died first, PrefetchFailedError when it gave up on one of them,
-        PrefetchRefusedError when nobody wanted them through this lease.
+        Raises:
+            PrefetchLostError: The prefetcher ended first.
+            PrefetchFailedError: The prefetcher stopped trying to fetch some of the bytes.
+            PrefetchRefusedError: This lease did not request all of the bytes.
         """
         number, end = self._layout.numbers[file], offset + size
         with self._changed:
             if size < 0 or not self._wanted[number].covers(offset, end):
-                raise PrefetchRefusedError(
-                    f"Bytes {offset} to {end} of {file} were not wanted by this client."
-                )
+                raise PrefetchRefusedError(f"This client did not request bytes {offset} to {end} of {file}.")
             self._until(lambda: self._there(number, offset, end))
 
     def want(self, names: Collection[str] | None, background: bool = False) -> None:
-        """Want more tensors, after those wanted before; in the background: when no foreground want is unfinished.
+        """Request more tensors, after those requested before.
 
-        Raises PrefetchRefusedError (no room, an unknown name), PrefetchLostError.
+        Args:
+            names: Tensors to fetch; None means all bytes of all files.
+            background: Fetch them only while no foreground request of any lease is unfinished.
+
+        Raises:
+            PrefetchRefusedError: The memory budget is too small, or the plan has no such tensor.
+            PrefetchLostError: The prefetcher has ended.
         """
         more = self._layout.wanted(names)
         with self._asking:
@@ -90,8 +100,8 @@ class Attached:
                 for span in ranges:
                     wanted.add(*span)
 
-    def finished(self, names: Collection[str] | None = None) -> bool:
-        """Whether all bytes of the tensors are there, without blocking. Raises as `wait`."""
+    def is_finished(self, names: Collection[str] | None = None) -> bool:
+        """Return whether all bytes of the tensors are available, without blocking. Raises as `wait`."""
         wanted = self._layout.wanted(names)
         with self._changed:
             self._look()
@@ -102,16 +112,16 @@ class Attached:
             return all(done)
 
     def complete(self, names: Collection[str] | None = None) -> None:
-        """`wait` for all bytes of the tensors, or of all files. Raises as `wait`."""
+        """Block until all bytes of the tensors (None: of all files) are available. Raises as `wait`."""
         for file, ranges in zip(self._layout.files, self._layout.wanted(names), strict=True):
             for start, end in ranges:
                 self.wait(file.name, start, end - start)
 
     def stats(self) -> dict[str, Any]:
-        """{"fetched_bytes", "wanted_bytes", "ready_bytes", "refetched", "streams", "began", "ended", "errors"}.
+        """Return {"fetched_bytes", "wanted_bytes", "ready_bytes", "refetched", "streams", "began", "ended", "errors"}.
 
-        Bytes of this model, by all its clients; `began` and `ended` are seconds on CLOCK_MONOTONIC or None. Raises
-        PrefetchLostError.
+        The counts are bytes of this model, summed over all clients. `began` and `ended` are seconds on
+        CLOCK_MONOTONIC or None. Raises PrefetchLostError.
         """
         with self._asking:
             try:
@@ -121,9 +131,9 @@ class Attached:
             return dict(self._take("stats")["stats"])
 
     def close(self) -> None:
-        """Give the lease back. Mapped files stay readable while somebody holds a view of them.
+        """Release the lease; mapped files stay readable while a view of them exists.
 
-        Whoever waits in another thread gets PrefetchLostError.
+        A thread that waits on this lease gets PrefetchLostError.
         """
         with suppress(OSError):
             if self._reading:
@@ -151,7 +161,7 @@ class Attached:
             return self._answers[kind].pop(0)
 
     def _until(self, done: Callable[[], bool]) -> None:
-        """Holding the condition: block until `done`. Raises as the connection ends."""
+        """Block until `done`, with the condition held. Raises the error that ended the connection."""
         while not done():
             if self._lost:
                 raise self._end()
@@ -183,7 +193,7 @@ class Attached:
             for file, start, end in message.get("ready", ()):
                 self._ready[file].add(start, end)
             self._failed += [(*span, message["reason"]) for span in message.get("failed", ())]
-            if message.get("wanted"):  # what had failed before is tried again
+            if message.get("wanted"):  # the prefetcher retries the ranges that failed before
                 self._failed = [f for f in self._failed if not self._wanting[f[0]].overlaps(f[1], f[2])]
             for kind in self._answers.keys() & message.keys():
                 self._answers[kind].append(message)
@@ -199,7 +209,7 @@ class Attached:
 
 
 def names_part(names: Collection[str] | None) -> bytes:
-    """The first part of a request's body."""
+    """Return the names as the first part of a request's body."""
     return json.dumps(None if names is None else list(names)).encode()
 
 

@@ -1,4 +1,4 @@
-"""Where weights come from: a local directory, an HTTP server, an S3-compatible store, the Hugging Face hub."""
+"""Open the source of a weights address: local directory, HTTP server, S3-compatible store or Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coldstart.weights.prefetch.range_source import Count, RangeSource, SourceUn
 
 
 def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
-    """A new source for one stream; `environment` is that of the client. Raises SourceUnusableError."""
+    """Open a source for one stream; `environment` has the client's credentials. Raises SourceUnusableError."""
     scheme = address.partition("://")[0]
     if scheme in ("http", "https"):
         from coldstart.weights.prefetch.http_source import HttpSource, headers
@@ -28,28 +28,28 @@ def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
 
 
 class LocalSource:
-    """Brings files into the page cache, which is the copy that everybody maps."""
+    """Local directory, read into the page cache, which is the copy that all clients map."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._open: dict[str, int] = {}
 
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
-        """As RangeSource."""
+        """Implement RangeSource."""
         try:
             descriptor = self._descriptor(name, size)
-            # One long request to the disk, where the kernel's own reading ahead would make many short ones.
+            # Ask the disk for the full range at once: the kernel's readahead would send many short requests.
             os.posix_fadvise(descriptor, start, len(buffer), os.POSIX_FADV_WILLNEED)
             got = os.preadv(descriptor, [buffer], start)
         except OSError as error:
             raise SourceUnusableError(f"{self.directory / name}: {error.strerror}") from error
         if not got:
-            raise SourceUnusableError(f"{self.directory / name} has become shorter")
+            raise SourceUnusableError(f"{self.directory / name} became shorter while it was read")
         count(got)
         return got
 
     def version(self, name: str) -> str:
-        """As RangeSource: a file that is open stays what it is."""
+        """Implement RangeSource: an open file has no other version."""
         return ""
 
     def _descriptor(self, name: str, size: int) -> int:
@@ -58,11 +58,11 @@ class LocalSource:
             self._open[name] = descriptor
             if (actual := os.fstat(descriptor).st_size) != size:
                 raise SourceUnusableError(
-                    f"{self.directory / name} has {actual} bytes, the weights plan says {size}"
+                    f"{self.directory / name} has {actual} bytes, but the weights plan has {size}"
                 )
         return self._open[name]
 
     def close(self) -> None:
-        """As RangeSource."""
+        """Implement RangeSource."""
         while self._open:
             os.close(self._open.popitem()[1])

@@ -1,4 +1,4 @@
-"""Sets of bytes: sorted, disjoint, half-open ranges that never touch each other."""
+"""Sets of bytes as sorted, disjoint, half-open ranges that do not touch each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Range = tuple[int, int]
 
 
 class Ranges:
-    """A set of integers kept as ranges [start, end). `total` is how many there are."""
+    """Set of integers, stored as ranges [start, end); `total` is their number."""
 
     __slots__ = ("_ends", "_starts", "total")
 
@@ -24,7 +24,7 @@ class Ranges:
         return zip(self._starts, self._ends, strict=True)
 
     def add(self, start: int, end: int) -> None:
-        """Put [start, end) in, joining what it touches."""
+        """Add [start, end), and merge it with the ranges that it touches."""
         if start >= end:
             return
         first = bisect_left(self._ends, start)
@@ -34,7 +34,7 @@ class Ranges:
         self._replace(first, last, [(start, end)])
 
     def remove(self, start: int, end: int) -> None:
-        """Take [start, end) out."""
+        """Remove [start, end)."""
         if start >= end:
             return
         first = bisect_right(self._ends, start)
@@ -46,17 +46,17 @@ class Ranges:
         self._replace(first, last, kept)
 
     def covers(self, start: int, end: int) -> bool:
-        """Whether all of [start, end) is in; an empty range is."""
+        """Return whether the set contains all of [start, end); True for an empty range."""
         at = bisect_right(self._starts, start) - 1
         return start >= end or (at >= 0 and self._ends[at] >= end)
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Whether any of [start, end) is in."""
+        """Return whether the set contains any of [start, end)."""
         at = bisect_right(self._ends, start)
         return start < end and at < len(self._starts) and self._starts[at] < end
 
     def missing(self, start: int, end: int) -> list[Range]:
-        """The parts of [start, end) that are not in, in order."""
+        """Return the parts of [start, end) that the set does not contain, in order."""
         gaps: list[Range] = []
         at = bisect_right(self._ends, start)
         while at < len(self._starts) and self._starts[at] < end:

@@ -1,7 +1,8 @@
-"""Attaching to the prefetcher: the open socket is the lease, its end tells of the other side's death.
+"""Client of the prefetcher: attach to weights, start a fetch early, query the status.
 
-Bytes of `Attached.file` are valid once `wait` returned for them; the mapping is private, so nobody else sees what is
-written to it, and it outlives the prefetcher. Standard library only.
+An open socket is the lease, and its end reports the death of the other side. Bytes of `Attached.file` are
+valid after `wait` returned for them. The mapping is private, so no other process sees what is written to it,
+and it outlives the prefetcher. This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from coldstart.weights.prefetch.errors import (
     PrefetchLostError,
     PrefetchRefusedError,
 )
-from coldstart.weights.prefetch.range_source import normal
+from coldstart.weights.prefetch.range_source import normalise
 
 __all__ = [
     "Attached",
@@ -37,13 +38,13 @@ __all__ = [
     "PrefetchRefusedError",
     "attach",
     "request",
+    "set_pace",
     "start_early",
-    "told",
 ]
 
-# What a source may need of its client's environment: the prefetcher has that of whoever started it.
+# Variables that a source needs: the prefetcher itself has the environment of its first client.
 _HANDED_ON = ("AWS_", "HF_", environment.PREFETCH_TOKEN)
-# A prefetcher that ends for idleness may close a connection that it never looked at.
+# A prefetcher that exits because it is idle may close a connection without reading from it.
 _TRIES = 3
 
 
@@ -57,14 +58,23 @@ def attach(
     pace: PacedFetch | None = None,
     directory: Path | None = None,
 ) -> Attached:
-    """Take a lease on the weights of `plan` and want the tensors `names` (None: all bytes of all files, in their order).
+    """Take a lease on the weights of `plan` and request the tensors `names`.
 
-    `source` is a local directory, http(s)://..., s3://bucket/prefix or hf://repo@revision. `directory` is where the
-    prefetcher's socket lies (default: the user's runtime directory); `start` starts a prefetcher when none runs. A `pace`
-    names the fetch, for `told`.
-    A local directory's files are read and verified, too, but mapped themselves: the page cache is the shared copy.
-    Raises PrefetchRefusedError (no room, a bad plan), PrefetchLostError when none runs and not `start`, or when it dies
-    meanwhile.
+    The prefetcher also reads and verifies the files of a local directory, but clients map the files
+    themselves: the page cache is the shared copy.
+
+    Args:
+        source: Local directory, http(s)://..., s3://bucket/prefix or hf://repo@revision.
+        plan: Weights plan with digests.
+        names: Tensors to fetch; None means all bytes of all files, in order.
+        background: Fetch them only while no foreground request of any lease is unfinished.
+        start: Start a prefetcher if none runs.
+        pace: Name and rate of the fetch, which `set_pace` can change.
+        directory: Directory of the prefetcher's socket (default: the user's runtime directory).
+
+    Raises:
+        PrefetchRefusedError: The plan is invalid or exceeds the memory budget.
+        PrefetchLostError: No prefetcher runs and `start` is false, or the prefetcher ended.
     """
     layout = region_layout.read(plan)
     wanted = layout.wanted(names)
@@ -72,9 +82,9 @@ def attach(
     for attempt in range(_TRIES):
         channel = None
         try:
-            # One that is being killed may still take a connection, and nothing over it.
+            # A prefetcher that is being killed may still accept a connection but not answer on it.
             channel = _ask(source, plan, names, directory, start=start, background=background, pace=pace)
-            return Attached(channel, layout, wanted, normal(source))
+            return Attached(channel, layout, wanted, normalise(source))
         except PrefetchLostError as error:
             if channel is None and not start:
                 raise
@@ -100,19 +110,22 @@ def start_early(
     pace: PacedFetch | None = None,
     directory: Path | None = None,
 ) -> Early:
-    """Have fetching begin, without waiting for anything: a prefetcher is started if none runs, and finds the request.
+    """Start a fetch without waiting for the prefetcher, which is started if none runs.
 
-    Returns within milliseconds. The request lives until it is fetched and somebody attached, or `Early.close()`, or
-    the death of this process. Raises PrefetchError only when no process can be started.
+    This function returns within milliseconds. The request ends when its bytes are fetched and another client
+    has attached, on `Early.close()`, or with this process. Raises PrefetchError if no process can be started.
     """
     return Early(_ask(source, plan, names, directory, start=True, background=False, pace=pace, early=True))
 
 
-def told(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
-    """Tell the fetch of that name its rate: {"rate", "bytes", "seconds" (first to last of them), "limited", "ended"}.
+def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
+    """Set the rate of a named fetch; return {"rate", "bytes", "seconds", "limited", "ended"}, or None before it has begun.
 
-    `limited`: by a rate, now or before. None where it has not begun. Raises PrefetchLostError where none runs,
-    PrefetchRefusedError.
+    `seconds` is the time from the first to the last byte, and `limited` is whether any rate applied so far.
+
+    Raises:
+        PrefetchLostError: No prefetcher runs.
+        PrefetchRefusedError: The prefetcher rejected the rate.
     """
     found = request("pace", directory=directory, **asdict(pace))
     if "refused" in found:
@@ -121,9 +134,12 @@ def told(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] |
 
 
 def request(operation: str, *, directory: Path | None = None, **more: Any) -> dict[str, Any]:
-    """Ask the running prefetcher for its "status", or to "stop" (and wait for its end).
+    """Send an operation ("status", "stop" or "pace") to the running prefetcher and return its answer.
 
-    Raises PrefetchLostError when none runs, or it says nothing for ANSWER_S.
+    "stop" returns after the prefetcher has ended.
+
+    Raises:
+        PrefetchLostError: No prefetcher runs, or it did not answer within ANSWER_S seconds.
     """
     channel = Channel(spawning.connection(directory, start=False))
     if operation != "stop":
@@ -136,7 +152,7 @@ def request(operation: str, *, directory: Path | None = None, **more: Any) -> di
     finally:
         channel.close()
     if not answers or not answers[0]:
-        raise PrefetchLostError("The prefetcher has ended, or does not answer.")
+        raise PrefetchLostError("The prefetcher has ended or does not answer.")
     return dict(answers[0].get("status", answers[0]))
 
 
@@ -152,7 +168,7 @@ def _ask(
     **more: Any,
 ) -> Channel:
     environment = {key: value for key, value in os.environ.items() if key.startswith(_HANDED_ON)}
-    message = {"op": "attach", "source": normal(source), "environment": environment, **more}
+    message = {"op": "attach", "source": normalise(source), "environment": environment, **more}
     message["background"] = background or (pace is not None and pace.background)
     message["pace"] = None if pace is None else asdict(pace)
     message["events"] = os.environ.get(EVENTS_VARIABLE)
@@ -167,13 +183,13 @@ def _ask(
 
 
 class Early:
-    """The lease of whoever asked first."""
+    """Lease of a fetch that was started before a server attached."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     def close(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         self._channel.close()
 
     def __enter__(self) -> Early:

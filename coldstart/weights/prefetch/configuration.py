@@ -1,6 +1,7 @@
-"""The prefetcher's settings, read from its environment when it starts.
+"""Prefetcher settings, read from its environment at start.
 
-Without a size, half of the memory that is available (control groups respected) when the first request needs memory.
+Without a memory size, the prefetcher uses half of the available memory (within the control group's limit),
+measured when the first request needs memory.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from dataclasses import dataclass
 from coldstart.contract import environment
 
 PREFIX = f"{environment.PREFIX}_PREFETCH_"
-# Weights are read by workers that need memory of their own for them: at least as much again.
+# Each worker copies the weights, and needs at least as much memory as the prefetcher.
 SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class PrefetchSettings:
-    """`memory_bytes` None means SHARE of what is available; `patience_s` is how long a dead source is tried again."""
+    """Memory, streams and timeouts of the prefetcher.
+
+    `memory_bytes` None means SHARE of the available memory. `patience_s` is the time in seconds during which
+    an unavailable source is retried.
+    """
 
     memory_bytes: int | None = None
     streams: int = int(environment.PREFETCH_STREAMS.default)
@@ -25,13 +30,13 @@ class PrefetchSettings:
     patience_s: float = environment.PREFETCH_PATIENCE_S.default
 
 
-def given(**settings: float | None) -> dict[str, str]:
-    """The variables that set these fields of PrefetchSettings; None leaves one as it is."""
+def format_variables(**settings: float | None) -> dict[str, str]:
+    """Return the environment variables that set these fields of PrefetchSettings; None leaves a field unset."""
     return {PREFIX + name.upper(): str(value) for name, value in settings.items() if value is not None}
 
 
-def from_environment(variables: Mapping[str, str] | None = None) -> PrefetchSettings:
-    """The settings; raises ValueError naming the variable whose value is no number or out of bounds."""
+def read_settings(variables: Mapping[str, str] | None = None) -> PrefetchSettings:
+    """Return the settings. Raises ValueError if a variable is not a number or out of range."""
     memory = environment.PREFETCH_MEMORY_BYTES.read(variables)
     return PrefetchSettings(
         int(memory) if memory >= 0 else None,
@@ -42,7 +47,7 @@ def from_environment(variables: Mapping[str, str] | None = None) -> PrefetchSett
 
 
 def budget(settings: PrefetchSettings) -> int:
-    """Bytes that the prefetcher may hold."""
+    """Return the number of bytes that the prefetcher may hold."""
     if settings.memory_bytes is not None:
         return settings.memory_bytes
     from coldstart.system.proc.processes import available_memory

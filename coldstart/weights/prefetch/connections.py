@@ -1,4 +1,4 @@
-"""What the daemon knows of one connection: its lease, what it was told, what is still to be sent."""
+"""Daemon side of one client connection: its lease, its pace, and the messages that are not sent yet."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from coldstart.weights.prefetch.model import PrefetchedModel
 from coldstart.weights.prefetch.paces import FetchPace
 from coldstart.weights.prefetch.schedule import Lease, UnitEntry, UnitState
 
-# A client that does not read what it asked for is let go before it takes the daemon's memory.
+# Drop a client that does not read its messages before they fill the daemon's memory.
 _MAX_UNSENT = 16 << 20
 
 
 class ClientConnection:
-    """One connection. Never blocks; `gone` is set when it is to be dropped."""
+    """Connection of one client; it never blocks, and `gone` is True when it must be dropped."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -31,12 +31,12 @@ class ClientConnection:
         self._descriptor: int | None = None
 
     @property
-    def waiting_to_send(self) -> bool:
-        """Whether it must be told more when its socket takes more."""
+    def has_unsent(self) -> bool:
+        """Return whether unsent messages wait for the socket to accept more bytes."""
         return bool(self._unsent)
 
     def say(self, message: dict[str, Any], descriptor: int | None = None) -> None:
-        """Send a message, with a descriptor that is closed when it was sent."""
+        """Send a message and a descriptor, which is closed after it is sent."""
         if descriptor is not None:
             self._descriptor = descriptor
         self._unsent += encode(message)
@@ -44,7 +44,7 @@ class ClientConnection:
         self.gone = self.gone or len(self._unsent) > _MAX_UNSENT
 
     def flush(self) -> None:
-        """Send what the socket takes now."""
+        """Send as many bytes as the socket accepts now."""
         try:
             while self._unsent:
                 beside = () if self._descriptor is None else (self._descriptor,)
@@ -57,7 +57,7 @@ class ClientConnection:
             self.gone = True
 
     def tell(self, entries: list[UnitEntry]) -> None:
-        """Which units are ready, or given up and why."""
+        """Report the ready units, and the failed units with their reasons."""
         ready = [
             [e.unit.file, *piece] for e in entries if e.state is UnitState.READY for piece in e.unit.pieces
         ]
@@ -74,7 +74,7 @@ class ClientConnection:
             self._descriptor = None
 
     def close(self) -> None:
-        """Close the connection; its lease ends."""
+        """Close the connection and release its lease."""
         self._close_descriptor()
         self.channel.close()
         if self.lease is not None:

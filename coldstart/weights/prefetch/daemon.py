@@ -1,7 +1,8 @@
-"""`python -m coldstart.weights.prefetch.daemon DIRECTORY DESCRIPTOR`: the prefetcher of the user whose directory it is.
+"""Prefetcher process of one user: `python -m coldstart.weights.prefetch.daemon DIRECTORY DESCRIPTOR`.
 
-A lock on a file decides who serves: the kernel gives it back when its holder dies, so a socket that is there without the
-lock being held is a dead one's, and is replaced. Whoever comes second hands its first client to the first and ends.
+A file lock decides which process serves. The kernel releases the lock when its holder dies, so a socket
+without a held lock is stale and is replaced. A process that does not get the lock passes its first client to
+the lock's holder and exits.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ _HANDING_OVER_S = 10.0
 
 
 def main(directory: Path, descriptor: int) -> None:
-    """Serve until stopped or idle; `descriptor` is the connection of the client that started this process."""
+    """Serve until stopped or idle.
+
+    Args:
+        directory: Directory of the socket.
+        descriptor: Connection of the client that started this process.
+    """
     client = socket.socket(fileno=descriptor)
     path = spawning.place(directory)
     deadline = time.monotonic() + _HANDING_OVER_S
-    while files.try_lock(path.with_suffix(".lock")) is None:  # held until this process ends
+    while files.try_lock(path.with_suffix(".lock")) is None:  # this process holds the lock until it exits
         if _handed_over(path, client) or time.monotonic() > deadline:
             return
         time.sleep(0.01)
@@ -46,13 +52,13 @@ def _handed_over(path: Path, client: socket.socket) -> bool:
 def _serve(path: Path, client: socket.socket) -> None:
     listener = peers.Listener(path)
     try:
-        service = Service(listener, configuration.from_environment())
+        service = Service(listener, configuration.read_settings())
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
         service.adopt(client)
         service.run()
     finally:
         path.unlink(missing_ok=True)
-    # Streams may hang in a read from a server; nothing of theirs is worth waiting for.
+    # Exit without joining the streams: they may block in a read from a server.
     sys.stderr.flush()
     os._exit(0)
 

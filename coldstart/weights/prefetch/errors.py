@@ -1,19 +1,19 @@
-"""What can go wrong between a worker and the prefetcher; each of them is a reason to load from files instead."""
+"""Errors between a client and the prefetcher; after each of them, the client loads from files."""
 
 from __future__ import annotations
 
 
 class PrefetchError(RuntimeError):
-    """The prefetcher cannot give these bytes; the message says why."""
+    """The prefetcher cannot provide the bytes; the message has the reason."""
 
 
 class PrefetchRefusedError(PrefetchError):
-    """It does not take the request: no room, a malformed plan, a source that it cannot read."""
+    """The prefetcher rejected the request: too little memory, a malformed plan or an unreadable source."""
 
 
 class PrefetchLostError(PrefetchError):
-    """Its process has ended. What was waited for stays readable; nothing more will come."""
+    """No prefetcher runs, or it ended; fetched bytes stay readable and no more will arrive."""
 
 
 class PrefetchFailedError(PrefetchError):
-    """It gave up on some bytes: the message names file, tensor and offset."""
+    """The prefetcher stopped trying to fetch some bytes; the message names the file, the tensor and the offset."""

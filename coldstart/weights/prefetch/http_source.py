@@ -1,7 +1,8 @@
-"""Byte ranges over HTTP(S), read straight into the caller's memory.
+"""Byte ranges over HTTP(S), read directly into the caller's buffer (RFC 9110, section 14).
 
-RFC 9110, section 14: a server that serves ranges answers 206 with the Content-Range that was asked for. Anything else is
-not taken for weights. Credentials go to the origin that they were given for, never along a redirect and never in the open.
+A server that supports ranges answers 206 with the requested Content-Range; any other answer is not accepted
+as weights. Credentials go only to the origin that they belong to: never to the target of a redirect, and
+never in clear text.
 """
 
 from __future__ import annotations
@@ -25,28 +26,31 @@ from coldstart.weights.prefetch.range_source import (
     SourceTooSlowError,
     SourceUnavailableError,
     SourceUnusableError,
-    shown,
+    redact,
 )
 
 TOKEN_VARIABLE = PREFETCH_TOKEN
-# Read at once: as much as comes in a moment, so that a fast source costs few calls and a slow one's progress is seen.
+# Adapt the read size to the rate: a fast source needs few calls, and the progress of a slow one stays visible.
 _LEAST, _MOST, _MOMENT_S = 16 << 10, 1 << 20, 0.05
 _MAX_REDIRECTS = 5
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
 def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The Authorization header: from user:password@ in the address, else the bearer token of the environment.
+    """Return the Authorization header: user:password@ of the address, else the bearer token of the environment.
 
-    The token is meant for whatever source it fits, so it is left away where it would go over plain HTTP; a password in the
-    address is meant for just that one. Raises SourceUnusableError then.
+    The token is not bound to one source, so it is omitted where it would be sent over plain HTTP. A password
+    in the address is meant for this source.
+
+    Raises:
+        SourceUnusableError: A password would be sent over plain HTTP.
     """
     parts = urlsplit(address)
     safe = origin.parse_origin(address).may_hear_secrets
     if parts.username:
         if not safe:
             raise SourceUnusableError(
-                f"{shown(address)} would be told a password without TLS: write https://"
+                f"cannot send a password to {redact(address)} without TLS: use https://"
             )
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
@@ -60,7 +64,7 @@ class HttpSource:
     def __init__(
         self, base: str, given: Mapping[str, str], locate: Callable[[str], str] | None = None
     ) -> None:
-        # A query (a signed address) belongs behind the file's name; a login does not belong into any request's address.
+        # The query of a signed address follows the file's name. A login is not part of a request's address.
         path, mark, query = base.partition("?")
         self._locate = locate or (lambda name: f"{path.rstrip('/')}/{quote(name)}{mark}{query}")
         self._headers = dict(given)
@@ -69,24 +73,24 @@ class HttpSource:
         self._client = HttpClient()
 
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
-        """As Source."""
+        """Implement RangeSource."""
         try:
             with self._range(name, size, start, start + len(buffer)) as answer:
                 self._versions[name] = answer.headers.get("ETag", "")
                 return _fill(answer, buffer, count)
         except http_client.SlowServerError as error:
-            raise SourceTooSlowError(f"{shown(self._locate(name))}: {error}") from error
+            raise SourceTooSlowError(f"{redact(self._locate(name))}: {error}") from error
         except RemoteUnreachableError as error:
-            raise SourceUnavailableError(f"{shown(self._locate(name))}: {error}") from error
+            raise SourceUnavailableError(f"{redact(self._locate(name))}: {error}") from error
         except ForbiddenError as error:
             raise SourceUnusableError(str(error)) from error
 
     def version(self, name: str) -> str:
-        """As Source: the ETag."""
+        """Implement RangeSource: return the ETag."""
         return self._versions.get(name, "")
 
     def close(self) -> None:
-        """As Source."""
+        """Implement RangeSource."""
         self._client.close()
 
     def _range(self, name: str, size: int, start: int, end: int) -> Answer:
@@ -97,27 +101,27 @@ class HttpSource:
         for _ in range(_MAX_REDIRECTS):
             answer = self._client.ask("GET", url, headers=wanted, secret=secret, redirects=False)
             if answer.status == 206:
-                _check(answer, shown(url), size, start, end)
+                _check(answer, redact(url), size, start, end)
                 return answer
-            answer.close()  # its body is not wanted
+            answer.close()
             url = self._elsewhere(answer, name, url, first)
             self._moved[name] = url
-        raise SourceUnusableError(f"{shown(first)} redirects without an end")
+        raise SourceUnusableError(f"{redact(first)} exceeds {_MAX_REDIRECTS} redirects")
 
     def _elsewhere(self, answer: Answer, name: str, url: str, first: str) -> str:
         status, location = answer.status, answer.headers.get("Location")
         if status in http_client.REDIRECTS and location:
             return http_client.redirected(url, location)
-        # A redirect to a signed address holds for a time only: ask its origin again.
+        # A signed address expires: ask its origin for a new one.
         if self._moved.pop(name, None) is not None or status in _PASSING:
-            raise SourceUnavailableError(f"{shown(first)} answers {status}")
+            raise SourceUnavailableError(f"{redact(first)} answers {status}")
         if status == 200:
             raise SourceUnusableError(
-                f"{shown(first)} does not serve byte ranges (it answers 200 to a range request)"
+                f"{redact(first)} does not serve byte ranges (it answers 200 to a range request)"
             )
         unsent = not self._headers and not origin.parse_origin(first).may_hear_secrets
         hint = f"; over plain HTTP no {TOKEN_VARIABLE} is sent" if unsent and status in (401, 403) else ""
-        raise SourceUnusableError(f"{shown(first)} answers {status} {answer.reason}{hint}")
+        raise SourceUnusableError(f"{redact(first)} answers {status} {answer.reason}{hint}")
 
 
 def _fill(answer: Answer, buffer: memoryview, count: Count) -> int:
@@ -138,7 +142,7 @@ def _fill(answer: Answer, buffer: memoryview, count: Count) -> int:
         if not filled:
             raise
     if not filled:
-        raise RemoteUnreachableError("the answer ends before its first byte")
+        raise RemoteUnreachableError("the response is empty")
     return filled
 
 
@@ -147,11 +151,11 @@ def _check(answer: Answer, url: str, size: int, start: int, end: int) -> None:
     span, _, total = rest.partition("/")
     wrong = ""
     if unit != "bytes" or span != f"{start}-{end - 1}":
-        wrong = f"answers with {unit[:40]} {rest[:80]!r} where bytes {start}-{end - 1} were asked for"
+        wrong = f"answers with {unit[:40]} {rest[:80]!r} to a request for bytes {start}-{end - 1}"
     elif total not in ("*", str(size)):
-        wrong = f"has {total[:40]} bytes, the weights plan says {size}"
+        wrong = f"has {total[:40]} bytes, but the weights plan has {size}"
     elif answer.headers.get("Content-Encoding", "identity") != "identity":
-        wrong = "is sent encoded"
+        wrong = "has a Content-Encoding"
     if wrong:
         answer.close()
         raise SourceUnusableError(f"{url} {wrong}")

@@ -1,4 +1,4 @@
-"""How a client sees the files: slices of one private mapping of the shared region, or the local files themselves."""
+"""Files as a client sees them: slices of a private mapping of the shared region, or mapped local files."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from coldstart.weights.prefetch.region_layout import RegionLayout
 
-# A private writable mapping promises memory for copies that nobody will make; do not have it reserved.
-_FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE, which the module names from Python 3.13 on
+# A private writable mapping reserves memory for copies, and no client makes any.
+_FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE; mmap defines it from Python 3.13
 
 
 class LayoutFiles:
-    """The files of a layout below `directory`, or in the region behind `descriptor`, which is closed."""
+    """Files of a layout, from `directory` or from the region of `descriptor`, which is closed."""
 
     def __init__(self, layout: RegionLayout, directory: Path, descriptor: int | None) -> None:
         self._layout, self._directory = layout, directory
@@ -26,7 +26,12 @@ class LayoutFiles:
                 os.close(descriptor)
 
     def view(self, number: int) -> memoryview:
-        """All bytes of a file. Raises OSError when a local file cannot be mapped or has another size."""
+        """Return all bytes of a file.
+
+        Raises:
+            OSError: A local file cannot be opened or mapped.
+            ValueError: A local file is shorter than in the plan.
+        """
         if number not in self._views:
             file = self._layout.files[number]
             if self._region is not None:
@@ -38,7 +43,7 @@ class LayoutFiles:
         return self._views[number]
 
     def close(self) -> None:
-        """Let go of the mappings; they end with the last view that somebody else holds."""
+        """Release the mappings; each of them ends with its last view."""
         self._views.clear()
         self._region = None
 

@@ -1,6 +1,6 @@
-"""One model in the prefetcher: its board, its memory, what was fetched for it, and how its source is doing.
+"""State of one model in the prefetcher: its board, its memory, its fetched bytes, and the health of its source.
 
-Everything here belongs to the daemon's main thread except `count`, which the streams call.
+Only the daemon's main thread uses this state, except `count`, which the streams call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from coldstart.weights.prefetch.byte_ranges import Ranges
-from coldstart.weights.prefetch.range_source import is_local, origin, shown
+from coldstart.weights.prefetch.range_source import is_local, origin, redact
 from coldstart.weights.prefetch.region import SharedRegion
 from coldstart.weights.prefetch.region_layout import RegionLayout
 from coldstart.weights.prefetch.schedule import Board, UnitEntry, UnitState
@@ -23,19 +23,19 @@ _ERRORS_KEPT = 20
 
 
 class PrefetchedModel:
-    """`region` is None for a local directory: the page cache is its memory."""
+    """Model with its units and memory; `region` is None for a local directory, whose memory is the page cache."""
 
     def __init__(self, key: str, address: str, environment: Mapping[str, str], layout: RegionLayout) -> None:
         self.key, self.address, self.environment, self.layout = key, address, environment, layout
         self.board = Board(layout)
         self.region = None if is_local(address) else SharedRegion(layout.total)
         self.leases = 0
-        self.generation = 0  # of credentials and of patience: the error of an older job does not count
-        self.flying = 0  # units that streams are working on
-        self.wanted_at = monotonic()  # when it was last wanted while none was
+        self.generation = 0  # number of changes of credentials or retries; errors of older jobs are ignored
+        self.flying = 0  # units that streams fetch now
+        self.wanted_at = monotonic()  # time of the last request while no unit was being fetched
         self.origin = origin(address)
         self.taken = self.evicted = self._given_up = False
-        self.reported: set[str] = set()  # timelines that have its span already
+        self.reported: set[str] = set()  # timeline files that have the span of this model
         self.used = monotonic()
         self.began: float | None = None
         self.ended: float | None = None
@@ -47,60 +47,60 @@ class PrefetchedModel:
         self._fetched = 0
         self._distinct = [Ranges() for _ in layout.files]
 
-    def newest(self, environment: Mapping[str, str]) -> None:
-        """The credentials of whoever attached last count; what fails with older ones says nothing of these."""
+    def update_environment(self, environment: Mapping[str, str]) -> None:
+        """Use the credentials of the latest client; errors of jobs with older credentials are ignored."""
         if environment != self.environment:
             self.environment, self.generation = environment, self.generation + 1
 
     def count(self, file: int, start: int, size: int) -> None:
-        """So many bytes of a file have come, from byte `start`."""
+        """Count `size` received bytes of a file, from byte `start`."""
         with self._lock:
             self._fetched += size
             self._distinct[file].add(start, start + size)
 
     @property
     def charged(self) -> int:
-        """Bytes that this model takes, or will when all that is planned is there."""
+        """Return the bytes of memory that this model uses, or will use when all planned bytes are fetched."""
         if self.region is None:
             return 0
         return max(self.board.planned_bytes, self.region.allocated)
 
     def start(self, entry: UnitEntry) -> None:
-        """A unit is handed to a stream."""
+        """Mark a unit as being fetched by a stream."""
         entry.state = UnitState.BUSY
         self.flying += 1
         self.began = self.began if self.began is not None else monotonic()
 
     def note(self, error: str) -> None:
-        """Keep an error for `status`; the same one in a row once."""
+        """Append an error for `status`, unless it repeats the previous one."""
         if not self.errors or self.errors[-1] != error:
             self.errors.append(error)
 
-    def arrived(self) -> None:
-        """A unit came: its source is well."""
+    def record_arrival(self) -> None:
+        """Record that a unit arrived: the source works."""
         self.ended, self._down_since, self.retry_at, self._delay = monotonic(), None, 0.0, _FIRST_DELAY_S
 
-    def unavailable(self, patience_s: float) -> bool:
-        """Its source did not answer: wait longer and longer. False when it has not answered for `patience_s`."""
+    def delay_retry(self, patience_s: float) -> bool:
+        """Delay the next attempt after a failed one; return False if the source failed for `patience_s` seconds."""
         now = monotonic()
         if self._down_since is None:
             self._down_since = now
-        if now >= self.retry_at:  # four streams that meet the same end count once
+        if now >= self.retry_at:  # count one outage once, although each stream reports it
             self.retry_at, self._delay = now + self._delay, min(2 * self._delay, _LONGEST_DELAY_S)
         return not self._given_up and now - self._down_since < patience_s
 
     def give_up(self) -> None:
-        """Give up on the source: planned units failed, and those under way will, unless `renew_patience` is called."""
+        """Treat the source as failed, also for units that are being fetched, until `renew_patience` is called."""
         self._given_up = True
         self._down_since, self.retry_at, self._delay = None, 0.0, _FIRST_DELAY_S
 
     def renew_patience(self) -> None:
-        """Try a source that was given up again, whatever the jobs that are still under way report."""
+        """Retry a failed source; reports of jobs that started before are ignored."""
         if self._given_up:
             self._given_up, self.generation = False, self.generation + 1
 
     def stats(self) -> dict[str, Any]:
-        """Bytes wanted, ready and fetched (so many of them again), and the times of first and last."""
+        """Return the wanted, ready, fetched and refetched bytes, the errors, and the times of the first and last byte."""
         with self._lock:
             fetched, distinct = self._fetched, sum(ranges.total for ranges in self._distinct)
         return {
@@ -114,20 +114,20 @@ class PrefetchedModel:
         }
 
     def brief(self) -> dict[str, Any]:
-        """For the timeline."""
+        """Return the members of the timeline span."""
         stats = self.stats()
         return {
-            "source": shown(self.address),
+            "source": redact(self.address),
             "fetched_bytes": stats["fetched_bytes"],
             "ready_bytes": stats["ready_bytes"],
         }
 
     def document(self) -> dict[str, Any]:
-        """For `status`."""
+        """Return the model's entry in `status`."""
         stats = self.stats()
         seconds = (self.ended or 0.0) - (self.began or 0.0)
         return {
-            "source": shown(self.address),
+            "source": redact(self.address),
             "key": self.key,
             "total_bytes": sum(file.size for file in self.layout.files),
             "memory_bytes": self.charged,
@@ -137,6 +137,6 @@ class PrefetchedModel:
         }
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Release the memory."""
         if self.region is not None:
             self.region.close()

@@ -1,4 +1,4 @@
-"""Sources that need a library of their own: an S3-compatible store (obstore), the Hugging Face hub (huggingface_hub)."""
+"""Sources that need an optional library: S3-compatible stores (obstore) and the Hugging Face Hub (huggingface_hub)."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from coldstart.weights.prefetch.range_source import (
     SourceUnusableError,
 )
 
-# The standard variables' values are given on: this process has another environment than its clients.
+# The client sends its AWS variables: this process has another environment.
 _PREFIX = "AWS_"
 _HUB = "https://huggingface.co"
 
 
 class ObjectSource:
-    """Objects below s3://bucket/prefix; endpoint, region and credentials from the AWS variables of the client."""
+    """Objects below s3://bucket/prefix; the client's AWS variables set endpoint, region and credentials."""
 
     def __init__(self, address: str, environment: Mapping[str, str]) -> None:
         try:
             from obstore.store import S3Store
         except ImportError as error:
-            raise SourceUnusableError(f"{address} needs a library: coldstart install s3") from error
+            raise SourceUnusableError(f"{address} needs obstore: coldstart install s3") from error
         bucket, _, self._prefix = address.partition("://")[2].partition("/")
         config: Any = {key: value for key, value in environment.items() if key.startswith(_PREFIX)}
         endpoint = AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)
         plain = endpoint.startswith("http://")
-        # A signed request shows no key, but a session's token it carries as it is.
+        # A signed request does not contain the key, but contains the session token.
         if plain and "AWS_SESSION_TOKEN" in config and not origin.parse_origin(endpoint).may_hear_secrets:
             raise SourceUnusableError(
-                f"{origin.parse_origin(endpoint)} would be told AWS_SESSION_TOKEN without TLS"
+                f"cannot send AWS_SESSION_TOKEN to {origin.parse_origin(endpoint)} without TLS"
             )
-        # Trying again is the daemon's: it must not keep a stream from other models meanwhile.
+        # The daemon retries, so that a retry does not keep a stream from other models.
         self._store = S3Store(
             bucket, config=config, client_options={"allow_http": plain}, retry_config={"max_retries": 0}
         )
 
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
-        """As RangeSource."""
+        """Implement RangeSource."""
         import obstore
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
@@ -52,7 +52,7 @@ class ObjectSource:
             data = memoryview(obstore.get_range(self._store, path, start=start, length=len(buffer)))
         except (FileNotFoundError, PermissionError, PermissionDeniedError, UnauthenticatedError) as error:
             raise SourceUnusableError(f"{path}: {str(error).splitlines()[0]}") from error
-        except Exception as error:  # obstore's own base: the network, a server's trouble
+        except Exception as error:  # any other error of obstore: the network or the server
             raise SourceUnavailableError(f"{path}: {str(error).splitlines()[0]}") from error
         count(len(data))
         if len(data) != len(buffer):
@@ -61,15 +61,15 @@ class ObjectSource:
         return len(data)
 
     def version(self, name: str) -> str:
-        """As RangeSource: obstore does not say it for ranges."""
+        """Implement RangeSource: obstore reports no version for ranges."""
         return ""
 
     def close(self) -> None:
-        """As RangeSource; the store closes its connections itself."""
+        """Implement RangeSource; the store closes its connections itself."""
 
 
 def hub_source(address: str, environment: Mapping[str, str]) -> RangeSource:
-    """hf://owner/name@revision over HTTP ranges. Raises SourceUnusableError without huggingface_hub."""
+    """Open hf://owner/name@revision with HTTP ranges. Raises SourceUnusableError without huggingface_hub."""
     try:
         from huggingface_hub import get_token, hf_hub_url
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""How fast one fetch may read: a token bucket, and the same for several streams, told another rate while they read.
+"""Rate limit of a fetch: a token bucket that several streams share and whose rate can change while they read.
 
-Bytes are taken when they have come and waited for afterwards: a reader that waits leaves its connection's buffer full, and
-TCP holds the source back. Invariant: in any t seconds no more than rate * (t + BURST_S) bytes go on, but for the piece that
-each stream has in hand.
+A reader takes tokens after it received bytes, and then waits. While it waits, its connection's buffer fills
+and TCP slows the source down. Invariant: in any t seconds at most rate * (t + BURST_S) bytes pass, plus the
+piece that each stream has just received.
 """
 
 from __future__ import annotations
@@ -14,32 +14,35 @@ from time import monotonic
 from typing import Any
 
 BURST_S = 0.1
-"""What a reader that was idle may have at once, in seconds of its rate."""
+"""Burst that an idle reader may receive at once, in seconds of its rate."""
 KEPT = 256
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """`rate` in bytes/s, None without a limit; `level` bytes may go on at `now`, below 0 those that went too early."""
+    """Token bucket; `rate` is in bytes/s, None for no limit.
+
+    `level` is the number of bytes that may pass at time `now`; it is negative after too many bytes.
+    """
 
     rate: float | None
     now: float = 0.0
     level: float = 0.0
 
     def take(self, size: int, now: float) -> None:
-        """So many bytes have come."""
+        """Take tokens for `size` received bytes."""
         self._fill(now)
         if self.rate is not None:
             self.level -= size
 
     def change(self, rate: float | None, now: float) -> None:
-        """Another rate from now on; what went too early is waited for at that one."""
+        """Set the rate; a negative level is refilled at the new rate."""
         self._fill(now)
         self.rate = rate
         self._fill(now)
 
     def wait_s(self, now: float) -> float:
-        """Seconds until no byte is too early any more."""
+        """Return the time in seconds until the level is at least 0."""
         self._fill(now)
         return 0.0 if self.rate is None or self.level >= 0 else -self.level / self.rate
 
@@ -52,9 +55,10 @@ class TokenBucket:
 
 
 class FetchPace:
-    """That of one fetch, whoever's leases it has. `limited`: a rate was told before its last byte came.
+    """Rate limit of one fetch, shared by all leases of the fetch.
 
-    `served`: some lease of it had all that it wanted; leases before may have been given back without.
+    `limited` is whether a rate applied to any byte so far. `served` is whether a lease received all the bytes
+    that it requested.
     """
 
     def __init__(self, rate: float | None) -> None:
@@ -63,13 +67,13 @@ class FetchPace:
         self._first = self._last = 0.0
 
     def change(self, rate: float | None) -> None:
-        """Another rate, also for those who wait now."""
+        """Set the rate, also for streams that wait now."""
         with self._changed:
             self._bucket.change(rate, monotonic())
             self._changed.notify_all()
 
     def take(self, size: int) -> float:
-        """So many bytes have come; wait until they may go on. The seconds that took."""
+        """Take tokens for `size` received bytes and wait for the rate limit; return the time in seconds."""
         began = now = monotonic()
         with self._changed:
             self._first = self._first or now
@@ -82,7 +86,7 @@ class FetchPace:
         return now - began
 
     def document(self) -> dict[str, Any]:
-        """For whoever told the rate: bytes, and seconds from the first to the last of them."""
+        """Return the rate, the bytes, and the time in seconds from the first to the last byte."""
         with self._changed:
             return {
                 "rate": self._bucket.rate,
@@ -93,13 +97,13 @@ class FetchPace:
 
 
 class Paces:
-    """By the name that whoever orders fetches has given each; those of long ago are forgotten."""
+    """Rate limits by the name of the fetch; the least recently used are dropped."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, FetchPace] = OrderedDict()
 
-    def of(self, name: str, rate: float | None) -> FetchPace:
-        """That of a fetch, new at `rate`; one that is known goes on at its own."""
+    def get_or_add(self, name: str, rate: float | None) -> FetchPace:
+        """Return the rate limit of a fetch; a new one starts at `rate`, a known one keeps its rate."""
         if name not in self._known:
             self._known[name] = FetchPace(rate)
         self._known.move_to_end(name)
@@ -108,5 +112,5 @@ class Paces:
         return self._known[name]
 
     def find(self, name: str) -> FetchPace | None:
-        """That of a fetch which has begun."""
+        """Return the rate limit of a fetch that has begun, or None."""
         return self._known.get(name)

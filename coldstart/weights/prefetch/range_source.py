@@ -1,8 +1,7 @@
-"""What a source of weights is: it reads byte ranges of named files.
+"""Interface of a weights source: it reads byte ranges of named files.
 
-Each stream opens its own, so none needs to be safe for threads. What may pass is SourceUnavailableError (and tried again),
-what will
-not is SourceUnusableError.
+Each stream opens its own source, so a source need not be thread-safe. SourceUnavailableError is temporary and
+the read is retried; SourceUnusableError is permanent.
 """
 
 from __future__ import annotations
@@ -18,55 +17,63 @@ SCHEMES = ("http", "https", "s3", "hf")
 
 
 class SourceUnavailableError(Exception):
-    """It does not answer, or broke off; it may come back."""
+    """The source did not answer or closed the connection; a retry may succeed."""
 
 
 class SourceTooSlowError(SourceUnavailableError):
-    """It answers slower than the floor: not asked again at once."""
+    """The source sends fewer bytes per second than the minimum; it is not retried at once."""
 
 
 class SourceChangedError(SourceUnavailableError):
-    """Another file than a moment ago: what came before belongs to the old one."""
+    """The file changed during the fetch, so bytes received before belong to the old version."""
 
 
 class SourceUnusableError(Exception):
-    """It answers, and the answer will not change: no such file, no byte ranges, another size, no permission."""
+    """The source answers with a permanent error: no such file, no byte ranges, another size or no permission."""
 
 
 class RangeSource(Protocol):
-    """Byte ranges of files."""
+    """Source of byte ranges of files."""
 
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
-        """Fill `buffer` from byte `start` of file `name`, which has `size` bytes; how many bytes came before it broke off.
+        """Fill `buffer` from byte `start` of file `name`; return how many bytes arrived before the connection ended.
 
-        Calls `count` with every number of bytes received. Raises SourceUnavailableError when none came, and
-        SourceUnusableError.
+        Args:
+            name: File name.
+            size: Size of the file in bytes.
+            start: Offset of the first byte.
+            buffer: Memory for the bytes.
+            count: Called with each number of received bytes.
+
+        Raises:
+            SourceUnavailableError: No byte arrived.
+            SourceUnusableError: The source cannot provide the range.
         """
 
     def version(self, name: str) -> str:
-        """What the source called the file's content when it was last read from, "" where it says nothing."""
+        """Return the source's name for the file's content at the last read; "" if it reports none."""
         ...
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
 
 
 def is_local(address: str) -> bool:
-    """Whether the address is a directory of this machine."""
+    """Return whether the address is a directory of this machine."""
     return address.partition("://")[0] not in SCHEMES
 
 
 def origin(address: str) -> str:
-    """Who serves the address: what it begins with as others do that are served by the same."""
+    """Return the prefix that the addresses of one server share; for a directory, the full address."""
     scheme, mark, rest = address.partition("://")
     return address if is_local(address) else f"{scheme}{mark}{rest.partition('/')[0]}"
 
 
-def normal(address: str) -> str:
-    """The address as the prefetcher takes it: absolute for a directory, without a slash at its end."""
+def normalise(address: str) -> str:
+    """Return the address in the prefetcher's form: absolute for a directory, otherwise without a trailing slash."""
     return str(Path(address).expanduser().absolute()) if is_local(address) else address.rstrip("/")
 
 
-def shown(address: str) -> str:
-    """The address without a login and without its query, which may be a signature."""
+def redact(address: str) -> str:
+    """Return the address for messages: without a login, and without the query, which may be a signature."""
     return address if is_local(address) else without_secrets(address)

@@ -1,7 +1,8 @@
-"""The memory of one model: a memfd that disappears with its last holder, however that one ends.
+"""Shared memory of one model: a memfd, which the kernel frees when its last holder closes it or dies.
 
-Writers use pwrite and never map it: a page is allocated without a fault and holds verified bytes from its first moment.
-A thread allocates pages ahead of them (see RESULTS of the benchmarks for what first touch costs).
+Writers use pwrite and do not map the region: a page is allocated without a fault and holds only verified
+bytes. A thread allocates pages before they are written (the benchmarks' RESULTS has the cost of the first
+touch).
 """
 
 from __future__ import annotations
@@ -19,48 +20,48 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedRegion:
-    """`total` bytes, none of them allocated at first. Raises OSError when the kernel has no memfd to give."""
+    """Region of `total` bytes, none of them allocated at first. Raises OSError if the kernel cannot create a memfd."""
 
     def __init__(self, total: int) -> None:
         self.descriptor = os.memfd_create("coldstart-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, total)
-        # Nobody can cut it short under those who map it.
+        # Seal the size: truncation would crash the processes that map the region.
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEALS)
 
     @property
     def allocated(self) -> int:
-        """Bytes of memory it takes now."""
+        """Return the number of allocated bytes."""
         return os.fstat(self.descriptor).st_blocks * 512
 
     def reader(self) -> int:
-        """A descriptor of it that cannot be written to; the caller closes it."""
+        """Return a read-only descriptor of the region; the caller closes it."""
         return os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Put verified bytes. Raises OSError when memory is short."""
+        """Write verified bytes. Raises OSError if memory is short."""
         while data:
             written = os.pwrite(self.descriptor, data, offset)
             offset, data = offset + written, data[written:]
 
     def read(self, offset: int, buffer: memoryview) -> int:
-        """Copy bytes out; how many."""
+        """Read bytes from the region into `buffer`; return their number."""
         return os.preadv(self.descriptor, [buffer], offset)
 
     def close(self) -> None:
-        """Give the memory back, as far as no client holds it."""
+        """Close the descriptor; the kernel frees the memory when no client holds it."""
         os.close(self.descriptor)
 
 
 class Allocator:
-    """The thread that allocates pages before anybody writes to them."""
+    """Thread that allocates pages before streams write to them."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[int, list[Range]]] = SimpleQueue()
         self._started = False
 
-    def ahead(self, region: SharedRegion, ranges: Iterable[Range]) -> None:
-        """Allocate these ranges of the region, some time soon."""
-        # A descriptor of its own: the region may be closed meanwhile and its number be another's.
+    def allocate(self, region: SharedRegion, ranges: Iterable[Range]) -> None:
+        """Allocate these ranges of the region in the background."""
+        # Duplicate the descriptor: the region may be closed in the meantime and its number reused.
         self._queue.put((os.dup(region.descriptor), list(ranges)))
         if not self._started:
             self._started = True
@@ -74,6 +75,6 @@ class Allocator:
                     for step in range(start, end, _STEP):
                         os.posix_fallocate(descriptor, step, min(_STEP, end - step))
             except OSError:
-                pass  # whoever writes there will meet the same, and can say whose bytes they are
+                pass  # the write to this range fails too, and reports which bytes it was for
             finally:
                 os.close(descriptor)

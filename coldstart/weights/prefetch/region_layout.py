@@ -1,4 +1,7 @@
-"""A checkpoint in the shared region: where each of its files lies. Invariant: every chunk and every tensor has a digest."""
+"""Layout of a checkpoint in the shared region: the offset of each file.
+
+Invariant: every chunk and every tensor has a digest.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.prefetch.byte_ranges import Ranges
 from coldstart.weights.prefetch.errors import PrefetchRefusedError
 
-# Files start on such a boundary of the region, so that huge pages hold one file only.
+# Alignment of files in the region in bytes, so that a huge page holds bytes of one file only.
 ALIGN = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RegionFile:
-    """One file: `base` is its offset in the region; `chunks` are sha256 in hexadecimal."""
+    """One file; `base` is its offset in the region, and `chunks` are SHA-256 digests in hexadecimal."""
 
     name: str
     size: int
@@ -28,7 +31,7 @@ class RegionFile:
 
 @dataclass(frozen=True)
 class RegionLayout:
-    """A valid plan. `total` is the size of the region in bytes."""
+    """Layout of a valid plan; `total` is the size of the region in bytes."""
 
     chunk: int
     files: tuple[RegionFile, ...]
@@ -37,9 +40,10 @@ class RegionLayout:
     numbers: Mapping[str, int]
 
     def wanted(self, names: Collection[str] | None) -> list[Ranges]:
-        """The bytes of the tensors `names`, by file; a file all of whose tensors are wanted counts as a whole.
+        """Return the bytes of the tensors `names` for each file; None means every byte.
 
-        None means every byte. Raises PrefetchRefusedError for a name that the plan does not know.
+        A file whose tensors are all requested is included with its header. Raises PrefetchRefusedError if the
+        plan lacks a tensor.
         """
         if names is None:
             return [Ranges([(0, file.size)]) for file in self.files]
@@ -63,7 +67,11 @@ class RegionLayout:
 
 
 def read(document: Mapping[str, Any]) -> RegionLayout:
-    """Check a plan as `coldstart.weights.weights_plan.plan` makes it. Raises PrefetchRefusedError naming what is wrong."""
+    """Return the layout of a plan that `coldstart.weights.weights_plan.plan` built.
+
+    Raises:
+        PrefetchRefusedError: The plan is malformed, empty or without digests.
+    """
     try:
         plan = checkpoint.parse(document)
     except checkpoint.InvalidWeightsPlanError as error:
@@ -72,7 +80,9 @@ def read(document: Mapping[str, Any]) -> RegionLayout:
     tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
     total = sum(_rounded(file.size) for file in files)
     if not 0 < total <= checkpoint.MAX_BYTES:
-        raise PrefetchRefusedError(f"The weights plan describes {total} bytes.")
+        raise PrefetchRefusedError(
+            f"The weights plan describes {total} bytes, expected 1 to {checkpoint.MAX_BYTES}."
+        )
     if not all(tensor.digest for tensor in tensors.values()):
         raise PrefetchRefusedError("The weights plan has no digests.")
     return RegionLayout(plan.chunk, files, total, tensors, {file.name: n for n, file in enumerate(files)})
@@ -82,7 +92,7 @@ def _placed(files: Iterable[checkpoint.CheckpointFile]) -> Iterable[RegionFile]:
     base = 0
     for file in files:
         if file.chunks is None:
-            raise PrefetchRefusedError(f"The weights plan has no digests of {file.name}.")
+            raise PrefetchRefusedError(f"The weights plan has no digests for {file.name}.")
         yield RegionFile(file.name, file.size, base, file.chunks, file.tensors)
         base += _rounded(file.size)
 

@@ -1,7 +1,8 @@
-"""Who wants what, and which unit is fetched next. Pure: knows neither sockets nor threads nor time.
+"""Fetch schedule: the requested units of each lease, and the unit to fetch next. Pure: no sockets, threads or clock.
 
-Order: leases as they came, each lease's units in the order of its wants; background wants only while no foreground want of
-any lease is unfinished. Invariant of a Board: a planned byte belongs to a unit that is wanted, under way, or ready.
+Leases are served in order of arrival, and the units of a lease in order of its requests. Background requests
+are served only while no foreground request of any lease is unfinished. Invariant of a Board: each planned
+byte belongs to a unit that is requested, being fetched or ready.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from coldstart.weights.prefetch.units import Unit, split
 
 
 class UnitState(Enum):
-    """The life of a unit. FAILED goes back to IDLE when somebody wants it anew."""
+    """State of a unit; FAILED returns to IDLE when a lease requests the unit again."""
 
     IDLE = "idle"
     BUSY = "busy"
@@ -27,7 +28,7 @@ class UnitState(Enum):
 
 @dataclass(eq=False, slots=True)
 class UnitEntry:
-    """A unit, how it stands, how many leases want it, how often its bytes were wrong."""
+    """Unit with its state, the number of leases that request it, and the number of failed verifications."""
 
     unit: Unit
     state: UnitState = UnitState.IDLE
@@ -37,12 +38,12 @@ class UnitEntry:
 
     @property
     def open(self) -> bool:
-        """Whether somebody may still wait for it."""
+        """Return whether the unit is neither ready nor failed."""
         return self.state in (UnitState.IDLE, UnitState.BUSY)
 
 
 class Board:
-    """The units of one model: what is planned, what is ready."""
+    """Units of one model: the planned bytes and the ready bytes."""
 
     def __init__(self, layout: RegionLayout) -> None:
         self.layout = layout
@@ -52,16 +53,16 @@ class Board:
 
     @property
     def planned_bytes(self) -> int:
-        """Bytes that are or will be in memory."""
+        """Return the number of bytes that are in memory or will be fetched."""
         return sum(ranges.total for ranges in self.planned)
 
     @property
     def ready_bytes(self) -> int:
-        """Bytes that are verified and published."""
+        """Return the number of verified bytes that clients can read."""
         return sum(ranges.total for ranges in self.ready)
 
     def new_units(self, wanted: Sequence[Ranges]) -> list[Unit]:
-        """What would have to be fetched in addition for `wanted`, one Ranges per file."""
+        """Return the units that must be fetched in addition for `wanted`, which has one Ranges for each file."""
         units: list[Unit] = []
         for number, ranges in enumerate(wanted):
             gaps = Ranges(gap for start, end in ranges for gap in self.planned[number].missing(start, end))
@@ -69,7 +70,7 @@ class Board:
         return units
 
     def want(self, wanted: Sequence[Ranges], units: Iterable[Unit]) -> list[UnitEntry]:
-        """Plan the new `units`; the entries that hold the `wanted` bytes, in order. Failed ones are tried anew."""
+        """Plan the new `units`; return the entries with the `wanted` bytes, in order. Failed entries are retried."""
         for unit in units:
             self.entries[unit.file].append(UnitEntry(unit))
             for start, end in unit.pieces:
@@ -82,7 +83,7 @@ class Board:
         return sorted(entries, key=lambda entry: (entry.unit.file, entry.unit.pieces[-1]))
 
     def _holding(self, wanted: Sequence[Ranges]) -> list[UnitEntry]:
-        """The entries with `wanted` bytes, and those that the checks of these need."""
+        """Return the entries with `wanted` bytes, and the entries whose bytes their verification needs."""
         needed = [Ranges(ranges) for ranges in wanted]
         before = -1
         while (total := sum(ranges.total for ranges in needed)) > before:
@@ -96,7 +97,7 @@ class Board:
         return wanted_entries
 
     def release(self, entries: Iterable[UnitEntry]) -> None:
-        """One lease less on each of them; what nobody wants and nobody fetched is planned no longer."""
+        """Drop one lease of each entry; entries without a lease or fetched bytes leave the plan."""
         gone: set[UnitEntry] = set()
         for entry in entries:
             entry.holders -= 1
@@ -111,19 +112,19 @@ class Board:
         for start, end in unit.pieces:
             self.planned[unit.file].remove(start, end)
 
-    def runnable(self, entry: UnitEntry) -> bool:
-        """Whether it waits to be fetched and what its checks need is there."""
+    def is_runnable(self, entry: UnitEntry) -> bool:
+        """Return whether the unit can be fetched now: it is idle, and the bytes that its verification needs are ready."""
         ready = self.ready[entry.unit.file]
         return entry.state is UnitState.IDLE and all(ready.covers(*need) for need in entry.unit.needs)
 
     def publish(self, entry: UnitEntry) -> None:
-        """Its bytes are there and verified."""
+        """Mark the bytes of the entry as verified and readable."""
         entry.state = UnitState.READY
         for start, end in entry.unit.pieces:
             self.ready[entry.unit.file].add(start, end)
 
     def fail(self, entry: UnitEntry, reason: str) -> list[UnitEntry]:
-        """Give up on it and on what cannot be checked without it; all that was given up."""
+        """Mark the entry as failed, and the entries that cannot be verified without it; return all of them."""
         entry.state, entry.reason = UnitState.FAILED, reason
         failed = [entry]
         for other in self.entries[entry.unit.file]:
@@ -132,21 +133,21 @@ class Board:
         return failed
 
     def fail_rest(self, file: int | None, reason: str) -> list[UnitEntry]:
-        """Give up on all that nobody works on, of one file or of all."""
+        """Mark the idle entries of one file (None: of all files) as failed; return them."""
         chosen = self.entries if file is None else [self.entries[file]]
         rest = [entry for entries in chosen for entry in entries if entry.state is UnitState.IDLE]
         for entry in rest:
             entry.state, entry.reason = UnitState.FAILED, reason
         return rest
 
-    def back(self, entry: UnitEntry) -> None:
-        """To be fetched (again), if still wanted."""
+    def requeue(self, entry: UnitEntry) -> None:
+        """Return a unit to the schedule, or drop it if no lease requests it."""
         entry.state = UnitState.IDLE
         if not entry.holders:
             self.release_orphan(entry)
 
     def release_orphan(self, entry: UnitEntry) -> None:
-        """Forget an entry that no lease wants any longer."""
+        """Drop an entry that no lease requests."""
         self._forget(entry.unit)
         self.entries[entry.unit.file].remove(entry)
 
@@ -161,7 +162,7 @@ def _concerns(unit: Unit, wanted: Sequence[Ranges]) -> bool:
 
 @dataclass(eq=False)
 class Lease:
-    """What one client wants of one board."""
+    """Units of one board that one client requested."""
 
     board: Board
     foreground: deque[UnitEntry] = field(default_factory=deque)
@@ -169,22 +170,22 @@ class Lease:
     entries: set[UnitEntry] = field(default_factory=set)
 
     def add(self, entries: Sequence[UnitEntry], *, background: bool) -> None:
-        """Queue entries just wanted from the board."""
+        """Append entries that the board has just returned for this lease."""
         (self.background if background else self.foreground).extend(entries)
         again = [entry for entry in entries if entry in self.entries]
         self.entries.update(entries)
         for entry in again:
-            entry.holders -= 1  # a lease holds an entry once, however often it asks
+            entry.holders -= 1  # a lease counts once for each entry, however often it requests it
 
     def release(self) -> None:
-        """Want nothing any more."""
+        """Drop all requests."""
         self.board.release(self.entries)
         self.entries = set()
         self.foreground.clear()
         self.background.clear()
 
-    def unfinished(self, *, background: bool = False) -> bool:
-        """Whether anything of that priority is neither ready nor given up."""
+    def has_unfinished(self, *, background: bool = False) -> bool:
+        """Return whether a unit of this priority is neither ready nor failed."""
         queue = self.background if background else self.foreground
         while queue and not queue[0].open:
             queue.popleft()
@@ -200,18 +201,21 @@ def pick(
     available: Callable[[Lease], bool],
     counts: Callable[[Lease], bool] = _each,
 ) -> tuple[Lease, UnitEntry] | None:
-    """The next unit to fetch, None when there is nothing to do now.
+    """Return the next unit to fetch with its lease, or None if no unit can be fetched now.
 
-    `available` leaves out who must wait, `counts` whose foreground keeps nobody's background waiting.
+    Args:
+        leases: All leases, in order of arrival.
+        available: Returns whether a lease may use a stream now.
+        counts: Returns whether the foreground requests of a lease delay the background requests of all leases.
     """
     leases = list(leases)
     queues = [(lease, lease.foreground) for lease in leases]
-    if not any(lease.unfinished() for lease in leases if counts(lease)):
-        queues += [(lease, lease.background) for lease in leases if lease.unfinished(background=True)]
+    if not any(lease.has_unfinished() for lease in leases if counts(lease)):
+        queues += [(lease, lease.background) for lease in leases if lease.has_unfinished(background=True)]
     for lease, queue in queues:
         if not available(lease):
             continue
         for entry in queue:
-            if lease.board.runnable(entry):
+            if lease.board.is_runnable(entry):
                 return lease, entry
     return None

@@ -1,7 +1,7 @@
-"""The prefetcher's main loop: owns every client, lease and model; streams only fetch and report back.
+"""Main loop of the prefetcher: it owns every client, lease and model, and the streams only fetch and report.
 
-One thread decides everything, so that no state needs a lock. It never blocks on a client: what a client sends is read as it
-comes, what it is told waits until its socket takes it.
+One thread makes all decisions, so no state needs a lock. The loop never blocks on a client: it reads messages
+as they arrive and sends them when the socket accepts them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from coldstart.weights.prefetch.connections import ClientConnection
 from coldstart.weights.prefetch.errors import PrefetchRefusedError
 from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel
 from coldstart.weights.prefetch.paces import Paces
-from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, shown
+from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, redact
 from coldstart.weights.prefetch.resident_models import Memory
 from coldstart.weights.prefetch.schedule import Lease, UnitEntry, pick
 from coldstart.weights.prefetch.streams import FetchJob, NoMemoryError, Streams, WrongBytesError
 
-# A source that nothing is fetched from gets a stream after so long, however many there are; up to so many in all.
+# After STARVED_S seconds without a stream, a source gets an extra one, up to MAX_JOBS in total.
 STARVED_S, MAX_JOBS = 0.4, 64
 _RECONSIDER_S = 0.1
 
 
 class Service:
-    """Serves until stopped, or until nobody was connected for `settings.idle_s`."""
+    """Prefetcher service; it ends when stopped, or after `settings.idle_s` seconds without a client."""
 
     def __init__(self, listener: Listener, settings: configuration.PrefetchSettings) -> None:
         self.settings, self.stopping = settings, False
@@ -49,7 +49,7 @@ class Service:
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
 
     def run(self) -> None:
-        """The loop."""
+        """Run the loop until the service is stopped or idle."""
         while not self.stopping:
             for key, _ in self._selector.select(self._patience()):
                 key.data()
@@ -59,12 +59,12 @@ class Service:
             self._look_after()
 
     def stop(self) -> None:
-        """End the loop soon; may be called from a signal handler."""
+        """End the loop soon; a signal handler may call this."""
         self.stopping = True
         self._notify()
 
     def adopt(self, connection: socket.socket) -> None:
-        """Take a connection as if it had been accepted. Other users' are closed."""
+        """Accept a connection; a connection of another user is closed."""
         if not trusted(connection):
             connection.close()
             return
@@ -86,10 +86,10 @@ class Service:
             moments.append(self._quiet_since + self.settings.idle_s - now)
         return max(0.0, min(moments)) if moments else None
 
-    # What clients say.
+    # Messages from clients.
 
     def _heard(self, client: ClientConnection) -> None:
-        if client.waiting_to_send:
+        if client.has_unsent:
             client.flush()
         try:
             messages = client.channel.receive()
@@ -119,27 +119,27 @@ class Service:
         elif operation == "adopt":
             self._take_over(client)
         else:
-            raise json_lines.MalformedMessageError(f"no such operation: {str(operation)[:40]!r}")
+            raise json_lines.MalformedMessageError(f"unknown operation {str(operation)[:40]!r}")
 
     def _take_over(self, client: ClientConnection) -> None:
-        """Another prefetcher lost the race for the lock, and hands on the client that it was started for."""
+        """Accept the client of another prefetcher, which started at the same time and did not get the lock."""
         descriptor = client.channel.take()
         try:
             self.adopt(socket.socket(fileno=descriptor))
         except OSError as error:
             os.close(descriptor)
-            raise json_lines.MalformedMessageError("a descriptor that is no socket") from error
+            raise json_lines.MalformedMessageError("the descriptor is not a socket") from error
         client.say({"adopted": True})
 
     def _attach(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, plan = json_lines.body(client.channel.take())
         source, environment = message.get("source"), message.get("environment", {})
         if client.model is not None or not isinstance(source, str) or not isinstance(environment, dict):
-            raise json_lines.MalformedMessageError("a malformed attach")
+            raise json_lines.MalformedMessageError("malformed attach message")
         wanted_names = _names(names)
         model = self.memory.find(source, plan, {str(k): str(v) for k, v in environment.items()})
         if message.get("pace") is not None:
-            client.pace = self.paces.of(*_pace(message["pace"]))
+            client.pace = self.paces.get_or_add(*_pace(message["pace"]))
         client.model, client.lease = model, Lease(model.board)
         client.early, client.began = bool(message.get("early")), timeline.now()
         events = message.get("events")
@@ -152,7 +152,7 @@ class Service:
         client.say({"attached": model.key, "ready": known}, region)
 
     def _paced(self, name: str, rate: float | None) -> dict[str, Any] | None:
-        """Tell a fetch its rate; what has come of it, and whether all that is wanted by it has. None for one not begun."""
+        """Set the rate of a fetch; return its progress and whether it has ended, or None if it has not begun."""
         pace = self.paces.find(name)
         if pace is None:
             return None
@@ -163,7 +163,7 @@ class Service:
     def _want(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, _ = json_lines.body(client.channel.take())
         if client.model is None:
-            raise json_lines.MalformedMessageError("a want before an attach")
+            raise json_lines.MalformedMessageError("want message before an attach message")
         try:
             self._enlist(client, _names(names), bool(message.get("background")))
         except PrefetchRefusedError as error:
@@ -180,7 +180,7 @@ class Service:
         if not client.model.flying:
             client.model.wanted_at = monotonic()
 
-    # What streams report.
+    # Reports of streams.
 
     def _done(self, job: FetchJob) -> None:
         self._ended.append(job)
@@ -198,26 +198,26 @@ class Service:
         model, entry, error = job.model, job.entry, job.error
         model.flying -= 1
         if error is None:
-            model.arrived()
+            model.record_arrival()
             model.board.publish(entry)
             self._tell(model, [entry])
         elif job.generation != model.generation:
-            model.board.back(entry)
-        elif isinstance(error, SourceUnavailableError) and model.unavailable(self.settings.patience_s):
+            model.board.requeue(entry)
+        elif isinstance(error, SourceUnavailableError) and model.delay_retry(self.settings.patience_s):
             model.note(str(error))
-            model.board.back(entry)
+            model.board.requeue(entry)
         elif isinstance(error, WrongBytesError) and entry.wrong + 1 < MAX_WRONG:
             entry.wrong += 1
             model.note(f"{error}; fetched again")
-            model.board.back(entry)
+            model.board.requeue(entry)
         else:
             self._give_up(model, entry, error)
         self.memory.settle(model)
 
     def _give_up(self, model: PrefetchedModel, entry: UnitEntry, error: Exception) -> None:
-        reason = f"{shown(model.address)}: {error}"
+        reason = f"{redact(model.address)}: {error}"
         if isinstance(error, WrongBytesError):
-            reason = f"{error}, {MAX_WRONG} times, from {shown(model.address)}"
+            reason = f"{error}, {MAX_WRONG} times, from {redact(model.address)}"
         if isinstance(error, NoMemoryError):
             reason = str(error)
         model.note(reason)
@@ -236,7 +236,7 @@ class Service:
             if client.model is model:
                 client.tell(entries)
 
-    # What follows from it.
+    # Scheduling and cleanup.
 
     def _dispatch(self) -> None:
         owners = {client.lease: client.model for client in self.clients if client.lease and client.model}
@@ -247,9 +247,9 @@ class Service:
 
         def available(lease: Lease) -> bool:
             model, pace = owners[lease], paces[lease]
-            # Who waits for its own rate takes no stream from others, also of the same model: another rank's, say.
+            # A paced fetch must not take streams from other fetches, even of the same model (another rank).
             flying = sum(job.model is model and job.pace is pace for job in self._streams.jobs)
-            # Where others want streams, too, a slow source gets one until it is a fast one.
+            # A slow source gets only one stream while other models need streams.
             most = 1 if contested and model.key in slow else self.settings.streams
             return model.retry_at <= now and flying < most
 
@@ -266,7 +266,7 @@ class Service:
             return available(lease) and not served and now - model.wanted_at >= STARVED_S
 
         while len(self._streams.jobs) < MAX_JOBS:
-            full = self._streams.lively(now) >= self.settings.streams
+            full = self._streams.count_active(now) >= self.settings.streams
             chosen = pick(owners, starved if full else available, lambda lease: owners[lease].key not in slow)
             if chosen is None:
                 return
@@ -285,9 +285,9 @@ class Service:
             self.stopping = True
 
     def _report(self, client: ClientConnection) -> None:
-        """What follows when all that a client wants is served: its span, and the end of an early lease taken over."""
+        """Write the span of a client whose requests are complete, and end an early lease after another client attached."""
         lease, model = client.lease, client.model
-        if lease is None or model is None or lease.unfinished() or lease.unfinished(background=True):
+        if lease is None or model is None or lease.has_unfinished() or lease.has_unfinished(background=True):
             return
         if client.pace is not None:
             client.pace.served = True
@@ -297,7 +297,7 @@ class Service:
         client.gone = client.gone or (client.early and model.taken)
 
     def _draw(self, client: ClientConnection, model: PrefetchedModel, path: str) -> None:
-        if path in model.reported:  # its early lease has drawn it
+        if path in model.reported:  # the early lease has written the span
             return
         model.reported.add(path)
         span = timeline.Span("fetch weights", client.began, timeline.now(), "prefetch", model.brief())
@@ -307,7 +307,7 @@ class Service:
             model.note(f"timeline events: {error}")
 
     def _mind_sending(self, client: ClientConnection) -> None:
-        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.waiting_to_send else 0)
+        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.has_unsent else 0)
         key = self._selector.get_key(client.channel)
         if key.events != mask:
             self._selector.modify(client.channel, mask, key.data)
@@ -321,7 +321,7 @@ class Service:
         self._quiet_since = monotonic()
 
     def status(self) -> dict[str, Any]:
-        """Everything that `coldstart prefetch status` shows."""
+        """Return the data of `coldstart prefetch status`."""
         models = [model.document() for model in self.memory.models.values()]
         return {
             "pid": os.getpid(),
@@ -335,9 +335,9 @@ class Service:
 
 
 def lease_waits(client: ClientConnection) -> bool:
-    """Whether it wants anything that is not there."""
+    """Return whether any request of the client is unfinished."""
     return client.lease is not None and (
-        client.lease.unfinished() or client.lease.unfinished(background=True)
+        client.lease.has_unfinished() or client.lease.has_unfinished(background=True)
     )
 
 
@@ -345,7 +345,7 @@ def _pace(given: Any) -> tuple[str, float | None]:
     name, rate = (given.get("name"), given.get("rate")) if isinstance(given, dict) else (None, None)
     fits = rate is None or (isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0)
     if not isinstance(name, str) or not fits:
-        raise json_lines.MalformedMessageError("a pace is a name and a rate above 0, or null")
+        raise json_lines.MalformedMessageError("a pace needs a name and a rate that is null or above 0")
     return name, rate
 
 
@@ -353,9 +353,9 @@ def _names(text: bytes) -> list[str] | None:
     try:
         names = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise json_lines.MalformedMessageError(f"names that are no JSON: {error}") from error
+        raise json_lines.MalformedMessageError(f"the names are not valid JSON: {error}") from error
     if names is not None and (
         not isinstance(names, list) or not all(isinstance(name, str) for name in names)
     ):
-        raise json_lines.MalformedMessageError("names are a list of strings, or null")
+        raise json_lines.MalformedMessageError("the names must be a list of strings or null")
     return names

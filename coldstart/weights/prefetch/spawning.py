@@ -1,7 +1,7 @@
-"""A connection to the prefetcher, whether it runs already or not.
+"""Connect to the prefetcher, and start it if none runs.
 
-A process that is not there yet is given one end of a socket pair: the request can be written at once and is read when it
-has come up. If another comes up first, it is handed that end.
+A new process gets one end of a socket pair. The client can send its request at once, and the process reads it
+after start. If another prefetcher started first, that one gets the socket.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from coldstart.system import paths
 from coldstart.system.ipc import peers
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchLostError
 
-# The shell ends at once: the prefetcher is nobody's child here, and leaves no zombie in a client that lives long.
+# The shell exits at once, so the prefetcher is not a child of the client and leaves no zombie there.
 _DETACH = '"$@" &'
 
 
 def place(directory: Path | None) -> Path:
-    """Where the socket lies."""
+    """Return the path of the socket."""
     return (directory or paths.runtime_dir()) / "prefetch.socket"
 
 
 def connection(directory: Path | None, *, start: bool) -> socket.socket:
-    """A connected socket.
+    """Return a socket that is connected to the prefetcher.
 
-    Raises PrefetchLostError when none runs and `start` is false, PrefetchError when none can be started.
+    Raises:
+        PrefetchLostError: No prefetcher runs and `start` is false.
+        PrefetchError: No prefetcher can be started.
     """
     try:
         path = place(directory)
     except (ColdstartError, OSError) as error:
-        raise PrefetchError(f"There is no place for the prefetcher's socket: {error}") from error
+        raise PrefetchError(f"Cannot find a directory for the prefetcher's socket: {error}") from error
     try:
         return peers.connect(path)
     except peers.PeerError as error:
@@ -45,7 +47,7 @@ def connection(directory: Path | None, *, start: bool) -> socket.socket:
 
 
 def last_words(directory: Path | None) -> str:
-    """What a prefetcher that has ended wrote last, as a sentence to append; empty when it wrote nothing."""
+    """Return the last line of the ended prefetcher's log as a sentence to append; "" if the log is empty."""
     try:
         lines = place(directory).with_suffix(".log").read_text(errors="replace").splitlines()
     except (ColdstartError, OSError):
@@ -78,7 +80,7 @@ def spawn(directory: Path) -> socket.socket:
         )
     except (OSError, subprocess.CalledProcessError) as error:
         parent.close()
-        raise PrefetchError(f"The prefetcher cannot be started: {error}.") from error
+        raise PrefetchError(f"Cannot start the prefetcher: {error}.") from error
     finally:
         child.close()
         with suppress(OSError):

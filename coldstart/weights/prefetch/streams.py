@@ -1,7 +1,7 @@
-"""The streams: threads that fetch one unit at a time, verify it, and write it where clients map it.
+"""Streams: threads that fetch one unit at a time, verify it and write it to the shared memory.
 
-Nothing reaches the shared memory unverified: bytes land in the stream's own buffer first. Every buffer is reused, so that
-its pages are touched for the first time once.
+Unverified bytes stay in the stream's own buffer and never reach the shared memory. Buffers are reused, so
+that their pages are touched for the first time once.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from coldstart.weights.prefetch.units import Check, Unit, touching
 _KEPT_SOURCES = 8
 _STEP = 1 << 20
 _BOUNDS = pace.from_environment()
-# A job that gets less than so many bytes per second between two looks makes room for others.
+# A job below SLOW bytes per second, measured every LOOK_S seconds, does not count against the limit.
 SLOW, LOOK_S = 32 << 10, 0.4
 
 
 class WrongBytesError(Exception):
-    """What came is not what the plan says; the message names file, tensor and offset."""
+    """Fetched bytes do not match the plan; the message names the file, the tensor and the offset."""
 
 
 class StreamedModel(Protocol):
-    """What a stream must know of a model."""
+    """State of a model that a stream uses."""
 
     key: str
     address: str
@@ -51,14 +51,15 @@ class StreamedModel(Protocol):
     region: SharedRegion | None
 
     def count(self, file: int, start: int, size: int) -> None:
-        """So many bytes of a file have come."""
+        """Count `size` received bytes of a file, from byte `start`."""
 
 
 @dataclass(eq=False)
 class FetchJob:
-    """One unit on its way: `error` is None when it arrived, `bytes` is what has come of it so far.
+    """Fetch of one unit; `error` is None after a successful fetch, and `bytes` counts the bytes received so far.
 
-    `paused_s` are those that its pace took."""
+    `paused_s` is the time in seconds that the job waited for its rate limit.
+    """
 
     model: StreamedModel
     entry: UnitEntry
@@ -72,16 +73,17 @@ class FetchJob:
     _had: int = 0
 
     def look(self, now: float) -> None:
-        """Once in LOOK_S seconds: whether it got less than the pace of SLOW bytes per second since the last time."""
+        """Update `slow` every LOOK_S seconds: whether fewer than SLOW bytes per second arrived since the last update."""
         if now - self._looked >= LOOK_S:
             self.slow = self.bytes - self._had < SLOW * (now - self._looked)
             self._looked, self._had = now, self.bytes
 
 
 class Streams:
-    """A thread for each job; `done` is called in it when the job has ended. Whoever submits decides how many there are.
+    """Threads that run jobs, one each; a thread calls `done` when its job has ended.
 
-    `number` threads are kept for later jobs, with their buffers and connections.
+    The caller of `submit` limits the number of jobs. `number` threads are retained for later jobs, with their
+    buffers and connections.
     """
 
     def __init__(self, number: int, done: Callable[[FetchJob], None]) -> None:
@@ -92,14 +94,14 @@ class Streams:
         self._threads = 0
         self._lock = threading.Lock()
 
-    def lively(self, now: float) -> int:
-        """How many jobs are getting on."""
+    def count_active(self, now: float) -> int:
+        """Return the number of jobs that are not slow."""
         for job in self.jobs:
             job.look(now)
         return sum(not job.slow for job in self.jobs)
 
     def submit(self, job: FetchJob) -> None:
-        """Fetch."""
+        """Run a job in a thread."""
         self.jobs.add(job)
         with self._lock:
             self._jobs.put(job)
@@ -113,7 +115,7 @@ class Streams:
             job = self._jobs.get()
             try:
                 stream.fetch(job, job.entry.unit)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it must not take the stream with it
+            except Exception as error:  # noqa: BLE001 - no error may end the stream's thread
                 job.error = error
             self._done(job)
             with self._lock:
@@ -150,7 +152,7 @@ class _Stream:
     def _fill(
         self, job: FetchJob, source: RangeSource, start: int, buffer: memoryview, version: str | None
     ) -> str:
-        """Fill `buffer`; what the source calls the content, which must not change within a unit."""
+        """Fill `buffer`; return the source's version of the file, which must not change within a unit."""
         number = job.entry.unit.file
         file, filled, idle, began = job.model.layout.files[number], 0, 0, monotonic() - job.paused_s
         while filled < len(buffer):
@@ -163,7 +165,7 @@ class _Stream:
             except (SourceTooSlowError, SourceChangedError):
                 raise
             except SourceUnavailableError:
-                # Once more at once: a server may have closed a connection that was kept.
+                # Retry once at once: the server may have closed a reused connection.
                 idle += 1
                 if idle > 1:
                     raise
@@ -192,7 +194,7 @@ class _Stream:
 
 
 class _ByteCounter:
-    """Counts bytes of a file that come one after the other from byte `at` on."""
+    """Counter of the consecutive bytes of a file, from byte `at`."""
 
     def __init__(self, job: FetchJob, file: int, at: int) -> None:
         self.job, self.file, self.at = job, file, at
@@ -208,7 +210,7 @@ class _ByteCounter:
 def _same(before: str | None, now: str, name: str) -> str:
     if before is not None and before != now:
         raise SourceChangedError(
-            f"{name} has changed at its source while it was fetched (ETag {before[:80]}, now {now[:80]})"
+            f"{name} changed at its source during the fetch (ETag {before[:80]}, now {now[:80]})"
         )
     return now
 
@@ -230,7 +232,7 @@ def _verify(
 
 
 def _feed(model: StreamedModel, source: RangeSource, number: int, hasher: hashlib._Hash, span: Range) -> None:
-    """Hash bytes that were verified before: out of the region, or out of the file that is mapped in its place."""
+    """Hash bytes that were verified before, from the region or, for a model without one, from the local file."""
     file, (at, end) = model.layout.files[number], span
     buffer = memoryview(bytearray(max(0, min(_STEP, end - at))))
     while at < end:
@@ -261,11 +263,11 @@ def _blame(layout: RegionLayout, number: int, check: Check, pieces: Mapping[Rang
     if suspects := inside or crossing:
         named = " or ".join(f"tensor {tensor.name!r} at offset {tensor.offset}" for tensor in suspects)
         return f"{file}: {named} has wrong bytes ({place})"
-    return f"{file}: wrong bytes outside of any tensor, at offset {check.start} ({place})"
+    return f"{file}: wrong bytes outside all tensors, at offset {check.start} ({place})"
 
 
 class NoMemoryError(RuntimeError):
-    """The machine has no memory for what was fetched; its source is not to blame."""
+    """The machine has too little memory for the fetched bytes; the source works."""
 
 
 def _keep(region: SharedRegion, file: RegionFile, start: int, data: memoryview) -> None:

@@ -1,8 +1,9 @@
-"""What is fetched at once and verified at once.
+"""Units: bytes that are fetched and verified together.
 
-A chunk that is wanted whole is checked by its own digest. Of a chunk that is wanted in part only the wanted tensors'
-bytes are fetched, and checked by the digests of those tensors; the rest of a tensor that reaches into neighbouring
-chunks must be there before. Where a tensor reaches from one such part into another, both are one unit.
+A chunk that is requested in full is verified by its own digest. Of a chunk that is requested in part, only
+the bytes of the requested tensors are fetched, and they are verified by the digests of these tensors. If a
+tensor reaches into a neighbouring chunk, its bytes there must be ready first. Two partial chunks that share a
+tensor form one unit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from coldstart.weights.prefetch.region_layout import RegionLayout
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Bytes [start, end) of the unit's file have sha256 `digest`; `tensor` is "" for a whole chunk."""
+    """Digest check: bytes [start, end) of the unit's file have SHA-256 `digest`; `tensor` is "" for a chunk."""
 
     start: int
     end: int
@@ -27,7 +28,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`pieces` of one file, fetched together; `needs` are verified bytes of others that its checks read, too."""
+    """Pieces of one file that are fetched together; `needs` are verified bytes of other units that its checks read."""
 
     file: int
     pieces: tuple[Range, ...]
@@ -36,18 +37,21 @@ class Unit:
 
     @property
     def size(self) -> int:
-        """Bytes to fetch."""
+        """Return the number of bytes to fetch."""
         return sum(end - start for start, end in self.pieces)
 
 
 def split(layout: RegionLayout, file: int, wanted: Ranges) -> list[Unit]:
-    """The units that make up `wanted` bytes of a file: whole tensors, or all of the file that is not planned already."""
+    """Return the units for the `wanted` bytes of a file.
+
+    `wanted` consists of complete tensors, or of all bytes of the file that are not planned yet.
+    """
     units: list[Unit] = []
     rest: list[Range] = []
     for number, pieces in _by_chunk(layout.chunk, wanted).items():
         start = number * layout.chunk
         span = (start, min(start + layout.chunk, layout.files[file].size))
-        # Bytes of no tensor (the header) have no digest but their chunk's, of which the other parts are planned then.
+        # Bytes outside tensors (the header) have only the digest of their chunk, whose other parts are planned then.
         if pieces == [span] or any(_gapped(layout, file, piece) for piece in pieces):
             check = Check(*span, layout.files[file].chunks[number])
             units.append(Unit(file, tuple(pieces), (check,), tuple(Ranges(pieces).missing(*span))))
@@ -71,7 +75,7 @@ def _gapped(layout: RegionLayout, file: int, piece: Range) -> bool:
 
 
 def _joined(layout: RegionLayout, file: int, pieces: list[Range]) -> list[list[Range]]:
-    """Pieces in groups: those that one tensor reaches into wait for each other, so they are one."""
+    """Group pieces: pieces that share a tensor cannot be verified alone."""
     groups: list[list[Range]] = []
     reach = 0
     for piece in pieces:
@@ -92,7 +96,7 @@ def _of_tensors(layout: RegionLayout, file: int, pieces: list[Range]) -> Unit:
 
 
 def touching(layout: RegionLayout, file: int, start: int, end: int) -> list[Tensor]:
-    """The tensors of a file that have bytes in [start, end), in order."""
+    """Return the tensors of a file that have bytes in [start, end), in order."""
     tensors = layout.files[file].tensors
     touched = []
     for tensor in tensors[max(0, bisect_right(tensors, start, key=lambda t: t.offset) - 1) :]:

@@ -10,7 +10,7 @@ from coldstart.graphs import windows
 from coldstart.graphs.api import AllocationEvent
 from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import BaseCollisionError
-from coldstart.graphs.link import broken_assumptions
+from coldstart.graphs.link import find_broken_assumptions
 from coldstart.graphs.snapshot import Snapshot
 from coldstart.graphs.tables import Kernel, Tables
 from tests.support.graphs.random_graphs import Field, Program, judge, place, region_bases, snapshot
@@ -125,9 +125,9 @@ def test_the_end_of_one_is_the_start_of_another_in_both_captures() -> None:
     shots = [snapshot(program, place(program, s, bases=_touching(s, apart=False)[1])) for s in (1, 2)]
     tables = combine(*shots).tables
     third = place(program, 3, bases=_touching(3, apart=True)[1])
-    assert broken_assumptions(tables, region_bases(program, tables.regions, third))
+    assert find_broken_assumptions(tables, region_bases(program, tables.regions, third))
     same = place(program, 4, bases=_touching(4, apart=False)[1])
-    assert not broken_assumptions(tables, region_bases(program, tables.regions, same))
+    assert not find_broken_assumptions(tables, region_bases(program, tables.regions, same))
 
 
 def test_naive_first_reading_is_wrong_where_they_differ() -> None:

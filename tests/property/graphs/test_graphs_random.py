@@ -8,7 +8,7 @@ from tools.examples import examples
 
 from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import GraphError
-from coldstart.graphs.link import broken_assumptions
+from coldstart.graphs.link import find_broken_assumptions
 from tests.support.graphs.random_graphs import generate, judge, place, region_bases, snapshot
 
 
@@ -21,7 +21,7 @@ def test_classification_is_the_truth_at_a_layout_never_seen(seed: int) -> None:
         tables = combine(snapshot(program, a), snapshot(program, b)).tables
     except GraphError:
         return
-    if not tables.keys or broken_assumptions(tables, region_bases(program, tables.regions, third)):
+    if not tables.keys or find_broken_assumptions(tables, region_bases(program, tables.regions, third)):
         return
     found = judge(program, tables, third)
     assert (found.corrupted, found.missed) == (0, 0)
@@ -43,7 +43,7 @@ def test_few_graphs_are_refused_or_ambiguous() -> None:
         program = generate(seed)
         a, b, third = (place(program, seed * 3 + i) for i in (1, 2, 3))
         tables = combine(snapshot(program, a), snapshot(program, b)).tables
-        judged += bool(tables.keys) and not broken_assumptions(
+        judged += bool(tables.keys) and not find_broken_assumptions(
             tables, region_bases(program, tables.regions, third)
         )
     assert judged >= 80

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coldstart.graphs.api import Captured
-from coldstart.graphs.contents import BLOCK_BYTES, Ranges, ReplayHarness, needed_blocks, union, without
+from coldstart.graphs.contents import BLOCK_BYTES, Ranges, ReplayHarness, find_needed_blocks, subtract, union
 from coldstart.graphs.errors import DriverError
 
 BASE, SIZE = 1 << 40, 2 << 30
@@ -26,7 +26,7 @@ def members(ranges: Ranges) -> set[int]:
 @given(few, few)
 def test_ranges_are_sets(one: Ranges, other: Ranges) -> None:
     a, b = union(r for r in one if r[0] < r[1]), union(r for r in other if r[0] < r[1])
-    assert members(a) == members(one) and members(without(a, b)) == members(one) - members(other)
+    assert members(a) == members(one) and members(subtract(a, b)) == members(one) - members(other)
     assert all(x[1] < y[0] for x, y in pairwise(a))
 
 
@@ -93,18 +93,18 @@ def bench(memory: Any, areas: list[tuple[int, int, int]]) -> ReplayHarness:
 @pytest.mark.parametrize("faults", [False, True])
 def test_single_blocks_are_found_among_millions(faults: bool) -> None:
     memory = Memory([{3}, {2_000_001}], faults)
-    assert needed_blocks(bench(memory, [(BASE, SIZE, 0)]), []) == [(3, 4), (2_000_001, 2_000_002)]
+    assert find_needed_blocks(bench(memory, [(BASE, SIZE, 0)]), []) == [(3, 4), (2_000_001, 2_000_002)]
     assert memory.trials < 200
 
 
 def test_nothing_needed_is_nothing_written_but_at_the_end() -> None:
     memory = Memory([])
-    assert needed_blocks(bench(memory, [(BASE, SIZE, 0)]), [(5, 6)]) == [(5, 6)]
+    assert find_needed_blocks(bench(memory, [(BASE, SIZE, 0)]), [(5, 6)]) == [(5, 6)]
     assert memory.written <= SIZE + 8 * BLOCK_BYTES
 
 
 def test_blocks_that_matter_only_together_are_kept_together() -> None:
-    found = members(needed_blocks(bench(Memory([{1, 6}]), [(BASE, 8 * BLOCK_BYTES, 0)]), []))
+    found = members(find_needed_blocks(bench(Memory([{1, 6}]), [(BASE, 8 * BLOCK_BYTES, 0)]), []))
     assert {1, 6} & found
 
 

@@ -13,7 +13,7 @@ from support.graphs_tools import fat_binary
 from coldstart.graphs import references, table_files
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.errors import AlteredTableError
-from coldstart.graphs.fatbin import entries, library_entries, unpacked
+from coldstart.graphs.fatbin import entries, library_entries, unpack
 
 FILE = HERE / "library.fatbin"
 needs_tools = pytest.mark.skipif(
@@ -22,7 +22,7 @@ needs_tools = pytest.mark.skipif(
 
 
 def _cubins(data: bytes) -> list[tuple[int, bytes]]:
-    return [(e.architecture, unpacked(data[e.offset : e.offset + e.size])) for e in library_entries(data)]
+    return [(e.architecture, unpack(data[e.offset : e.offset + e.size])) for e in library_entries(data)]
 
 
 @needs_tools
@@ -65,7 +65,7 @@ def test_a_damaged_one_is_refused_or_ends() -> None:
     (first, _) = library_entries(data)
     packed = data[first.offset : first.offset + first.size]
     with pytest.raises(AlteredTableError):
-        unpacked(packed[:-8])
+        unpack(packed[:-8])
     with pytest.raises(AlteredTableError):
         list(library_entries(b"\x7fELF\x02\x01" + bytes(58)))
     assert list(entries(bytes(64), 0, 64)) == []

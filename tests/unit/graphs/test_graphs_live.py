@@ -34,7 +34,7 @@ def test_where_all_graphs_need_it_there_is_no_bundle(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", ["0", "1"])
 def test_an_engine_that_was_not_seen_at_work_proves_nothing(tmp_path: Path, steps: str) -> None:
-    with pytest.raises(GraphRefusedError, match=f"{steps} live steps, 2 are needed"):
+    with pytest.raises(GraphRefusedError, match=f"{steps} live steps, but 2 are needed"):
         offline.make(tmp_path, Launches(**{STEPS: steps}))
 
 

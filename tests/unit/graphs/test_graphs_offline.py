@@ -9,7 +9,7 @@ from support.graphs_tools import bundle, offline
 
 from benchmarks.gpu.compare import compare
 from coldstart.graphs import overview as inspection
-from coldstart.graphs.capture import distinct
+from coldstart.graphs.capture import drop_aliases
 from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import AlteredTableError, GraphError
 from coldstart.graphs.snapshot import load_snapshot
@@ -64,7 +64,7 @@ def test_views_of_one_storage_are_one_region() -> None:
         SymbolRegion("param:embed", 64, 512),
         SymbolRegion("buffer:part", 8, 520),
     ]
-    assert [r.symbol for r in distinct(views)] == ["param:embed"]
+    assert [r.symbol for r in drop_aliases(views)] == ["param:embed"]
 
 
 def test_inspection_and_difference(bundle_directory: Path, tmp_path: Path) -> None:

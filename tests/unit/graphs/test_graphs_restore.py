@@ -34,8 +34,8 @@ def test_smallest_and_largest_first_then_the_background(bundle_directory: Path) 
     model = SimModel(SMALL, 5)
     restorer = Restorer(bundle_directory, model.driver, model, note=lambda name, *_: seen.append(name))
     restorer.link()
-    assert restorer.first() == ["decode:1", "decode:256"]
-    for key in restorer.first():
+    assert restorer.list_first() == ["decode:1", "decode:256"]
+    for key in restorer.list_first():
         restorer.graph(key)
     built: list[str] = []
     restorer.start(["decode:8", "decode:64"], lambda key, graph: built.append(key))

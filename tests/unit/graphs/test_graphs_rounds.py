@@ -101,9 +101,9 @@ def test_regions_that_do_not_touch_in_the_proof_alone_are_recorded_once_more(tmp
 
 def test_layouts_that_always_touch_end_the_recording(tmp_path: Path) -> None:
     gate.reject(gate.Proof("", [1], failed={"decode:1": "two readings"}, unsettled=["decode:1"]), tmp_path)
-    assert offline.worth_another(tmp_path, 7) and not offline.worth_another(tmp_path, 8)
+    assert offline.needs_another_layout(tmp_path, 7) and not offline.needs_another_layout(tmp_path, 8)
     gate.reject(gate.Proof("", [1], failed={"decode:1": "outputs differ"}), tmp_path)
-    assert not offline.worth_another(tmp_path, 4)
+    assert not offline.needs_another_layout(tmp_path, 4)
 
 
 def test_an_engine_that_leaves_nothing_is_a_reason(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from replicas import extension, missing
 
-from coldstart.graphs.torch_framework import kept_class
+from coldstart.graphs.torch_framework import define_kept_class
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -39,7 +39,7 @@ def test_the_replica_keeps_no_graph_by_default(plain: Any) -> None:
 
 @pytest.mark.parametrize("keywords", [{}, {"keep_graph": False}, {"keep_graph": True}])
 def test_a_kept_graph_can_be_read_however_it_is_made(plain: Any, keywords: dict[str, bool]) -> None:
-    graph = captured(kept_class(plain), **keywords)
+    graph = captured(define_kept_class(plain), **keywords)
     assert graph.raw_cuda_graph()
     graph.replay()
     assert isinstance(graph, plain)

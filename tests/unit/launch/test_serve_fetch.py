@@ -177,7 +177,7 @@ def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> N
 
 
 def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
-    with pytest.raises(CommandFailedError, match=r"model\.safetensors holds no safetensors") as caught:
+    with pytest.raises(CommandFailedError, match=r"model\.safetensors has no safetensors tensors") as caught:
         requested(SOURCE, planned([]), tmp_path)
     assert caught.value.hint == "omit --weights-from" and list(tmp_path.iterdir()) == []
 

@@ -72,7 +72,7 @@ def test_fcfs_keeps_kv_on_the_host_where_it_is_given_memory() -> None:
 def test_fcfs_refuses_settings_that_it_would_ignore() -> None:
     for ignored, flag in ((fcfs(alpha_s=1.0), "--alpha"), (fcfs(strategy="proactive"), "--kv-strategy")):
         with pytest.raises(
-            UsageError, match=f"fcfs takes --batch and --kv-host-memory alone: {flag} belongs"
+            UsageError, match=f"cannot use {flag} with fcfs, which accepts only --batch and --kv-host-memory"
         ):
             scheduler.check(ignored, PLAN.vllm_args)
 

@@ -10,7 +10,7 @@ import typer
 from coldstart.commands import cli
 
 from coldstart.scheduling.declaration import Setting
-from coldstart.scheduling.settings import KEY, SchedulerSettings, declared, options
+from coldstart.scheduling.settings import KEY, SchedulerSettings, list_declarations, options
 
 COMMANDS = ("serve", "trace-replay")
 
@@ -32,7 +32,7 @@ def test_command_has_an_option_for_each_declared_flag(command: str) -> None:
 
 def test_every_default_is_within_its_declared_range() -> None:
     SchedulerSettings().check()
-    assert [name for name, _ in declared()] == list(SchedulerSettings.__dataclass_fields__)
+    assert [name for name, _ in list_declarations()] == list(SchedulerSettings.__dataclass_fields__)
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,10 @@ def test_a_prefix_hit_shortens_the_predicted_first_iteration() -> None:
 def test_a_job_keeps_its_queue_until_the_quantum_is_used() -> None:
     policy, job = mlfq(), Job("a", 0, 100)
     policy.add(job, 0)
-    policy.served(job, 3.9, 4)
+    policy.add_service(job, 3.9, 4)
     assert job.level == 2
     job.generated, job.computed = 1, 100
-    policy.served(job, 0.1, 5)
+    policy.add_service(job, 0.1, 5)
     assert (job.level, job.attained_s, job.demotions) == (3, 0.0, 1)
 
 
@@ -56,7 +56,7 @@ def test_demotion_goes_at_least_where_the_next_iteration_asks() -> None:
     policy, job = mlfq(), Job("a", 0, 1)
     policy.add(job, 0)
     job.prompt_tokens = 200
-    policy.served(job, 1.0, 1)
+    policy.add_service(job, 1.0, 1)
     assert job.level == 3
 
 
@@ -64,7 +64,7 @@ def test_eta_demotes_by_more_than_one_level() -> None:
     policy, job = mlfq(eta=2), Job("a", 0, 1)
     policy.add(job, 0)
     job.generated, job.computed = 1, 1
-    policy.served(job, 1.0, 1)
+    policy.add_service(job, 1.0, 1)
     assert job.level == 2
 
 
@@ -104,7 +104,7 @@ def test_a_negative_priority_stays_on_top_and_a_positive_one_joins_lower() -> No
     policy, urgent, patient = mlfq(), Job("u", 0, 200, priority=-1), Job("p", 0, 1, priority=2)
     policy.add(patient, 0)
     policy.add(urgent, 0)
-    policy.served(urgent, 100.0, 1)
+    policy.add_service(urgent, 100.0, 1)
     assert (urgent.level, patient.level) == (0, 2)
 
 
@@ -115,7 +115,7 @@ def test_naive_mlfq_joins_the_top_and_sinks_one_level() -> None:
     )
     policy.add(job, 0)
     assert job.level == 0
-    policy.served(job, 500.0, 1)
+    policy.add_service(job, 500.0, 1)
     assert job.level == 1
 
 
@@ -149,15 +149,15 @@ def test_the_first_ready_jobs_of_an_order_are_picked() -> None:
 def test_the_oldest_have_their_share_of_the_time(share: float, iterations: list[float]) -> None:
     turns, oldest_s, all_s = Turns(share), 0.0, 0.0
     for seconds in iterations:
-        oldest = turns.oldest()
-        turns.passed(seconds)
+        oldest = turns.use_arrival_order()
+        turns.add_time(seconds)
         oldest_s, all_s = oldest_s + oldest * seconds, all_s + seconds
         assert abs(oldest_s - share * all_s) <= max(iterations)
 
 
 def test_without_a_share_the_oldest_have_no_turn() -> None:
     turns = Turns(0.0)
-    assert not any((turns.oldest(), turns.passed(1.0))[0] for _ in range(5))
+    assert not any((turns.use_arrival_order(), turns.add_time(1.0))[0] for _ in range(5))
 
 
 STEPS = st.lists(
@@ -188,7 +188,7 @@ def test_any_history_keeps_the_invariants(
             level, attained = job.level, job.attained_s
             cost = job.next_s(PROFILE)
             job.computed, job.generated = job.context, job.generated + 1
-            policy.served(job, cost, now)
+            policy.add_service(job, cost, now)
             used = attained + cost >= policy.quanta[level] * (1 - 1e-9)
             assert used or job.level == level
             assert not used or job.level >= min(level + 1, 5)
@@ -206,7 +206,7 @@ def test_any_history_keeps_the_invariants(
 
 
 def test_the_first_iteration_is_in_the_order_of_arrival() -> None:
-    assert Turns(0.1).oldest() and not Turns(0.0).oldest()
+    assert Turns(0.1).use_arrival_order() and not Turns(0.0).use_arrival_order()
 
 
 @given(st.lists(st.sampled_from([0.4, 1.0, 2.5]), min_size=1, max_size=60), st.sampled_from([-1, 0, 2]))
@@ -218,8 +218,8 @@ def test_a_batch_that_decodes_is_booked_as_each_of_it_would_be(
         for name, mine in (("a", 0), ("b", priority), ("c", 0)):
             policy.add(Job(name, 0, 1, generated=1, computed=1, priority=mine), 0)
     for now, seconds in enumerate(iterations, 1):
-        together.decoded(list(together)[:2], seconds, now)
-        Policy.decoded(alone, list(alone)[:2], seconds, now)
+        together.add_decode_step(list(together)[:2], seconds, now)
+        Policy.add_decode_step(alone, list(alone)[:2], seconds, now)
     assert names(together) == names(alone) and together.moved == alone.moved
     assert list(together._unserved) == list(alone._unserved)
     for mine, other in zip(together, alone, strict=True):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from coldstart.scheduling.enst import execute_times, promote_time
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.profile import IterationProfile
-from coldstart.scheduling.quanta import geometric, join_level, levels_for
+from coldstart.scheduling.quanta import count_levels, geometric, join_level
 
 
 @given(st.floats(1e-3, 10), st.integers(1, 12), st.floats(1e-4, 100))
@@ -34,7 +34,7 @@ def test_promotion_is_never_in_the_past() -> None:
 
 def test_levels_cover_the_longest_prefill() -> None:
     profile = IterationProfile.from_points([(1, 0.01), (8192, 300.0)], [(1, 0.01)])
-    levels = levels_for(profile, profile.shortest_s)
+    levels = count_levels(profile, profile.shortest_s)
     assert geometric(0.01, levels)[-1] >= 300.0 > geometric(0.01, levels)[-2]
 
 

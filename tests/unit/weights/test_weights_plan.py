@@ -146,5 +146,5 @@ def test_a_file_cut_short_is_named(cut: int) -> None:
         path = Path(name) / "model.safetensors"
         whole = write(path, {"a": b"1" * 100})
         path.write_bytes(whole[:-cut])
-        with pytest.raises(UsageError, match=f"cut short: it has {len(whole) - cut} of {len(whole)} bytes"):
+        with pytest.raises(UsageError, match=f"truncated: it has {len(whole) - cut} of {len(whole)} bytes"):
             weights.plan(Path(name))

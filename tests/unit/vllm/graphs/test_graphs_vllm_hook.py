@@ -52,10 +52,10 @@ class Source:
     def usable(self, key: str) -> bool:
         return self._tokens(key) in self._usable
 
-    def soon(self, key: str) -> bool:
+    def is_first(self, key: str) -> bool:
         return self._tokens(key) not in self._behind
 
-    def later(self, key: str, show: Any) -> None:
+    def defer(self, key: str, show: Any) -> None:
         self.waiting[self._tokens(key)] = show
 
     def replayable(self, key: str) -> Any:

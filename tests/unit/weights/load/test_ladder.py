@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from coldstart.contract.fallback import Fallback
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import ladder, tensors
-from coldstart.weights.load.ladder import NoLoaderLeftError, climb_down
+from coldstart.weights.load.ladder import NoLoaderLeftError, load_tensors
 from coldstart.weights.load.report import LoadReport
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
 from coldstart.weights.load.tensors import Tensor, UnreadableWeightsError
@@ -65,14 +65,14 @@ def _refused(left: Sequence[Tensor]) -> TensorSource:
 
 
 def _climb(path: Path, *rungs: ladder.Rung) -> tuple[dict[str, bytes], LoadReport]:
-    wanted, report = tensors.ordered(weights.plan(path.parent)), LoadReport()
-    found = [(tensor.name, bytes(view)) for tensor, view in climb_down(wanted, rungs, report)]
+    wanted, report = tensors.list_tensors(weights.plan(path.parent)), LoadReport()
+    found = [(tensor.name, bytes(view)) for tensor, view in load_tensors(wanted, rungs, report)]
     assert [name for name, _ in found] == [tensor.name for tensor in wanted]
     return dict(found), report
 
 
 def _true(path: Path) -> dict[str, bytes]:
-    plan = tensors.ordered(weights.plan(path.parent))
+    plan = tensors.list_tensors(weights.plan(path.parent))
     data = path.read_bytes()
     return {t.name: data[t.offset : t.offset + t.size] for t in plan}
 
@@ -108,22 +108,22 @@ def test_without_any_rung_left_it_says_why(path: Path) -> None:
 
 
 def test_files_with_other_bytes_than_the_plan_says_are_not_used(path: Path) -> None:
-    wanted = tensors.ordered(weights.plan(path.parent))
+    wanted = tensors.list_tensors(weights.plan(path.parent))
     changed = bytearray(path.read_bytes())
     changed[wanted[2].offset] ^= 1
     path.write_bytes(changed)
-    with pytest.raises(NoLoaderLeftError, match="holds other bytes for t3"):
-        list(climb_down(wanted, [_files(path)], LoadReport()))
+    with pytest.raises(NoLoaderLeftError, match=r"tensor t3 at offset .* does not match its digest"):
+        list(load_tensors(wanted, [_files(path)], LoadReport()))
 
 
 def test_a_file_that_was_cut_short_or_removed_is_a_step_down(path: Path) -> None:
-    wanted = tensors.ordered(weights.plan(path.parent))
+    wanted = tensors.list_tensors(weights.plan(path.parent))
     os.truncate(path, wanted[-1].offset + 1)
-    with pytest.raises(NoLoaderLeftError, match="cut short"):
-        list(climb_down(wanted, [_files(path)], LoadReport()))
+    with pytest.raises(NoLoaderLeftError, match="truncated: it ends before tensor"):
+        list(load_tensors(wanted, [_files(path)], LoadReport()))
     path.unlink()
     with pytest.raises(NoLoaderLeftError, match="cannot be mapped"):
-        list(climb_down(wanted, [_files(path)], LoadReport()))
+        list(load_tensors(wanted, [_files(path)], LoadReport()))
 
 
 def _leaks(path: Path) -> tuple[int, int, int]:
@@ -134,7 +134,7 @@ def _leaks(path: Path) -> tuple[int, int, int]:
 @pytest.mark.parametrize("take", [7, 2])
 def test_nothing_is_left_of_a_load(path: Path, take: int) -> None:
     before = _leaks(path)
-    climbing = climb_down(tensors.ordered(weights.plan(path.parent)), [_files(path)], LoadReport())
+    climbing = load_tensors(tensors.list_tensors(weights.plan(path.parent)), [_files(path)], LoadReport())
     for _ in range(take):
         _, view = next(climbing)
         assert len(view)
@@ -145,9 +145,9 @@ def test_nothing_is_left_of_a_load(path: Path, take: int) -> None:
 
 
 def test_a_view_outlives_its_source(path: Path) -> None:
-    wanted = tensors.ordered(weights.plan(path.parent))
+    wanted = tensors.list_tensors(weights.plan(path.parent))
     source = FileSource({path.name: path}, wanted)
-    view = source.bytes_of(wanted[0])
+    view = source.get_bytes(wanted[0])
     source.close()
     assert hashlib.sha256(view).hexdigest() == wanted[0].digest.removeprefix("sha256:")
 
@@ -158,14 +158,14 @@ def test_order_is_that_of_shards_by_number_and_of_bytes() -> None:
         {"name": f"m-{n}.safetensors", "size": 4, "tensors": [entry | {"name": f"{n}", "offset": 0}]}
         for n in (10, 9, 1)
     ]
-    assert [tensor.name for tensor in tensors.ordered({"chunk": 1, "files": files})] == ["1", "9", "10"]
+    assert [tensor.name for tensor in tensors.list_tensors({"chunk": 1, "files": files})] == ["1", "9", "10"]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda files: files.append(dict(files[0])), "occurs twice"),
-        (lambda files: files[0].update(tensors=[]), "holds no safetensors"),
+        (lambda files: files[0].update(tensors=[]), "has no safetensors tensors"),
         (lambda files: files[0].pop("tensors"), "lacks 'tensors'"),
     ],
 )
@@ -175,4 +175,4 @@ def test_a_plan_that_cannot_be_followed_says_why(
     plan = weights.plan(path.parent)
     change(plan["files"])
     with pytest.raises(UnreadableWeightsError, match=said):
-        tensors.ordered(plan)
+        tensors.list_tensors(plan)

@@ -18,7 +18,7 @@ NAMES = [
 
 
 def _needed(rank: int, size: int = 2, names: list[str] = NAMES, **config: object) -> list[str]:
-    return stage.needed(names, LLAMA | config, [rank], size)
+    return stage.select_names(names, LLAMA | config, [rank], size)
 
 
 def test_the_ends_hold_what_lies_beside_their_layers() -> None:
@@ -35,7 +35,7 @@ def test_opt_keeps_everything_but_layers_on_every_rank() -> None:
     names = ["model.decoder.embed_tokens.weight", "model.decoder.layers.0.fc1.weight"]
     names += ["model.decoder.layers.1.fc1.weight", "model.decoder.final_layer_norm.weight"]
     config = {"architectures": ["OPTForCausalLM"], "num_hidden_layers": 2}
-    assert stage.needed(names, config, [1], 2) == [names[0], names[2], names[3]]
+    assert stage.select_names(names, config, [1], 2) == [names[0], names[2], names[3]]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_nothing_is_left_out_of_an_unknown_layout(config: dict[str, object]) -> 
 
 def test_a_partition_of_the_users_is_followed() -> None:
     assert stage.layers(5, 1, 2, "1,4") == range(1, 5)
-    with pytest.raises(ValueError, match="not of 5 layers over 2 ranks"):
+    with pytest.raises(ValueError, match="does not divide 5 layers over 2 ranks"):
         stage.layers(5, 0, 2, "1,1")
 
 

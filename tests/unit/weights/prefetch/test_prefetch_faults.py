@@ -120,7 +120,7 @@ def test_a_byte_that_stays_wrong_is_never_served(
         assert "3 times" in str(caught.value)
         assert attached.file(FILE)[offset + size // 2] == 0
         with pytest.raises(client.PrefetchFailedError):
-            attached.finished(["a.20"])
+            attached.is_finished(["a.20"])
         check_tensors(attached, weights, ["a.40", "b.3"] if names is None else [])
 
 
@@ -152,7 +152,7 @@ def test_too_little_memory_is_refused(
     weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", str(_total(weights) - 1))
-    with pytest.raises(client.PrefetchRefusedError, match=f"{_total(weights)} bytes are wanted"):
+    with pytest.raises(client.PrefetchRefusedError, match=f"needs {_total(weights)} bytes"):
         client.attach(server.url, weights.plan, directory=runtime)
     with client.attach(server.url, weights.plan, names=["a.3"], directory=runtime) as attached:
         check_tensors(attached, weights, ["a.3"])
@@ -170,7 +170,7 @@ def test_a_model_makes_room_for_another_when_nobody_holds_it(
     with serving(tmp_path) as second:
         with client.attach(server.url, weights.plan, directory=runtime) as attached:
             check_whole(attached, weights)
-            with pytest.raises(client.PrefetchRefusedError, match="held by models in use"):
+            with pytest.raises(client.PrefetchRefusedError, match="models in use hold"):
                 client.attach(second.url, other.plan, directory=runtime)
         with client.attach(second.url, other.plan, directory=runtime) as attached:
             check_whole(attached, other)
@@ -197,7 +197,7 @@ def test_why_it_could_not_come_up_is_said(
     with pytest.raises(client.PrefetchLostError, match="COLDSTART_PREFETCH_STREAMS is 'many'"):
         client.attach("/nowhere", weights.plan, directory=runtime)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
-    with pytest.raises(client.PrefetchError, match="no place for"):
+    with pytest.raises(client.PrefetchError, match="Cannot find a directory for"):
         client.attach("/nowhere", weights.plan)
 
 
@@ -230,7 +230,7 @@ def test_memory_that_runs_short_is_named_and_its_source_is_not_blamed(
             with pytest.raises(client.PrefetchError, match="no memory for ") as caught:
                 attached.complete()
             assert server.url not in str(caught.value)
-            with pytest.raises(client.PrefetchError, match="No shared memory for"):
+            with pytest.raises(client.PrefetchError, match="Cannot create shared memory of"):
                 client.attach(f"{server.url}/", weights.plan | {"other": 1}, directory=runtime)
         finally:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
@@ -252,7 +252,7 @@ def test_a_prefetcher_that_hangs_is_not_waited_for_for_ever(
                 pytest.raises(client.PrefetchLostError, match="does not answer"),
             ):
                 patch.setattr(client, "ANSWER_S", 0.3)
-                client.told(pace, directory=runtime)
+                client.set_pace(pace, directory=runtime)
         finally:
             os.kill(pid, signal.SIGCONT)
-        assert client.told(pace, directory=runtime) is not None
+        assert client.set_pace(pace, directory=runtime) is not None

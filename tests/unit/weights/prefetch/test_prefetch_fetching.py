@@ -23,7 +23,7 @@ def test_every_byte_arrives_once(weights: Weights, server: RangeServer, runtime:
         stats = attached.stats()
         assert stats["fetched_bytes"] == stats["ready_bytes"] == stats["wanted_bytes"] == total
         assert stats["refetched"] == 0 and server.total() == total
-        assert attached.finished()
+        assert attached.is_finished()
 
 
 def test_a_local_directory_is_mapped_itself(weights: Weights, runtime: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_rank_fetches_its_own_tensors_bytes_and_no_others(
         check_tensors(attached, weights, names)
         assert server.total() == attached.stats()["fetched_bytes"]
         assert own <= server.total() <= 1.02 * own
-        with pytest.raises(client.PrefetchRefusedError, match="not wanted"):
+        with pytest.raises(client.PrefetchRefusedError, match="did not request bytes"):
             attached.wait("model-00001.safetensors", 0, 8)
 
 
@@ -51,10 +51,10 @@ def test_what_is_wanted_later_is_fetched_then_and_the_rest_not_again(
     first, second = weights.names()[::2], weights.names()[1::2]
     with client.attach(server.url, weights.plan, names=first, directory=runtime) as attached:
         check_tensors(attached, weights, first)
-        assert not attached.finished(second)
+        assert not attached.is_finished(second)
         attached.want(second, background=True)
         check_tensors(attached, weights, second)
-        assert attached.finished(second) and attached.stats()["refetched"] == 0
+        assert attached.is_finished(second) and attached.stats()["refetched"] == 0
 
 
 def test_the_whole_after_a_part_comes_with_the_headers(
@@ -78,7 +78,7 @@ def test_the_foreground_of_one_comes_before_the_background_of_another(
     ):
         begun = len(server.sent)
         check_tensors(ahead, weights, now)
-        assert not behind.finished(later)
+        assert not behind.is_finished(later)
         check_tensors(behind, weights, later)
     files = [entry.file for entry in server.sent]
     last = len(files) - 1 - files[::-1].index("model-00002.safetensors")

@@ -56,10 +56,10 @@ def test_what_went_too_early_is_waited_for_at_the_new_rate_and_not_at_all_withou
 
 def test_a_pace_is_known_by_its_name_until_many_others_came() -> None:
     paces = Paces()
-    first = paces.of("first", 5.0)
-    assert paces.of("first", 7.0) is first and first.document()["rate"] == 5.0
+    first = paces.get_or_add("first", 5.0)
+    assert paces.get_or_add("first", 7.0) is first and first.document()["rate"] == 5.0
     for number in range(KEPT):
-        paces.of(str(number), None)
+        paces.get_or_add(str(number), None)
     assert paces.find("first") is None and paces.find("0") is not None
 
 
@@ -72,15 +72,15 @@ def test_the_rate_that_was_told_is_kept_and_another_one_from_then_on(
         said: dict[str, Any] = {"bytes": 0}
         while said["bytes"] < 300e3:
             with suppress(client.PrefetchLostError):  # it has not come up yet
-                said = client.told(pace, directory=runtime) or said
+                said = client.set_pace(pace, directory=runtime) or said
             time.sleep(0.02)
         # Each of the streams has at most one piece more in hand.
         assert said["bytes"] <= rate * (time.monotonic() - began + BURST_S) + 4 * 256e3
         assert said["limited"] and not said["ended"]
         with client.attach(server.url, weights.plan, pace=pace, directory=runtime) as attached:
-            client.told(PacedFetch("worker", None), directory=runtime)
+            client.set_pace(PacedFetch("worker", None), directory=runtime)
             check_whole(attached, weights)
-        said = client.told(PacedFetch("worker", None), directory=runtime) or {}
+        said = client.set_pace(PacedFetch("worker", None), directory=runtime) or {}
         assert said["ended"] and said["bytes"] == sum(map(len, weights.data.values()))
 
 
@@ -91,12 +91,12 @@ def test_a_lease_that_was_given_back_before_it_was_served_is_no_end(
     pace = PacedFetch("worker", 1e3)
     with client.attach(server.url, weights.plan, pace=pace, directory=runtime):
         pass
-    said = client.told(pace, directory=runtime)
+    said = client.set_pace(pace, directory=runtime)
     assert said is not None and not said["ended"]
     with client.attach(server.url, weights.plan, pace=pace, directory=runtime) as attached:
-        client.told(PacedFetch("worker"), directory=runtime)
+        client.set_pace(PacedFetch("worker"), directory=runtime)
         attached.complete()
-    said = client.told(PacedFetch("worker"), directory=runtime)
+    said = client.set_pace(PacedFetch("worker"), directory=runtime)
     assert said is not None and said["ended"]
 
 
@@ -112,15 +112,15 @@ def test_a_slow_pace_takes_no_stream_from_another_fetch(
         ) as second,
     ):
         second.complete(now)
-        assert not first.finished(behind)
-        said = client.told(PacedFetch("quick"), directory=runtime)
+        assert not first.is_finished(behind)
+        said = client.set_pace(PacedFetch("quick"), directory=runtime)
         assert said is not None and said["ended"] and not said["limited"]
 
 
 def test_a_fetch_that_nobody_has_begun_has_no_pace(weights: Weights, runtime: Path) -> None:
     with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
         attached.complete()
-        assert client.told(PacedFetch("nobody", 1.0), directory=runtime) is None
+        assert client.set_pace(PacedFetch("nobody", 1.0), directory=runtime) is None
 
 
 @pytest.mark.parametrize("rate", [0, -1, "fast", True])
@@ -129,4 +129,4 @@ def test_what_is_no_rate_is_refused(weights: Weights, runtime: Path, rate: objec
         client.attach(str(weights.directory), weights.plan, directory=runtime),
         pytest.raises(client.PrefetchError),
     ):
-        client.told(PacedFetch("worker", rate), directory=runtime)  # type: ignore[arg-type]
+        client.set_pace(PacedFetch("worker", rate), directory=runtime)  # type: ignore[arg-type]

@@ -86,7 +86,7 @@ def _meets_wants(seed: int) -> None:
     _want(board, lease, None)
     assert _fetch_all(board, lease, data) == left
     assert board.ready[0].covers(0, len(data)) and board.ready_bytes == board.planned_bytes == len(data)
-    assert not lease.unfinished() and not lease.unfinished(background=True)
+    assert not lease.has_unfinished() and not lease.has_unfinished(background=True)
 
 
 def test_released_units_are_forgotten_and_planned_anew() -> None:
@@ -110,7 +110,7 @@ def _releases(seed: int) -> None:
     gone.release()
     _fetch_all(board, stays, data)
     assert all(board.ready[0].covers(made.tensors[n].offset, made.tensors[n].end) for n in kept)
-    assert board.planned_bytes == board.ready_bytes and not stays.unfinished()
+    assert board.planned_bytes == board.ready_bytes and not stays.has_unfinished()
     stays.release()
     _want(board, stays, None)
     _fetch_all(board, stays, data)
@@ -188,11 +188,11 @@ def test_renew_patience_ignores_older_jobs_when_the_source_was_given_up() -> Non
     layout, _ = _made(random.Random(1))
     model = PrefetchedModel("key", "/weights", {}, layout)
     older = model.generation
-    assert model.unavailable(patience_s=60.0)
+    assert model.delay_retry(patience_s=60.0)
     model.give_up()
-    assert model.generation == older and not model.unavailable(patience_s=60.0)
+    assert model.generation == older and not model.delay_retry(patience_s=60.0)
     model.renew_patience()
-    assert model.generation != older and model.unavailable(patience_s=60.0)
+    assert model.generation != older and model.delay_retry(patience_s=60.0)
     newer = model.generation
     model.renew_patience()
     assert model.generation == newer
