@@ -152,7 +152,7 @@ def _write(bundles: Sequence[Bundle], file: BinaryIO) -> None:
         file.write(tar.header(tar.Member(name, len(data))) + data + tar.padding(len(data)))
     for blob, bundle in content.values():
         file.write(tar.header(tar.Member(_BLOBS + blob.digest.removeprefix("sha256:"), blob.size)))
-        with blobs.open_verified(bundle.store.root, blob.digest, blob.size) as reader:
+        with blobs.open_verified(bundle.layout.root, blob.digest, blob.size) as reader:
             tar.copy(reader, file)
         file.write(tar.padding(blob.size))
     file.write(tar.END)
@@ -166,8 +166,8 @@ def contents(
     content: dict[str, tuple[oci.Descriptor, Bundle]] = {}
     for bundle in bundles:
         _ = bundle.manifest
-        listed = bundle.store.layout.entries()
-        signed = signed_by(LayoutSource(bundle.store), listed, bundle.descriptor)
+        listed = bundle.layout.entries()
+        signed = signed_by(LayoutSource(bundle.layout), listed, bundle.descriptor)
         for entry, image in [(bundle.descriptor, bundle.image), *signed]:
             entries[entry.digest] = entry
             content |= {blob.digest: (blob, bundle) for blob in (entry, *image.blobs)}

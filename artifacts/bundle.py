@@ -27,7 +27,7 @@ from coldstart.artifacts.ranges import read_range
 from coldstart.artifacts.section import SECTION_TYPES, holds_memory
 
 if TYPE_CHECKING:
-    from coldstart.artifacts.store import Store
+    from coldstart.artifacts.oci_layout import OciLayout
     from coldstart.artifacts.verify import Finding, Level
 
 
@@ -55,10 +55,10 @@ def anyone(bundle: Bundle) -> TrustResult:
 class Bundle:
     """One version of one key's artifacts.
 
-    `digest` is that of the image manifest and names all of the content.
+    `layout` holds its blobs. `digest` is that of the image manifest and names all of the content.
     """
 
-    store: Store = field(repr=False)
+    layout: OciLayout = field(repr=False)
     descriptor: oci.Descriptor
     version: int
 
@@ -84,7 +84,7 @@ class Bundle:
 
     def image_bytes(self) -> bytes:
         """The stored bytes of the image manifest, verified."""
-        return blobs.read(self.store.root, self.digest, self.descriptor.size, cap=LIMITS.manifest)
+        return blobs.read(self.layout.root, self.digest, self.descriptor.size, cap=LIMITS.manifest)
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -93,7 +93,7 @@ class Bundle:
         Raises what `image` does, IndexMismatch, SectionTable, FormatTooNew and FormatTooOld.
         """
         config = self.image.config
-        data = blobs.read(self.store.root, config.digest, config.size, cap=LIMITS.config)
+        data = blobs.read(self.layout.root, config.digest, config.size, cap=LIMITS.config)
         parsed = manifest.parse(data, self.image)
         says = self.descriptor.annotations
         named = (says.get(oci.NAME, parsed.provenance.model_name), says.get(oci.KEY, parsed.key.digest))
@@ -152,7 +152,7 @@ class Bundle:
             raise SectionUnsupported(
                 f"section {name} is a tree", mend="unpack it: coldstart inspect REF --tree"
             )
-        data = blobs.read(self.store.root, entry.digest, entry.size, cap=LIMITS.json_section)
+        data = blobs.read(self.layout.root, entry.digest, entry.size, cap=LIMITS.json_section)
         return canonical.loads(data, cap=LIMITS.json_section, what=f"section {name}")
 
     def extract(self, name: str, dest: Path, *, trust: Trust | None = None) -> int:
@@ -175,7 +175,7 @@ class Bundle:
     def open_blob(self, name: str) -> blobs.VerifiedReader:
         """Stream a section as stored; reading to the end raises DigestMismatch if it is damaged."""
         entry = self._stored(name)
-        return blobs.open_verified(self.store.root, entry.digest, entry.size)
+        return blobs.open_verified(self.layout.root, entry.digest, entry.size)
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
         """`length` bytes of a section as stored, from `offset`; only the 16 MiB chunks they touch are hashed.
@@ -187,7 +187,7 @@ class Bundle:
             raise InvalidReference(
                 f"bytes {offset}+{length} of {entry.size} do not exist", mend="ask for bytes inside it"
             )
-        with blobs.open_unverified(self.store.root, entry.digest) as file:
+        with blobs.open_unverified(self.layout.root, entry.digest) as file:
             return read_range(file, entry, offset, length)
 
     def may_leave(self, memory: bool) -> None:

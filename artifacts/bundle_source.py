@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from coldstart.artifacts import blobs, canonical, oci
 from coldstart.artifacts.errors import BundleError, DigestMismatch, TooLarge
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.ranges import read_full
-
-if TYPE_CHECKING:
-    from coldstart.artifacts.store import Store
 
 # Of those found; a registry is asked for no more either, since each costs a request. A store's own index may list many that
 # are about other bundles.
@@ -35,19 +33,19 @@ class BundleSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayoutSource:
-    """Another store on disk."""
+    """Another layout on disk."""
 
-    store: Store
+    layout: OciLayout
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
         """The blob's file."""
-        file = blobs.open_unverified(self.store.root, blob.digest)
+        file = blobs.open_unverified(self.layout.root, blob.digest)
         file.seek(offset)
         return file
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """The payloads listed in the index."""
-        return payloads(self, self.store.layout.entries(), subject)
+        return payloads(self, self.layout.entries(), subject)
 
 
 def signed_by(

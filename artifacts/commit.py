@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coldstart.artifacts import oci
+from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.section import SECTION_TYPES
@@ -27,8 +28,12 @@ def publish(
     descriptor: oci.Descriptor,
     identity: Mapping[str, str],
     signatures: Sequence[bytes],
-) -> oci.Descriptor:
-    """The index entry of the bundle, new or already there. `identity` holds the NAME and KEY annotations."""
+) -> Bundle:
+    """Publish the bundle whose manifest is `descriptor`, together with signature documents about it.
+
+    `identity` holds the NAME and KEY annotations. A bundle that the index lists already keeps its version.
+    Raises NoSpace, ReadOnlyStore.
+    """
     signed = [_stage_signature(staging, descriptor, payload) for payload in signatures]
     with layout.exclusive():
         entries = layout.entries()
@@ -40,7 +45,12 @@ def publish(
         layout.write_index(
             [*entries, *(new for new in dict_by_digest([entry, *signed]) if new.digest not in have)]
         )
-    return entry
+    return listed_bundle(layout, entry)
+
+
+def listed_bundle(layout: OciLayout, entry: oci.Descriptor) -> Bundle:
+    """Return the bundle of an index entry; nothing is read."""
+    return Bundle(layout, entry, version_of(entry))
 
 
 def next_version(entries: Sequence[oci.Descriptor], key: str) -> int:

@@ -20,4 +20,6 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
         raise NotALayout(f"{directory.name} holds no such bundle")
     if len({bundle.key_digest for bundle in matches}) > 1:
         raise Ambiguous(f"{directory.name} holds bundles of several keys", mend="choose one: DIR@sha256:...")
-    return store.receive(LayoutSource(other), max(matches, key=lambda bundle: bundle.version).descriptor)
+    return store.receive(
+        LayoutSource(other.layout), max(matches, key=lambda bundle: bundle.version).descriptor
+    )

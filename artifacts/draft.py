@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import BinaryIO, Protocol, cast
 
-from coldstart.artifacts import canonical, oci, pack
+from coldstart.artifacts import canonical, commit, oci, pack
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import DraftClosed, SectionUnsupported, TooLarge
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import MEMBERS, UNPACKED, Manifest, Provenance, SectionEntry, parse
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType, blob_mode
 from coldstart.artifacts.staging import HashingFile, Staging
-
-if TYPE_CHECKING:
-    from coldstart.artifacts.store import Store
 
 
 class Signer(Protocol):
@@ -39,9 +37,9 @@ def _signatures(signer: Signer, digest: str) -> list[bytes]:
 
 @dataclass
 class Draft:
-    """Made by Store.begin. Leaving the `with` block without publish() leaves nothing behind."""
+    """A bundle that Store.begin opens. Leaving the `with` block without publish() leaves nothing behind."""
 
-    store: Store
+    layout: OciLayout
     key: Key
     staging: Staging
     sections: dict[str, SectionEntry] = field(default_factory=dict)
@@ -116,7 +114,7 @@ class Draft:
         signatures = _signatures(signer, descriptor.digest) if signer else []
         self.closed = True
         identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
-        return self.store.commit(self.staging, descriptor, identity, signatures)
+        return commit.publish(self.layout, self.staging, descriptor, identity, signatures)
 
     def _enter(
         self, declared: SectionType, file: HashingFile, annotations: Mapping[str, str]

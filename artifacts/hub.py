@@ -85,7 +85,7 @@ def _lay_out(bundle: Bundle, directory: Path) -> None:
     (directory / "blobs" / "sha256").mkdir(parents=True)
     with named_os_errors("preparing the upload"):
         for blob, owner in content.values():
-            stored = blob_path(owner.store.root.absolute(), blob.digest)
+            stored = blob_path(owner.layout.root.absolute(), blob.digest)
             blob_path(directory, blob.digest).symlink_to(stored)
         write_atomic(directory / oci.INDEX_FILE, oci.index_document(entries))
         write_atomic(directory / oci.LAYOUT_FILE, oci.LAYOUT)

@@ -79,12 +79,11 @@ class Repository:
 
     def push(self, bundle: Bundle) -> oci.Descriptor:
         """Upload what is missing: blobs, then the manifest under its tag, then signatures."""
-        root = bundle.store
-        source = LayoutSource(root)
+        source = LayoutSource(bundle.layout)
         for blob in bundle.image.blobs:
             self._upload(source, blob)
         self.put(bundle.image_bytes())
-        entries = root.layout.entries()
+        entries = bundle.layout.entries()
         for entry, image in signed_by(source, entries, bundle.descriptor):
             for blob in image.blobs:
                 self._upload(source, blob)
@@ -93,7 +92,7 @@ class Repository:
 
     def _upload(self, source: LayoutSource, blob: oci.Descriptor) -> None:
         if not self._has(blob):
-            with blobs.open_verified(source.store.root, blob.digest, blob.size) as file:
+            with blobs.open_verified(source.layout.root, blob.digest, blob.size) as file:
                 self._send(blob, file)
 
     def upload(self, blob: oci.Descriptor, file: Readable) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from coldstart.artifacts import canonical, fields, files, sigstore
 from coldstart.artifacts.bundle import Bundle, TrustResult
+from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import BundleError, InvalidSignature, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from cryptography.exceptions import InvalidSignature as CryptographyMismatch
@@ -113,7 +114,8 @@ class TrustStore:
     def each(self, bundle: Bundle) -> list[TrustResult]:
         """The verdict on every signature about `bundle`."""
         keys = {fingerprint(key): key for key in self._keys()}
-        return [_judge(payload, bundle.digest, keys) for payload in bundle.store.signatures(bundle)]
+        signatures = LayoutSource(bundle.layout).signatures(bundle.descriptor)
+        return [_judge(payload, bundle.digest, keys) for payload in signatures]
 
     def _keys(self) -> Iterator[Ed25519PublicKey]:
         for path in sorted(self.directory.glob("*.pub")):

@@ -7,17 +7,18 @@ pruned.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from coldstart.artifacts import commit, files, oci, selection
+from coldstart.artifacts import files, oci, selection
 from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.commit import listed_bundle
 from coldstart.artifacts.errors import Ambiguous, BundleError, InvalidReference
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.staging import Staging, staging
+from coldstart.artifacts.staging import staging
 
 if TYPE_CHECKING:
     # What only writers need is imported where it is used: readers start servers, and their time is counted.
@@ -67,7 +68,7 @@ class Store:
         from coldstart.artifacts.draft import Draft
 
         with staging(self.layout) as place:
-            draft = Draft(self, key, place)
+            draft = Draft(self.layout, key, place)
             try:
                 yield draft
             finally:
@@ -86,7 +87,9 @@ class Store:
 
     def list(self) -> Bundles:
         """Every bundle in order of publication, without opening any manifest that the index describes."""
-        return [self._bundle(entry) for entry in self.layout.entries() if self._is_bundle(entry)]
+        return [
+            listed_bundle(self.layout, entry) for entry in self.layout.entries() if self._is_bundle(entry)
+        ]
 
     def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
         """The newest version for `key` that `trust` accepts (None: whoever signed it) and this release can read.
@@ -123,25 +126,6 @@ class Store:
             else _several(ref, matches)
         )
 
-    def signatures(self, bundle: Bundle) -> Sequence[bytes]:
-        """Signature documents about `bundle`, unverified; sign.trusted judges them."""
-        from coldstart.artifacts.bundle_source import LayoutSource
-
-        return LayoutSource(self).signatures(bundle.descriptor)
-
-    def commit(
-        self,
-        place: Staging,
-        descriptor: oci.Descriptor,
-        identity: Mapping[str, str],
-        signatures: Sequence[bytes] = (),
-    ) -> Bundle:
-        """Publish what is staged.
-
-        Used by Draft and by imports. `identity` holds the NAME and KEY annotations.
-        """
-        return self._bundle(commit.publish(self.layout, place, descriptor, identity, signatures))
-
     def prune(
         self,
         keep: int | None = 1,
@@ -157,7 +141,7 @@ class Store:
         from coldstart.artifacts import prune
 
         def doomed(entries: Sequence[oci.Descriptor]) -> set[str]:
-            known = [self._bundle(entry) for entry in entries if self._is_bundle(entry)]
+            known = [listed_bundle(self.layout, entry) for entry in entries if self._is_bundle(entry)]
             old = set() if keep is None else selection.superseded(known, keep, trust)
             return old | {bundle.digest for bundle in drop}
 
@@ -170,23 +154,20 @@ class Store:
         """
         from coldstart.artifacts import repair
 
-        return repair.repair(self, bundle, sources)
+        return repair.repair(self.layout, bundle, sources)
 
     def receive(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
         """Take a bundle over from another store, an archive, a registry or the hub."""
         from coldstart.artifacts.receive import receive
 
-        return receive(self, source, descriptor)
-
-    def _bundle(self, entry: oci.Descriptor) -> Bundle:
-        return Bundle(self, entry, commit.version_of(entry))
+        return receive(self.layout, source, descriptor)
 
     def _is_bundle(self, entry: oci.Descriptor) -> bool:
         if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
             return entry.artifact_type == oci.BUNDLE_TYPE
         try:
             # Some clients copy a manifest and leave its artifact type and annotations out of the index.
-            return self._bundle(entry).image.artifact_type == oci.BUNDLE_TYPE
+            return listed_bundle(self.layout, entry).image.artifact_type == oci.BUNDLE_TYPE
         except BundleError:
             return False  # Nothing says that this is one of ours.
 

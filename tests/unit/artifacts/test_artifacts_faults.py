@@ -152,7 +152,7 @@ def test_a_flipped_byte_in_any_blob_is_found_and_only_that_blob_is_mended(
 ) -> None:
     bundle = publish(store, tmp_path)
     backup = Store(tmp_path / "backup")
-    backup.receive(LayoutSource(store), bundle.descriptor)
+    backup.receive(LayoutSource(store.layout), bundle.descriptor)
     parts = {"manifest": bundle.digest, "config": bundle.image.config.digest}
     parts |= {entry.type: entry.digest for entry in bundle.manifest.sections}
     inodes = {name: blob_path(store.root, digest).stat().st_ino for name, digest in parts.items()}
@@ -165,7 +165,7 @@ def test_a_flipped_byte_in_any_blob_is_found_and_only_that_blob_is_mended(
             flip(path, position)
         flip(path, len(name))
         assert [(r.subject, r.mended) for r in store.repair(bundle, [])] == [(name, False)]
-        outcome = store.repair(store.list()[0], [LayoutSource(backup)])
+        outcome = store.repair(store.list()[0], [LayoutSource(backup.layout)])
         assert [(r.subject, r.mended) for r in outcome] == [(name, True)]
         assert store.list()[0].verify("checksum") == []
         others = {n: blob_path(store.root, d).stat().st_ino for n, d in parts.items() if n != name}
@@ -305,5 +305,5 @@ def test_a_bundle_pruned_under_a_reader_is_a_named_error(store: Store, tmp_path:
     store.prune(keep=1)
     with pytest.raises(BundleError) as caught:
         store_read = Store(store.root)
-        Bundle(store_read, old.descriptor, 1).json("kv")
+        Bundle(store_read.layout, old.descriptor, 1).json("kv")
     assert caught.value.code == "CS-BLOB-MISSING"
