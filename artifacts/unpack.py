@@ -5,22 +5,34 @@ The directory appears whole or not at all, and only after the digest of the blob
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 import zstandard
 from coldstart.artifacts import tar
 from coldstart.artifacts.blobs import VerifiedReader
 from coldstart.artifacts.content import HEAD, check_plain
-from coldstart.artifacts.errors import Bomb, BundleError, DestinationExists, InvalidTree, named_os_errors
+from coldstart.artifacts.errors import (
+    Bomb,
+    BundleError,
+    DestinationExists,
+    DuplicateMember,
+    InvalidTree,
+    UnsafePath,
+    named_os_errors,
+)
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import MEMBERS, UNPACKED, SectionEntry
 
 _WINDOW = 1 << 27
+_SAME_NAME = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
+_NO_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 
 
 class Budgeted:
@@ -104,30 +116,64 @@ def _consume(reader: VerifiedReader, entry: SectionEntry, *, plain: bool, target
 
 
 def _members(stream: Budgeted, *, plain: bool, target: Path | None) -> int:
-    count = 0
+    count, tree = 0, Tree(target) if target else None
     for member, body in tar.members(stream):
         count += 1
-        if target and member.is_directory:
-            (target / member.name).mkdir(parents=True, exist_ok=True)
-        elif not member.is_directory:
-            _file(member, body, plain=plain, target=target)
+        if not member.is_directory:
+            _file(member, body, plain=plain, tree=tree)
+        elif tree:
+            tree.make_directory(member.name)
     return count
 
 
-def _file(member: tar.Member, body: tar.Body, *, plain: bool, target: Path | None) -> None:
+def _file(member: tar.Member, body: tar.Body, *, plain: bool, tree: Tree | None) -> None:
     head = body.read(HEAD)
     while len(head) < HEAD and (more := body.read(HEAD - len(head))):
         head += more
     if plain:
         check_plain(member.name, head)
-    if not target:
-        return
-    path = target / member.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755 if member.executable else 0o644)
-    with os.fdopen(handle, "wb", buffering=0) as file:
-        file.write(head)
-        tar.copy(body, file)
+    if tree:
+        with tree.create_file(member) as file:
+            file.write(head)
+            tar.copy(body, file)
+
+
+class Tree:
+    """A directory that members are extracted to; each directory is created once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+        self._directories = {""}
+
+    def make_directory(self, name: str) -> None:
+        """Create a directory and its missing parents. Raises DuplicateMember, UnsafePath, OSError."""
+        if name in self._directories:
+            return
+        self.make_directory(name.rpartition("/")[0])
+        with _named_conflicts(name):
+            os.mkdir(f"{self._root}/{name}")  # noqa: PTH102 - a Path for each name costs more than the call
+        self._directories.add(name)
+
+    def create_file(self, member: tar.Member) -> BinaryIO:
+        """Create a file and its missing parents. Raises DuplicateMember, UnsafePath, OSError."""
+        self.make_directory(member.name.rpartition("/")[0])
+        mode = 0o755 if member.executable else 0o644
+        with _named_conflicts(member.name):
+            handle = os.open(f"{self._root}/{member.name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        return os.fdopen(handle, "wb", buffering=0)
+
+
+@contextmanager
+def _named_conflicts(name: str) -> Iterator[None]:
+    """Raise named errors for names that this file system, unlike the format, does not keep apart or allow."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _SAME_NAME:
+            raise DuplicateMember(f"{name[:200]!r} is another member's name on this file system") from error
+        if error.errno in _NO_NAME:
+            raise UnsafePath(f"{name[:200]!r} is no name here: {error.strerror}") from error
+        raise
 
 
 def _is_count(text: str) -> bool:
