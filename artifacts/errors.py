@@ -198,6 +198,13 @@ class InvalidSignature(BundleError):
     default_mend = "sign the bundle again, or materialize here: coldstart materialize MODEL"
 
 
+class InvalidName(BundleError):
+    """The name of a key holds other characters than letters, digits, `.`, `_` and `-`, or more than 64."""
+
+    code = "CS-NAME"
+    default_mend = "name it with letters, digits, '.', '_' and '-': --name build-host"
+
+
 class Ambiguous(BundleError):
     """A reference names several bundles."""
 
@@ -209,7 +216,7 @@ class InvalidReference(BundleError):
     """A reference to a bundle or remote cannot be parsed."""
 
     code = "CS-REFERENCE"
-    default_mend = "write NAME, NAME:vN, NAME@sha256:... or a digest prefix of 6 or more hex digits"
+    default_mend = "write NAME, NAME:vN, NAME@sha256:... or a digest prefix of 12 or more hex digits"
 
 
 class NoSpace(BundleError, OSError):

@@ -9,6 +9,7 @@ machine.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -17,7 +18,7 @@ from pathlib import Path
 from coldstart.artifacts import canonical, fields, files, sigstore
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.bundle_source import LayoutSource
-from coldstart.artifacts.errors import BundleError, InvalidSignature, named_os_errors
+from coldstart.artifacts.errors import BundleError, InvalidName, InvalidSignature, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from cryptography.exceptions import InvalidSignature as CryptographyMismatch
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -25,6 +26,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 ALGORITHM = "ed25519"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _CONTEXT = b"coldstart-signature-v1\n"
 _PEM = serialization.Encoding.PEM
 
@@ -84,7 +86,12 @@ def public_pem(state_dir: Path) -> bytes:
 
 
 def trust(directory: Path, pem: bytes, *, name: str) -> Path:
-    """Enter a public key (PEM) in the trust directory. Raises InvalidSignature, ReadOnlyStore, NoSpace."""
+    """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub.
+
+    Raises InvalidName for a name that is no plain file name, InvalidSignature, ReadOnlyStore, NoSpace.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidName(f"a key cannot be called {name[:200]!r}")
     mark = fingerprint(_load_public(pem, name)).removeprefix(f"{ALGORITHM}:")
     path = directory / f"{name}-{mark}.pub"
     with named_os_errors("trusting a key"):

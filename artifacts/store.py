@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     Repairs = list[Repair]
 Bundles = list[Bundle]
 Mismatches = list[Mismatch]
-_HEX = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
+_HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
+_PREFIX = re.compile(r"sha256:[0-9a-f]{12,64}")
 _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
 
@@ -109,10 +110,10 @@ class Store:
         return best.bundle
 
     def get(self, ref: str, *, trust: Trust | None = None) -> Bundle:
-        """The bundle for NAME (newest), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
+        """Return the bundle for NAME (newest), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
 
-        Of several versions the best: one that `trust` accepts before one that it does not. Raises NotFound, Ambiguous,
-        or InvalidReference.
+        A digest prefix has at least 12 hex digits. Of several versions the best: one that `trust` accepts before one that
+        it does not. Raises NotFound, Ambiguous, or InvalidReference.
         """
         bundles = self.list()
         matches = self._matching(ref, bundles)
@@ -174,9 +175,9 @@ class Store:
     def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
         if "@" in ref:
             name, _, digest = ref.partition("@")
-            return [
-                b for b in bundles if _says(b)[0] == name and b.digest.startswith(digest) and len(digest) > 12
-            ]
+            if not _PREFIX.fullmatch(digest):
+                raise InvalidReference(f"{ref!r} does not end with sha256: and at least 12 hex digits")
+            return [b for b in bundles if _says(b)[0] == name and b.digest.startswith(digest)]
         if named := _by_name(ref, bundles):
             return named
         if matched := _HEX.fullmatch(ref):
@@ -188,7 +189,9 @@ class Store:
 
     def _newest_wins(self, ref: str, matches: Sequence[Bundle]) -> bool:
         by_name = all(_says(bundle)[0] == ref for bundle in matches)
-        by_key = _HEX.fullmatch(ref) is not None and len({_says(bundle)[1] for bundle in matches}) == 1
+        keys = {_says(bundle)[1] for bundle in matches}
+        prefix = _HEX.fullmatch(ref)
+        by_key = prefix is not None and len(keys) == 1 and keys.pop().startswith(f"sha256:{prefix[1]}")
         return by_name or by_key
 
     def _nearest(self, key: Key, name: str | None, trust: Trust | None) -> tuple[Bundle, Mismatches] | None:
