@@ -7,7 +7,7 @@ sha256-<hex>.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 from urllib.parse import urljoin, urlsplit
@@ -110,8 +110,7 @@ class Repository:
 
     def _send(self, blob: oci.Descriptor, file: Readable) -> None:
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size)}
-        body = _Upload(file, blob.size)
-        _expect(self.session.ask("PUT", self._place(blob), headers=headers, body=body), 201).close()
+        _expect(self.session.ask("PUT", self._place(blob), headers=headers, body=file), 201).close()
 
     def _place(self, blob: oci.Descriptor) -> str:
         """Where the registry wants the blob: on itself, or anywhere with TLS (it gets the bytes anyway, no login)."""
@@ -172,24 +171,6 @@ class _Body:
 
     def __exit__(self, *error: object) -> None:
         self.answer.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Upload:
-    """A body of known length, which HTTP clients otherwise send chunked; registries want Content-Length."""
-
-    file: Readable
-    size: int
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __iter__(self) -> Iterator[bytes]:
-        while data := self.read(1 << 20):
-            yield data
-
-    def read(self, size: int = -1) -> bytes:
-        return self.file.read(size) or b""
 
 
 def repository(reference: str, bounds: Bounds | None = None) -> Repository:

@@ -137,7 +137,6 @@ class Answer:
 
     def __init__(self, response: Any, url: str, redirected: bool) -> None:
         self._response = response
-        self._raw = response._fp if isinstance(response._fp, http.client.HTTPResponse) else None
         self._pace: Pace = response.pace
         self.url, self.redirected = url, redirected
         self.status: int = response.status
@@ -145,23 +144,20 @@ class Answer:
         self.headers: Mapping[str, str] = response.headers
 
     def readinto(self, buffer: memoryview) -> int:
-        """Up to a MiB into the caller's memory; 0 at the end. Raises RemoteUnreachable."""
-        buffer = buffer[:_SLICE]
+        """Read what has arrived, up to a MiB, into `buffer`; 0 at the end. Raises RemoteUnreachable."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read(self, size: int) -> bytes:
+        """Return what has arrived, up to `size` bytes and a MiB; b"" at the end. Raises RemoteUnreachable."""
         try:
-            # urllib3's own readinto reads into memory of its own and copies.
-            got: int = (
-                self._raw.readinto(buffer) if self._raw is not None else self._response.readinto(buffer)
-            )
+            data: bytes = self._response.read1(min(size, _SLICE))
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
             self.close()
             raise failed(error) from error
-        self._pace.delivered(got)
-        return got
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes, at most a MiB; b"" at the end. Raises RemoteUnreachable."""
-        buffer = bytearray(min(size, _SLICE))
-        return bytes(memoryview(buffer)[: self.readinto(memoryview(buffer))])
+        self._pace.delivered(len(data))
+        return data
 
     def up_to(self, cap: int) -> bytes:
         """The body, or the first `cap` bytes of it; closed afterwards. Raises RemoteUnreachable."""
@@ -174,7 +170,7 @@ class Answer:
 
     def close(self) -> None:
         """Keep the connection if the body was read to its end, else drop it."""
-        if self._raw is not None and self._raw.isclosed():
+        if self._response.closed:
             self._response.release_conn()
         else:
             self._response.close()
