@@ -33,10 +33,9 @@ _BLOBS = "blobs/sha256/"
 def export_archive(
     bundles: Sequence[Bundle], path: Path, *, replace: bool = False, memory: bool = False
 ) -> int:
-    """Write `bundles` with their signatures to `path`; the number of bytes. The file appears whole or not at
-    all.
+    """Write `bundles` with their signatures to `path` and return the number of bytes. The file appears complete or not at all.
 
-    One that holds a process's memory is written only with `memory`, and nobody else may read the file then. Raises
+    A bundle that holds a process's memory is written only with `memory`; other users cannot read the file then. Raises
     MemoryInside, DestinationExists, DigestMismatch, MissingBlob, NoSpace, ReadOnlyStore.
     """
     for bundle in bundles:
@@ -59,7 +58,7 @@ def export_archive(
 
 
 def import_archive(store: Store, path: Path) -> list[Bundle]:
-    """Take over every bundle in the archive. Raises NotALayout, what tar.members and Store.receive raise."""
+    """Copy every bundle of the archive. Raises NotALayout and the errors of tar.members and Store.receive."""
     with closing(ArchiveSource(path)) as source:
         return [store.receive(source, entry) for entry in source.bundles()]
 

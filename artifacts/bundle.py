@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrustResult:
-    """Whether a bundle's code may run.
+    """Result of a trust check: whether a bundle's code may run.
 
-    `signer` is the fingerprint of the key, `reason` says why or why not.
+    `signer` is the fingerprint of the key, `reason` explains the result.
     """
 
     ok: bool
@@ -47,7 +47,7 @@ Trust = Callable[["Bundle"], TrustResult]
 
 
 def anyone(bundle: Bundle) -> TrustResult:
-    """The explicit override: run code that nobody vouches for."""
+    """Accept any bundle: the explicit override for code without a trusted signature."""
     return TrustResult(True, None, f"{bundle.name} was not checked: the caller allows untrusted code")
 
 
@@ -76,14 +76,14 @@ class Bundle:
 
     @cached_property
     def image(self) -> oci.ImageManifest:
-        """The OCI image manifest.
+        """Return the OCI image manifest.
 
         Raises DigestMismatch, MissingBlob, InvalidManifest, InvalidJson, TooLarge.
         """
         return oci.parse_manifest(self.image_bytes())
 
     def image_bytes(self) -> bytes:
-        """The stored bytes of the image manifest, verified."""
+        """Read and verify the stored bytes of the image manifest."""
         return blobs.read(self.layout.root, self.digest, self.descriptor.size, cap=LIMITS.manifest)
 
     @cached_property
@@ -105,12 +105,12 @@ class Bundle:
 
     @cached_property
     def name(self) -> str:
-        """The model's name; from the index where it says so, otherwise from the manifest."""
+        """Name of the model, from the index if it lists one, otherwise from the manifest."""
         return self.descriptor.annotations.get(oci.NAME) or self.manifest.provenance.model_name
 
     @cached_property
     def key_digest(self) -> str:
-        """The key's digest; from the index where it says so, otherwise from the manifest."""
+        """Digest of the key, from the index if it lists one, otherwise from the manifest."""
         return self.descriptor.annotations.get(oci.KEY) or self.manifest.key.digest
 
     @property
@@ -120,7 +120,7 @@ class Bundle:
 
     @property
     def ref(self) -> str:
-        """NAME@sha256:..., which no other bundle answers to."""
+        """Unique reference: NAME@sha256:..."""
         return f"{self.name}@{self.digest}"
 
     @property
@@ -129,12 +129,12 @@ class Bundle:
         return sum(section.size for section in self.manifest.sections)
 
     def has(self, name: str) -> bool:
-        """Whether there is a section of that type that this release can read."""
+        """Return whether the bundle has a section of this type that this release can read."""
         entry = self.manifest.section(name)
         return entry is not None and supported(entry)
 
     def entry(self, name: str) -> SectionEntry:
-        """The entry of a readable section. Raises SectionMissing or SectionUnsupported."""
+        """Return the entry of a readable section. Raises SectionMissing or SectionUnsupported."""
         entry = self.manifest.section(name)
         if entry is None:
             raise SectionMissing(f"{self.name} v{self.version} has no section {name}")
@@ -143,7 +143,7 @@ class Bundle:
         return entry
 
     def json(self, name: str) -> object:
-        """A JSON section.
+        """Read a JSON section.
 
         Raises SectionMissing, SectionUnsupported, DigestMismatch, MissingBlob, InvalidJson.
         """
@@ -156,9 +156,10 @@ class Bundle:
         return canonical.loads(data, cap=LIMITS.json_section, what=f"section {name}")
 
     def extract(self, name: str, dest: Path, *, trust: Trust | None = None) -> int:
-        """Unpack a tree section to the new directory `dest`, which appears whole or not at all; member count.
+        """Unpack a tree section to the new directory `dest`, which appears complete or not at all.
 
-        An executable section needs `trust` to say yes; `anyone` is the explicit override. Raises Untrusted,
+        An executable section is unpacked only if `trust` accepts the bundle; `anyone` is the explicit override. Returns the
+        number of members. Raises Untrusted,
         DestinationExists, DigestMismatch, MissingBlob, Bomb, InvalidTree, UnsafePath, UnsafeLink,
         UnsafeMember, DuplicateMember, PickleFound, CodeFound, NoSpace.
         """
@@ -173,12 +174,12 @@ class Bundle:
             return unpack.extract(reader, entry, dest, plain=not declared.executable)
 
     def open_blob(self, name: str) -> blobs.VerifiedReader:
-        """Stream a section as stored; reading to the end raises DigestMismatch if it is damaged."""
+        """Open a section as stored; reading to the end raises DigestMismatch if it is damaged."""
         entry = self._stored(name)
         return blobs.open_verified(self.layout.root, entry.digest, entry.size)
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
-        """`length` bytes of a section as stored, from `offset`; only the 16 MiB chunks they touch are hashed.
+        """Read `length` bytes of a section as stored, from `offset`; only the 16 MiB chunks they touch are hashed.
 
         Raises InvalidReference for a range outside the section, DigestMismatch, MissingBlob.
         """
@@ -191,7 +192,7 @@ class Bundle:
             return read_range(file, entry, offset, length)
 
     def may_leave(self, memory: bool) -> None:
-        """Raises MemoryInside when it holds a process's memory and the user has not said that this may be read elsewhere."""
+        """Raise MemoryInside if a section holds the memory of a process, unless `memory` allows it to leave this machine."""
         inside = [entry.type for entry in self.manifest.sections if holds_memory(entry.media_type)]
         if inside and not memory:
             raise MemoryInside(
@@ -199,7 +200,7 @@ class Bundle:
             )
 
     def verify(self, level: Level = "checksum") -> list[Finding]:
-        """Findings at `level`; none means good."""
+        """Check the bundle at `level` and return the findings; an empty list means that it is valid."""
         from coldstart.artifacts import verify
 
         return verify.check(self, level)

@@ -1,4 +1,4 @@
-"""Where bundles come from: a layout on disk, an archive, a registry, the hub. None of them is believed."""
+"""Sources of bundles: a layout on disk, an archive, a registry, the hub. The receiver verifies every byte."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SIGNATURE_MANIFEST = 64 << 10
 
 
 class BundleSource(Protocol):
-    """What a receiver asks of a source; bytes are verified by the receiver."""
+    """A place that bundles are copied from; the receiver verifies the bytes."""
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
-        """The bytes of `blob` from `offset`. Raises MissingBlob or RemoteFailed."""
+        """Open the bytes of `blob` from `offset`. Raises MissingBlob or RemoteFailed."""
         ...
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Signature documents about the manifest `subject`."""
+        """Return signature documents about the manifest `subject`."""
         ...
 
 
@@ -38,20 +38,20 @@ class LayoutSource:
     layout: OciLayout
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
-        """The blob's file."""
+        """Open the blob's file at `offset`."""
         file = blobs.open_unverified(self.layout.root, blob.digest)
         file.seek(offset)
         return file
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """The payloads listed in the index."""
+        """Return the payloads that the index lists."""
         return payloads(self, self.layout.entries(), subject)
 
 
 def signed_by(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
-    """Of the first `tries` signatures among `entries`, each readable manifest whose subject is `subject`."""
+    """Return each readable signature manifest about `subject` among the first `tries` signatures of `entries`."""
     signed = [
         entry
         for entry in entries
@@ -65,13 +65,13 @@ def signed_by(
 def payloads(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[bytes]:
-    """The documents of `signed_by` that can be read."""
+    """Return the documents of `signed_by` that can be read."""
     documents = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject, tries))
     return [payload for payload in documents if payload is not None]
 
 
 def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
-    """A whole small blob, verified. Raises TooLarge, DigestMismatch, MissingBlob."""
+    """Read and verify a small blob. Raises TooLarge, DigestMismatch, MissingBlob."""
     if blob.size > cap:
         raise TooLarge(f"blob {blob.digest} is {blob.size} bytes, the cap is {cap}")
     with source.open(blob) as file:
@@ -87,7 +87,7 @@ def _signature(
     try:
         image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
     except BundleError:
-        return None  # A signature that cannot be read vouches for nothing.
+        return None  # a signature that cannot be read proves nothing
     is_signature = image.artifact_type in oci.SIGNATURE_TYPES and len(image.layers) == 1
     fits = is_signature and image.subject is not None and image.subject.digest == subject.digest
     return image if fits else None

@@ -1,6 +1,6 @@
-"""From staging to the index: blobs, then manifest, then index.json, under the index lock.
+"""Publish a staged bundle: blobs, then manifests, then index.json, under the index lock.
 
-A writer killed at any instruction leaves the old index or the new one, and blobs that nobody names for prune.
+A writer killed at any instruction leaves the old index or the new one; prune removes blobs that no entry names.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ def listed_bundle(layout: OciLayout, entry: oci.Descriptor) -> Bundle:
 
 
 def next_version(entries: Sequence[oci.Descriptor], key: str) -> int:
-    """One more than the newest version of the key; 1 for the first."""
+    """Return one more than the newest version of the key; 1 for the first."""
     return 1 + max(
         (version_of(entry) for entry in entries if entry.annotations.get(oci.KEY) == key), default=0
     )
 
 
 def version_of(entry: oci.Descriptor) -> int:
-    """The version in an index entry; 0 where another tool wrote the entry and left it out."""
+    """Return the version in an index entry; 0 if another tool wrote the entry without one."""
     text = entry.annotations.get(oci.VERSION, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def tag(name: str, key: str, version: int) -> str:
-    """The ref name that OCI clients see, such as llama2-7b-3fa9c2e11b22-v1: [A-Za-z0-9._-], at most 128."""
+    """Return the ref name that OCI clients see, such as llama2-7b-3fa9c2e11b22-v1: [A-Za-z0-9._-], at most 128."""
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:96]
     return f"{slug}-{key.removeprefix('sha256:')[:12]}-v{version}"
 
 
 def dict_by_digest(entries: Sequence[oci.Descriptor]) -> list[oci.Descriptor]:
-    """The entries in order, each digest once."""
+    """Return the entries in order, each digest once."""
     return list({entry.digest: entry for entry in entries}.values())
 
 
@@ -99,14 +99,14 @@ def _stage_signature(staging: Staging, subject: oci.Descriptor, payload: bytes) 
 
 
 def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:
-    """The blobs of sections that hold the memory of a process are readable by their owner alone, wherever they came from."""
+    """Make the blobs of sections that hold the memory of a process readable by their owner alone."""
     if (staged := staging.blobs.get(descriptor.digest)) is None:
         return
     memory = {kind.name for kind in SECTION_TYPES.values() if kind.memory}
     try:
         layers = oci.parse_manifest(staged.read_bytes()).layers
     except BundleError:
-        return  # whoever reads it will say what is wrong; it names no section
+        return  # a reader reports the error; without a manifest no section is known
     for layer in layers:
         # Read from the media type, of whatever version: application/vnd.coldstart.section.NAME.vN...
         if (

@@ -1,7 +1,6 @@
 """A section that is not executable holds no code: no pickle, no compiled object, no program source.
 
-Nothing here is a sandbox. coldstart never unpickles a section; this keeps other tools from being handed a
-pickle.
+This module is no sandbox. coldstart never unpickles a section; the check protects other tools that read the tree.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _CALLS = frozenset({"GLOBAL", "INST", "OBJ", "STACK_GLOBAL", "REDUCE"})
 
 
 def check_plain(name: str, head: bytes) -> None:
-    """Judge a member by its name and its first bytes. Raises PickleFound or CodeFound."""
+    """Check a member by its name and its first bytes. Raises PickleFound or CodeFound."""
     base = name.rpartition("/")[2].lstrip(".").lower()
     suffixes = {f".{part}" for part in base.split(".")[1:]}
     if suffixes & _PICKLE_NAMES or _looks_pickled(head):

@@ -22,9 +22,9 @@ from coldstart.artifacts.staging import HashingFile, Staging
 
 
 class Signer(Protocol):
-    """Whoever vouches for a bundle: makes the signature document over a manifest's digest.
+    """A signer of bundles: it makes the signature document over a manifest's digest.
 
-    With a method `attest` of the same form also one in sigstore's, which others can verify.
+    A signer with a method `attest` of the same form also makes a sigstore bundle, which other tools can verify.
     """
 
     def sign(self, digest: str) -> bytes: ...
@@ -85,7 +85,7 @@ class Draft:
         return self._enter(declared, file, dict(annotations or {}) | counted)
 
     def keep(self, bundle: Bundle, name: str) -> SectionEntry:
-        """Take over a section of an earlier bundle unchanged.
+        """Copy a section of an earlier bundle unchanged.
 
         Raises DigestMismatch, SectionMissing, NoSpace.
         """
@@ -99,7 +99,7 @@ class Draft:
         return entry
 
     def publish(self, provenance: Provenance, *, signer: Signer | None = None) -> Bundle:
-        """Make the bundle visible as the key's next version, durable and whole; signed in the same step.
+        """Publish the bundle as the key's next version, durable and complete; the signature is part of the same step.
 
         Raises DraftClosed, NoSpace, ReadOnlyStore, TooLarge, InvalidManifest.
         """
@@ -108,7 +108,7 @@ class Draft:
             self.key, tuple(self.sections[name] for name in sorted(self.sections)), provenance
         )
         image = manifest.image()
-        parse(manifest.config(), image)  # What no reader would accept must not be published.
+        parse(manifest.config(), image)  # A bundle that no reader accepts must not be published.
         self.staging.put(manifest.config(), oci.CONFIG_TYPE)
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
         signatures = _signatures(signer, descriptor.digest) if signer else []

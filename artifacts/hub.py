@@ -48,7 +48,7 @@ class Hub(Protocol):
 
 
 def push(bundle: Bundle, reference: str, hub: Hub | None = None) -> str:
-    """Upload to ORG/REPO[:TAG]; the full reference. Raises RemoteDenied, RemoteFailed, InvalidReference."""
+    """Upload to ORG/REPO[:TAG] and return the full reference. Raises RemoteDenied, RemoteFailed, InvalidReference."""
     repo, tag = _parse(reference)
     tag = tag or _own_tag(bundle, repo)
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:

@@ -43,7 +43,7 @@ class Repository:
     session: RegistrySession
 
     def url(self, kind: str, what: str) -> str:
-        """An address below this repository."""
+        """Return an address below this repository."""
         return f"{self.session.base(self.host)}/v2/{self.name}/{kind}/{what}"
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
@@ -60,7 +60,7 @@ class Repository:
         return body
 
     def resolve(self) -> oci.Descriptor:
-        """The manifest that tag or digest names. Raises MissingBlob, RemoteDenied, RemoteFailed, TooLarge."""
+        """Return the manifest that tag or digest names. Raises MissingBlob, RemoteDenied, RemoteFailed, TooLarge."""
         reference = self.reference or "latest"
         answer = self.session.ask("GET", self.url("manifests", reference), headers=_ACCEPT)
         if answer.status == 404:
@@ -74,7 +74,7 @@ class Repository:
         return descriptor
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Payloads of the signatures that refer to `subject`."""
+        """Return the payloads of the signatures that refer to `subject`."""
         return payloads(self, self._referrers(subject.digest), subject, MAX_SIGNATURES)
 
     def push(self, bundle: Bundle) -> oci.Descriptor:
@@ -96,12 +96,12 @@ class Repository:
                 self._send(blob, file)
 
     def upload(self, blob: oci.Descriptor, file: Readable) -> None:
-        """A blob that is in no store, where the registry has it not. Raises RemoteDenied, RemoteFailed."""
+        """Upload a blob that is in no store, unless the registry has it. Raises RemoteDenied, RemoteFailed."""
         if not self._has(blob):
             self._send(blob, file)
 
     def put(self, manifest: bytes) -> None:
-        """A manifest under the reference. Raises RemoteDenied, RemoteFailed."""
+        """Upload a manifest under the reference. Raises RemoteDenied, RemoteFailed."""
         self._put(self.reference or "latest", manifest)
 
     def _has(self, blob: oci.Descriptor) -> bool:
@@ -113,7 +113,7 @@ class Repository:
         _expect(self.session.ask("PUT", self._place(blob), headers=headers, body=file), 201).close()
 
     def _place(self, blob: oci.Descriptor) -> str:
-        """Where the registry wants the blob: on itself, or anywhere with TLS (it gets the bytes anyway, no login)."""
+        """Return the upload address: on the registry itself, or anywhere with TLS (it receives the blob, but no login)."""
         with self.session.ask("POST", self.url("blobs", "uploads/")) as answer:
             _expect(answer, 202)
             place = urljoin(answer.url, answer.headers.get("Location", ""))
@@ -126,7 +126,7 @@ class Repository:
         return f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
 
     def _put(self, reference: str, data: bytes, media_type: str = oci.MANIFEST_TYPE) -> str:
-        """The digest of the subject that the registry has understood, "" if none."""
+        """Upload a manifest and return the digest of the subject that the registry recognized, "" if none."""
         headers = {"Content-Type": media_type}
         with self.session.ask("PUT", self.url("manifests", reference), headers=headers, body=data) as answer:
             return _expect(answer, 201).headers.get("OCI-Subject", "")

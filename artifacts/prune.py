@@ -49,7 +49,7 @@ class _Garbage:
 def prune(
     layout: OciLayout, doomed: Callable[[Sequence[oci.Descriptor]], set[str]], *, dry_run: bool
 ) -> Pruned:
-    """Remove the entries whose digests `doomed` names, then collect the unreferenced."""
+    """Remove the entries whose digests `doomed` returns, and the files that nothing else refers to."""
     if not layout.exists:
         return Pruned((), 0, 0)
     layout.create()
@@ -90,7 +90,7 @@ def _subject(layout: OciLayout, entry: oci.Descriptor) -> str | None:
     try:
         subject = _image(layout, entry).subject
     except BundleError:
-        return ""  # A signature that cannot be read vouches for nothing.
+        return ""  # a signature that cannot be read proves nothing
     return subject.digest if subject else ""
 
 

@@ -1,8 +1,6 @@
-"""Take a bundle over from a source: manifest, config and table are checked before the first section is
-fetched.
+"""Copy a bundle from a source. Manifest, config and section table are checked before a section is fetched.
 
-What the store already has is linked, not copied; what arrives is hashed as it streams; publishing is one
-step.
+Blobs that the layout already has are linked, others are hashed as they stream; publishing is one step.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from coldstart.artifacts.staging import HashingFile, Staging, staging
 def receive(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
     """Copy the bundle `descriptor` of `source` into `layout`, with its signatures and under the same digest.
 
-    Raises what parsing a manifest raises, DigestMismatch, MissingBlob, RemoteFailed, NoSpace, ReadOnlyStore.
+    Raises the errors of parsing a manifest, DigestMismatch, MissingBlob, RemoteFailed, NoSpace, ReadOnlyStore.
     """
     data = small(source, descriptor, LIMITS.manifest)
     image = oci.parse_manifest(data)

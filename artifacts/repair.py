@@ -1,6 +1,6 @@
-"""Mend a bundle blob by blob.
+"""Repair a bundle blob by blob.
 
-A bad blob is fetched again, of a large one only the bad 16 MiB chunks; the rest stays.
+A damaged blob is fetched again; of a large one only the damaged 16 MiB chunks are.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from coldstart.artifacts.staging import Staging, staging
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The outcome for one bad blob.
+    """Outcome for one damaged blob.
 
-    `fetched` bytes came from elsewhere; not `mended` means `subject` is unusable.
+    `fetched` bytes were copied from a source. If it is not `mended`, `subject` cannot be used.
     """
 
     subject: str
@@ -36,9 +36,9 @@ class Repair:
 
 
 def repair(layout: OciLayout, bundle: Bundle, sources: Sequence[BundleSource]) -> list[Repair]:
-    """One outcome per bad blob, none for a sound bundle. Raises ReadOnlyStore, NoSpace.
+    """Repair each damaged blob and return one outcome for each. Raises ReadOnlyStore, NoSpace.
 
-    If the manifest or config cannot be mended the sections are unknown, and the list ends there.
+    If the manifest or config cannot be repaired, the sections are unknown and the list ends there.
     """
     outcomes: list[Repair] = []
     for subject, blob, entry in _parts(bundle):

@@ -36,9 +36,9 @@ _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
 
 class NotFound(BundleError):
-    """No bundle has the wanted key or reference, or none that is trusted.
+    """No bundle, or no trusted one, has the wanted key or reference.
 
-    `nearest` is the closest one of the same model, `untrusted` the newest of the wanted key; None where there is none.
+    `nearest` is the closest bundle of the same model, `untrusted` the newest of the wanted key; None if there is none.
     """
 
     code: ClassVar[str] = "CS-NOTFOUND"
@@ -54,7 +54,7 @@ class NotFound(BundleError):
 
 
 class Store:
-    """Opens nothing and creates nothing until it is asked to."""
+    """A directory of bundles. Nothing is opened or created before a method needs it."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
@@ -62,9 +62,9 @@ class Store:
 
     @contextmanager
     def begin(self, key: Key) -> Iterator[Draft]:
-        """A draft for `key`.
+        """Open a draft for `key`.
 
-        What is not published when the block ends is gone. Raises ReadOnlyStore, NoSpace.
+        A draft that is not published when the block ends is discarded. Raises ReadOnlyStore, NoSpace.
         """
         from coldstart.artifacts.draft import Draft
 
@@ -77,8 +77,7 @@ class Store:
 
     @contextmanager
     def lock(self, key: Key) -> Iterator[None]:
-        """Wait for and hold the key's lock, so that of several processes one makes the bundle and the rest
-        find it.
+        """Hold the lock of the key: one of several processes builds the bundle, and the others wait and find it.
 
         publish() does not need it. Raises ReadOnlyStore.
         """
@@ -87,18 +86,18 @@ class Store:
             yield
 
     def list(self) -> Bundles:
-        """Every bundle in order of publication, without opening any manifest that the index describes."""
+        """Return every bundle in order of publication, without opening a manifest that the index describes."""
         return [
             listed_bundle(self.layout, entry) for entry in self.layout.entries() if self._is_bundle(entry)
         ]
 
     def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
-        """The newest version for `key` that `trust` accepts (None: whoever signed it) and this release can read.
+        """Return the newest version for `key` that `trust` accepts (None: every signer) and this release can read.
 
-        Raises NotFound, and what Bundle.manifest raises where no version can be read. `name` also counts
-        a bundle as of the same model.
+        With `name`, bundles of that name also count as the same model. Raises NotFound, and the error of Bundle.manifest
+        if no version can be read.
         """
-        candidates = [bundle for bundle in self.list() if _says(bundle)[1] == key.digest]
+        candidates = [bundle for bundle in self.list() if _identity(bundle)[1] == key.digest]
         if not candidates:
             raise NotFound(f"no bundle for key {key.short}", self._nearest(key, name, trust))
         best = selection.best_first(candidates, trust)[0]
@@ -135,9 +134,9 @@ class Store:
         dry_run: bool = False,
         trust: Trust | None = None,
     ) -> Pruned:
-        """Keep the best `keep` versions of each key (None: all), less `drop`; collect what nothing refers to.
+        """Keep the best `keep` versions of each key (None: all) except `drop`; remove files that nothing refers to.
 
-        What `trust` accepts is better than any that it does not. Raises ReadOnlyStore.
+        A bundle that `trust` accepts is better than any that it does not. Raises ReadOnlyStore.
         """
         from coldstart.artifacts import prune
 
@@ -149,16 +148,16 @@ class Store:
         return prune.prune(self.layout, doomed, dry_run=dry_run)
 
     def repair(self, bundle: Bundle, sources: Sequence[BundleSource]) -> Repairs:
-        """Fetch each bad blob, or only its bad chunks, from the first source that has it.
+        """Fetch each damaged blob, or only its damaged chunks, from the first source that has it.
 
-        Good ones stay untouched.
+        Sound blobs are not changed.
         """
         from coldstart.artifacts import repair
 
         return repair.repair(self.layout, bundle, sources)
 
     def receive(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
-        """Take a bundle over from another store, an archive, a registry or the hub."""
+        """Copy a bundle from another store, an archive, a registry or the hub."""
         from coldstart.artifacts.receive import receive
 
         return receive(self.layout, source, descriptor)
@@ -170,26 +169,26 @@ class Store:
             # Some clients copy a manifest and leave its artifact type and annotations out of the index.
             return listed_bundle(self.layout, entry).image.artifact_type == oci.BUNDLE_TYPE
         except BundleError:
-            return False  # Nothing says that this is one of ours.
+            return False  # A manifest that cannot be read is not known to be a bundle.
 
     def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
         if "@" in ref:
             name, _, digest = ref.partition("@")
             if not _PREFIX.fullmatch(digest):
                 raise InvalidReference(f"{ref!r} does not end with sha256: and at least 12 hex digits")
-            return [b for b in bundles if _says(b)[0] == name and b.digest.startswith(digest)]
+            return [b for b in bundles if _identity(b)[0] == name and b.digest.startswith(digest)]
         if named := _by_name(ref, bundles):
             return named
         if matched := _HEX.fullmatch(ref):
             prefix = f"sha256:{matched[1]}"
-            return [b for b in bundles if b.digest.startswith(prefix) or _says(b)[1].startswith(prefix)]
+            return [b for b in bundles if b.digest.startswith(prefix) or _identity(b)[1].startswith(prefix)]
         if not ref or not ref.isprintable():
             raise InvalidReference(f"{ref!r} is not a reference")
         return []
 
     def _newest_wins(self, ref: str, matches: Sequence[Bundle]) -> bool:
-        by_name = all(_says(bundle)[0] == ref for bundle in matches)
-        keys = {_says(bundle)[1] for bundle in matches}
+        by_name = all(_identity(bundle)[0] == ref for bundle in matches)
+        keys = {_identity(bundle)[1] for bundle in matches}
         prefix = _HEX.fullmatch(ref)
         by_key = prefix is not None and len(keys) == 1 and keys.pop().startswith(f"sha256:{prefix[1]}")
         return by_name or by_key
@@ -204,12 +203,12 @@ class Store:
             try:
                 _ = bundle.manifest
             except BundleError:
-                continue  # A damaged bundle is nobody's neighbour; validate reports it.
+                continue  # validate reports a damaged bundle
             yield bundle
 
 
-def _says(bundle: Bundle) -> tuple[str, str]:
-    """Name and key digest; empty where neither the index nor a manifest that can be read says them."""
+def _identity(bundle: Bundle) -> tuple[str, str]:
+    """Return name and key digest; empty strings if neither the index nor a readable manifest has them."""
     try:
         return bundle.name, bundle.key_digest
     except BundleError:
@@ -217,10 +216,12 @@ def _says(bundle: Bundle) -> tuple[str, str]:
 
 
 def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
-    if named := [b for b in bundles if ref in (_says(b)[0], b.descriptor.annotations.get(oci.REF_NAME))]:
+    if named := [b for b in bundles if ref in (_identity(b)[0], b.descriptor.annotations.get(oci.REF_NAME))]:
         return named
     if matched := _VERSIONED.fullmatch(ref):
-        return [b for b in bundles if _says(b)[0] == matched["name"] and b.version == int(matched["version"])]
+        return [
+            b for b in bundles if _identity(b)[0] == matched["name"] and b.version == int(matched["version"])
+        ]
     return []
 
 

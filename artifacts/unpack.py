@@ -1,6 +1,6 @@
 """Unpack a tree section within a budget known beforehand: min(cap, declared size, ratio x compressed size).
 
-The directory appears whole or not at all, and only after the digest of the blob was checked.
+The directory appears complete or not at all, and only after the digest of the blob was checked.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ class Budgeted:
 
 
 def budget(entry: SectionEntry) -> int:
-    """The most bytes that the section may unpack to."""
+    """Return the maximum number of bytes that the section may unpack to."""
     allowed = min(LIMITS.tree, max(LIMITS.ratio_floor, LIMITS.tree_ratio * entry.size))
     declared = entry.annotations.get(UNPACKED, "")
     return min(allowed, int(declared)) if _is_count(declared) else allowed
 
 
 def scan(reader: VerifiedReader, entry: SectionEntry, *, plain: bool) -> int:
-    """Read a tree through without writing; the number of members. Raises what `extract` raises."""
+    """Read a tree to its end without writing and return the number of members. Raises the errors of `extract`."""
     return _consume(reader, entry, plain=plain, target=None)
 
 
 def extract(reader: VerifiedReader, entry: SectionEntry, dest: Path, *, plain: bool) -> int:
-    """Unpack to the new directory `dest`; the number of members. `plain` refuses pickles and code.
+    """Unpack to the new directory `dest` and return the number of members. `plain` refuses pickles and code.
 
     Raises DestinationExists, DigestMismatch, Bomb, InvalidTree, UnsafePath, UnsafeLink, UnsafeMember,
     DuplicateMember, PickleFound, CodeFound, NoSpace, ReadOnlyStore.

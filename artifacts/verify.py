@@ -36,7 +36,7 @@ class BundleContent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found: `code` is stable; `subject` is the section or document it is about."""
+    """One finding: `code` is stable; `subject` is the section or document that it concerns."""
 
     code: str
     severity: Severity
@@ -46,12 +46,12 @@ class Finding:
 
 
 def check(bundle: BundleContent, level: Level) -> list[Finding]:
-    """Findings at `level`, which includes the levels before it."""
+    """Return the findings at `level`, which includes the levels before it."""
     return check_manifest(bundle) if level == "manifest" else check_checksum(bundle)
 
 
 def check_manifest(bundle: BundleContent) -> list[Finding]:
-    """Index entry, image manifest, config, key, section table and provenance; no section is opened."""
+    """Check index entry, image manifest, config, key, section table and provenance; open no section."""
     try:
         manifest = bundle.manifest
     except BundleError as error:
@@ -67,7 +67,7 @@ def check_manifest(bundle: BundleContent) -> list[Finding]:
 
 
 def check_checksum(bundle: BundleContent) -> list[Finding]:
-    """`check_manifest`, the digest of each blob, and a walk through each tree and JSON section."""
+    """Run `check_manifest`, verify the digest of each blob, and read each tree and JSON section."""
     findings = check_manifest(bundle)
     if any(finding.subject == "manifest" for finding in findings):
         return findings
