@@ -28,7 +28,8 @@ def check_name(name: str) -> None:
         raise UnsafePath(f"{name[:200]!r} is not a plain relative path")
     if not name.isprintable() or "\\" in name or ":" in parts[0][1:2]:
         raise UnsafePath(f"{name[:200]!r} has characters that no portable path has")
-    if max(len(part.encode("utf-8", "surrogatepass")) for part in parts) > 255:
+    # A shorter name cannot have a component that is too long: a character has at most four bytes.
+    if len(name) > 63 and max(len(part.encode("utf-8", "surrogatepass")) for part in parts) > 255:
         raise UnsafePath(f"{name[:200]!r} has a component of more than 255 bytes")
 
 

@@ -85,9 +85,9 @@ class Body:
 
     def skip(self) -> None:
         """Move to the next header."""
-        while self.read(1 << 20):
-            pass
-        if exactly(self._stream, self._pad).strip(b"\0"):
+        while self._left:
+            self.read(1 << 20)
+        if self._pad and exactly(self._stream, self._pad).strip(b"\0"):
             raise InvalidTree("the padding of a tar member is not zero")
 
 
@@ -142,7 +142,7 @@ def _next(stream: Readable) -> tuple[_Header, int] | None:
 
 def _parse(block: bytes) -> _Header:
     """Parse a ustar header: of its fields only name, size, type, mode and checksum count."""
-    if _number(block[148:156]) != sum(block[:148]) + 8 * ord(" ") + sum(block[156:]):
+    if _number(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * ord(" "):
         raise InvalidTree("a tar header has a wrong checksum")
     kind, name, prefix = block[156:157], _text(block[:100]), _text(block[345:500])
     if prefix and kind in _USTAR:
