@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coldstart.measure.bench import facts
+from coldstart.bench import facts
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

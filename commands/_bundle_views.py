@@ -13,9 +13,9 @@ from coldstart.artifacts.key import Key, Mismatch
 from coldstart.commands import _graphs
 from coldstart.commands._output import human_bytes, public, table
 
-from coldstart.key import contents, inspection
-from coldstart.key.contents import SectionFile
-from coldstart.key.inspection import Lookup
+from coldstart.models import contents, inspection
+from coldstart.models.contents import SectionFile
+from coldstart.models.inspection import Lookup
 
 # The columns of the exported table of each view.
 SECTION = {"section": "string", "version": "Int64", "size_bytes": "Int64", "digest": "string"}

@@ -15,10 +15,10 @@ from typing import IO, Any
 from coldstart.artifacts.files import replacing
 from coldstart.commands._output import Output
 
+from coldstart.bench.report import markdown
+from coldstart.bench.report.frames import Row, Table, write_csv, write_parquet
+from coldstart.bench.report.page import page, table
 from coldstart.errors import Usage
-from coldstart.measure.report import markdown
-from coldstart.measure.report.frames import Row, Table, write_csv, write_parquet
-from coldstart.measure.report.page import page, table
 
 FORMS = ("json", "csv", "parquet", "html", "markdown")
 # The packages that a form needs beside the standard library.

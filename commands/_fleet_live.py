@@ -12,7 +12,7 @@ from coldstart.commands._options import command as declare
 from coldstart.errors import CommandFailed, Usage
 
 if TYPE_CHECKING:
-    from coldstart.cluster.local_state import LocalFleet
+    from coldstart.fleet.live.local_state import LocalFleet
     from coldstart.fleet.specification import ServerSpec
 
 HEADER = "x-coldstart-admin-key"
@@ -76,7 +76,7 @@ def up(
     ] = None,
 ) -> None:
     """Listen, and stay."""
-    from coldstart.cluster import ray_node
+    from coldstart.fleet.live import ray_node
     from coldstart.fleet.specification import FleetSettings
 
     ray_node.require()
@@ -87,8 +87,8 @@ def up(
         )
     server = None if memory is None else _server(memory, devices, network, load)
 
-    from coldstart.cluster.run import FleetUp, FleetUpOptions
-    from coldstart.gateway.log import Log
+    from coldstart.fleet.live.run import FleetUp, FleetUpOptions
+    from coldstart.host.live.log import Log
 
     options = FleetUpOptions(
         common.cache,
@@ -122,10 +122,10 @@ def join(
     load: Load = "10GB",
 ) -> None:
     """Become a node of Ray with the labels of a server, and again where Ray gave the node up."""
-    from coldstart.cluster import local_state, ray_node
-    from coldstart.cluster.ray_process import JoinedNode
     from coldstart.contract import environment
-    from coldstart.gateway.log import Log
+    from coldstart.fleet.live import local_state, ray_node
+    from coldstart.fleet.live.ray_process import JoinedNode
+    from coldstart.host.live.log import Log
 
     ray_node.require()
     if memory is None:
@@ -183,7 +183,7 @@ def deploy(
     admin_key: Key = None,
 ) -> None:
     """Look up what it takes, and tell the fleet."""
-    from coldstart.cluster import deployments, wire
+    from coldstart.fleet.live import deployments, wire
     from coldstart.host.launches import Launch
 
     launch = Launch(name or model, model, common.vllm_args, on_miss=on_miss, weights_from=weights_from)
@@ -247,7 +247,7 @@ def _asked(
     from urllib import error, request
 
     if url is None or key is None:
-        from coldstart.cluster import local_state
+        from coldstart.fleet.live import local_state
 
         known = local_state.require() if url is None else local_state.load()
         url = url or (known.url if known else None)

@@ -38,7 +38,7 @@ def documents(operator: Operator, pods: Any, asked: Asked) -> list[dict[str, Any
 
 
 def _lws(pods: Any, asked: Asked) -> list[dict[str, Any]]:
-    from coldstart.fleet import leaderworkerset
+    from coldstart.fleet.manifests import leaderworkerset
 
     if asked.model is None:
         raise Usage(
@@ -49,7 +49,7 @@ def _lws(pods: Any, asked: Asked) -> list[dict[str, Any]]:
 
 
 def _kuberay(pods: Any, asked: Asked) -> list[dict[str, Any]]:
-    from coldstart.fleet import kuberay
+    from coldstart.fleet.manifests import kuberay
     from coldstart.fleet.specification import ServerSpec
     from coldstart.units import parse_size
 

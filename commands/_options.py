@@ -19,14 +19,14 @@ from coldstart.commands._output import Format, Output, Progress
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NeedsAuth, Usage
-from coldstart.machine.paths import Cache
+from coldstart.system.paths import Cache
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Trust
     from coldstart.artifacts.store import Store
     from coldstart.commands._export import Exports
 
-    from coldstart.key.inspection import Lookup
+    from coldstart.models.inspection import Lookup
     from coldstart.scheduling.settings import SchedulerSettings
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")]
@@ -88,7 +88,7 @@ class Common:
 
         Raises what models.resolve raises.
         """
-        from coldstart.key import inspection
+        from coldstart.models import inspection
 
         return inspection.look_up(
             model,
@@ -101,7 +101,7 @@ class Common:
 
     def again(self, *words: str) -> str:
         """``coldstart WORDS`` with the same arguments of vLLM, which are part of the key, as it can be typed."""
-        from coldstart.machine import secrets
+        from coldstart.system import secrets
 
         passed = ["--", *secrets.arguments(self.vllm_args)] if self.vllm_args else []
         return shlex.join(["coldstart", *words, *passed])

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from coldstart.contract import environment
 from coldstart.errors import Usage
-from coldstart.machine import secrets
+from coldstart.system import secrets
 
 SCHEMA_VERSION = 1
 

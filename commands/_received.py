@@ -7,7 +7,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._options import Common
 
 from coldstart.errors import CommandFailed
-from coldstart.key import inspection
+from coldstart.models import inspection
 
 
 def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:

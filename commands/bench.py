@@ -1,8 +1,7 @@
 """Measure cold starts from launch to first token: plain vLLM against each start mode.
 
-Modes: vllm-cold, vllm-warm, fresh, runtime-snapshot, template-runtime, template-engine, snapshot; every round runs each once.
-Exit 1 when tokens differ, a fast path was not taken, a server died, or --baseline shows a regression.
-What follows -- goes to vLLM in all modes.
+Every round runs each mode once. Exit 1 when tokens differ, a fast path was not taken, a server died, or --baseline shows a
+regression. What follows -- goes to vLLM in all modes.
 """
 
 import json
@@ -16,10 +15,11 @@ from coldstart.commands._options import READY_TIMEOUT, Baseline, Common, Model, 
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
+from coldstart.bench import run_order
+from coldstart.bench.benchmark import BenchRequest, run
+from coldstart.bench.report import markdown, rows
+from coldstart.bench.report.frames import Table
 from coldstart.errors import CommandFailed
-from coldstart.measure.bench.benchmark import BenchRequest, run
-from coldstart.measure.report import markdown, rows
-from coldstart.measure.report.frames import Table
 
 
 @declare(takes_vllm_args=True, exports=True)
@@ -30,7 +30,10 @@ def command(
     runs: Annotated[int, typer.Option("--runs", min=1, help="Counted rounds.")] = 5,
     warmup: Annotated[int, typer.Option("--warmup", min=0, help="Uncounted runs per mode.")] = 1,
     modes: Annotated[
-        str | None, typer.Option("--modes", metavar="M,...", help="Only these modes; default: all.")
+        str | None,
+        typer.Option(
+            "--modes", metavar="M,...", help=f"Only these of {', '.join(run_order.MODES)}; default: all."
+        ),
     ] = None,
     steady: Annotated[bool, typer.Option("--steady/--no-steady", help="Also measure past the start.")] = True,
     ready_timeout: Annotated[float, READY_TIMEOUT] = 900,
@@ -69,7 +72,7 @@ def command(
 
 
 def _page(document: Mapping[str, Any]) -> str:
-    from coldstart.measure.report import html  # its plots take a second to import
+    from coldstart.bench.report import html  # its plots take a second to import
 
     return html.render(document)
 

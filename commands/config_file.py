@@ -15,7 +15,7 @@ from typing import Any
 
 from coldstart.contract import environment
 from coldstart.errors import Usage
-from coldstart.machine import paths
+from coldstart.system import paths
 
 PREFIX = environment.PREFIX
 

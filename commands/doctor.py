@@ -7,9 +7,9 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
 from coldstart.errors import CommandFailed
-from coldstart.machine import doctor
-from coldstart.machine import modes as ways
-from coldstart.machine.probes import Probe
+from coldstart.launch.modes import availability
+from coldstart.system import doctor
+from coldstart.system.probes import Probe
 
 
 @declare()
@@ -17,8 +17,8 @@ def command(common: Common) -> None:
     """Examine, render, and answer yes (0) or no (1)."""
     with common.out.phase("examine this machine"):
         results = doctor.examine(common.cache)
-    modes, able = doctor.start_modes(results), doctor.able(results)
-    refused = {mode: asdict(why) for mode, why in ways.refusals().items()}
+    modes, able = availability.permitted(results), doctor.able(results)
+    refused = {mode: {"reason": why.reason, "mend": why.hint} for mode, why in availability.reasons().items()}
     data = {
         "able": able,
         "start_modes": modes,
@@ -39,7 +39,7 @@ def _text(results: list[Probe], modes: dict[str, bool]) -> str:
     missing = [f"  {probe.name}: {probe.mend}" for probe in results if probe.mend]
     can = ", ".join(f"{name} {'yes' if yes else 'no'}" for name, yes in modes.items())
     blocks = [table(("", "what", "found"), rows), f"start modes: {can}"]
-    refused = [f"  {mode}: {why.reason}; {why.mend}" for mode, why in ways.refusals().items()]
+    refused = [f"  {mode}: {why.reason}; {why.hint}" for mode, why in availability.reasons().items()]
     if refused:
         blocks.append("modes that this vLLM has not:\n" + "\n".join(refused))
     if missing:

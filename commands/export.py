@@ -9,7 +9,7 @@ from coldstart.commands._options import SNAPSHOT, Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 
-from coldstart.key import inspection
+from coldstart.models import inspection
 
 
 @declare()

@@ -45,7 +45,8 @@ def simulate(
     seed: Seed = 0,
 ) -> None:
     """Simulate, and show."""
-    from coldstart.fleet import configuration, replay
+    from coldstart.fleet import configuration
+    from coldstart.lab.fleet import replay
 
     known = configuration.load(file)
     with common.out.phase("simulate the fleet"):
@@ -114,7 +115,7 @@ def manifest(
     ] = None,
 ) -> None:
     """Check, and write; nothing is asked of a cluster."""
-    from coldstart.fleet.manifest import PodOptions, text
+    from coldstart.fleet.manifests.manifest import PodOptions, text
 
     pods = PodOptions(
         name, image, memory, cpu, gpus, shm, bundle_image, tuple(bundle or ()), secret, hub_claim

@@ -123,8 +123,8 @@ def run(
     api_key: ApiKey = None,
 ) -> None:
     """Read the configuration, listen, and stay."""
-    from coldstart.gateway.profiles import of_bundles
     from coldstart.host import configuration
+    from coldstart.host.live.profiles import of_bundles
     from coldstart.units import parse_size
 
     if not models and host_file is None:
@@ -159,8 +159,8 @@ def run(
     # What is wrong is said before the server's libraries are imported.
     file = source()
 
-    from coldstart.gateway.log import Log
-    from coldstart.gateway.run import HostOptions, ModelHost
+    from coldstart.host.live.log import Log
+    from coldstart.host.live.run import HostOptions, ModelHost
 
     options = HostOptions(
         common.cache,

@@ -16,7 +16,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
 from coldstart.errors import Usage
-from coldstart.key import inspection
+from coldstart.models import inspection
 
 
 @declare(takes_vllm_args=True, exports=True)

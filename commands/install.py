@@ -8,7 +8,7 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import Usage
-from coldstart.machine import installation
+from coldstart.system import installation
 
 
 @declare()

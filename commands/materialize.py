@@ -35,9 +35,9 @@ def command(
     ] = 120.0,
 ) -> None:
     """Parse, run the offline phase, and print where the bundle is."""
-    from coldstart.key import inspection
     from coldstart.materialize import expectation, materialize
     from coldstart.materialize.options import Options
+    from coldstart.models import inspection
 
     options = Options(
         only=only or (), force=force, snapshot=snapshot, kernels=kernels, profile_s=profile_seconds

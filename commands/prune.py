@@ -13,9 +13,11 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 
 from coldstart.errors import Usage
-from coldstart.key import inspection
-from coldstart.machine import paths, reclaim, runtime_image, scratch
-from coldstart.serve import process_snapshot
+from coldstart.launch import process_snapshot
+from coldstart.models import inspection
+from coldstart.system import paths, reclaim
+from coldstart.system.proc import scratch
+from coldstart.system.snapshot import runtime_image
 
 
 @declare()

@@ -10,7 +10,7 @@ from coldstart.artifacts import remote
 from coldstart.commands._options import SNAPSHOT, Common
 from coldstart.commands._options import command as declare
 
-from coldstart.key import inspection
+from coldstart.models import inspection
 
 
 @declare()

@@ -10,18 +10,20 @@ import typer
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
+from coldstart.contract.fallback import from_json
 from coldstart.errors import Usage
-from coldstart.machine import secrets
+from coldstart.launch import modes
 from coldstart.scheduling.settings import SchedulerSettings
+from coldstart.system import secrets
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Trust
 
-    from coldstart.key.inspection import Lookup
+    from coldstart.models.inspection import Lookup
 
-Mode = Literal[
-    "auto", "fresh", "runtime-snapshot", "template-runtime", "template-engine", "snapshot", "standby"
-]
+    Mode = str
+else:
+    Mode = Literal[(modes.AUTO, *modes.names())]
 OnMiss = Literal["fail", "warn", "materialize"]
 
 
@@ -31,8 +33,12 @@ def command(
     choice: SchedulerSettings,
     model: Model,
     mode: Annotated[
-        Mode, typer.Option("--mode", help="How to start; auto takes a template that fits.")
-    ] = "auto",
+        Mode,
+        typer.Option(
+            "--mode",
+            help="Start mode; auto takes the first that can be used, in this order.",
+        ),
+    ] = modes.AUTO,
     on_miss: Annotated[OnMiss, typer.Option("--on-miss", help="What to do when no bundle fits.")] = "fail",
     host: Annotated[
         str | None,
@@ -81,17 +87,18 @@ def command(
     """Look up, start, say when it is ready, and stay until it ends."""
     from coldstart.artifacts.bundle import anyone
 
-    from coldstart.machine.drawing import draw
-    from coldstart.machine.recording import recording
-    from coldstart.serve import prediction, serve
-    from coldstart.serve.scheduler import check
+    from coldstart.launch import ladder, planning, prediction, supervise
+    from coldstart.launch.request import ServeRequest
+    from coldstart.launch.scheduler import check
+    from coldstart.system.drawing import draw
+    from coldstart.system.recording import recording
 
     for file in filter(None, (ready_file, timeline)):
         _require_place(file)
     listen = [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
     # Before anything is looked up: what was typed wrongly is said at once.
     check(choice, common.vllm_args)
-    request = serve.ServeRequest(
+    request = ServeRequest(
         _looked_up(
             common, model, revision, on_miss, anyone if untrusted else None, remote=weights_from is not None
         ),
@@ -104,12 +111,12 @@ def command(
         fetch_rest=fetch_rest,
         scheduler=choice,
     )
-    plan = serve.plan(request)
+    plan = planning.plan(request)
     for note in request.lookup.notes:
         common.out.warn(note)
     if dry_run:
         planned = {
-            "url": serve.url(plan),
+            "url": planning.url(plan),
             "bundle": request.lookup.bundle.ref if request.lookup.bundle else None,
             **plan.document(),
         }
@@ -117,14 +124,14 @@ def command(
         common.out.result(planned, lambda: json.dumps(secrets.document(planned), indent=2))
         return
     with recording(timeline, wanted=common.out.verbose) as recorded:
-        started = serve.start(request, plan)
-        with serve.ending(started.running.process):
-            report = started.document() | {"url": serve.url(plan)}
+        started = ladder.start(request, plan)
+        with supervise.end_on_error(started.running.process):
+            report = started.document() | {"url": planning.url(plan)}
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
             _say(common, report, ready_file)
             common.out.detail(draw(recorded.timeline))
-            code = serve.stay(started.running.process)
+            code = supervise.stay(started.running.process)
     raise typer.Exit(code)
 
 
@@ -151,8 +158,8 @@ def _looked_up(
 
 
 def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> None:
-    for fallback in report["fallbacks"]:
-        common.out.warn(f"{fallback['section']}: {fallback['reason']}")
+    for fallback in from_json(report["fallbacks"]):
+        common.out.warn(str(fallback))
     if ready_file:
         _write(ready_file, json.dumps(secrets.document(report)))
     common.out.result(report, lambda: _ready(report))

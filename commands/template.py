@@ -11,7 +11,7 @@ from coldstart.commands._output import human_bytes, table
 from coldstart.errors import Usage
 
 if TYPE_CHECKING:
-    from coldstart.machine import runtime_image
+    from coldstart.system.snapshot import runtime_image
 
 app = group(__doc__)
 Level = Literal["runtime", "engine", "asleep-1", "asleep-2"]
@@ -30,16 +30,16 @@ def start(
     untrusted: Untrusted = False,
 ) -> None:
     """Start one for the model's bundle."""
-    from coldstart.machine.modes import SLEEP_LEVELS
-    from coldstart.serve import serve, template_pool
+    from coldstart.launch import planning, prepare_template
+    from coldstart.launch.request import ServeRequest
 
-    request = serve.ServeRequest(common.look_up(model, None, anyone if untrusted else None))
-    plan = serve.plan(request)
+    request = ServeRequest(common.look_up(model, None, anyone if untrusted else None))
+    plan = planning.plan(request)
     for note in request.lookup.notes:
         common.out.warn(note)
     with common.out.phase(f"start a template ({level})"):
-        warm = template_pool.start(level, plan, request.lookup.model.name, ready_timeout)
-    mode = "standby" if level in SLEEP_LEVELS else f"template-{level}"
+        warm = prepare_template.start_template(level, plan, request.lookup.model.name, ready_timeout)
+    mode = prepare_template.find_mode(level).name
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
     common.out.success("Started a template", then=common.again("serve", model, "--mode", mode))
@@ -55,20 +55,21 @@ def freeze(
     ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
 ) -> None:
     """Make the image, unless there is one."""
-    from coldstart.machine import runtime_image
-    from coldstart.serve import runtime_snapshot
+    from coldstart.launch import prepare_template, runtime_snapshot
+    from coldstart.launch.modes.runtime_snapshot import RUNTIME_SNAPSHOT
+    from coldstart.system.snapshot import runtime_image
 
     there = runtime_snapshot.made(common.cache)
     usable = there is not None and runtime_image.described(there).obstacle is None
     if there is None or not usable or force:
         with common.out.phase("freeze the imported runtime"):
-            there = runtime_snapshot.freeze(common.cache, ready_timeout)
+            there = prepare_template.freeze_runtime(common.cache, ready_timeout)
     image = runtime_image.described(there)
     data = {**_image(image), "made_now": not usable or force}
     common.out.result(data, f"{image.directory}  {human_bytes(image.size)}")
     verb = "Froze" if data["made_now"] else "Found"
     common.out.success(
-        f"{verb} the runtime", then=f"coldstart serve MODEL --mode {runtime_snapshot.MODE}, or just serve"
+        f"{verb} the runtime", then=f"coldstart serve MODEL --mode {RUNTIME_SNAPSHOT.name}, or just serve"
     )
 
 
@@ -76,7 +77,7 @@ def freeze(
 @declare()
 def discard(common: Common) -> None:
     """Remove every image below the cache root."""
-    from coldstart.machine import runtime_image
+    from coldstart.system.snapshot import runtime_image
 
     images = list(runtime_image.listed(common.cache.runtimes))
     if not images:
@@ -96,8 +97,8 @@ def _image(image: "runtime_image.Image") -> dict[str, object]:
 @declare()
 def status(common: Common) -> None:
     """List them."""
-    from coldstart.machine import runtime_image
-    from coldstart.serve import template_pool
+    from coldstart.launch import template_pool
+    from coldstart.system.snapshot import runtime_image
 
     templates = list(template_pool.listed())
     images = list(runtime_image.listed(common.cache.runtimes))
@@ -133,7 +134,7 @@ def stop(
     force: Annotated[bool, typer.Option("--force", help="End the servers forked from them, too.")] = False,
 ) -> None:
     """Stop them."""
-    from coldstart.serve import template_pool
+    from coldstart.launch import template_pool
 
     chosen = [warm for warm in template_pool.listed() if level in (None, warm.level)]
     if not chosen:

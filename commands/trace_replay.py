@@ -17,14 +17,14 @@ from coldstart.commands._output import public
 
 from coldstart.contract import environment
 from coldstart.errors import CommandFailed, Usage
-from coldstart.measure.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
-from coldstart.measure.replay.compare import compare
-from coldstart.measure.replay.plan import TracePlan, run_live, run_simulated
-from coldstart.measure.replay.render import text
+from coldstart.lab.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
+from coldstart.lab.replay.compare import compare
+from coldstart.lab.replay.plan import TracePlan, run_live, run_simulated
+from coldstart.lab.replay.render import text
+from coldstart.lab.scheduling import SimSettings
+from coldstart.lab.traces import TraceReport
 from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings, make_policy
 from coldstart.scheduling.settings import FALLBACK_PROFILE, KvStrategy
-from coldstart.scheduling.simulate import SimSettings
-from coldstart.traces import TraceReport
 
 INTERRUPTED = 130
 
@@ -157,7 +157,7 @@ def _on_host(
     report: TraceReport,
 ) -> None:
     # It loads numpy, which the help must not.
-    from coldstart.host import replay
+    from coldstart.lab.host import replay
 
     if not simulate:
         raise Usage("--host simulates so far", mend="coldstart trace-replay FILE --simulate --host HOST.toml")
@@ -166,7 +166,7 @@ def _on_host(
     )
 
     def page() -> str:
-        from coldstart.host import html  # its plots take a second to import
+        from coldstart.lab.host import html  # its plots take a second to import
 
         return html.render(done)
 
@@ -179,7 +179,7 @@ def _on_host(
 def _on_fleet(
     common: Common, plan: TracePlan, fleet: Path, simulate: bool, profile: str | None, report: TraceReport
 ) -> None:
-    from coldstart.fleet import replay
+    from coldstart.lab.fleet import replay
 
     if not simulate:
         raise Usage(
@@ -261,7 +261,7 @@ def _show(
     records: RecordStore,
 ) -> None:
     def page() -> str:
-        from coldstart.measure.replay import html  # its plots take a second to import
+        from coldstart.lab.replay import html  # its plots take a second to import
 
         return html.page(title, {"this run": document}, {"this run": records})
 

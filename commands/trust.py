@@ -11,8 +11,9 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
 from coldstart.errors import CommandFailed
-from coldstart.key import inspection
-from coldstart.machine import paths, trust
+from coldstart.models import inspection
+from coldstart.system import paths
+from coldstart.system.trust import trusted_keys as trust
 
 app = group(__doc__)
 

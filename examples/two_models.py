@@ -23,8 +23,8 @@ from urllib.request import urlopen
 
 import openai
 
-from coldstart.machine.processes import memory_bytes, pss_bytes
-from coldstart.model.models import resolve
+from coldstart.models.resolution import resolve
+from coldstart.system.proc.processes import memory_bytes, pss_bytes
 
 MODELS = ("tiny-llama", "tiny-qwen2")
 # Without compiled code a bundle is made in half the time: `make demo` shows bundles that have it.

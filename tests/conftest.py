@@ -8,7 +8,8 @@ import hypothesis
 import pytest
 from coldstart.artifacts.store import Store
 
-from coldstart.machine import nvml, runtime
+from coldstart.system import runtime
+from coldstart.system.devices import nvml
 
 # A busy machine is no failure.
 hypothesis.settings.register_profile("coldstart", deadline=None)

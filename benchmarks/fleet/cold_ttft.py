@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.common import command_line, finish
 from benchmarks.fleet.published import CLAIMED_TTFT, COLD_TTFT_S, SIZES_GB
-from coldstart.measure.bench import facts
+from coldstart.bench import facts
 
 WORKERS = {"one worker": 1, "four workers": 4}
 HELD, MOST_RANK_S, ITERATIONS = 1e-3, 0.2, 8_000

@@ -28,10 +28,10 @@ import numpy as np
 
 from benchmarks.common import RESULTS, command_line, finish
 from benchmarks.fleet.published import ATTAINMENT, CLAIMED_ATTAINMENT, RPS
-from coldstart.fleet.simulate import FleetOutcome, FleetRequest, simulate
+from coldstart.bench import facts
 from coldstart.fleet.specification import FIRST_FIT, LOCALITY, FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
-from coldstart.measure.bench import facts
+from coldstart.lab.fleet.simulate import FleetOutcome, FleetRequest, simulate
 
 GB = 10**9
 CALIBRATION = json.loads((RESULTS / "fleet-cold-ttft.json").read_text())

@@ -19,11 +19,11 @@ from math import log
 from typing import Any
 
 from benchmarks.common import command_line, finish
+from coldstart.bench import facts
 from coldstart.fleet.configuration import FleetFile
-from coldstart.fleet.replay import generated, run
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
-from coldstart.measure.bench import facts
+from coldstart.lab.fleet.replay import generated, run
 
 GB = 10**9
 MODELS_PER_SERVER, RPS_PER_SERVER, TOKENS = 10, 0.1, 128

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from benchmarks.host.servers import ARGS, MODELS, hosting, own_directory, spread, table
-from coldstart.machine import paths
+from coldstart.system import paths
 
 
 def _left(process: psutil.Process) -> dict[str, int]:

@@ -22,8 +22,9 @@ from statistics import fmean
 
 from benchmarks.common import finish
 from benchmarks.host.families import GB, HOUR, Arrivals, capacity
-from coldstart.host.policies import POLICIES, ModelCost, ShadowCache
+from coldstart.host.policies import POLICIES, ModelCost
 from coldstart.host.policies.iam import IAM
+from coldstart.lab.host.shadow import ShadowCache
 
 SIZES_GB = {
     "ResNet50": 0.10,

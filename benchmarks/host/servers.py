@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from coldstart.machine import paths
+from coldstart.system import paths
 from coldstart.validate.launchers import console
 
 ARGS = ["--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]

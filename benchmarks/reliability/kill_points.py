@@ -34,9 +34,10 @@ from coldstart.artifacts.manifest import Provenance
 from coldstart.artifacts.store import Store
 
 from benchmarks.common import RESULTS, command_line, finish
-from coldstart.key import inspection
-from coldstart.machine import paths, unpacked
-from coldstart.measure.bench import facts
+from coldstart.bench import facts
+from coldstart.models import inspection
+from coldstart.system import paths
+from coldstart.system.trust import unpacked
 
 KV = {"blocks": 7, "bytes_per_block": 4096.5}
 CODE = {"kernel.so": b"\x7fELF" + bytes(64), "cache/graph.py": b"def f(): ...\n"}

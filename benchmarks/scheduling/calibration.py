@@ -35,13 +35,13 @@ from benchmarks.scheduling.live.measure import send
 from benchmarks.scheduling.live.names import BASELINE, MLFQ
 from benchmarks.scheduling.live.servers import Fleet, Server, bind_client
 from benchmarks.scheduling.probes import Probes, pace, paces, probe
-from coldstart.key import inspection
-from coldstart.measure.bench import facts
-from coldstart.measure.replay import RequestRecord, records_of
+from coldstart.bench import facts
+from coldstart.lab.replay import RequestRecord, records_of
+from coldstart.lab.scheduling import Outcome, SimSettings, simulate
+from coldstart.lab.traces import TraceRequest
+from coldstart.lab.traces.arrivals import rearrive
+from coldstart.models import inspection
 from coldstart.scheduling import IterationProfile, SchedulerSettings
-from coldstart.scheduling.simulate import Outcome, SimSettings, simulate
-from coldstart.traces import TraceRequest
-from coldstart.traces.arrivals import rearrive
 
 RESULT = RESULTS / "scheduling-calibration.json"
 REGIME = REGIMES["batch-bound"]

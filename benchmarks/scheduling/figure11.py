@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from benchmarks.common import finish
 from benchmarks.scheduling.opt import OPT_13B, OPT_66B, OPT_175B, Model, capacity, lengths, per_token, poisson
+from coldstart.lab.scheduling import SimSettings, simulate
 from coldstart.scheduling import SchedulerSettings
-from coldstart.scheduling.simulate import SimSettings, simulate
 
 SLO_S, REQUESTS, BATCH, BLOCK = 0.3, 300, 16, 16
 SLOTS = 4096

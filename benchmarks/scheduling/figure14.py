@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.common import finish
 from benchmarks.scheduling.opt import OPT_13B, capacity, cv, lengths, per_token, poisson, skewed
+from coldstart.lab.scheduling import SimSettings, simulate
+from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import SchedulerSettings
-from coldstart.scheduling.simulate import SimSettings, simulate
-from coldstart.traces import TraceRequest
 
 PAPER = {"fcfs": 8.9, "naive-mlfq": 1.87, "fixed-priority": 13.9}
 SOURCES: dict[str, Callable[[int], list[TraceRequest]]] = {"azure": lengths, "log-normal": skewed}

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.common import finish
 from benchmarks.scheduling.opt import OPT_13B, capacity, lengths, per_token, poisson
+from coldstart.lab.scheduling import Outcome, SimSettings, simulate
 from coldstart.scheduling import STRATEGIES, SchedulerSettings
-from coldstart.scheduling.simulate import Outcome, SimSettings, simulate
 
 REQUESTS, BATCH, BLOCK, SLOTS = 300, 16, 16, 4096
 LOADS, LINKS = (0.5, 0.8, 1.0, 1.2), (2e9, 5e9, 20e9, 60e9)

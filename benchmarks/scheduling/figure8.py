@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from benchmarks.common import finish
 from benchmarks.scheduling.opt import OPT_2_7B, lengths, poisson
+from coldstart.lab.scheduling import SimSettings, simulate
+from coldstart.lab.traces.transform import cap_tokens, cut
 from coldstart.scheduling import SchedulerSettings
-from coldstart.scheduling.simulate import SimSettings, simulate
-from coldstart.traces.transform import cap_tokens, cut
 
 PAPER_RATIO, SECONDS = 7.0, 5.0
 BLOCK = 16

@@ -34,7 +34,7 @@ from benchmarks.scheduling.live.log import Log
 from benchmarks.scheduling.live.measure import capacity, run
 from benchmarks.scheduling.live.names import BASELINE
 from benchmarks.scheduling.live.servers import Fleet, Server, bind_client
-from coldstart.measure.bench import facts
+from coldstart.bench import facts
 
 KINDS = {regime.name: regime for regime in (*REGIMES.values(), SWAPPING)}
 

@@ -18,10 +18,10 @@ from statistics import fmean, median
 
 from benchmarks.common import RESULTS, command_line, finish
 from benchmarks.scheduling.live import workloads
-from coldstart.measure.bench import facts
-from coldstart.measure.replay.metrics import percentile
+from coldstart.bench import facts
+from coldstart.lab.replay.metrics import percentile
+from coldstart.lab.scheduling import Outcome, SimSettings, simulate
 from coldstart.scheduling import IterationProfile, SchedulerSettings
-from coldstart.scheduling.simulate import Outcome, SimSettings, simulate
 
 BATCH, SEEDS = 4, 9
 PROFILE = RESULTS / "iteration-profile-cpu.json"

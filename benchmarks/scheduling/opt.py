@@ -15,10 +15,10 @@ from random import Random
 from statistics import fmean, pstdev
 
 from benchmarks.traces import azure_conversation
+from coldstart.lab.scheduling import Outcome
+from coldstart.lab.traces import TraceRequest
+from coldstart.lab.traces.arrivals import rearrive
 from coldstart.scheduling import IterationProfile
-from coldstart.scheduling.simulate import Outcome
-from coldstart.traces import TraceRequest
-from coldstart.traces.arrivals import rearrive
 
 BANDWIDTH, FLOPS = 1.555e12 * 0.6, 312e12 * 0.5
 OVERHEAD_S = 2e-3

@@ -14,10 +14,10 @@ from statistics import median
 
 from benchmarks.scheduling.live.measure import send
 from benchmarks.scheduling.live.servers import Server
-from coldstart.measure.replay import RequestRecord
+from coldstart.lab.replay import RequestRecord
+from coldstart.lab.scheduling import SimSettings, simulate
+from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
-from coldstart.scheduling.simulate import SimSettings, simulate
-from coldstart.traces import TraceRequest
 
 PROMPTS = (1, 16, 32, 64, 128, 256, 512)
 ALONE_S = 0.4

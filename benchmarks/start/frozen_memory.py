@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from coldstart.machine import criu_memory
-from coldstart.model import safetensors
-from coldstart.model.models import weight_files
+from coldstart.models import safetensors
+from coldstart.models.resolution import weight_files
+from coldstart.system.snapshot import criu_memory
 
 # What torch's allocator gives begins at a multiple of this.
 ALIGNED = 64

@@ -28,11 +28,11 @@ from coldstart.artifacts.bundle import Bundle
 from benchmarks.common import RESULTS
 from benchmarks.start import frozen_memory
 from benchmarks.weights import checkpoint, limits
-from coldstart.key import inspection
-from coldstart.machine.paths import Cache
-from coldstart.measure.bench import launchers, result, run_order
-from coldstart.measure.bench.measure import RunSettings
-from coldstart.measure.bench.runner import Bench
+from coldstart.bench import launchers, result, run_order
+from coldstart.bench.measure import RunSettings
+from coldstart.bench.runner import Bench
+from coldstart.models import inspection
+from coldstart.system.paths import Cache
 from coldstart.validate.launch import Command, Launcher, RunFiles
 from coldstart.validate.launchers import ServeLauncher, Subject, console
 from coldstart.validate.prompts import PROMPTS

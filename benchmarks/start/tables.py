@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.tables import Part, Table, listed
-from coldstart.measure.bench import run_order
-from coldstart.measure.report import markdown
-from coldstart.measure.report.rows import seconds
+from coldstart.bench import run_order
+from coldstart.bench.report import markdown
+from coldstart.bench.report.rows import seconds
 
 SMALLEST, ALLOWED_COPIES = "16M", 1.3
 Row = Mapping[str, Any]

@@ -7,7 +7,7 @@ import lzma
 from collections.abc import Iterator
 from pathlib import Path
 
-from coldstart.traces import TraceRequest
+from coldstart.lab.traces import TraceRequest
 
 HERE = Path(__file__).parent
 UNITS_PER_S = 10**7

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT
-from coldstart.machine import paths
-from coldstart.model import tiny
-from coldstart.model.models import weight_files
+from coldstart.models import tiny
+from coldstart.models.resolution import weight_files
+from coldstart.system import paths
 
 GENERATION = 1
 SHARD = 512 << 20

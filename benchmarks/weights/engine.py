@@ -162,7 +162,7 @@ def _fastsafetensors(directory: Path) -> Iterator[tuple[str, Any]]:
     from fastsafetensors import SingleGroup
     from fastsafetensors.parallel_loader import ParallelLoader
 
-    from coldstart.model.models import weight_files
+    from coldstart.models.resolution import weight_files
 
     files = [str(file) for file in weight_files(directory)]
     loader = ParallelLoader(SingleGroup(), files, device="cpu", nogds=True, use_tqdm_on_load=False)

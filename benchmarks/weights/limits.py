@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.weights import checkpoint, file_server
 from benchmarks.weights.memory import RETURNED_S, touch_rate
-from coldstart.model.models import weight_files
+from coldstart.models.resolution import weight_files
 
 BLOCK = 16 << 20
 SAMPLE = 512 << 20

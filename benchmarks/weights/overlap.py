@@ -11,7 +11,7 @@ rate, and no limit. Ways, from the launch of the first process to the last weigh
     sequential   four streams to the disk, then a process that imports and loads the files as vLLM does
     coldstart    a process that asks the prefetcher, imports, and loads from its memory as the bytes arrive
 
-Equation 5 (`coldstart.serve.predict`) predicts `coldstart` from the sequential starts. Client and server share two cores.
+Equation 5 (`coldstart.launch.ttft`) predicts `coldstart` from the sequential starts. Client and server share two cores.
 The ways rotate by round; figures are medians with their range.
 
 Run: python -m benchmarks weights/overlap [--runs 5] [--rates matched half double unlimited]
@@ -37,7 +37,7 @@ from typing import Any
 
 from benchmarks.common import ROOT
 from benchmarks.weights import checkpoint, file_server, node, report
-from coldstart.model.models import weight_files
+from coldstart.models.resolution import weight_files
 
 # Multiples of the rate at which fetching takes as long as importing; None is unlimited.
 RATES: dict[str, float | None] = {"matched": 1, "half": 0.5, "double": 2, "unlimited": None}

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import RESULTS, command_line
-from coldstart.measure.bench import facts
-from coldstart.measure.bench.stats import paired_ratio, summarize
-from coldstart.serve import predict
+from coldstart.bench import facts
+from coldstart.bench.stats import paired_ratio, summarize
+from coldstart.launch import ttft
 
 Sample = Mapping[str, Any]
 OURS = "coldstart"
@@ -123,12 +123,12 @@ def _over(samples: Sequence[Sample], bounds: Mapping[int, float]) -> list[float]
 
 
 def _predicted(sequential: Sequence[Sample], imports: float, fetch: float, size: int) -> float:
-    """Equation 5 (`coldstart.serve.predict`) for one worker, its costs taken from the starts that overlap nothing."""
+    """Equation 5 (`coldstart.launch.ttft`) for one worker, its costs taken from the starts that overlap nothing."""
     load = median(sample["load_s"] for sample in sequential)
     context = median(sample["seconds"] - sample["imports_s"] - sample["load_s"] for sample in sequential)
-    costs = predict.StartCosts(context=context, libraries=imports)
-    worker = predict.Worker(device=size / load, network=size / fetch)
-    return predict.ttft(costs, size, [worker], loads_while_importing=False)
+    costs = ttft.StartCosts(context=context, libraries=imports)
+    worker = ttft.Worker(device=size / load, network=size / fetch)
+    return ttft.ttft(costs, size, [worker], loads_while_importing=False)
 
 
 def ranks(samples: Sequence[Sample], size: int) -> dict[str, Any]:

@@ -74,13 +74,23 @@ class Arguments(tuple[str, ...]):
         value = self.normal.get(name, default)
         return value if isinstance(value, int) else default
 
-    def after(self, *words: str) -> Arguments:
-        """``words`` put in front: of equal flags the one that stands here already wins."""
+    def ranks_per_node(self) -> int:
+        """Return the number of tensor and pipeline parallel ranks on each node, at least 1."""
+        ranks = self.number("tensor_parallel_size", 1) * self.number("pipeline_parallel_size", 1)
+        return max(1, ranks // max(1, self.number("nnodes", 1)))
+
+    def prepend(self, *words: str) -> Arguments:
+        """Return these arguments with ``words`` in front: of equal flags the one that is here already wins."""
         return Arguments((*words, *self)) if words else self
 
-    def before(self, *words: str) -> Arguments:
-        """``words`` put behind: of equal flags the new one wins."""
+    def append(self, *words: str) -> Arguments:
+        """Return these arguments with ``words`` at the end: of equal flags the new one wins."""
         return Arguments((*self, *words)) if words else self
+
+    def prepend_model(self, directory: str, name: str) -> Arguments:
+        """Return these arguments with the model's directory in front, served as ``name`` unless they give another name."""
+        named = [] if self.gives("served_model_name") else ["--served-model-name", name]
+        return self.prepend("--model", directory, *named)
 
 
 def parse(argv: Sequence[str]) -> dict[str, object]:

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract import environment
+from coldstart.contract import environment, fallback
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.weights import WeightsRequest
 
@@ -44,7 +45,7 @@ class LaunchPlan:
     env: dict[str, str] = field(default_factory=dict)
     weights_from: WeightsRequest | None = None
     engine: EngineTask = field(default_factory=EngineTask)
-    fallbacks: list[dict[str, str]] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
     must_adopt: bool = False
 
     def __post_init__(self) -> None:
@@ -53,7 +54,8 @@ class LaunchPlan:
 
     def document(self) -> dict[str, Any]:
         """The JSON object."""
-        return asdict(self, dict_factory=_plain) | {"vllm_args": list(self.vllm_args)}
+        plain = asdict(self, dict_factory=_plain)
+        return plain | {"vllm_args": list(self.vllm_args), "fallbacks": fallback.to_json(self.fallbacks)}
 
     @classmethod
     def of(cls, document: object) -> LaunchPlan:
@@ -61,6 +63,7 @@ class LaunchPlan:
         given = _members(cls, document, "launch plan")
         if (request := given["weights_from"]) is not None:
             given["weights_from"] = WeightsRequest(**_members(WeightsRequest, request, "weights request"))
+        given["fallbacks"] = fallback.from_json(given["fallbacks"])
         given["engine"] = EngineTask(**_members(EngineTask, given["engine"], "engine task"))
         return cls(**given)
 

@@ -11,9 +11,11 @@ from functools import cached_property
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import Usage
+from coldstart.launch import modes
+from coldstart.launch.modes.template_runtime import TEMPLATE_RUNTIME
 
-MODES = ("auto", "fresh", "runtime-snapshot", "template-runtime", "template-engine", "snapshot")
-FORKED = ("auto", "template-runtime")
+MODES = (modes.AUTO, *modes.repeatable_names())
+FORKED = (modes.AUTO, TEMPLATE_RUNTIME.name)
 """Those in which a server may be forked from a runtime template."""
 FAIL, WARN = "fail", "warn"
 
@@ -31,7 +33,7 @@ class Launch:
     model: str
     args: Arguments = field(default_factory=Arguments)
     aliases: tuple[str, ...] = ()
-    mode: str = "auto"
+    mode: str = modes.AUTO
     on_miss: str = FAIL
     revision: str | None = None
     untrusted: bool = False

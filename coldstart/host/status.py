@@ -41,6 +41,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from coldstart.contract import fallback
+from coldstart.contract.fallback import Fallback
 from coldstart.host.core import Core
 from coldstart.host.model_state import Model, State
 
@@ -56,7 +58,11 @@ class LastStart:
     mode: str
     seconds: float
     phases: Mapping[str, float] = field(default_factory=dict)
-    fallbacks: Sequence[Mapping[str, str]] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status document's `last_start`."""
+        return asdict(self) | {"fallbacks": fallback.to_json(self.fallbacks)}
 
 
 @dataclass(slots=True)
@@ -180,7 +186,7 @@ def _model(core: Core, model: Model, facts: ModelFacts, waiting: int, now: float
         "idle_s": model.spec.idle_s,
         "mode": facts.mode,
         "pid": facts.pid,
-        "last_start": asdict(facts.last_start) if facts.last_start else None,
+        "last_start": facts.last_start.to_json() if facts.last_start else None,
     }
 
 

@@ -24,15 +24,16 @@ from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
-from coldstart.key.inspection import NOT_MADE
-from coldstart.machine import logs, paths, processes, runtime, secrets, timeline
-from coldstart.machine.scratch import scratch
-from coldstart.machine.timeline import Timeline
+from coldstart.launch import caches, fetch, prepare, server_process
 from coldstart.materialize import graphs, progress
 from coldstart.materialize.progress import Phase, Steps
-from coldstart.model.models import ResolvedModel
+from coldstart.models.inspection import NOT_MADE
+from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling
-from coldstart.serve import caches, fetch, launch, prepare
+from coldstart.system import paths, runtime, secrets, timeline
+from coldstart.system.proc import logs, processes
+from coldstart.system.proc.scratch import scratch
+from coldstart.system.timeline import Timeline
 from coldstart.weights import weights_plan as weights
 
 # What a start restores and a proof can fail with, the likeliest to be wrong first.
@@ -93,7 +94,7 @@ class Assembly:
             caches.collect(self.work / "caches", self.work / "vllm", self.out / "compile")
 
     def _arguments(self, *words: str) -> Arguments:
-        return self.vllm_args.after(*words, *prepare.base_args(self.model, self.vllm_args))
+        return self.vllm_args.prepend_model(str(self.model.path), self.model.name).prepend(*words)
 
     def _size_kv(self, plan: LaunchPlan) -> None:
         """On a GPU once more in warm caches: the first start's profiling charged its compilation to the model."""
@@ -113,7 +114,7 @@ class Assembly:
     def _graphs_round(self, name: str, task: EngineTask) -> None:
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         env |= caches.environment(self.work / "caches")
-        arguments = self._arguments().before(*graphs.kv_args(self._read("kv"), self.vllm_args))
+        arguments = self._arguments().append(*graphs.kv_args(self._read("kv"), self.vllm_args))
         with self._stage(name):
             self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env, engine=task))
 
@@ -173,9 +174,9 @@ class Assembly:
             tempfile.TemporaryDirectory(dir=paths.runtime_dir()) as directory,
         ):
             plan, began = self._proof_plan(Path(directory) / "socket"), timeline.now()
-            process, reader = launch.fresh(replace(plan, env=plan.env | environment), output=log)
+            process, reader = server_process.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
-                running = launch.acknowledged(process, reader, began, timeout=None)
+                running = server_process.acknowledged(process, reader, began, timeout=None)
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
                 _require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
@@ -196,9 +197,9 @@ class Assembly:
     def _proof_plan(self, socket: Path) -> LaunchPlan:
         info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
-        args = self._arguments(*fetch.loading(self.vllm_args, self.model)).before("--uds", str(socket))
+        args = self._arguments(*fetch.loading(self.vllm_args, self.model)).append("--uds", str(socket))
         if (self.out / "graphs").is_dir():
-            args = args.before(*graphs.kv_args(self._read("kv"), self.vllm_args))
+            args = args.append(*graphs.kv_args(self._read("kv"), self.vllm_args))
             task = EngineTask(restore=shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
         if not compile_dir.is_dir():
             return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env, engine=task)

@@ -8,10 +8,10 @@ from typing import Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.graphs import estimate
-from coldstart.key.inspection import Lookup
-from coldstart.machine import runtime
 from coldstart.materialize import graphs
 from coldstart.materialize.options import Options
+from coldstart.models.inspection import Lookup
+from coldstart.system import runtime
 
 
 @dataclass(frozen=True, slots=True)

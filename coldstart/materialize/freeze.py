@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.errors import CommandFailed
-from coldstart.key import inspection
-from coldstart.key.inspection import Lookup
-from coldstart.machine import paths, timeline
+from coldstart.launch import fetch, prepare, process_snapshot
 from coldstart.materialize.expectation import estimates, of_another
 from coldstart.materialize.workspace import workspace
-from coldstart.serve import prepare, process_snapshot
+from coldstart.models import inspection
+from coldstart.models.inspection import Lookup
+from coldstart.system import paths, timeline
 
 if TYPE_CHECKING:
     from coldstart.materialize.progress import Phase
@@ -30,7 +30,13 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
 
     Raises CommandFailed where snapshots cannot be taken, with the reason.
     """
-    plan = prepare.prepare(lookup, bundle, trust=inspection.trust, root=paths.frozen_dir())
+    plan = prepare.prepare(
+        lookup,
+        bundle,
+        fetch.choose(lookup),
+        trust=inspection.trust,
+        root=paths.frozen_dir(),
+    )
     began, earlier = timeline.now(), estimates(lookup).get(STAGE)
     with phase(STAGE, earlier) as say, lookup.store.begin(bundle.key) as draft:
         if (took := of_another(lookup).get(STAGE)) is not None:

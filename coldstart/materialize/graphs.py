@@ -14,7 +14,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailed
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
-from coldstart.machine import runtime
+from coldstart.system import runtime
 
 Kernels = Literal["value", "reference"]
 

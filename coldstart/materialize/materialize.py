@@ -6,19 +6,23 @@ A bundle whose proof start does not take its fast path, or does not answer the r
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
 from coldstart.errors import CommandFailed
-from coldstart.key.inspection import Lookup
-from coldstart.machine import criu, modes, paths
+from coldstart.launch.modes.snapshot import SNAPSHOT
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
 from coldstart.materialize.expectation import estimates, of_another
 from coldstart.materialize.options import SECTIONS, Options
 from coldstart.materialize.progress import Phase
 from coldstart.materialize.workspace import workspace
-from coldstart.model import models
+from coldstart.models import resolution
+from coldstart.models.inspection import Lookup
+from coldstart.system import paths
+from coldstart.system.snapshot import criu
 
 
 def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
@@ -26,8 +30,8 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
 
     Raises CommandFailed when the engine or the proof fails, or no snapshot can be taken (asked first); NoSpace, ReadOnlyStore.
     """
-    if options.snapshot and (refused := modes.refusal("snapshot")):
-        raise CommandFailed(f"No snapshot can be taken here: {refused.reason}.", mend=refused.mend)
+    if options.snapshot and (why := SNAPSHOT.unavailable()):
+        raise CommandFailed(f"No snapshot can be taken here: {why.reason}.", mend=why.hint)
     if options.snapshot and (reason := criu.missing()) is not None:
         raise CommandFailed(f"No snapshot can be taken here: {reason}.", mend="coldstart doctor")
     with requested.store.lock(requested.key):
@@ -37,13 +41,13 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
         if bundle is None or options.force:
             bundle = _make(lookup, options, phase)
         if options.snapshot and not bundle.has("snapshot"):
-            bundle = freeze.add_snapshot(lookup, bundle, phase)
+            bundle = freeze.add_snapshot(replace(lookup, bundle=bundle), bundle, phase)
     return bundle
 
 
 def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     with phase("weights"):
-        model = models.ensure_weights(lookup.model, offline=lookup.offline)
+        model = resolution.ensure_weights(lookup.model, offline=lookup.offline)
     with workspace(lookup.cache.work) as work:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from coldstart.machine.timeline import Timeline
+from coldstart.system.timeline import Timeline
 
 Steps = Callable[[str], None]
 _POLL_S = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from coldstart.machine.owned import owned
+from coldstart.system.proc.locked_directory import owned
 
 _PATIENCE_S = 10.0
 

@@ -22,8 +22,8 @@ MEND = "save one on the machine: coldstart inspect MODEL --key --format json -o 
 
 def host() -> dict[str, Scalar]:
     """Return the fingerprint of this machine. Raises ColdstartError where vLLM is not installed."""
-    from coldstart.key import keys
-    from coldstart.machine import runtime
+    from coldstart.models import keys
+    from coldstart.system import runtime
 
     hardware = keys.hardware_fields(on_cpu=runtime.targets_cpu())
     groups: dict[str, Mapping[str, Scalar]] = {"hardware": hardware, "runtime": runtime.fields()}

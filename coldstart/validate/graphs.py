@@ -15,7 +15,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.verify import Finding
 from coldstart.contract.graphs import CANARY
-from coldstart.machine import nvml
+from coldstart.system.devices import nvml
 from coldstart.validate.checks import Level, StartCheck
 
 SUBJECT = "graphs"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from coldstart.errors import CommandFailed
-from coldstart.machine import logs
-from coldstart.machine.addresses import free_port
+from coldstart.system.ipc.addresses import free_port
+from coldstart.system.proc import logs
 from coldstart.validate import process_tree
 from coldstart.validate.completions import NoAnswer
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.contract import environment
-from coldstart.machine.timeline import EVENTS_VARIABLE
+from coldstart.system.timeline import EVENTS_VARIABLE
 from coldstart.validate.launch import HOST, Command, RunFiles
 from coldstart.vllm.stock import ENTRY_POINT
 

@@ -14,10 +14,9 @@ from coldstart.artifacts.key import diff
 from coldstart.artifacts.store import NotFound, Store
 from coldstart.artifacts.verify import Finding
 from coldstart.errors import Usage
-from coldstart.key import inspection
-from coldstart.key.inspection import Lookup
-from coldstart.machine.paths import Cache
-from coldstart.model import models
+from coldstart.models import inspection, resolution
+from coldstart.models.inspection import Lookup
+from coldstart.system.paths import Cache
 from coldstart.validate.launchers import Subject
 
 NOT_SERVED = "CS-NOT-SERVED"
@@ -46,7 +45,7 @@ class Source:
 
 def names_model(word: str) -> bool:
     """Return whether a word can be a model: a known one, or a repository. A reference with a version is neither."""
-    return inspection.names_model(word) or models.is_repo_id(word)
+    return inspection.names_model(word) or resolution.is_repo_id(word)
 
 
 def find_bundle(store: Store, word: str, source: Source) -> Bundle:
@@ -73,11 +72,11 @@ def look_up_bundle(bundle: Bundle, word: str, source: Source) -> Lookup:
     provenance = bundle.manifest.provenance
     named = source.model or (word if names_model(word) else provenance.model_name)
     commit = bundle.key.fields.get("model.revision")
-    revision = None if models.is_local(named) or not isinstance(commit, str) else commit
+    revision = None if resolution.is_local(named) or not isinstance(commit, str) else commit
     try:
         return source.look_up(named, source.vllm_args or provenance.arguments, revision)
     except Usage as error:
-        if named != provenance.model_name or models.is_repo_id(named):
+        if named != provenance.model_name or resolution.is_repo_id(named):
             raise
         raise Usage(
             f"cannot find the model of {bundle.ref}: it is a directory called {provenance.model_name}, whose path is unknown.",
@@ -108,7 +107,7 @@ def prepare_subject(lookup: Lookup) -> Subject:
     """Build the subject of the launchers, and fetch the files of a hub model. Raises NeedsAuth."""
     model = lookup.model
     if model.repo_id is not None:
-        model = models.ensure_weights(model, offline=lookup.offline)
+        model = resolution.ensure_weights(model, offline=lookup.offline)
     common = ("--cache-dir", str(lookup.cache.root), *(["--offline"] if lookup.offline else []))
     target, revision = str(model.path or model.repo_id), model.revision if model.repo_id is not None else None
     return Subject(model.argument, target, tuple(lookup.vllm_args), common, revision)

@@ -17,8 +17,10 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from threading import Thread
 from typing import Any
 
+from coldstart.contract import fallback
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import addresses
+from coldstart.system.ipc import addresses
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights.entry import LOAD_FORMAT
@@ -37,7 +39,7 @@ def imports(*, cuda: bool) -> str:
 
 def run(plan: LaunchPlan, reason: str) -> int:
     """Serve with vLLM's own server until it ends; `reason` is among the fallbacks that the starter is told."""
-    plan.fallbacks.append({"section": "start", "reason": f"{reason} vLLM's own server runs."})
+    plan.fallbacks.append(Fallback("start", f"{reason} vLLM's own server runs."))
     descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
     if descriptor >= 0:
         Thread(target=_acknowledge, args=(plan, descriptor), name="readiness", daemon=True).start()
@@ -54,10 +56,10 @@ def _its_own(plan: LaunchPlan) -> list[str]:
     given, dropped = plan.vllm_args, set[str]()
     if given.value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
-        plan.fallbacks.append({"section": "scheduler", "reason": "vLLM's own server runs its own scheduler."})
+        plan.fallbacks.append(Fallback("scheduler", "vLLM's own server runs its own scheduler."))
     if given.value("load_format") == LOAD_FORMAT and (reason := compat.check("weights")):
         dropped.add("--load-format")
-        plan.fallbacks.append({"section": "weights", "reason": f"{reason} vLLM loads them its own way."})
+        plan.fallbacks.append(Fallback("weights", f"{reason} vLLM loads them its own way."))
     return [word for flag, word in zip(["", *given], given, strict=False) if not {flag, word} & dropped]
 
 
@@ -72,7 +74,7 @@ def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
         time.sleep(PAUSE_S)
     report: dict[str, Any] = {
         "fast_path": {"start": False},
-        "fallbacks": plan.fallbacks,
+        "fallbacks": fallback.to_json(plan.fallbacks),
         "tokens": [],
         "canary": None,
     }

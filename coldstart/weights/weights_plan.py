@@ -17,8 +17,8 @@ from typing import Any
 
 from coldstart.artifacts.files import replacing, write_atomic
 from coldstart.errors import Usage
-from coldstart.model import safetensors
-from coldstart.model.models import weight_files
+from coldstart.models import safetensors
+from coldstart.models.resolution import weight_files
 from coldstart.weights.checkpoint import Checkpoint, CheckpointFile, Tensor
 
 CHUNK = 16 << 20

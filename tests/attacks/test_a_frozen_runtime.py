@@ -21,10 +21,13 @@ from tools.machine import criu as installed
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
-from coldstart.machine import criu, criu_memory, digests, fingerprint, paths, processes, runtime_image, stamps
-from coldstart.machine.paths import Cache
-from coldstart.model import tiny
-from coldstart.serve import launch, prepare, process_snapshot, runtime_snapshot
+from coldstart.launch import prepare, process_snapshot, runtime_snapshot, server_process
+from coldstart.models import tiny
+from coldstart.system import digests, fingerprint, paths
+from coldstart.system.paths import Cache
+from coldstart.system.proc import processes
+from coldstart.system.snapshot import criu, criu_memory, runtime_image
+from coldstart.system.trust import directory_fingerprint
 
 NAMES = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "DB_PASSWORD", "NO_NAME_THAT_TELLS")
 # With the variables that a bundle's plan has: the image is made with them.
@@ -60,10 +63,10 @@ def _said(cache: Cache, behaviour: str, file: Path) -> str:
     with file.open("w") as out:
         os.dup2(out.fileno(), 2)
         try:
-            process, reader = launch.forked(
+            process, reader = server_process.forked(
                 replace(PLAN, vllm_args=Arguments([behaviour])), thawed.socket, thawed
             )
-            launch.acknowledged(process, reader, time.monotonic(), 20)
+            server_process.acknowledged(process, reader, time.monotonic(), 20)
         finally:
             os.dup2(saved, 2)
             os.close(saved)
@@ -96,8 +99,10 @@ def test_one_changed_byte_of_a_module_is_refused_by_name(cache: Cache, tmp_path:
     # As if the template had imported it.
     with (image / fingerprint.LIST).open("a") as listed:
         listed.write(digests.listing([str(module)]))
-    record = stamps.record("frozen", image)
-    record.write_text(json.dumps({"format": runtime_image.FORMAT, "entries": stamps.of(image)}))
+    record = directory_fingerprint.record("frozen", image)
+    record.write_text(
+        json.dumps({"format": runtime_image.FORMAT, "entries": directory_fingerprint.of(image)})
+    )
     _thawed(cache).end()
     module.write_text("VALUE = 2\n")
     with pytest.raises(process_snapshot.SnapshotUnusable, match=r"made with .*/module\.py .*, found"):
@@ -163,11 +168,11 @@ def test_a_maker_that_is_killed_leaves_no_process_and_no_image(
     cache: Cache, home: Path, tmp_path: Path
 ) -> None:
     script = (
-        "import sys; from pathlib import Path; from coldstart.machine import paths; from coldstart.model import tiny\n"
+        "import sys; from pathlib import Path; from coldstart.system import paths; from coldstart.models import tiny\n"
         f"sys.executable = {sys.executable!r}\n"
         f"paths.frozen_dir = lambda: Path({str(home / 'frozen')!r})\n"
         f"tiny.build = lambda name, models: Path({str(tmp_path)!r})\n"
-        "from coldstart.serve import runtime_snapshot, process_snapshot\n"
+        "from coldstart.launch import runtime_snapshot, process_snapshot\n"
         "process_snapshot.fingerprint.write = lambda *_: (print('built', flush=True), __import__('time').sleep(60))\n"
         "runtime_snapshot.freeze(paths.Cache.at(), 60)\n"
     )

@@ -19,10 +19,11 @@ from coldstart.artifacts.store import Store
 from tools.bundles import CODE, key, provenance, write_tree
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.key import inspection
-from coldstart.machine import paths, scratch
-from coldstart.machine.unpacked import unpacked
-from coldstart.serve import template_pool
+from coldstart.launch import template_pool
+from coldstart.models import inspection
+from coldstart.system import paths
+from coldstart.system.proc import scratch
+from coldstart.system.trust.unpacked import unpacked
 
 Act = Callable[[Callable[[], object]], object]
 SECRET = b"memory of a process"

@@ -16,7 +16,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import flip, key, provenance, publish, write_tree
 from tools.shell import Run
 
-from coldstart.machine.paths import Cache
+from coldstart.system.paths import Cache
 
 
 @pytest.fixture(autouse=True)

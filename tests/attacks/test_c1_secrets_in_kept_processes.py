@@ -15,7 +15,7 @@ from tools.bundles import key, provenance, write_tree
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
-from coldstart.serve import launch, template_environment, template_pool
+from coldstart.launch import server_process, template_environment, template_pool
 
 NAMES = (
     "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "VLLM_API_KEY",
@@ -71,8 +71,8 @@ def test_a_forked_server_has_the_environment_of_who_asked(
             saved = os.dup(2)
             os.dup2(out.fileno(), 2)
             try:
-                process, reader = launch.forked(plan("says"), warm.socket)
-                launch.acknowledged(process, reader, time.monotonic(), 20)
+                process, reader = server_process.forked(plan("says"), warm.socket)
+                server_process.acknowledged(process, reader, time.monotonic(), 20)
             finally:
                 os.dup2(saved, 2)
                 os.close(saved)
@@ -91,7 +91,7 @@ def test_a_forked_server_has_the_environment_of_who_asked(
 )
 def test_a_source_is_told_where_it_holds_no_credential(source: str, kept: bool) -> None:
     request = WeightsRequest(source, Path("/plan.json"))
-    told = template_environment.told(LaunchPlan([], weights_from=request))
+    told = template_environment.redact_plan(LaunchPlan([], weights_from=request))
     assert told.weights_from == (request if kept else None)
 
 

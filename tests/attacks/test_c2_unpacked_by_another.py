@@ -15,9 +15,10 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from tools.bundles import CODE, key, provenance, write_tree
 
-from coldstart.key import inspection
-from coldstart.machine import ownership, paths
-from coldstart.machine.unpacked import unpacked
+from coldstart.models import inspection
+from coldstart.system import paths
+from coldstart.system.trust import ownership
+from coldstart.system.trust.unpacked import unpacked
 
 GOOD, EVIL = CODE["kernel.so"], b"arbitrary code of another user's"
 Attack = Callable[[Path], None]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tools.fuzzed import TARGETS, Fuzz, readers, writes_outside
 
-from coldstart.key import inspection
-from coldstart.machine import runtime
-from coldstart.machine.paths import Cache
+from coldstart.models import inspection
+from coldstart.system import runtime
+from coldstart.system.paths import Cache
 
 
 @pytest.mark.slow

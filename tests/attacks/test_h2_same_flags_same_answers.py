@@ -11,8 +11,8 @@ import pytest
 from support import environment_reads
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine import secrets
-from coldstart.serve import launch, template_environment, template_pool
+from coldstart.launch import server_process, template_environment, template_pool
+from coldstart.system import secrets
 
 # Read where nothing is computed: telemetry, tracing, metrics, the web server, other machines than this tool runs on.
 ELSEWHERE = frozenset(
@@ -174,8 +174,8 @@ def test_what_the_choice_of_a_scheduler_adds_keeps_no_worker_from_being_adopted(
     from vllm.config import SchedulerConfig
 
     from coldstart.contract.arguments import Arguments
+    from coldstart.launch import scheduler
     from coldstart.scheduling.settings import SchedulerSettings
-    from coldstart.serve import scheduler
     from coldstart.vllm.engine import adoption
 
     choice = SchedulerSettings(policy, batch=4)
@@ -213,8 +213,8 @@ def test_a_server_that_what_was_built_does_not_fit_is_replaced_with_the_reason(
     fake_engine("serves")
     warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
     try:
-        process, reader = launch.forked(LaunchPlan(["unfit"]), warm.socket)
-        with pytest.raises(launch.Died, match="is for something else: a leaf differs"):
-            launch.acknowledged(process, reader, time.monotonic(), 20)
+        process, reader = server_process.forked(LaunchPlan(["unfit"]), warm.socket)
+        with pytest.raises(server_process.Died, match="is for something else: a leaf differs"):
+            server_process.acknowledged(process, reader, time.monotonic(), 20)
     finally:
         template_pool.stop(warm, force=True)

@@ -15,10 +15,9 @@ from tools.shell import Run
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundle
-from coldstart.key import inspection, keys
-from coldstart.machine import paths
-from coldstart.machine.paths import Cache
-from coldstart.model import models
+from coldstart.models import inspection, keys, resolution
+from coldstart.system import paths
+from coldstart.system.paths import Cache
 from coldstart.weights.prefetch import ask
 
 OLD, NEW, LATER = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z", "2026-03-01T00:00:00Z"
@@ -36,7 +35,7 @@ def model(home: Path) -> str:
 
 @pytest.fixture
 def wanted(model: str) -> Key:
-    return keys.compose(models.resolve(model), Arguments())
+    return keys.compose(resolution.resolve(model), Arguments())
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_h3_the_weights_of_a_stranger_are_not_called_verified(
         draft.publish(provenance())
     (Path(model) / "model.safetensors").unlink(missing_ok=not local)
     if local:
-        wanted = keys.compose(models.resolve(model), Arguments())
+        wanted = keys.compose(resolution.resolve(model), Arguments())
         with store.begin(wanted) as draft:
             draft.add_json("weights", plan)
             draft.publish(provenance())

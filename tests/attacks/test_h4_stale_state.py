@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine import digests, fingerprint
-from coldstart.serve import template_pool
+from coldstart.launch import template_pool
+from coldstart.system import digests, fingerprint
 
 PLAN = LaunchPlan(["serves"], key="sha256:" + "a" * 64)
 
@@ -115,7 +115,7 @@ def test_a_template_of_an_older_commit_is_refused(warm: template_pool.Warm) -> N
         ours = next(
             line
             for line in record.read_text().splitlines()
-            if line.endswith("coldstart/serve/template_pool.py")
+            if line.endswith("coldstart/launch/template_pool.py")
         )
         record.write_text(record.read_text().replace(ours, "0" * 64 + ours[64:]))
         assert "template_pool.py (sha256 000000000000), found " in str(template_pool.obstacle(warm, PLAN))

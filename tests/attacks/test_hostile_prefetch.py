@@ -8,7 +8,6 @@ import os
 import random
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any
 import pytest
 from support.range_server import RangeServer, serving
 from support.shortage import busy_s, without_descriptors
+from support.waiting import wait_until
 
-from coldstart.machine import ipc
+from coldstart.system.ipc import json_lines
 from coldstart.weights import weights_plan as engine_weights
 from coldstart.weights.prefetch import client, spawning
 
@@ -74,11 +74,10 @@ def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtim
         attached.wait(FILE, entry["offset"], entry["size"])
         data = (directory / FILE).read_bytes()[entry["offset"] :][: entry["size"]]
         assert attached.file(FILE)[entry["offset"] :][: entry["size"]] == data
-        status = client.request("status", directory=runtime)
-        assert status["pid"] == pid and status["clients"] == 2
-        deadline = time.monotonic() + 30  # it learns of closed connections in its own time
-        while len(os.listdir(f"/proc/{pid}/fd")) > before:  # noqa: PTH208
-            assert time.monotonic() < deadline
+        assert client.request("status", directory=runtime)["pid"] == pid
+        # The prefetcher drops a closed connection only after it has read what its client sent.
+        wait_until(lambda: client.request("status", directory=runtime)["clients"] == 2)
+        wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before)  # noqa: PTH208
 
 
 def _raw(runtime: Path) -> socket.socket:
@@ -135,8 +134,7 @@ def test_who_says_nothing_keeps_nobody_waiting(runtime: Path) -> None:
     assert client.request("status", directory=runtime)["clients"] >= 51
     for connection in silent:
         connection.close()
-    while client.request("status", directory=runtime)["clients"] > 2:
-        pass
+    wait_until(lambda: client.request("status", directory=runtime)["clients"] == 2)
 
 
 def test_without_descriptors_it_turns_clients_away_and_does_not_spin(bystander: int, runtime: Path) -> None:
@@ -163,12 +161,12 @@ def _descriptors() -> list[Callable[[], int]]:
         lambda: os.open("/etc/passwd", os.O_RDONLY),
         lambda: os.memfd_create("open", os.MFD_ALLOW_SEALING),
         socket.socketpair()[0].detach,
-        lambda: ipc.sealed(b"\xff\xfe", b"{}"),
-        lambda: ipc.sealed(b"null", b"{"),
-        lambda: ipc.sealed(b"null", b"[" * 100_000),
-        lambda: ipc.sealed(b'{"a": 1}', b"{}"),
-        lambda: ipc.sealed(b"[1]", b"{}"),
-        lambda: ipc.sealed(b"null"),
+        lambda: json_lines.sealed(b"\xff\xfe", b"{}"),
+        lambda: json_lines.sealed(b"null", b"{"),
+        lambda: json_lines.sealed(b"null", b"[" * 100_000),
+        lambda: json_lines.sealed(b'{"a": 1}', b"{}"),
+        lambda: json_lines.sealed(b"[1]", b"{}"),
+        lambda: json_lines.sealed(b"null"),
     ]
 
 
@@ -176,7 +174,7 @@ def _descriptors() -> list[Callable[[], int]]:
 @pytest.mark.usefixtures("bystander")
 def test_descriptors_of_other_kinds_are_refused(runtime: Path, make: Callable[[], int]) -> None:
     connection, descriptor = _raw(runtime), make()
-    socket.send_fds(connection, [ipc.encode({"op": "attach", "source": "/tmp"})], [descriptor])
+    socket.send_fds(connection, [json_lines.encode({"op": "attach", "source": "/tmp"})], [descriptor])
     os.close(descriptor)
     assert "refused" in _answer(connection)
 
@@ -232,8 +230,8 @@ HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
 def _refusal(server: RangeServer, runtime: Path, names: list[str] | None, plan: dict[str, Any]) -> str:
     """Why the prefetcher itself refuses a request that no client of ours has looked at."""
     connection = _raw(runtime)
-    body = ipc.sealed(json.dumps(names).encode(), json.dumps(plan).encode())
-    socket.send_fds(connection, [ipc.encode({"op": "attach", "source": server.url})], [body])
+    body = json_lines.sealed(json.dumps(names).encode(), json.dumps(plan).encode())
+    socket.send_fds(connection, [json_lines.encode({"op": "attach", "source": server.url})], [body])
     os.close(body)
     return str(_answer(connection)["refused"])
 
@@ -272,9 +270,9 @@ def test_ranges_outside_of_what_is_wanted_are_refused(
 def test_a_client_cannot_change_what_the_others_read(
     server: RangeServer, plan: dict[str, Any], runtime: Path
 ) -> None:
-    connection = ipc.Channel(_raw(runtime))
-    body = ipc.sealed(b'["a"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode())
-    socket.send_fds(connection.socket, [ipc.encode({"op": "attach", "source": server.url})], [body])
+    connection = json_lines.Channel(_raw(runtime))
+    body = json_lines.sealed(b'["a"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode())
+    socket.send_fds(connection.socket, [json_lines.encode({"op": "attach", "source": server.url})], [body])
     os.close(body)
     assert "attached" in next(connection.replies())
     descriptor = connection.take()

@@ -12,7 +12,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import NAME, config, key, plant, publish
 from tools.shell import Run
 
-from coldstart.machine.paths import Cache
+from coldstart.system.paths import Cache
 
 
 @pytest.fixture

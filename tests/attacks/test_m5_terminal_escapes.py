@@ -13,7 +13,7 @@ from tools.bundles import config, key, plant, publish
 from tools.raw_server import answer, answering
 from tools.shell import Run
 
-from coldstart.machine.paths import Cache
+from coldstart.system.paths import Cache
 
 # A title, colours, a cursor that climbs, C1 forms of the same, text that runs backwards, a bell, a lone surrogate.
 EVIL = "\x1b]0;owned\x07\x1b[31m\x1b[2A\x9b31m\u202eevil\u2066\x08\x7f\u200b"

@@ -13,8 +13,10 @@ from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, publish, write_tree
 from tools.shell import Run
 
-from coldstart.machine import paths, processes, reclaim, unpacked
-from coldstart.machine.paths import Cache
+from coldstart.system import paths, reclaim
+from coldstart.system.paths import Cache
+from coldstart.system.proc import processes
+from coldstart.system.trust import unpacked
 
 
 @pytest.fixture

@@ -24,11 +24,13 @@ from tools.bundles import publish
 from tools.shell import Run
 
 from coldstart.errors import ColdstartError, CommandFailed, Usage
-from coldstart.key import inspection, relevance
-from coldstart.machine import criu, logs, ownership, paths, runtime, scratch
 from coldstart.materialize import materialize
 from coldstart.materialize.options import Options
-from coldstart.model import models
+from coldstart.models import inspection, relevance, resolution
+from coldstart.system import paths, runtime
+from coldstart.system.proc import logs, scratch
+from coldstart.system.snapshot import criu
+from coldstart.system.trust import ownership
 
 Act = Callable[[Callable[[], object]], object]
 PLANTED = "PLANTED-secret"
@@ -163,7 +165,7 @@ class TestM9Litter:
 
     def test_what_a_killed_server_left_is_removed_by_the_next_and_what_lives_is_not(self, home: Path) -> None:
         program = (
-            "import sys, time; from coldstart.machine.scratch import scratch\n"
+            "import sys, time; from coldstart.system.proc.scratch import scratch\n"
             "with scratch() as own: print(own, flush=True); time.sleep(60)"
         )
         environment = os.environ | {"TMPDIR": str(home)}
@@ -211,5 +213,5 @@ def test_m11_a_pipe_in_the_place_of_a_file(tmp_path: Path, name: str) -> None:
     os.mkfifo(model / name)
     began = time.monotonic()
     with pytest.raises((Usage, ColdstartError), match="is no regular file"):
-        models.ensure_weights(models.resolve(str(model)))
+        resolution.ensure_weights(resolution.resolve(str(model)))
     assert time.monotonic() - began < 5

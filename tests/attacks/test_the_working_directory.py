@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import coldstart
-from coldstart.model import tiny
+from coldstart.models import tiny
 
 PACKAGE = Path(coldstart.__file__).parent
 

@@ -9,8 +9,8 @@ from coldstart.artifacts.store import Store
 from tools.bundles import publish
 from tools.command_line import home, run
 
-from coldstart.machine import paths
-from coldstart.machine.paths import Cache
+from coldstart.system import paths
+from coldstart.system.paths import Cache
 
 __all__ = ["home", "run"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from coldstart.commands import cli
 
-from coldstart.measure.bench import benchmark, floor, run_order
+from coldstart.bench import benchmark, floor, run_order
 from coldstart.validate.launch import Command, Launcher, ModeUnavailable, RunFiles
 from coldstart.validate.launchers import Subject
 

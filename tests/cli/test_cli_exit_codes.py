@@ -81,8 +81,8 @@ def test_no_command_shows_help(run: Run) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals(home: Path, number: int, code: int) -> None:
     script = (
-        "import time, coldstart.machine.doctor\nfrom coldstart.commands.cli import main\n"
-        "coldstart.machine.doctor.examine = lambda cache: (print('up', flush=True), time.sleep(60))\n"
+        "import time, coldstart.system.doctor\nfrom coldstart.commands.cli import main\n"
+        "coldstart.system.doctor.examine = lambda cache: (print('up', flush=True), time.sleep(60))\n"
         "main(['doctor', '-q'])"
     )
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=os.environ)

@@ -9,8 +9,8 @@ from coldstart.artifacts.store import Store
 from tools.bundles import CODE, key, publish
 from tools.shell import Run
 
-from coldstart.machine import runtime
-from coldstart.machine.paths import Cache
+from coldstart.system import runtime
+from coldstart.system.paths import Cache
 
 
 def test_an_empty_store_says_what_to_do(run: Run) -> None:
@@ -72,10 +72,9 @@ def test_key_of_a_model_without_a_bundle(run: Run, model: Path) -> None:
 
 def test_a_miss_names_field_wanted_and_found(run: Run, model: Path, home: Path) -> None:
     from coldstart.contract.arguments import Arguments
-    from coldstart.key import keys
-    from coldstart.model import models
+    from coldstart.models import keys, resolution
 
-    made = keys.compose(models.resolve(str(model)), Arguments(["--max-model-len", "512"]))
+    made = keys.compose(resolution.resolve(str(model)), Arguments(["--max-model-len", "512"]))
     publish(Store(Cache.at().bundles), home / "scratch", made)
     hit = run("inspect", str(model), "--", "--max-model-len=512")
     assert made.digest in hit.stdout

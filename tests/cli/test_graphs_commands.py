@@ -16,9 +16,9 @@ from support.graphs_tools import SMALL, proven
 from tools.bundles import key, provenance
 from tools.shell import Run
 
-from coldstart.key.inspection import NOT_MADE
-from coldstart.machine import paths
-from coldstart.machine.paths import Cache
+from coldstart.models.inspection import NOT_MADE
+from coldstart.system import paths
+from coldstart.system.paths import Cache
 from tests.support.graphs.model import Shape
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "graphs"

@@ -12,12 +12,11 @@ from coldstart.commands import cli
 from tools.bundles import key, provenance, publish
 
 from coldstart.errors import Usage
-from coldstart.key import inspection
-from coldstart.key.inspection import Lookup
-from coldstart.machine.paths import Cache
 from coldstart.materialize import materialize
 from coldstart.materialize.options import Options
-from coldstart.model import tiny
+from coldstart.models import inspection, tiny
+from coldstart.models.inspection import Lookup
+from coldstart.system.paths import Cache
 
 
 @pytest.mark.parametrize("there", [False, True])

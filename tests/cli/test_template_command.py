@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tools.shell import Run
 
-from coldstart.machine import runtime_image
-from coldstart.machine.paths import Cache
+from coldstart.system.paths import Cache
+from coldstart.system.snapshot import runtime_image
 
 
 @pytest.fixture

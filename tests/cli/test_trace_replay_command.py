@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support import pages
+from support.waiting import wait_until
 from tools.openai_server import FakeServer, running
 from tools.shell import Run
 
@@ -78,7 +79,7 @@ def test_a_dead_target_ends_with_no_and_the_report(run: Run, trace: Path) -> Non
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    done = run("trace-replay", str(trace), "--target", url, "--format", "json", code=1)
+        done = run("trace-replay", str(trace), "--target", url, "--format", "json", code=1)
     assert json.loads(done.stdout)["ended"] == "target dead"
     assert "does not answer" in done.stderr
 
@@ -133,8 +134,7 @@ def _wait_until_idle(process: psutil.Process) -> None:
 
 
 def _interrupt_once_asked(server: FakeServer, child: "subprocess.Popen[bytes]") -> None:
-    while not server.bodies:
-        time.sleep(0.02)
+    wait_until(lambda: server.answered)
     time.sleep(0.2)
     child.send_signal(signal.SIGINT)
 

@@ -14,9 +14,8 @@ from coldstart.commands import cli
 from tools import bundles
 
 from coldstart.contract.arguments import Arguments
-from coldstart.key import keys
-from coldstart.machine.paths import Cache
-from coldstart.model import models
+from coldstart.models import keys, resolution
+from coldstart.system.paths import Cache
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ def test_trouble_has_its_own_codes(bundle: Bundle, tmp_path: Path) -> None:
 def test_a_model_with_arguments_is_looked_up_by_its_key(
     bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = models.resolve("tiny-llama", cache=Cache.at(bundle.layout.root.parent))
+    model = resolution.resolve("tiny-llama", cache=Cache.at(bundle.layout.root.parent))
     wanted = keys.compose(model, Arguments(["--seed", "7"]))
     made = bundles.publish(Store(bundle.layout.root), tmp_path / "scratch", wanted)
     assert validate(bundle, "--", "--seed", "7", word="tiny-llama") == 0

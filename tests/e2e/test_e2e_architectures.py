@@ -16,7 +16,7 @@ from support import architectures
 from support.plain_vllm import PlainVllm
 from tools.machine import PROMPTS, Machine
 
-from coldstart.key import inspection
+from coldstart.models import inspection
 
 pytestmark = pytest.mark.vllm
 SMALL = ("--max-model-len", "128", "--max-num-seqs", "2", "--kv-cache-memory-bytes", "33554432")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from support.fleet_askers import Asking, Streaming
 from support.fleet_on_ray import PLACES, Fleet, of_two
+from support.waiting import wait_until
 from tools.link_cluster import lacking, link_cluster
 
 WHY = lacking() or (None if find_spec("ray") else "no ray")
@@ -83,8 +84,7 @@ def test_a_node_behind_a_cut_link_is_lost_and_comes_back_without_what_it_had(fle
         ((left,), _) = fleet.until(lambda status: len(status["servers"]) == 1 and status["servers"])
         fleet.until(lambda status: list(_serving(fleet, status).values()) == [left["name"]])
         asked = [len(one.answers) for one in asking]
-        time.sleep(2)
-        assert all(len(one.answers) > count for one, count in zip(asking, asked, strict=True))
+        wait_until(lambda: all(len(one.answers) > n for one, n in zip(asking, asked, strict=True)))
     assert not any(one.failed for one in asking)
     # It runs on where it is, and nobody knows: that is what must not be there twice.
     fleet.links.mend(cut)

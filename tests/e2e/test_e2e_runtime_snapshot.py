@@ -12,8 +12,8 @@ import pytest
 from coldstart.artifacts.store import Store
 from tools.machine import VLLM, Machine, Tokens, criu
 
-from coldstart.machine import criu as engine_criu
-from coldstart.machine import criu_memory
+from coldstart.system.snapshot import criu as engine_criu
+from coldstart.system.snapshot import criu_memory
 
 pytestmark = pytest.mark.vllm
 PLANTED = {name: f"PLANTED-{name}" for name in ("HF_TOKEN", "VLLM_API_KEY", "MY_OWN_VARIABLE", "DB_PASSWORD")}

@@ -14,8 +14,8 @@ import pytest
 import zstandard
 from tools.machine import VLLM, Machine, Tokens, criu
 
-from coldstart.machine import criu as engine_criu
-from coldstart.machine import criu_memory
+from coldstart.system.snapshot import criu as engine_criu
+from coldstart.system.snapshot import criu_memory
 
 pytestmark = pytest.mark.vllm
 PLANTED = {

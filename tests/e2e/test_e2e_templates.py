@@ -54,7 +54,7 @@ def test_without_a_template_the_start_is_fresh_and_says_why(machine: Machine, ma
     with machine.serving("tiny-llama", "--mode", "template-runtime") as served:
         assert served.report["mode"] == "fresh" and served.report["fast_path"]["mode"] is False
         (fallback,) = served.report["fallbacks"]
-        assert fallback["section"] == "template-runtime" and "template start" in fallback["reason"]
+        assert fallback["section"] == "template-runtime" and "template start" in fallback["hint"]
 
 
 def test_a_flag_that_the_worker_reads_is_honoured(machine: Machine, engine_template: None) -> None:

@@ -17,7 +17,7 @@ import pytest
 from support.range_server import RangeServer, serving
 from tools.machine import VLLM, Machine, Tokens
 
-from coldstart.machine.addresses import free_port
+from coldstart.system.ipc.addresses import free_port
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import stage, tensors
 from coldstart.weights.prefetch import client

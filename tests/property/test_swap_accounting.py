@@ -7,7 +7,7 @@ import pytest
 import torch
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-from coldstart.machine import timeline
+from coldstart.system import timeline
 from coldstart.vllm.scheduling.offload import CpuPoolWorker
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 from tests.support.scheduling.engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request

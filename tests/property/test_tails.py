@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
+from coldstart.lab.scheduling import SimSettings
+from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
-from coldstart.scheduling.simulate import SimSettings
-from coldstart.traces import TraceRequest
 from coldstart.vllm.scheduling.tails import Tails, keepable
 from tests.support.scheduling.engine_double import EngineDouble, Shape, build, expected, make_request
 from tests.support.scheduling.timed_double import TimedDouble

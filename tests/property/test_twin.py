@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
+from coldstart.lab.scheduling import SimSettings, simulate
+from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
-from coldstart.scheduling.simulate import SimSettings, simulate
-from coldstart.traces import TraceRequest
 from tests.support.scheduling.timed_double import TimedDouble
 
 PROFILE = IterationProfile.from_points(

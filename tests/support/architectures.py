@@ -1,6 +1,6 @@
 """Tiny random models of many architectures, built on the spot from transformers' own configurations.
 
-Seeds, tokenizer and the spread of the logits are those of coldstart.model.tiny. In a process of its own, since it imports
+Seeds, tokenizer and the spread of the logits are those of coldstart.models.tiny. In a process of its own, since it imports
 torch and transformers:
 
     python -m support.architectures NAME DIRECTORY      (with tests/ on the path)
@@ -129,7 +129,7 @@ def _write(name: str, target: Path) -> None:
     import torch
     import transformers
 
-    from coldstart.model import tiny
+    from coldstart.models import tiny
 
     one = ARCHITECTURES[name]
     common = {"vocab_size": _VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3}

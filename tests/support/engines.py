@@ -15,8 +15,8 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from tools.bundles import CODE, TOKENIZER, key, provenance, write_tree
 
-from coldstart.machine import paths
-from coldstart.model.models import ResolvedModel
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system import paths
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 Publish = Callable[..., Bundle]

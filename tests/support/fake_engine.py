@@ -16,7 +16,7 @@ REPORT = {"fast_path": {"compile": True}, "fallbacks": [], "tokens": [1]}
 
 def serve(plan, imported=False):  # type: ignore[no-untyped-def]
     """What `server.run` does, in short. `vllm_args` of the plan may hold a behaviour of its own."""
-    from coldstart.machine.lifeline import die_with_parent
+    from coldstart.system.proc.lifeline import die_with_parent
 
     die_with_parent()
     behaviour, *rest = plan.vllm_args or [BEHAVIOUR]
@@ -69,8 +69,9 @@ def template(arguments: list[str]) -> None:
         sys.exit("no memory for the template")
     if BEHAVIOUR == "never-ready":
         time.sleep(60)
-    if BEHAVIOUR == "slow":
-        time.sleep(0.5)
+    if BEHAVIOUR.startswith("waits-for:"):
+        while not Path(BEHAVIOUR.partition(":")[2]).exists():
+            time.sleep(0.01)
     server.run = serve  # type: ignore[assignment]
     real.build = lambda plan, level: None  # type: ignore[assignment]
     real.SLEEP_LEVELS = {}  # what is made up is forked at every level

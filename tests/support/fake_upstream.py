@@ -23,14 +23,14 @@ from aiohttp import web
 from support import fake_model
 
 from coldstart.contract.weights import PacedFetch
-from coldstart.gateway.app import Gateway
-from coldstart.gateway.driver import Driver
-from coldstart.gateway.host_routes import host_routes
-from coldstart.gateway.http_server import GatewayServer, loop_factory
-from coldstart.gateway.meter import Meter
-from coldstart.gateway.servers import Ready, StartFailed
 from coldstart.host import configuration
 from coldstart.host.launches import Launch
+from coldstart.host.live.app import Gateway
+from coldstart.host.live.driver import Driver
+from coldstart.host.live.host_routes import host_routes
+from coldstart.host.live.http_server import GatewayServer, loop_factory
+from coldstart.host.live.meter import Meter
+from coldstart.host.live.servers import Ready, StartFailed
 
 
 class FakeServer:

@@ -17,9 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from support.fleet_rig import deployment
+from support.waiting import wait_until
 from tools.link_cluster import LinkCluster
 
-from coldstart.cluster import wire
+from coldstart.fleet.live import wire
 
 TESTS = Path(__file__).parents[1]
 PLACES = "one", "two"
@@ -104,8 +105,9 @@ class Fleet:
         raise AssertionError(f"not within {seconds} s: {self.status()}\n{said}")
 
     def deploy(self, name: str, **given: Any) -> None:
+        """And wait until the gateway knows."""
         self.order("deploy", deployment(name, **given))
-        time.sleep(0.5)
+        wait_until(lambda: name in [one["id"] for one in self.asked("/v1/models")["data"]])
 
     def groups(self, status: Any, model: str) -> list[Any]:
         return [group for one in status["models"] if one["name"] == model for group in one["groups"]]

@@ -17,22 +17,22 @@ import aiohttp
 import uvicorn
 from support.fake_upstream import FakeServers, until
 
-from coldstart.cluster import admin, calls, messages
-from coldstart.cluster.contact import ControllerAway
-from coldstart.cluster.control import FleetControl
-from coldstart.cluster.front import FleetFront
-from coldstart.cluster.messages import Call
-from coldstart.cluster.node import NodeServers
-from coldstart.cluster.orders import NodeLost, RankOrder
-from coldstart.cluster.state import FleetState
-from coldstart.cluster.wire import ModelDeployment
 from coldstart.contract.arguments import Arguments
 from coldstart.fleet.events import Action, Event
+from coldstart.fleet.live import admin, calls, messages
+from coldstart.fleet.live.contact import ControllerAway
+from coldstart.fleet.live.control import FleetControl
+from coldstart.fleet.live.front import FleetFront
+from coldstart.fleet.live.messages import Call
+from coldstart.fleet.live.node import NodeServers
+from coldstart.fleet.live.orders import NodeLost, RankOrder
+from coldstart.fleet.live.state import FleetState
+from coldstart.fleet.live.wire import ModelDeployment
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
-from coldstart.gateway.app import Gateway
-from coldstart.gateway.http_server import GatewayServer
 from coldstart.host.launches import Launch
+from coldstart.host.live.app import Gateway
+from coldstart.host.live.http_server import GatewayServer
 
 SETTINGS = FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.02, backoff_max_s=0.05)
 Recording = list[tuple[float, Event, list[Action]]]

@@ -25,11 +25,11 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import PacedFetch, WeightsRequest
 from coldstart.errors import Usage
-from coldstart.gateway import starter
-from coldstart.gateway.servers import Starter
-from coldstart.machine import ipc
-from coldstart.machine.lifeline import die_with_supervisor
-from coldstart.serve import fetch
+from coldstart.host.live import starter
+from coldstart.host.live.servers import Starter
+from coldstart.launch import fetch
+from coldstart.system.ipc import json_lines
+from coldstart.system.proc.lifeline import die_with_supervisor
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 from coldstart.weights.prefetch import client
 
@@ -99,7 +99,7 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
 
-def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
+def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     """In the place of planning and starting: this process is the server."""
     if message["model"] == "broken":
         raise Usage("no weights at /nowhere")
@@ -130,4 +130,4 @@ def _fetch(message: Mapping[str, Any], words: list[str]) -> None:
 
 if __name__ == "__main__":
     die_with_supervisor()
-    starter.serve_forever(ipc.Channel(socket.socket(fileno=int(sys.argv[1]))), supervise)
+    starter.serve_forever(json_lines.Channel(socket.socket(fileno=int(sys.argv[1]))), supervise)

@@ -9,10 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-from coldstart.cluster.run import FleetUp, FleetUpOptions
+from coldstart.fleet.live.run import FleetUp, FleetUpOptions
 from coldstart.fleet.specification import FleetSettings
-from coldstart.gateway.log import Log
-from coldstart.machine.paths import Cache
+from coldstart.host.live.log import Log
+from coldstart.system.paths import Cache
 
 
 def main(state: str, recording: str, ranks: str = "1", host: str = "127.0.0.1") -> None:

@@ -37,7 +37,9 @@ class RangeServer:
     ) -> None:
         self.directory, self.settings, self.host = directory.resolve(), Settings(rate), host
         self.bucket, self.lock = Bucket(self.settings), threading.Condition()
-        self._port, self._sent = port, list[Sent]()
+        # Bound all the time, so that no other process takes the port while this server is down.
+        self._reserved = _bound(host, port)
+        self._port, self._sent = int(self._reserved.getsockname()[1]), list[Sent]()
         self._listener: _Listener | None = None
         self.up()
 
@@ -84,7 +86,18 @@ class RangeServer:
         """Listen again, on the same port. Does nothing while up."""
         if self._listener is None:
             self._listener = _Listener(self, self._port)
-            self._port = self._listener.server_port
+
+    def close(self) -> None:
+        """Die, and release the port."""
+        self.down()
+        self._reserved.close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((host, port))
+    return reserved
 
 
 class _Listener(ThreadingHTTPServer):
@@ -246,7 +259,7 @@ def serving(directory: Path, rate: float | None = None, port: int = 0) -> Iterat
     try:
         yield server
     finally:
-        server.down()
+        server.close()
 
 
 def main(directory: str, host: str, port: str) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from vllm.platforms.cpu import CpuPlatform
 
-from coldstart.machine import modes
 from coldstart.vllm.engine import template, worker
 
 ASKED = Path(sys.argv[1]).with_name("asked")
@@ -44,7 +43,6 @@ def wake_up(self: worker.ColdWorker, tags: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    modes._CPU.clear()
     CpuPlatform.is_sleep_mode_available = lambda self: True
     worker.ColdWorker.sleep, worker.ColdWorker.wake_up = sleep, wake_up
     template.main(sys.argv[1:])

@@ -16,7 +16,7 @@ from pathlib import Path
 from tools import debian
 from tools.debian import Unavailable
 
-from coldstart.machine.addresses import free_port
+from coldstart.system.ipc.addresses import free_port
 
 _PACKAGE = "docker-registry"
 

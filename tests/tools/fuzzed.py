@@ -252,9 +252,10 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
     from coldstart.commands import _bundle_views
     from coldstart.commands import list as list_command
 
-    from coldstart.key import inspection
+    from coldstart.launch import planning
+    from coldstart.launch.request import ServeRequest
+    from coldstart.models import inspection
     from coldstart.scheduling.settings import SchedulerSettings
-    from coldstart.serve import serve
 
     def listed(store: Store) -> object:
         return list_command._text([list_command._data(bundle) for bundle in store.list()])
@@ -271,7 +272,7 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
     def dry_run(**more: Any) -> Callable[[Store], object]:
         def plan(_: Store) -> object:
             found = inspection.look_up(model, accepts=anyone)
-            planned = serve.plan(serve.ServeRequest(found, without_bundle=True, **more))
+            planned = planning.plan(ServeRequest(found, without_bundle=True, **more))
             json.dumps(planned.document())
             return planned
 

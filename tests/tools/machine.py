@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coldstart.machine.addresses import free_port
+from coldstart.system.ipc.addresses import free_port
 from coldstart.validate import process_tree
 from coldstart.validate.completions import CompletionClient
 from coldstart.validate.launch import HOST

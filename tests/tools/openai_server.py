@@ -17,6 +17,7 @@ class FakeServer:
     mode: str = "ok"
     gap_s: float = 0.0
     bodies: list[dict[str, object]] = field(default_factory=list)
+    answered: int = 0
     port: int = 0
     text: str = "too many!"
 
@@ -28,6 +29,7 @@ class FakeServer:
         body = json.loads(await reader.readexactly(length))
         self.bodies.append(body)
         await self._answer(writer, body)
+        self.answered += 1
         writer.close()
 
     async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, object]) -> None:

@@ -23,23 +23,22 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     for layer in (
         "errors artifacts",
         "contract units",
-        "machine",
-        "model",
-        "key",
+        "system",
+        "models",
         "weights graphs scheduling",
         "vllm",
-        "serve",
+        "launch",
         "materialize",
-        "validate traces",
-        "measure",
+        "validate",
+        "bench",
         "host",
-        "fleet gateway",
-        "cluster",
+        "fleet",
+        "lab",
         "commands",
     )
 )
 # What a server needs to be built, checked and started; it works without the packages in BEYOND_CORE.
-BEYOND_CORE = frozenset(["measure", "traces", "host", "gateway", "fleet", "cluster", "commands"])
+BEYOND_CORE = frozenset(["host", "fleet", "bench", "lab", "commands"])
 CORE = frozenset(room for layer in LAYERS for room in layer) - BEYOND_CORE
 # What a room must not import of the outside world; everything else is nobody's business but mypy's.
 FOREIGN = {
@@ -47,14 +46,11 @@ FOREIGN = {
     "commands": ("torch", "vllm"),
     "contract": ("torch", "vllm", "typer", "numpy"),
     "scheduling": ("torch", "vllm"),
-    "traces": ("torch", "vllm"),
-    "key": ("torch", "vllm"),
-    "fleet": ("torch", "vllm", "ray"),
-    "host": ("torch", "vllm", "aiohttp", "starlette", "uvicorn"),
-    "gateway": ("torch", "vllm", "typer", "ray"),
-    "cluster": ("torch", "vllm", "typer"),
+    "lab": ("torch", "vllm", "typer", "ray"),
+    "fleet": ("torch", "vllm", "typer"),
+    "host": ("torch", "vllm", "typer", "ray"),
 }
-MOST_ROOMS = 26
+MOST_ROOMS = 18
 # Public classes of one name in two rooms, and why a reader is not misled. Any other name stands for one class.
 SHARED_NAMES = {
     "Policy": "the order of jobs in scheduling, what leaves in host: the field's word for both",
@@ -172,11 +168,25 @@ def test_the_core_needs_no_library_of_tables_plots_or_requests() -> None:
 
 
 def test_the_benchmark_imports_nothing_that_only_explains_results() -> None:
-    bench, lab = (
-        ("coldstart.measure.bench", "coldstart.measure.report"),
-        ("coldstart.measure.replay", "coldstart.traces"),
-    )
-    assert [one for one in IMPORTS if one.by.startswith(bench) and one.of.startswith(lab)] == []
+    assert [one for one in IMPORTS if _room(one.by) == "bench" and _room(one.of) == "lab"] == []
+
+
+@pytest.mark.parametrize(
+    ("package", "foreign"),
+    [
+        ("coldstart.host", ("aiohttp", "starlette", "uvicorn", "httptools", "prometheus_client")),
+        ("coldstart.fleet", ("aiohttp", "starlette", "uvicorn", "httptools", "prometheus_client", "ray")),
+    ],
+)
+def test_decisions_of_host_and_fleet_do_no_network_io(package: str, foreign: tuple[str, ...]) -> None:
+    live = (f"{package}.live", f"{package}.live.")
+    pure = [one for one in IMPORTS if one.by.startswith(f"{package}.") and not _below(one.by, live)]
+    assert pure and [one for one in pure if one.of.split(".")[0] in foreign] == []
+    assert [one for one in pure if _below(one.of, live)] == []
+
+
+def _below(module: str, package: tuple[str, str]) -> bool:
+    return module == package[0] or module.startswith(package[1])
 
 
 @pytest.mark.parametrize("room", FOREIGN)
@@ -227,7 +237,7 @@ def test_nothing_runs_in_a_circle() -> None:
     assert _circles(_run_time_edges(IMPORTS)) == []
 
 
-@pytest.mark.parametrize("room", ["gateway", "host"])
+@pytest.mark.parametrize("room", ["host", "fleet"])
 def test_imports_run_in_no_circle_when_type_only_ones_count(room: str) -> None:
     inside = [replace(one, at_run_time=True) for one in IMPORTS if _room(one.by) == _room(one.of) == room]
     assert inside and _circles(_run_time_edges(inside)) == []
@@ -255,14 +265,14 @@ class TestTheRulesWouldBeNoticedIfBroken:
     """The same readings over sources that break them."""
 
     def test_imports_of_every_kind_are_seen(self) -> None:
-        text = b"import torch.nn\nfrom coldstart.key import keys\ndef f():\n from .. import cli\n"
-        text += b"if TYPE_CHECKING:\n from coldstart.serve import serve\n"
+        text = b"import torch.nn\nfrom coldstart.models import keys\ndef f():\n from .. import cli\n"
+        text += b"if TYPE_CHECKING:\n from coldstart.launch import ladder\n"
         found = set(_imports("coldstart.artifacts.bad", text, MODULES))
         assert found == {
             Import("coldstart.artifacts.bad", "torch.nn", True),
-            Import("coldstart.artifacts.bad", "coldstart.key.keys", True),
+            Import("coldstart.artifacts.bad", "coldstart.models.keys", True),
             Import("coldstart.artifacts.bad", "coldstart", True),
-            Import("coldstart.artifacts.bad", "coldstart.serve.serve", False),
+            Import("coldstart.artifacts.bad", "coldstart.launch.ladder", False),
         }
         assert len(_upward(found)) == 2
 
@@ -271,8 +281,10 @@ class TestTheRulesWouldBeNoticedIfBroken:
         assert not _upward([Import("coldstart.graphs.tables", "coldstart.contract.plan", True)])
 
     def test_a_core_module_that_imports_beyond_the_core_is_seen(self) -> None:
-        text = b"def f():\n from coldstart.measure.bench import facts\nif TYPE_CHECKING:\n import coldstart.host.core\n"
-        bad, good = "coldstart.validate.bad", "coldstart.measure.good"
+        text = (
+            b"def f():\n from coldstart.bench import facts\nif TYPE_CHECKING:\n import coldstart.host.core\n"
+        )
+        bad, good = "coldstart.validate.bad", "coldstart.lab.good"
         assert len(_beyond_core(_imports(bad, text, MODULES))) == 2
         assert _beyond_core(_imports(good, text, MODULES)) == []
 

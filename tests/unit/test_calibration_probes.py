@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.scheduling import probes
-from coldstart.measure.replay import RequestRecord, records_of
+from coldstart.lab.replay import RequestRecord, records_of
+from coldstart.lab.scheduling import SimSettings, simulate
+from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
-from coldstart.scheduling.simulate import SimSettings, simulate
-from coldstart.traces import TraceRequest
 
 BATCH = 4
 TRUTH = SimSettings(request_s=0.003, context_s=1e-6, crowd_s=2e-4)

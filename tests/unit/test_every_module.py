@@ -35,9 +35,9 @@ THROUGH = {
         "net.origin": REGISTRY, "oci_layout": MOVING, "receive": MOVING, "repair": REGISTRY, "selection": STORE,
         "staging": STORE,
     },
-    "coldstart.cluster": {
+    "coldstart.fleet.live": {
         **dict.fromkeys(("client", "controller_connection", "local_state"), FLEET_ON_RAY),
-        **dict.fromkeys(("measurements", "replicas", "targets", "workers"), "unit/cluster/test_moves.py"),
+        **dict.fromkeys(("measurements", "replicas", "targets", "workers"), "unit/fleet/live/test_moves.py"),
     },
     "coldstart.commands": {
         "_fleet_live": "cli/test_fleet_command.py",
@@ -50,9 +50,9 @@ THROUGH = {
         ("cluster", "consolidation", "deployments", "growth", "lives", "placement", "recheck", "requests", "roster",
          "timers"), FLEET
     ),
-    "coldstart.gateway": {
-        "client": "unit/gateway/test_exchange.py",
-        **dict.fromkeys(("lifecycle", "record", "server_observer"), "unit/gateway/test_driver.py"),
+    "coldstart.host.live": {
+        "client": "unit/host/live/test_exchange.py",
+        **dict.fromkeys(("lifecycle", "record", "server_observer"), "unit/host/live/test_driver.py"),
     },
     "coldstart.graphs": {
         **dict.fromkeys(("classify", "sides"), "unit/graphs/test_graphs_offline.py"),
@@ -60,22 +60,31 @@ THROUGH = {
         "rebuild": "unit/graphs/test_graphs_restore.py",
     },
     "coldstart.host": {
-        "eviction": HOST, "pending": HOST, "residents": HOST, "html": "cli/test_trace_replay_command.py",
-        "policies.protocol": "unit/host/test_policies.py", "policies.shadow": "unit/host/test_policies_properties.py",
+        "eviction": HOST, "pending": HOST, "residents": HOST, "policies.protocol": "unit/host/test_policies.py",
     },
-    "coldstart.machine": {"owned": "unit/machine/test_scratch.py", "verdicts": "attacks/test_untrusted_code.py"},
-    "coldstart.model": {"hub": "unit/model/test_models.py"},
+    "coldstart.system": {
+        "proc.locked_directory": "unit/system/test_scratch.py", "trust.trust_cache": "attacks/test_untrusted_code.py",
+        "trust.trusted_keys": "attacks/test_untrusted_code.py",
+    },
+    "coldstart.models": {"hub": "unit/models/test_models.py"},
     "coldstart.scheduling": {
         "baselines": "unit/scheduling/test_mlfq.py", "queues": "unit/scheduling/test_mlfq.py",
         "placement.room": RULES, "placement.loads": RULES,
-        "placement.view": RULES, "simulate.placed": TWIN, "simulate.stock": TWIN,
-        "simulate.settings": TWIN,
+        "placement.view": RULES,
     },
-    "coldstart.traces": {"readers": "unit/measure/traces/test_traces.py", "request": "unit/measure/traces/test_traces.py"},
+    "coldstart.launch": dict.fromkeys(
+        ("modes.from_template", "modes.template_engine", "modes.template_runtime", "modes.thawing"),
+        "unit/launch/test_serve.py",
+    ),
+    "coldstart.lab": {
+        "traces.readers": "unit/lab/traces/test_traces.py", "traces.request": "unit/lab/traces/test_traces.py",
+        **dict.fromkeys(("scheduling.placed", "scheduling.stock", "scheduling.settings"), TWIN),
+        "host.html": "cli/test_trace_replay_command.py",
+    },
     "coldstart.vllm": {
         "engine.recorder": GPU, "scheduling.events": SCHEDULER,
         "scheduling.queue": SCHEDULER, "compat.scheduling": "unit/vllm/test_compat_table.py",
-        "scheduling.started": SCHEDULER,
+        "scheduling.started": SCHEDULER, "scheduling.states": SCHEDULER,
         "scheduling.view": SCHEDULER, "weights.device": "unit/vllm/weights/test_loader_in_place.py",
     },
     "coldstart.weights.prefetch": dict.fromkeys(

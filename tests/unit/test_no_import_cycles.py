@@ -29,20 +29,20 @@ def test_modules_of_one_package_import_each_other_without_cycles() -> None:
 
 
 def test_type_only_and_lazy_imports_close_a_cycle() -> None:
-    whole = b"from coldstart.cluster.front import FleetFront\n"
-    type_only = b"if TYPE_CHECKING:\n from coldstart.cluster.control import FleetControl\n"
-    lazy = b"def f():\n from coldstart.cluster import control\n"
+    whole = b"from coldstart.fleet.live.front import FleetFront\n"
+    type_only = b"if TYPE_CHECKING:\n from coldstart.fleet.live.control import FleetControl\n"
+    lazy = b"def f():\n from coldstart.fleet.live import control\n"
     for part in (type_only, lazy):
         found = [
-            *_imports("coldstart.cluster.control", whole, MODULES),
-            *_imports("coldstart.cluster.front", part, MODULES),
+            *_imports("coldstart.fleet.live.control", whole, MODULES),
+            *_imports("coldstart.fleet.live.front", part, MODULES),
         ]
-        assert _cycles(found) == {frozenset({"coldstart.cluster.control", "coldstart.cluster.front"})}
+        assert _cycles(found) == {frozenset({"coldstart.fleet.live.control", "coldstart.fleet.live.front"})}
 
 
 def test_imports_of_another_package_close_no_cycle() -> None:
     found = [
-        Import("coldstart.cluster.control", "coldstart.fleet.core", True),
-        Import("coldstart.fleet.core", "coldstart.cluster.control", True),
+        Import("coldstart.fleet.live.control", "coldstart.fleet.core", True),
+        Import("coldstart.fleet.core", "coldstart.fleet.live.control", True),
     ]
     assert _cycles(found) == set()

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from coldstart.machine import secrets
+from coldstart.system import secrets
 
 SECRET_NAMES = (
     "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "VLLM_API_KEY",

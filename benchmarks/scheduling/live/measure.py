@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.scheduling.live.model import VOCABULARY
 from benchmarks.scheduling.live.servers import Server
 from benchmarks.scheduling.live.workloads import lengths
-from coldstart.measure.replay import ReplaySettings, RequestRecord, replay
-from coldstart.measure.replay.metrics import percentile
-from coldstart.traces import TraceRequest
+from coldstart.lab.replay import ReplaySettings, RequestRecord, replay
+from coldstart.lab.replay.metrics import percentile
+from coldstart.lab.traces import TraceRequest
 
 LONG_SHARE = 0.1
 CAPACITY_REQUESTS, CAPACITY_PER_SLOT = 100, 4

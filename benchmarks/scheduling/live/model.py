@@ -12,8 +12,8 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from coldstart.machine import paths
-from coldstart.model import tiny
+from coldstart.models import tiny
+from coldstart.system import paths
 
 SEED, HIDDEN, LAYERS, INTERMEDIATE = 7, 384, 10, 1024
 NAME = "bench-llama"

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.machine.addresses import free_port
-from coldstart.measure.replay.client import Target
-from coldstart.measure.replay.http import Endpoint
+from coldstart.lab.replay.client import Target
+from coldstart.lab.replay.http import Endpoint
+from coldstart.system.ipc.addresses import free_port
 from coldstart.validate import process_tree
 from coldstart.validate.launch import HOST
 from coldstart.validate.launchers import console

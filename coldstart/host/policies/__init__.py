@@ -7,23 +7,10 @@ from coldstart.host.policies.arc import ARC
 from coldstart.host.policies.classic import LFU, LRU, SRRIP
 from coldstart.host.policies.gdsf import GDSF
 from coldstart.host.policies.iam import IAM, IAMWindow
-from coldstart.host.policies.offline import Offline, Oracle, solve
 from coldstart.host.policies.predictive import Predictive
 from coldstart.host.policies.protocol import Costs, ModelCost, Policy
-from coldstart.host.policies.shadow import ShadowCache
 
-__all__ = [
-    "DEFAULT",
-    "POLICIES",
-    "Costs",
-    "ModelCost",
-    "Offline",
-    "Oracle",
-    "Policy",
-    "ShadowCache",
-    "make",
-    "solve",
-]
+__all__ = ["DEFAULT", "POLICIES", "Costs", "ModelCost", "Policy", "make"]
 
 POLICIES: dict[str, Callable[[Costs, int], Policy]] = {
     "lru": LRU,

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
-from coldstart.machine import runtime
+from coldstart.contract.fallback import Fallback
+from coldstart.system import runtime
 
 Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "offload", "tails", "graphs", "kv-plan",
@@ -23,7 +24,7 @@ CHECKED: dict[Feature, Versions] = {"graphs": ((0, 32), (0, 33)), "late-interact
 
 
 log = logging.getLogger("vllm.coldstart")
-fallbacks: list[dict[str, str]] = []
+fallbacks: list[Fallback] = []
 """Fallbacks that this process found out about by itself, after its server had started it."""
 
 
@@ -45,7 +46,7 @@ def check(feature: Feature, load: Callable[[], object] | None = None) -> str | N
 def fall_back(section: str, reason: str) -> None:
     """Log a fallback of this process, and keep it for the worker's report."""
     log.warning("coldstart: %s: %s", section, reason)
-    fallbacks.append({"section": section, "reason": reason})
+    fallbacks.append(Fallback(section, reason))
 
 
 def version() -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import get_args
 
 from coldstart import vllm
-from coldstart.machine import runtime
+from coldstart.system import runtime
 from coldstart.vllm.compat import Feature, check, engine, graphs, scheduling
 from coldstart.vllm.compat.inspection import problems
 from coldstart.vllm.compat.points import Point

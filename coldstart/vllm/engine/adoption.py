@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from coldstart.machine import secrets
 from coldstart.scheduling.settings import KEY
+from coldstart.system import secrets
 
 # Names of leaves, and with a dot at their end of all that lies below one.
 _NAMED = "what the server calls itself, or a number drawn for this start"

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import Any
 
-from coldstart.machine import timeline
+from coldstart.system import timeline
 from coldstart.vllm import compat
 
 # What a worker says of nearly every model that generates; one that says more has its application built by vLLM.

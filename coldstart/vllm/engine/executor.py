@@ -17,8 +17,8 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine import timeline
-from coldstart.machine.lifeline import die_with_parent
+from coldstart.system import timeline
+from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.vllm import compat
 from coldstart.vllm.engine import adoption, stepdowns
 

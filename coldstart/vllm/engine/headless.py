@@ -8,6 +8,7 @@ import os
 import sys
 from argparse import Namespace
 
+from coldstart.contract import fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm import compat
 
@@ -25,7 +26,8 @@ def run(args: Namespace, plan: LaunchPlan) -> int:
 
     descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
     if descriptor >= 0:
-        report = {"fast_path": {}, "fallbacks": list(plan.fallbacks), "tokens": [], "headless": True}
+        named = fallback.to_json(plan.fallbacks)
+        report = {"fast_path": {}, "fallbacks": named, "tokens": [], "headless": True}
         os.write(descriptor, (json.dumps(report) + "\n").encode())
         os.close(descriptor)
     args.api_server_count = 0  # as vLLM's own command sets it

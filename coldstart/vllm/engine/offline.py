@@ -21,11 +21,12 @@ from typing import Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
-from coldstart.key.inspection import NOT_MADE
-from coldstart.machine import runtime, timeline
-from coldstart.machine.lifeline import die_as_a_group
+from coldstart.models.inspection import NOT_MADE
 from coldstart.scheduling import profiling
+from coldstart.system import runtime, timeline
+from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm import compat
 from coldstart.vllm.compat.report import check_compatibility
 from coldstart.vllm.engine import compiled, server, stepdowns
@@ -98,7 +99,7 @@ class OfflineEngine:
 
 def synchronous(vllm_args: Arguments) -> Arguments:
     """Arguments with which `step` returns when its iteration is done: on a GPU it would be when it is launched."""
-    return vllm_args if runtime.targets_cpu() else vllm_args.before("--no-async-scheduling")
+    return vllm_args if runtime.targets_cpu() else vllm_args.append("--no-async-scheduling")
 
 
 def canary(engine: OfflineEngine) -> dict[str, list[int]]:
@@ -216,7 +217,7 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
         with timeline.measure("save compiled forward", track="offline"):
             reason = not_compiled(engine) or write_compiled(engine, out / "compile")
         if reason:
-            stepdowns.say([{"section": "compile", "reason": reason}])
+            stepdowns.say([Fallback("compile", reason)])
             _write(out / f"{NOT_MADE}.json", {"compile": reason})
     # Last: its imports would be in what is measured.
     report_compatibility(out)
@@ -237,7 +238,7 @@ def report_compatibility(out: Path) -> None:
     with timeline.measure("check vLLM compatibility", track="offline"):
         reasons = check_compatibility()
     if reasons:
-        stepdowns.say([{"section": feature, "reason": reason} for feature, reason in reasons.items()])
+        stepdowns.say([Fallback(feature, reason) for feature, reason in reasons.items()])
         _write(out / "compatibility.json", reasons)
 
 

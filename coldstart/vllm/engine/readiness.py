@@ -12,9 +12,11 @@ import json
 import os
 from typing import Any
 
+from coldstart.contract import fallback
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import COMPILE_REPORT, GRAPHS_REPORT, KV_REPORT
 from coldstart.contract.plan import CANARY_BATCH, READY_FD_ENV, LaunchPlan
-from coldstart.machine import timeline
+from coldstart.system import timeline
 
 FALLBACK_PROMPT = [1, 2, 3, 4]
 
@@ -69,7 +71,7 @@ class Readiness:
     async def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {
             "fast_path": {"worker": False} if self._without_worker() else {},
-            "fallbacks": list(self.plan.fallbacks),
+            "fallbacks": fallback.to_json(self.plan.fallbacks),
             "tokens": self.tokens,
             "canary": self._canary(),
         }
@@ -82,18 +84,18 @@ class Readiness:
         if self.plan.engine.compiled:
             fallbacks = await compile_fallbacks(self.engine)
             report["fast_path"]["compile"] = not fallbacks
-            report["fallbacks"] += fallbacks
+            report["fallbacks"] += fallback.to_json(fallbacks)
         if self.plan.engine.kv_plan:
-            report["fallbacks"] += await kv_fallbacks(self.engine)
+            report["fallbacks"] += fallback.to_json(await kv_fallbacks(self.engine))
         if self.plan.engine.restore:
             fallbacks = await graph_fallbacks(self.engine)
             report["fast_path"]["graphs"] = not fallbacks
-            report["fallbacks"] += fallbacks
+            report["fallbacks"] += fallback.to_json(fallbacks)
         return report
 
     def _without_worker(self) -> bool:
         """Whether this vLLM has no way for our worker, which then cannot say so itself."""
-        return any(fallback["section"] == "worker" for fallback in self.plan.fallbacks)
+        return any(one.stage == "worker" for one in self.plan.fallbacks)
 
     async def _tokens(self) -> list[int]:
         if "generate" not in await self.engine.get_supported_tasks():
@@ -125,25 +127,25 @@ class Readiness:
         return tokens
 
 
-async def compile_fallbacks(engine: Any) -> list[dict[str, str]]:
+async def compile_fallbacks(engine: Any) -> list[Fallback]:
     """Why workers have compiled although the bundle has what they need."""
     try:
         workers = await engine.collective_rpc(COMPILE_REPORT)
     except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
-        return [{"section": "compile", "reason": f"the plug-in did not load: {error}"}]
+        return [Fallback("compile", f"the plug-in did not load: {error}")]
     reasons = [reason for worker in workers for reason in worker["reasons"]]
     if not any(worker["loaded"] for worker in workers) and not reasons:
         reasons = ["vLLM asked for no ahead-of-time artefact"]
-    return [{"section": "compile", "reason": reason} for reason in dict.fromkeys(reasons)]
+    return [Fallback("compile", reason) for reason in dict.fromkeys(reasons)]
 
 
-async def kv_fallbacks(engine: Any) -> list[dict[str, str]]:
+async def kv_fallbacks(engine: Any) -> list[Fallback]:
     """Why ranks have profiled their KV cache although the bundle has its size."""
     try:
         reasons = await engine.collective_rpc(KV_REPORT)
     except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
         reasons = [f"the plug-in did not load: {error}"]
-    return [{"section": "kv", "reason": reason} for reason in dict.fromkeys(filter(None, reasons))]
+    return [Fallback("kv", reason) for reason in dict.fromkeys(filter(None, reasons))]
 
 
 def refuse(reason: str) -> None:
@@ -154,11 +156,11 @@ def refuse(reason: str) -> None:
         os.close(descriptor)
 
 
-async def graph_fallbacks(engine: Any) -> list[dict[str, str]]:
+async def graph_fallbacks(engine: Any) -> list[Fallback]:
     """Which CUDA graphs the workers have captured although the bundle has them, or why they restored none."""
     try:
         workers = await engine.collective_rpc(GRAPHS_REPORT)
     except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
-        return [{"section": "graphs", "reason": f"the plug-in did not load: {error}"}]
+        return [Fallback("graphs", f"the plug-in did not load: {error}")]
     reasons = {f"{'all' if k == '*' else k}: {why}": None for worker in workers for k, why in worker.items()}
-    return [{"section": "graphs", "reason": reason} for reason in reasons]
+    return [Fallback("graphs", reason) for reason in reasons]

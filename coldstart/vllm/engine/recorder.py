@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine.lifeline import die_as_a_group
+from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm.engine.offline import OfflineEngine, begin
 
 PROMPT_TOKENS, LIVE_STEPS = 8, 6

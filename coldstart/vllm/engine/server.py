@@ -22,9 +22,9 @@ from typing import Any
 from psutil import NoSuchProcess
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine import timeline
-from coldstart.machine.lifeline import die_with_parent, die_with_supervisor
-from coldstart.machine.scratch import scratch
+from coldstart.system import timeline
+from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
+from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat, stock
 from coldstart.vllm.engine import stepdowns
 from coldstart.vllm.engine.application import EarlyApplication

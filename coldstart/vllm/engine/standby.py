@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import fingerprint, modes
-from coldstart.machine.ipc import Channel
-from coldstart.machine.peers import Listener, PeerError
-from coldstart.machine.scratch import scratch
+from coldstart.system import fingerprint
+from coldstart.system.ipc.json_lines import Channel
+from coldstart.system.ipc.peers import Listener, PeerError
+from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat
 from coldstart.vllm.engine import server, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
@@ -265,8 +265,6 @@ def run(plan: LaunchPlan, level: int, listening: Path, acknowledge: int) -> int:
 
     Raises RuntimeError where this vLLM has no way for it.
     """
-    if refusal := modes.refusal("standby"):
-        raise RuntimeError(f"{refusal.reason}: {refusal.mend}")
     plan.install()
     if reason := compat.check("start", server.import_runtime) or compat.check("standby"):
         raise RuntimeError(f"no engine can be kept asleep: {reason}")

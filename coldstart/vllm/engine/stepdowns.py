@@ -7,6 +7,7 @@ from argparse import Namespace
 from functools import partial
 from importlib import import_module
 
+from coldstart.contract.fallback import Fallback
 from coldstart.vllm import compat
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 
@@ -17,7 +18,7 @@ VLLM_WORKER = f"{_CPU_WORKER}.CPUWorker"
 # Given to vLLM's own workers, so that they too can say how they loaded.
 EXTENSION = "coldstart.vllm.weights.extension.Reporting"
 
-Fallbacks = list[dict[str, str]]
+Fallbacks = list[Fallback]
 
 
 def settle(args: Namespace) -> Fallbacks:
@@ -25,14 +26,14 @@ def settle(args: Namespace) -> Fallbacks:
     fallbacks: Fallbacks = []
     if args.load_format == LOAD_FORMAT and (reason := compat.check("weights")):
         args.load_format = "auto"
-        fallbacks.append({"section": "weights", "reason": f"{reason} vLLM loads them its own way."})
+        fallbacks.append(Fallback("weights", f"{reason} vLLM loads them its own way."))
     if can_use_executor(args):
         # vLLM imports the executor in this process; the engine process alone imports our worker, which takes longer.
         if (reason := compat.check("worker", partial(import_module, EXECUTOR.rpartition(".")[0]))) is None:
             args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
             return fallbacks
         reason = f"{reason} vLLM's own worker runs, and compiles."
-        fallbacks += [{"section": section, "reason": reason} for section in ("worker", "compile")]
+        fallbacks += [Fallback(stage, reason) for stage in ("worker", "compile")]
     if args.load_format == LOAD_FORMAT and not args.worker_extension_cls:
         args.worker_extension_cls = EXTENSION
     return fallbacks
@@ -59,4 +60,4 @@ def reports(args: Namespace) -> bool:
 def say(fallbacks: Fallbacks) -> None:
     """To whoever reads this process's log, where there is no report to put it in."""
     for fallback in fallbacks:
-        sys.stderr.write(f"coldstart: {fallback['section']}: {fallback['reason']}\n")
+        sys.stderr.write(f"coldstart: {fallback}\n")

@@ -19,12 +19,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import addresses, fingerprint, memory, modes, randomness, tiles, timeline
-from coldstart.machine.ipc import Channel
-from coldstart.machine.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
-from coldstart.machine.modes import SLEEP_LEVELS
-from coldstart.machine.peers import Listener, PeerError
+from coldstart.contract.template_levels import ENGINE, SLEEP_LEVELS
+from coldstart.system import fingerprint, runtime, timeline
+from coldstart.system.devices import amx_tiles
+from coldstart.system.ipc import addresses
+from coldstart.system.ipc.json_lines import Channel
+from coldstart.system.ipc.peers import Listener, PeerError
+from coldstart.system.proc import memory, randomness
+from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.vllm import compat
 from coldstart.vllm.engine import ahead, application, server, stepdowns
 from coldstart.vllm.engine.readiness import refuse
@@ -38,8 +42,8 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     Raises RuntimeError where this vLLM has no way for it, when another Python thread is alive, or at level `engine` on a GPU or
     for more than one rank: such a process must not be forked.
     """
-    if level == "engine" and (refusal := modes.refusal("template-engine")):
-        raise RuntimeError(f"{refusal.reason}: {refusal.mend}")
+    if level == ENGINE and not runtime.targets_cpu():
+        raise RuntimeError("a built GPU engine cannot be forked: CUDA does not survive a fork")
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # its monitor is a thread
@@ -52,7 +56,7 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     application.warm(args, config)
     ahead.prepare()
     if level == "engine" and (reason := compat.check("template") or compat.check("worker")):
-        fallbacks.append({"section": "template", "reason": f"{reason} Each server builds its own worker."})
+        fallbacks.append(Fallback("template", f"{reason} Each server builds its own worker."))
     elif level == "engine":
         server.warm_tokenizer(config)
         prebuild_worker(config)
@@ -167,7 +171,7 @@ class Template:
             # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             randomness.renew()
-            tiles.ask()  # the leave is lost where this template was thawed
+            amx_tiles.ask()  # the leave is lost where this template was thawed
             code = self._serve(request["plan"])
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and leave
             sys.stderr.write(f"coldstart: the forked server ended: {type(error).__name__}: {error}\n")

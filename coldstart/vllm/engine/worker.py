@@ -19,8 +19,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from coldstart.contract import fallback
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine import timeline
+from coldstart.system import timeline
 from coldstart.vllm import compat
 from coldstart.vllm.engine import compiled
 from coldstart.vllm.weights import entry
@@ -68,7 +70,7 @@ class ColdWorker(CPUWorker):
     """vLLM's CPU worker, started from materialized state."""
 
     fast_path: dict[str, bool]
-    fallbacks: list[dict[str, str]]
+    fallbacks: list[Fallback]
 
     def init_device(self) -> None:
         super().init_device()
@@ -105,7 +107,7 @@ class ColdWorker(CPUWorker):
     def _fall_back(self, section: str, reason: str) -> None:
         logger.warning("coldstart: %s not used as it is: %s", section, reason)
         self.fast_path[section] = False
-        self.fallbacks.append({"section": section, "reason": reason})
+        self.fallbacks.append(Fallback(section, reason))
 
     def stand_in(self, reason: str) -> None:
         """This worker was built by the server itself: the one that was built before is for something else."""
@@ -137,6 +139,9 @@ class ColdWorker(CPUWorker):
         loaded = report.document()
         return {
             "fast_path": self.fast_path,
-            "fallbacks": [*compat.fallbacks, *self.fallbacks, *loaded.get("fallbacks", [])],
+            "fallbacks": [
+                *fallback.to_json([*compat.fallbacks, *self.fallbacks]),
+                *loaded.get("fallbacks", []),
+            ],
             "load": loaded,
         }

@@ -16,7 +16,7 @@ from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, View, finder
 from coldstart.graphs.tables import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random, kept_class
-from coldstart.machine import nvml
+from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.graph_source import key_of, log, refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors

@@ -15,7 +15,8 @@ from coldstart.graphs.restore import Restorer
 from coldstart.graphs.table_files import read_manifest
 from coldstart.graphs.tables import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework
-from coldstart.machine import nvml, timeline
+from coldstart.system import timeline
+from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.graph_source import log, refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from coldstart.machine import timeline
+from coldstart.system import timeline
 
 TRACK = "scheduler"
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import KEY
 from coldstart.vllm import compat
@@ -105,4 +106,4 @@ def _keeps_kv(args: Namespace) -> bool:
 
 
 def _note(plan: LaunchPlan, reason: str) -> None:
-    plan.fallbacks.append({"section": SECTION, "reason": reason})
+    plan.fallbacks.append(Fallback(SECTION, reason))

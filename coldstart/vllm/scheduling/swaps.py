@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coldstart.machine import timeline
+from coldstart.system import timeline
 from coldstart.vllm.scheduling.counters import Counters
 from coldstart.vllm.scheduling.events import Events
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coldstart.contract import fallback
 from coldstart.vllm import compat
 from coldstart.weights.load import report
 
@@ -14,5 +15,9 @@ class Reporting:
     def coldstart_report(self) -> dict[str, Any]:
         """As ColdWorker.coldstart_report: nothing was restored, the weights came as `load` says."""
         loaded, found = report.document(), compat.fallbacks
-        lost = {fallback["section"]: False for fallback in found}
-        return {"fast_path": lost, "fallbacks": [*found, *loaded.get("fallbacks", [])], "load": loaded}
+        lost = {one.stage: False for one in found}
+        return {
+            "fast_path": lost,
+            "fallbacks": [*fallback.to_json(found), *loaded.get("fallbacks", [])],
+            "load": loaded,
+        }

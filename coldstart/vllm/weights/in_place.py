@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from coldstart.machine import memory
+from coldstart.system.proc import memory
 
 # One faults while the other copies: more of them wait for the address space.
 COPIERS = 2

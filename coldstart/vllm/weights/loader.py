@@ -21,7 +21,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import ColdstartError
-from coldstart.machine import timeline
+from coldstart.system import timeline
 from coldstart.vllm.weights.in_place import InPlace
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import report, stage, tensors

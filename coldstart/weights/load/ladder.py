@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from coldstart.machine import timeline
+from coldstart.system import timeline
 from coldstart.weights.load.report import LoadReport
 from coldstart.weights.load.tensor_sources import Lost, TensorSource
 from coldstart.weights.load.tensors import Tensor

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from coldstart.contract import fallback
+from coldstart.contract.fallback import Fallback
+
 
 @dataclass
 class LoadReport:
@@ -21,15 +24,15 @@ class LoadReport:
     wait_s: float = 0.0
     seconds: float = 0.0
     fetch: dict[str, Any] = field(default_factory=dict)
-    fallbacks: list[dict[str, str]] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
 
     def step_down(self, reason: str) -> None:
         """Note why the next rung is taken."""
-        self.fallbacks.append({"section": "load", "reason": reason})
+        self.fallbacks.append(Fallback("load", reason))
 
     def document(self) -> dict[str, Any]:
         """As plain data."""
-        return asdict(self)
+        return asdict(self) | {"fallbacks": fallback.to_json(self.fallbacks)}
 
 
 _last: list[LoadReport] = []

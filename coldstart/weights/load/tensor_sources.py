@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from coldstart.machine import memory
+from coldstart.system.proc import memory
 from coldstart.weights.load.tensors import Tensor
 
 if TYPE_CHECKING:

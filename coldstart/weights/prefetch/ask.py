@@ -14,10 +14,10 @@ from typing import Any
 
 from coldstart.artifacts.bundle import Trust
 from coldstart.errors import CommandFailed, Usage
-from coldstart.key import inspection
-from coldstart.key.inspection import Lookup
-from coldstart.machine.paths import Cache
-from coldstart.model.models import weight_files
+from coldstart.models import inspection
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import weight_files
+from coldstart.system.paths import Cache
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.prefetch import client, configuration
 from coldstart.weights.prefetch.range_source import is_local

@@ -16,8 +16,8 @@ from typing import Any
 
 from coldstart.contract import environment
 from coldstart.contract.weights import PacedFetch
-from coldstart.machine.ipc import Channel
-from coldstart.machine.timeline import EVENTS_VARIABLE
+from coldstart.system.ipc.json_lines import Channel
+from coldstart.system.timeline import EVENTS_VARIABLE
 from coldstart.weights.prefetch import region_layout, spawning
 from coldstart.weights.prefetch.attached import ANSWER_S, Attached, names_part, send
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused

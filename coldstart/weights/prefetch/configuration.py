@@ -45,6 +45,6 @@ def budget(settings: PrefetchSettings) -> int:
     """Bytes that the prefetcher may hold."""
     if settings.memory_bytes is not None:
         return settings.memory_bytes
-    from coldstart.machine.processes import available_memory
+    from coldstart.system.proc.processes import available_memory
 
     return int(SHARE * available_memory())

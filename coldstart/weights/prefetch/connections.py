@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Any
 
-from coldstart.machine.ipc import Channel, encode, send_some
+from coldstart.system.ipc.json_lines import Channel, encode, send_some
 from coldstart.weights.prefetch.model import PrefetchedModel
 from coldstart.weights.prefetch.paces import FetchPace
 from coldstart.weights.prefetch.schedule import Lease, UnitEntry, UnitState

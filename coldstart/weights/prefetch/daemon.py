@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from coldstart.artifacts import files
-from coldstart.machine import ipc, peers
+from coldstart.system.ipc import json_lines, peers
 from coldstart.weights.prefetch import configuration, spawning
 from coldstart.weights.prefetch.service import Service
 
@@ -35,8 +35,8 @@ def main(directory: Path, descriptor: int) -> None:
 
 def _handed_over(path: Path, client: socket.socket) -> bool:
     try:
-        with ipc.Channel(peers.connect(path)) as connection:
-            connection.socket.settimeout(ipc.PATIENCE_S)
+        with json_lines.Channel(peers.connect(path)) as connection:
+            connection.socket.settimeout(json_lines.PATIENCE_S)
             connection.send({"op": "adopt"}, (client.fileno(),))
             return any(message.get("adopted") for message in connection.replies())
     except (peers.PeerError, OSError):

@@ -30,7 +30,7 @@ class PrefetchedModel:
         self.board = Board(layout)
         self.region = None if is_local(address) else SharedRegion(layout.total)
         self.leases = 0
-        self.generation = 0  # of credentials
+        self.generation = 0  # of credentials and of patience: the error of an older job does not count
         self.flying = 0  # units that streams are working on
         self.wanted_at = monotonic()  # when it was last wanted while none was
         self.origin = origin(address)
@@ -69,7 +69,6 @@ class PrefetchedModel:
         """A unit is handed to a stream."""
         entry.state = UnitState.BUSY
         self.flying += 1
-        self._given_up = False
         self.began = self.began if self.began is not None else monotonic()
 
     def note(self, error: str) -> None:
@@ -91,9 +90,14 @@ class PrefetchedModel:
         return not self._given_up and now - self._down_since < patience_s
 
     def give_up(self) -> None:
-        """What was planned failed, and what is under way will; who wants it anew begins with new patience."""
+        """Give up on the source: planned units failed, and those under way will, unless `renew_patience` is called."""
         self._given_up = True
         self._down_since, self.retry_at, self._delay = None, 0.0, _FIRST_DELAY_S
+
+    def renew_patience(self) -> None:
+        """Try a source that was given up again, whatever the jobs that are still under way report."""
+        if self._given_up:
+            self._given_up, self.generation = False, self.generation + 1
 
     def stats(self) -> dict[str, Any]:
         """Bytes wanted, ready and fetched (so many of them again), and the times of first and last."""

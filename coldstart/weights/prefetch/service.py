@@ -14,8 +14,9 @@ from collections import deque
 from time import monotonic
 from typing import Any
 
-from coldstart.machine import ipc, timeline
-from coldstart.machine.peers import Listener, trusted
+from coldstart.system import timeline
+from coldstart.system.ipc import json_lines
+from coldstart.system.ipc.peers import Listener, trusted
 from coldstart.weights.prefetch import configuration
 from coldstart.weights.prefetch.connections import ClientConnection
 from coldstart.weights.prefetch.errors import PrefetchRefused
@@ -96,7 +97,7 @@ class Service:
                 client.gone = True
             for message in messages or ():
                 self._answer(client, message)
-        except (ipc.MalformedMessage, PrefetchRefused) as error:
+        except (json_lines.MalformedMessage, PrefetchRefused) as error:
             client.say({"refused": str(error)})
             client.gone = True
 
@@ -118,7 +119,7 @@ class Service:
         elif operation == "adopt":
             self._take_over(client)
         else:
-            raise ipc.MalformedMessage(f"no such operation: {str(operation)[:40]!r}")
+            raise json_lines.MalformedMessage(f"no such operation: {str(operation)[:40]!r}")
 
     def _take_over(self, client: ClientConnection) -> None:
         """Another prefetcher lost the race for the lock, and hands on the client that it was started for."""
@@ -127,14 +128,14 @@ class Service:
             self.adopt(socket.socket(fileno=descriptor))
         except OSError as error:
             os.close(descriptor)
-            raise ipc.MalformedMessage("a descriptor that is no socket") from error
+            raise json_lines.MalformedMessage("a descriptor that is no socket") from error
         client.say({"adopted": True})
 
     def _attach(self, client: ClientConnection, message: dict[str, Any]) -> None:
-        names, plan = ipc.body(client.channel.take())
+        names, plan = json_lines.body(client.channel.take())
         source, environment = message.get("source"), message.get("environment", {})
         if client.model is not None or not isinstance(source, str) or not isinstance(environment, dict):
-            raise ipc.MalformedMessage("a malformed attach")
+            raise json_lines.MalformedMessage("a malformed attach")
         wanted_names = _names(names)
         model = self.memory.find(source, plan, {str(k): str(v) for k, v in environment.items()})
         if message.get("pace") is not None:
@@ -160,9 +161,9 @@ class Service:
         return {**pace.document(), "ended": pace.served and not waits}
 
     def _want(self, client: ClientConnection, message: dict[str, Any]) -> None:
-        names, _ = ipc.body(client.channel.take())
+        names, _ = json_lines.body(client.channel.take())
         if client.model is None:
-            raise ipc.MalformedMessage("a want before an attach")
+            raise json_lines.MalformedMessage("a want before an attach")
         try:
             self._enlist(client, _names(names), bool(message.get("background")))
         except PrefetchRefused as error:
@@ -174,6 +175,7 @@ class Service:
         assert client.model is not None and client.lease is not None
         wanted = client.model.layout.wanted(names)
         entries = self.memory.want(client.model, wanted)
+        client.model.renew_patience()
         client.lease.add(entries, background=background)
         if not client.model.flying:
             client.model.wanted_at = monotonic()
@@ -343,7 +345,7 @@ def _pace(given: Any) -> tuple[str, float | None]:
     name, rate = (given.get("name"), given.get("rate")) if isinstance(given, dict) else (None, None)
     fits = rate is None or (isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0)
     if not isinstance(name, str) or not fits:
-        raise ipc.MalformedMessage("a pace is a name and a rate above 0, or null")
+        raise json_lines.MalformedMessage("a pace is a name and a rate above 0, or null")
     return name, rate
 
 
@@ -351,9 +353,9 @@ def _names(text: bytes) -> list[str] | None:
     try:
         names = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ipc.MalformedMessage(f"names that are no JSON: {error}") from error
+        raise json_lines.MalformedMessage(f"names that are no JSON: {error}") from error
     if names is not None and (
         not isinstance(names, list) or not all(isinstance(name, str) for name in names)
     ):
-        raise ipc.MalformedMessage("names are a list of strings, or null")
+        raise json_lines.MalformedMessage("names are a list of strings, or null")
     return names

@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from coldstart.errors import ColdstartError
-from coldstart.machine import paths, peers
+from coldstart.system import paths
+from coldstart.system.ipc import peers
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchLost
 
 # The shell ends at once: the prefetcher is nobody's child here, and leaves no zombie in a client that lives long.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coldstart.contract.arguments import parse
-from coldstart.key.relevance import IGNORED, engine_fields
+from coldstart.models.relevance import IGNORED, engine_fields
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,6}){0,2}", fullmatch=True).filter(
     lambda name: not name.startswith("no-") and name.replace("-", "_") not in IGNORED

@@ -1,6 +1,6 @@
 """vLLM's real scheduler and connector on the simulated engine's clock, to count what the simulated engine should count.
 
-An iteration takes what coldstart.scheduling.simulate says it takes; nothing is computed, tokens are numbers. What is
+An iteration takes what coldstart.lab.scheduling says it takes; nothing is computed, tokens are numbers. What is
 counted is read off vLLM's own objects: preemptions, blocks held at a preemption, tokens computed again, blocks loaded.
 """
 
@@ -20,9 +20,9 @@ from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
+from coldstart.lab.scheduling import Arrival, SimSettings
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.settings import FCFS
-from coldstart.scheduling.simulate import Arrival, SimSettings
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 from tests.support.scheduling.engine_double import Shape, _Unreplicated, base_config, build, make_request
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from coldstart.errors import Usage
-from coldstart.fleet import configuration, plan, replay
+from coldstart.fleet import configuration, plan
 from coldstart.fleet.timing import Overlap
+from coldstart.lab.fleet import replay
 
 GOOD: dict[str, Any] = {
     "placement": "pipeline",
@@ -83,7 +84,7 @@ def test_a_missing_member_is_named(missing: tuple[str, str, str]) -> None:
     [
         ("batch", 1.5, "write a whole number"),
         ("count", 0, "write count = 2"),
-        ("size", "apples", "write bytes, or such as 14GiB"),
+        ("size", "apples", "write bytes, or a size such as 14GiB"),
         ("overlap", "most", "one of sequential, after-import, full"),
     ],
 )

@@ -20,10 +20,11 @@ from coldstart.artifacts.store import Store
 from tools.bundles import publish
 
 from coldstart.errors import Usage
-from coldstart.fleet import kuberay, labels, leaderworkerset, manifest
-from coldstart.fleet.kuberay import FleetOptions
-from coldstart.fleet.leaderworkerset import GroupOptions
-from coldstart.fleet.manifest import PodOptions
+from coldstart.fleet import labels
+from coldstart.fleet.manifests import kuberay, leaderworkerset, manifest
+from coldstart.fleet.manifests.kuberay import FleetOptions
+from coldstart.fleet.manifests.leaderworkerset import GroupOptions
+from coldstart.fleet.manifests.manifest import PodOptions
 from coldstart.fleet.specification import ServerSpec
 
 KUBERNETES = "1.37.0"

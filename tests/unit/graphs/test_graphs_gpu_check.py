@@ -171,7 +171,7 @@ def test_a_phase_that_hangs_ends_with_all_its_processes(
     script.write_text("#!/bin/sh\nsleep 60 & echo $! > $(dirname $0)/pid; wait\n")
     script.chmod(0o755)
     monkeypatch.setattr(verify.sys, "executable", str(script))
-    found = verify.run_step(("P9", "probe", "llama", 1, 9), tmp_path, 1, 1.0)
+    found = verify.run_step(("P9", "probe", "llama", 1, 9), tmp_path, 1, 2.0)
     assert "no answer" in found["error"]
     stat = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
     deadline = time.monotonic() + 30

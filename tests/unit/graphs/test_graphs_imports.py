@@ -18,7 +18,7 @@ print(sorted(n for n in sys.modules if n.split(".")[0] in ("cuda", "torch", "vll
     "work",
     [
         "import coldstart.vllm.graphs.entry as e; e.register()",
-        "import coldstart.serve.serve, coldstart.materialize.materialize, coldstart.materialize.graphs",
+        "import coldstart.launch.ladder, coldstart.materialize.materialize, coldstart.materialize.graphs",
         "import coldstart.graphs.bundles, coldstart.graphs.offline, coldstart.validate.graphs",
         "import coldstart.vllm.graphs.plugin, coldstart.graphs.online, coldstart.graphs.rounds",
     ],

@@ -18,16 +18,19 @@ from support.graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import to_json
 from coldstart.contract.graphs import CANARY, EngineTask
 from coldstart.errors import CommandFailed
-from coldstart.key import inspection
-from coldstart.key.inspection import Lookup
-from coldstart.machine import nvml, paths
-from coldstart.machine.paths import Cache
+from coldstart.launch import prepare
+from coldstart.launch.fetch import Weights
 from coldstart.materialize import graphs
 from coldstart.materialize.assembly import _require_fast_path
-from coldstart.model.models import ResolvedModel
-from coldstart.serve import prepare
+from coldstart.models import inspection
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system import paths
+from coldstart.system.devices import nvml
+from coldstart.system.paths import Cache
 from coldstart.validate.checks import Level
 from coldstart.validate.graphs import check_graphs
 from coldstart.vllm.engine.readiness import graph_fallbacks
@@ -60,13 +63,13 @@ def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bu
 def prepared(bundle: Bundle, place: Path) -> Any:
     model = ResolvedModel("tiny", None, "org/tiny", None, {})
     lookup = Lookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle)
-    return prepare.prepare(lookup, bundle, trust=inspection.trust)
+    return prepare.prepare(lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust)
 
 
 def test_from_the_store_to_an_engine_in_another_process(place: Path, rounds_bundle: Path) -> None:
     bundle = publish(place, rounds_bundle)
     plan = prepared(bundle, place)
-    assert not [f for f in plan.fallbacks if f["section"] == "graphs"]
+    assert not [f for f in plan.fallbacks if f.stage == "graphs"]
     done = engine(plan.engine, **{CANARY: "all"})
     assert done["used"], done["fallbacks"]
     assert done["restored"] == KEYS and all(done["equal"].values())
@@ -76,7 +79,7 @@ def test_from_the_store_to_an_engine_in_another_process(place: Path, rounds_bund
 def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> None:
     plan = prepared(publish(place, rounds_bundle, signed=False), place)
     assert plan.engine == EngineTask()
-    (reason,) = [f["reason"] for f in plan.fallbacks if f["section"] == "graphs"]
+    (reason,) = [f.reason for f in plan.fallbacks if f.stage == "graphs"]
     assert "not trusted" in reason
 
 
@@ -87,12 +90,12 @@ def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> 
 def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, free: list[int | None], used: bool
 ) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     monkeypatch.setattr(nvml, "free_bytes", free.__getitem__)
     monkeypatch.setattr(prepare, "available_memory", lambda: pytest.fail("the host's memory was asked for"))
     plan = prepared(publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}]), place)
     assert (plan.engine.kv_plan is not None) is (kv_plan.VARIABLE in plan.env) is used
-    assert ("kv" in [f["section"] for f in plan.fallbacks]) is not used
+    assert ("kv" in [f.stage for f in plan.fallbacks]) is not used
     assert "--kv-cache-memory-bytes" not in plan.vllm_args
 
 
@@ -102,9 +105,9 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
 def test_a_plan_that_is_none_is_a_reason(
     place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, plans: object
 ) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     made = prepared(publish(place, rounds_bundle, plans=plans), place)
-    assert made.engine.kv_plan is None and "kv" in [f["section"] for f in made.fallbacks]
+    assert made.engine.kv_plan is None and "kv" in [f.stage for f in made.fallbacks]
 
 
 # --- materialize ---
@@ -119,7 +122,7 @@ def test_on_the_processor_there_is_nothing_to_do(tmp_path: Path) -> None:
 
 
 def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     assert (
         "--enforce-eager" in str(graphs.absent(Arguments(["--enforce-eager"])))
         and graphs.absent(Arguments(["--seed", "1"])) is None
@@ -128,7 +131,7 @@ def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("flag", ["--tensor-parallel-size", "-tp", "--pipeline-parallel-size"])
 def test_several_ranks_capture_their_own(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     assert (
         "collectives" in str(graphs.absent(Arguments([flag, "2"])))
         and graphs.absent(Arguments([flag, "1"])) is None
@@ -136,7 +139,7 @@ def test_several_ranks_capture_their_own(monkeypatch: pytest.MonkeyPatch, flag: 
 
 
 def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     reason = graphs.make(tmp_path / "out", tmp_path / "work", Launches(), Arguments())
     assert reason is None and (tmp_path / "out" / "proof.json").exists()
 
@@ -144,7 +147,7 @@ def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch:
 def test_an_engine_that_fails_costs_the_section_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
 
     def fail(name: str, task: EngineTask) -> None:
         raise CommandFailed("the engine ended with exit code 1")
@@ -182,7 +185,7 @@ class _Engine:
 
 
 def _report(answer: Any) -> list[dict[str, str]]:
-    return asyncio.run(graph_fallbacks(_Engine(answer)))
+    return to_json(asyncio.run(graph_fallbacks(_Engine(answer))))
 
 
 def test_each_captured_graph_is_named() -> None:

@@ -9,13 +9,15 @@ from random import Random
 import pytest
 
 from coldstart.errors import Usage
-from coldstart.host.policies import POLICIES, ModelCost, Oracle, ShadowCache, make, solve
+from coldstart.host.policies import POLICIES, ModelCost, make
 from coldstart.host.policies.arc import ARC
 from coldstart.host.policies.classic import SRRIP
 from coldstart.host.policies.eviction_set import least_loss
 from coldstart.host.policies.gdsf import GDSF
 from coldstart.host.policies.iam import IAM, REBUILD_S, UPDATE_S
 from coldstart.host.policies.predictive import Predictive
+from coldstart.lab.host.offline import Oracle, solve
+from coldstart.lab.host.shadow import ShadowCache
 
 EQUAL = {name: ModelCost(1, 1.0) for name in ("a1", "a2", "b1", "b2", "b3", "b4")}
 

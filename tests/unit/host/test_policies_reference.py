@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from coldstart.host.policies import POLICIES, ModelCost, ShadowCache
+from coldstart.host.policies import POLICIES, ModelCost
+from coldstart.lab.host.shadow import ShadowCache
 
 libcachesim = pytest.importorskip("libcachesim", reason="libcachesim is not installed (the dev extra has it)")
 

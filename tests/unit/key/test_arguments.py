@@ -69,6 +69,6 @@ def test_arguments_are_the_words_as_written_and_asked_by_name() -> None:
 
 def test_of_equal_flags_the_last_wins_wherever_words_are_put() -> None:
     given = Arguments(["--port", "1"])
-    assert given.after("--port", "2") == ("--port", "2", "--port", "1")
-    assert given.after("--port", "2").value("port") == 1 and given.before("--port", "2").value("port") == 2
-    assert given.value("port") == 1 and given.after() is given.before() is given
+    assert given.prepend("--port", "2") == ("--port", "2", "--port", "1")
+    assert given.prepend("--port", "2").value("port") == 1 and given.append("--port", "2").value("port") == 2
+    assert given.value("port") == 1 and given.prepend() is given.append() is given

@@ -8,7 +8,7 @@ from coldstart.artifacts.key import Mismatch
 from coldstart.artifacts.store import Store
 from tools import bundles
 
-from coldstart.key.contents import SectionFile, compare_bundles, list_files
+from coldstart.models.contents import SectionFile, compare_bundles, list_files
 
 
 def test_list_files_returns_each_file_of_each_tree(store: Store, tmp_path: Path) -> None:

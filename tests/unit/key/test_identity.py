@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from coldstart.errors import Usage
-from coldstart.key import identity
-from coldstart.model.models import ResolvedModel
+from coldstart.models import identity
+from coldstart.models.resolution import ResolvedModel
 
 
 def test_incidental_members_do_not_count() -> None:

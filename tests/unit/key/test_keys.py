@@ -10,10 +10,10 @@ from coldstart.artifacts.key import Key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import ColdstartError
-from coldstart.key import keys
-from coldstart.machine import hardware, nvml, runtime
-from coldstart.model import models
-from coldstart.model.models import ResolvedModel
+from coldstart.models import keys, resolution
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system import runtime
+from coldstart.system.devices import hardware, nvml
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(directory: Path) -> ResolvedModel:
-    return models.resolve(str(directory))
+    return resolution.resolve(str(directory))
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_the_same_model_elsewhere_has_the_same_key(
 ) -> None:
     moved = directory.rename(tmp_path / "elsewhere")
     assert (
-        keys.compose(models.resolve(str(moved)), Arguments()).digest
+        keys.compose(resolution.resolve(str(moved)), Arguments()).digest
         == keys.compose(model, Arguments()).digest
     )
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.key.relevance import engine_fields
+from coldstart.models.relevance import engine_fields
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
-from coldstart.machine import runtime
 from coldstart.materialize import assembly, progress
 from coldstart.materialize.assembly import Assembly
-from coldstart.model.models import ResolvedModel
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system import runtime
 from coldstart.vllm.graphs import kv_plan
 
 

@@ -12,12 +12,12 @@ from coldstart.artifacts.key import Mismatch
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.key.inspection import Lookup
-from coldstart.machine import runtime
-from coldstart.machine.paths import Cache
 from coldstart.materialize.expectation import Expectation, estimates, expected, of_another
 from coldstart.materialize.options import Options
-from coldstart.model.models import ResolvedModel
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system import runtime
+from coldstart.system.paths import Cache
 
 COMPUTED = json.loads(
     (Path(__file__).parents[3] / "benchmarks" / "results" / "offline-cost.json").read_text()

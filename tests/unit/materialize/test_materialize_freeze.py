@@ -15,9 +15,9 @@ from tools import bundles
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine.paths import Cache
 from coldstart.materialize import freeze, progress
 from coldstart.materialize.workspace import workspace
+from coldstart.system.paths import Cache
 
 
 @contextmanager
@@ -37,6 +37,7 @@ def test_its_directory_stays_while_another_materializes(
             assert (images / "pages-1.img").read_bytes() == b"pages"
 
     monkeypatch.setattr(freeze.process_snapshot, "freeze", frozen)
+    monkeypatch.setattr(freeze.fetch, "choose", lambda _: None)
     monkeypatch.setattr(freeze.prepare, "prepare", lambda *_, **__: LaunchPlan(Arguments()))
     for name in ("estimates", "of_another"):
         monkeypatch.setattr(freeze, name, lambda _: {})

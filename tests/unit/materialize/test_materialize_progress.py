@@ -10,7 +10,7 @@ from coldstart.materialize import progress
 
 CHILD = """
 import sys, time
-from coldstart.machine.timeline import Span, append
+from coldstart.system.timeline import Span, append
 for name, track in (("import", "server"), ("start", "offline"), ("profile", "offline")):
     append(sys.argv[1], Span(name, 1.0, 3.5, track))
     time.sleep(0.7)

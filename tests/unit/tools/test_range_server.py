@@ -79,7 +79,7 @@ def test_the_rate_is_shared_by_all_connections(server: RangeServer) -> None:
 
 
 def test_down_and_up_on_the_same_port(server: RangeServer) -> None:
-    server.settings.rate = 4e6
+    server.settings.rate = 1e6
     stream = requests.get(f"{server.url}/{NAME}", stream=True, timeout=10)
     assert stream.raw.read(1000) == DATA[:1000]
     server.down()

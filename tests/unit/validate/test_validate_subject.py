@@ -13,10 +13,9 @@ from tools import bundles
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundle, Usage
-from coldstart.key import keys
-from coldstart.machine import paths
-from coldstart.machine.paths import Cache
-from coldstart.model import models, tiny
+from coldstart.models import keys, resolution, tiny
+from coldstart.system import paths
+from coldstart.system.paths import Cache
 from coldstart.validate import subject
 from coldstart.validate.subject import Source
 
@@ -51,7 +50,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Path) -> Made:
     cache = Cache.at(tmp_path / "cache")
     shutil.copytree(built, cache.models)
     directory = shutil.copytree(tiny.build("tiny-llama", cache.models), tmp_path / "files")
-    key = keys.compose(models.resolve(str(directory), cache=cache), Arguments(ARGS))
+    key = keys.compose(resolution.resolve(str(directory), cache=cache), Arguments(ARGS))
     return Made(publish(cache, tmp_path, key), directory, Source(cache=cache, offline=True))
 
 

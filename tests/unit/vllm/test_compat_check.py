@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.machine import runtime
+from coldstart.system import runtime
 from coldstart.vllm import compat
 from coldstart.vllm.compat import report
 from coldstart.vllm.compat.inspection import problems

@@ -18,7 +18,7 @@ from typing import get_args
 import pytest
 from vllm_names import known_elsewhere, own_names
 
-from coldstart.machine import runtime
+from coldstart.system import runtime
 from coldstart.vllm import compat
 from coldstart.vllm.compat.inspection import our_subclasses, problems
 from coldstart.vllm.compat.points import Point

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm import compat, stock
 from coldstart.vllm.engine import headless, offline, server, stepdowns
@@ -63,8 +64,8 @@ def test_vllms_worker_runs_where_ours_does_not_fit(lacking: set[str], on_cpu: No
     lacking.add("worker")
     args = arguments(load_format=entry.LOAD_FORMAT)
     fallbacks = stepdowns.settle(args)
-    assert [fallback["section"] for fallback in fallbacks] == ["worker", "compile"]
-    assert all(fallback["reason"].startswith(REASON) for fallback in fallbacks)
+    assert [fallback.stage for fallback in fallbacks] == ["worker", "compile"]
+    assert all(fallback.reason.startswith(REASON) for fallback in fallbacks)
     assert (args.worker_cls, args.distributed_executor_backend) == ("auto", None)
     # The loader is still ours, and says how it loaded.
     assert args.worker_extension_cls == stepdowns.EXTENSION and stepdowns.reports(args)
@@ -74,7 +75,7 @@ def test_vllms_loader_loads_where_ours_does_not_fit(lacking: set[str], on_cpu: N
     lacking.add("weights")
     args = arguments(load_format=entry.LOAD_FORMAT)
     (fallback,) = stepdowns.settle(args)
-    assert fallback == {"section": "weights", "reason": f"{REASON} vLLM loads them its own way."}
+    assert fallback == Fallback("weights", f"{REASON} vLLM loads them its own way.")
     assert args.load_format == "auto" and args.worker_cls == stepdowns.WORKER
 
 
@@ -102,7 +103,7 @@ def test_vllms_loader_is_registered_when_ours_cannot_be_imported(monkeypatch: py
     entry._add.__wrapped__()
     loader = model_loader.get_model_loader(LoadConfig(load_format=entry.LOAD_FORMAT))
     assert isinstance(loader, model_loader.DefaultModelLoader) and loader.load_config.load_format == "auto"
-    assert found[0]["section"] == "weights" and "lacks an integration point" in found[0]["reason"]
+    assert found[0].stage == "weights" and "lacks an integration point" in found[0].reason
     assert Reporting().coldstart_report()["fast_path"] == {"weights": False}
 
 
@@ -120,7 +121,7 @@ def test_vllms_worker_runs_when_ours_cannot_be_imported(monkeypatch: pytest.Monk
     executor.require_worker(config)  # type: ignore[arg-type]
     assert chosen.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
     assert chosen.worker_extension_cls == stepdowns.EXTENSION
-    assert found[0]["section"] == "worker" and "vllm.gone" in found[0]["reason"]
+    assert found[0].stage == "worker" and "vllm.gone" in found[0].reason
 
 
 @pytest.mark.vllm
@@ -176,9 +177,7 @@ def test_vllms_own_server_is_acknowledged_once_it_answers(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(stock.runpy, "run_module", as_vllm)
     monkeypatch.setattr(sys, "argv", ["server"])
-    plan = LaunchPlan(
-        ["--model", "m", "--port", str(listener.server_port)], fallbacks=[{"section": "a", "reason": "b"}]
-    )
+    plan = LaunchPlan(["--model", "m", "--port", str(listener.server_port)], fallbacks=[Fallback("a", "b")])
     assert stock.run(plan, REASON) == 3
     report = json.loads(line[0])
     assert report["fallbacks"] == [
@@ -218,10 +217,10 @@ def test_vllms_own_server_is_given_nothing_that_it_cannot_run(lacking: set[str])
     words = ["--model", "m", "--load-format", entry.LOAD_FORMAT, *ours, "--port", "9"]
     plan = LaunchPlan(Arguments(words))
     assert stock._its_own(plan) == ["--model", "m", "--load-format", entry.LOAD_FORMAT, "--port", "9"]
-    assert [fallback["section"] for fallback in plan.fallbacks] == ["scheduler"]
+    assert [fallback.stage for fallback in plan.fallbacks] == ["scheduler"]
     lacking.add("weights")
     assert stock._its_own(plan) == ["--model", "m", "--port", "9"]
-    assert plan.fallbacks[-1] == {"section": "weights", "reason": f"{REASON} vLLM loads them its own way."}
+    assert plan.fallbacks[-1] == Fallback("weights", f"{REASON} vLLM loads them its own way.")
     users = Arguments(["--scheduler-cls", "their.Own", "--additional-config", "{}", "--load-format", "dummy"])
     assert stock._its_own(LaunchPlan(users)) == list(users)
 
@@ -300,7 +299,7 @@ def test_compiled_code_that_cannot_be_restored_is_compiled(
     lacking.add("compile")
     made = worker(LaunchPlan([], compile_dir=str(tmp_path)))
     made.load_model()
-    assert made.fallbacks == [{"section": "compile", "reason": REASON}]
+    assert made.fallbacks == [Fallback("compile", REASON)]
     assert made.fast_path == {"compile": False} and not made.restored
 
 
@@ -312,7 +311,7 @@ def test_an_arena_that_cannot_be_left_to_the_kernel_is_zeroed(lacking: set[str],
     lacking.add("lazy-kv")
     made = worker(LaunchPlan([]))
     assert type(made.model_runner) is CPUModelRunner
-    assert made.fallbacks == [{"section": "kv", "reason": REASON}]
+    assert made.fallbacks == [Fallback("kv", REASON)]
 
 
 @pytest.mark.vllm
@@ -345,7 +344,7 @@ def test_a_template_without_our_worker_still_serves(
     monkeypatch.setattr(os, "environ", dict(os.environ))
     assert template.build(LaunchPlan([]), "runtime") == []
     assert template.build(LaunchPlan([]), "engine") == [
-        {"section": "template", "reason": f"{REASON} Each server builds its own worker."}
+        Fallback("template", f"{REASON} Each server builds its own worker.")
     ]
 
 

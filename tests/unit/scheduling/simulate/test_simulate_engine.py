@@ -5,10 +5,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tools.examples import examples
 
-from coldstart.measure.replay import records_of
+from coldstart.lab.replay import records_of
+from coldstart.lab.scheduling import COPIES, Outcome, SimSettings, simulate
+from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import POLICIES, STRATEGIES, IterationProfile, SchedulerSettings
-from coldstart.scheduling.simulate import COPIES, Outcome, SimSettings, simulate
-from coldstart.traces import TraceRequest
 
 PROFILE = IterationProfile.from_points([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
 

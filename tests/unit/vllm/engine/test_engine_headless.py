@@ -12,10 +12,11 @@ from types import ModuleType
 
 import pytest
 
+from coldstart.contract.fallback import Fallback, to_json
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm.engine import headless
 
-FALLBACKS = [{"section": "bundle", "reason": "none"}]
+FALLBACKS = [Fallback("bundle", "none")]
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_the_line_is_there_before_vllm_runs(stand_in: StandIn, monkeypatch: pyte
     line, rest = lines
     assert line.endswith(b"\n") and rest == b""
     report = json.loads(line)
-    assert report["headless"] is True and report["tokens"] == [] and report["fallbacks"] == FALLBACKS
+    assert report["headless"] is True and report["tokens"] == [] and report["fallbacks"] == to_json(FALLBACKS)
     assert report.get("canary") is None
 
 

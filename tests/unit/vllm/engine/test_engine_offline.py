@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coldstart.contract.arguments import Arguments
-from coldstart.machine import runtime
+from coldstart.system import runtime
 from coldstart.vllm.engine import offline
 
 NOISE_S = 1.0

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import GRAPHS_REPORT, KV_REPORT, EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm.engine.readiness import FALLBACK_PROMPT, Readiness
@@ -169,7 +170,7 @@ def test_a_model_that_does_not_generate_is_asked_for_nothing(said: Said) -> None
 
 
 def test_the_accounts_of_several_workers_become_one(said: Said) -> None:
-    planned, slow = {"section": "kv", "reason": "planned"}, {"section": "load", "reason": "files"}
+    planned, slow = Fallback("kv", "planned"), {"section": "load", "reason": "files"}
     first = {"fast_path": {"compile": False, "kv": True}, "fallbacks": [slow], "load": {"way": "files"}}
     second = {"fast_path": {"compile": True, "x": True}, "fallbacks": [], "load": {"way": "prefetcher"}}
     for workers in ([first, second], [second, first]):
@@ -177,7 +178,7 @@ def test_the_accounts_of_several_workers_become_one(said: Said) -> None:
         report = _run(Readiness(plan, Engine(coldstart_report=workers), True)._report())
         # What one worker could not restore was not restored.
         assert report["fast_path"] == {"compile": False, "kv": True, "x": True}
-        assert report["fallbacks"] == [planned, slow] and plan.fallbacks == [planned]
+        assert report["fallbacks"] == [planned.to_json(), slow] and plan.fallbacks == [planned]
         assert report["loads"] == [worker["load"] for worker in workers]
 
 

@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine import addresses, peers, timeline
-from coldstart.machine.paths import Cache
-from coldstart.model import models
-from coldstart.serve import launch
+from coldstart.launch import server_process
+from coldstart.models import resolution
+from coldstart.system import timeline
+from coldstart.system.ipc import addresses, peers
+from coldstart.system.paths import Cache
 
 DOUBLE = Path(__file__).parents[3] / "support" / "sleeping_engine.py"
 READY_S = 240.0
@@ -37,11 +38,11 @@ class Resident:
     arguments: list[str]
     port: int = 0
 
-    def serve(self, *more: str) -> launch.Running:
+    def serve(self, *more: str) -> server_process.Running:
         """A server of it, on a port that is free."""
         began, self.port = timeline.now(), addresses.free_port()
         plan = LaunchPlan([*self.arguments, "--port", str(self.port), *more], key="k")
-        return launch.acknowledged(*launch.forked(plan, self.socket), began, READY_S)
+        return server_process.acknowledged(*server_process.forked(plan, self.socket), began, READY_S)
 
     def ask(self, count: int = 4, key: str = "") -> str:
         """The text that follows a fixed prompt."""
@@ -60,7 +61,7 @@ class Resident:
 
 @pytest.fixture
 def resident(request: pytest.FixtureRequest, home: Path) -> Iterator[Resident]:
-    model = models.ensure_weights(models.resolve("tiny-llama", cache=Cache(home / "cache"))).path
+    model = resolution.ensure_weights(resolution.resolve("tiny-llama", cache=Cache(home / "cache"))).path
     arguments = ["--model", str(model), "--served-model-name", "tiny", "--max-model-len", "512"]
     arguments += ["--kv-cache-memory-bytes", str(1 << 27), "--enable-sleep-mode", "--enforce-eager"]
     place = home / "resident"
@@ -80,7 +81,7 @@ def resident(request: pytest.FixtureRequest, home: Path) -> Iterator[Resident]:
         process.wait()
 
 
-def _end(running: launch.Running) -> int:
+def _end(running: server_process.Running) -> int:
     running.process.signal(signal.SIGTERM)
     return running.process.wait()
 
@@ -116,17 +117,17 @@ def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
     with pytest.raises(urllib.error.URLError):
         resident.ask()
 
-    with pytest.raises(launch.Died, match="another max_num_seqs"):
+    with pytest.raises(server_process.Died, match="another max_num_seqs"):
         resident.serve("--max-num-seqs", "3")
     assert resident.asked()[-1] == slept
     # A client whose directory is gone is told, and takes nothing with it.
     gone, where = resident.socket.with_name("gone"), Path.cwd()
     gone.mkdir()
-    monkeypatch.setattr(launch.Path, "cwd", lambda: gone)
+    monkeypatch.setattr(server_process.Path, "cwd", lambda: gone)
     gone.rmdir()
-    with pytest.raises(launch.Died, match="before it was ready"):
+    with pytest.raises(server_process.Died, match="before it was ready"):
         resident.serve()
-    monkeypatch.setattr(launch.Path, "cwd", lambda: where)
+    monkeypatch.setattr(server_process.Path, "cwd", lambda: where)
     # Another server has its own words for its clients: its weights are whole, its secret is its own.
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     second = resident.serve()

@@ -16,12 +16,12 @@ import pytest
 from support.shortage import busy_s, without_descriptors
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine import peers
-from coldstart.machine.ipc import Channel
-from coldstart.serve import launch, template_pool
+from coldstart.launch import server_process, template_pool
+from coldstart.system.ipc import peers
+from coldstart.system.ipc.json_lines import Channel
 from coldstart.validate import process_tree
 
-Start = Callable[..., launch.Running]
+Start = Callable[..., server_process.Running]
 
 
 def plan(*behaviour: str) -> LaunchPlan:
@@ -36,9 +36,9 @@ def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[template_po
     template_pool.stop(made, force=True)
 
 
-def start(warm: template_pool.Warm, *behaviour: str) -> launch.Running:
-    process, reader = launch.forked(plan(*behaviour), warm.socket)
-    return launch.acknowledged(process, reader, time.monotonic(), 20)
+def start(warm: template_pool.Warm, *behaviour: str) -> server_process.Running:
+    process, reader = server_process.forked(plan(*behaviour), warm.socket)
+    return server_process.acknowledged(process, reader, time.monotonic(), 20)
 
 
 def children(warm: template_pool.Warm) -> int:
@@ -111,13 +111,15 @@ def test_a_plan_of_another_release_is_refused_with_the_reason(
 ) -> None:
     older = {name: value for name, value in plan().document().items() if name != "engine"}
     monkeypatch.setattr(LaunchPlan, "document", lambda _: older)
-    with pytest.raises(launch.Died, match="is of another release of coldstart: only one knows engine"):
+    with pytest.raises(
+        server_process.Died, match="is of another release of coldstart: only one knows engine"
+    ):
         start(warm)
 
 
 @pytest.mark.parametrize(("behaviour", "code"), [("ends", 3), ("raises", 1), ("dies", 7)])
 def test_its_exit_code_is_reported(warm: template_pool.Warm, behaviour: str, code: int) -> None:
-    process, reader = launch.forked(plan(behaviour), warm.socket)
+    process, reader = server_process.forked(plan(behaviour), warm.socket)
     assert process.wait() == code
     os.close(reader)
 
@@ -204,7 +206,7 @@ def test_a_template_without_descriptors_tells_its_client_and_does_not_spin(warm:
         assert list(client.replies())
     with without_descriptors(warm.pid):
         with pytest.raises(peers.PeerError, match=r"closed the connection|Broken pipe"):
-            launch.forked(plan("serves"), warm.socket)
+            server_process.forked(plan("serves"), warm.socket)
         waiting = [peers.connect(warm.socket) for _ in range(5)]
         assert busy_s(warm.pid, 0.5) < 0.25
         assert [one.recv(1) for one in waiting] == [b""] * 5

@@ -20,7 +20,7 @@ from coldstart.graphs import gate, offline, rounds, table_files
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import DriverFailure, Refused
 from coldstart.graphs.tables import SymbolRegion
-from coldstart.machine import nvml
+from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hook, record, restore
 from coldstart.vllm.graphs.graph_source import refuse_parallel
 from tests.support.graphs.model import SimModel

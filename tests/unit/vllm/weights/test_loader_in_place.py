@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.machine import memory
+from coldstart.system.proc import memory
 from coldstart.vllm.weights.in_place import InPlace
 
 WIDTH = 8

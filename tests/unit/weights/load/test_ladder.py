@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from coldstart.contract.fallback import Fallback
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import ladder, tensors
 from coldstart.weights.load.ladder import Exhausted, climb_down
@@ -85,7 +86,7 @@ def test_files_continue_where_the_prefetcher_stopped(path: Path, at: int, error:
     found, report = _climb(path, _region(attached), _files(path))
     assert found == _true(path)
     assert attached.closed and report.way == "files" and report.tensors == 7
-    assert [step["reason"] for step in report.fallbacks] == [f"prefetcher, after {at} of 7 tensors: {error}"]
+    assert [step.reason for step in report.fallbacks] == [f"prefetcher, after {at} of 7 tensors: {error}"]
 
 
 def test_no_step_is_taken_down_while_the_prefetcher_gives(path: Path) -> None:
@@ -96,7 +97,7 @@ def test_no_step_is_taken_down_while_the_prefetcher_gives(path: Path) -> None:
 
 def test_a_refusal_is_named(path: Path) -> None:
     found, report = _climb(path, ("prefetcher", _refused), _files(path))
-    assert found == _true(path) and report.fallbacks == [{"section": "load", "reason": "prefetcher: no room"}]
+    assert found == _true(path) and report.fallbacks == [Fallback("load", "prefetcher: no room")]
 
 
 def test_without_any_rung_left_it_says_why(path: Path) -> None:
@@ -139,7 +140,8 @@ def test_nothing_is_left_of_a_load(path: Path, take: int) -> None:
         assert len(view)
     climbing.close()
     del view, climbing
-    assert _leaks(path) == before
+    # What earlier tests have left (threads, connections) may end meanwhile.
+    assert all(now <= then for now, then in zip(_leaks(path), before, strict=True))
 
 
 def test_a_view_outlives_its_source(path: Path) -> None:

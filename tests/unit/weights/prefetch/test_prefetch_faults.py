@@ -30,10 +30,11 @@ def _pid(runtime: Path) -> int:
 
 
 def test_a_server_that_dies_and_returns(weights: Weights, server: RangeServer, runtime: Path) -> None:
-    server.settings.rate = 6e6
+    server.settings.rate = 1e6  # far from complete when the server dies
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         attached.wait(FILE, 0, 4 * CHUNK)
         server.down()
+        server.settings.rate = None
         back = threading.Timer(0.5, server.up)
         back.start()
         check_whole(attached, weights)
@@ -241,13 +242,13 @@ def test_memory_that_runs_short_is_named_and_its_source_is_not_blamed(
 def test_a_prefetcher_that_hangs_is_not_waited_for_for_ever(
     weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "ANSWER_S", 0.3)
     pace = PacedFetch("one", None, False)
     with client.attach(server.url, weights.plan, directory=runtime, pace=pace):
         pid = _pid(runtime)
         os.kill(pid, signal.SIGSTOP)
         try:
-            with pytest.raises(client.PrefetchLost, match="does not answer"):
+            with monkeypatch.context() as patch, pytest.raises(client.PrefetchLost, match="does not answer"):
+                patch.setattr(client, "ANSWER_S", 0.3)
                 client.told(pace, directory=runtime)
         finally:
             os.kill(pid, signal.SIGCONT)

@@ -9,6 +9,7 @@ from typing import Any
 
 from coldstart.weights.prefetch import region_layout
 from coldstart.weights.prefetch.byte_ranges import Ranges
+from coldstart.weights.prefetch.model import PrefetchedModel
 from coldstart.weights.prefetch.schedule import Board, Lease, UnitEntry, UnitState, pick
 
 CHUNK = 100
@@ -181,3 +182,17 @@ def test_what_needs_a_failed_unit_fails_with_it_and_can_be_wanted_anew() -> None
     _want(board, lease, ["t1"])
     _fetch_all(board, lease, data)
     assert board.ready[0].covers(40, 340)
+
+
+def test_renew_patience_ignores_older_jobs_when_the_source_was_given_up() -> None:
+    layout, _ = _made(random.Random(1))
+    model = PrefetchedModel("key", "/weights", {}, layout)
+    older = model.generation
+    assert model.unavailable(patience_s=60.0)
+    model.give_up()
+    assert model.generation == older and not model.unavailable(patience_s=60.0)
+    model.renew_patience()
+    assert model.generation != older and model.unavailable(patience_s=60.0)
+    newer = model.generation
+    model.renew_patience()
+    assert model.generation == newer

@@ -1,0 +1,95 @@
+"""One bench from request to document: resolve the model, measure, compare, judge.
+
+The model's files are on this machine before anything is timed: a download is no part of a cold start.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coldstart.bench import compare, result, run_order
+from coldstart.bench.launchers import launchers
+from coldstart.bench.measure import RunSettings
+from coldstart.bench.runner import Bench, Progress
+from coldstart.errors import Usage
+from coldstart.models import resolution
+from coldstart.system import runtime
+from coldstart.system.paths import Cache
+from coldstart.validate.launchers import Subject
+from coldstart.validate.prompts import PROMPTS
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What to bench. `modes` None means all; a mode that was asked for by name has to run."""
+
+    model: str
+    vllm_args: Sequence[str] = ()
+    modes: Sequence[str] | None = None
+    runs: int = 5
+    warmup: int = 1
+    steady: bool = True
+    ready_timeout_s: float = 900.0
+    baseline: Path | None = None
+    max_regress_pct: float = 10.0
+    revision: str | None = None
+    offline: bool = False
+    cache: Cache = field(default_factory=Cache.at)
+    command_line: Sequence[str] = ()
+
+
+def run(request: BenchRequest, progress: Progress) -> result.Document:
+    """The document; its `failures` say whether the bench passed.
+
+    Raises Usage for an impossible request, NoBundle, and what resolving the model raises.
+    """
+    modes = list(request.modes or run_order.MODES)
+    try:
+        run_order.check(modes, request.runs)
+    except ValueError as error:
+        raise Usage(f"{error}.", mend="coldstart bench --help") from error
+    # Read before the long part: a wrong file name must not cost an hour.
+    then = compare.load(request.baseline) if request.baseline else None
+    document = _measure(request, subject(request), modes, progress)
+    _judge(document, request, then)
+    return document
+
+
+def subject(request: BenchRequest) -> Subject:
+    """The model as coldstart and as vLLM are told of it, its files fetched."""
+    model = resolution.resolve(
+        request.model, revision=request.revision, offline=request.offline, cache=request.cache
+    )
+    model = resolution.ensure_weights(model, offline=request.offline)
+    cache = ("--cache-dir", str(request.cache.root))
+    common = (*cache, "--offline") if request.offline else cache
+    target = str(model.path or model.repo_id)
+    return Subject(request.model, target, tuple(request.vllm_args), common, request.revision)
+
+
+def _measure(
+    request: BenchRequest, about: Subject, modes: Sequence[str], progress: Progress
+) -> result.Document:
+    settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
+    with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
+        starters = launchers(about, modes, Path(name))
+        bench = Bench(starters, settings, Path(name), progress, two_at_once=runtime.targets_cpu())
+        measured = bench.measure(request.runs, request.warmup)
+    return result.document(
+        measured, model=request.model, vllm_args=request.vllm_args, command_line=request.command_line
+    )
+
+
+def _judge(document: result.Document, request: BenchRequest, then: result.Document | None) -> None:
+    failures, modes = document["failures"], document["modes"]
+    if not isinstance(failures, list) or not isinstance(modes, dict):
+        raise TypeError("a bench document holds a list of failures and an object of modes")
+    for mode in request.modes or ():
+        if "unavailable" in modes[mode] and not any(why.startswith(f"{mode}:") for why in failures):
+            failures.append(f"{mode}: asked for, but {modes[mode]['unavailable']}")
+    if then is not None:
+        document["baseline"] = comparison = compare.compare(document, then, request.max_regress_pct)
+        failures += compare.regressions(comparison)

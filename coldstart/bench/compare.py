@@ -1,0 +1,87 @@
+"""A result against a saved one: a regression only where the noise cannot explain it.
+
+change = median(now) / median(then) - 1 of the seconds to the first token, with its 95 % interval. The verdict
+is `regression` when the lower bound lies past the threshold, `ok` when the upper bound does not, and
+`inconclusive` otherwise, with too few samples, or on another machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from coldstart.bench import facts
+from coldstart.bench.result import SCHEMA_VERSION, Document
+from coldstart.bench.stats import MIN_SAMPLES, ratio_interval
+from coldstart.errors import Usage
+
+REGRESSION, OK, INCONCLUSIVE = "regression", "ok", "inconclusive"
+MEND = "coldstart bench MODEL --export json -o FILE"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One mode now against then; percentages, positive is slower."""
+
+    verdict: str
+    change_pct: float | None
+    ci95_pct: tuple[float, float] | None
+    reason: str | None = None
+
+
+def load(path: Path) -> Document:
+    """A saved bench document. Raises Usage when the file is none, or has another schema version."""
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Usage(f"the baseline {path.name} cannot be read: {error}", mend=MEND) from error
+    if not isinstance(document, dict) or document.get("kind") != "bench":
+        raise Usage(f"{path.name} is not a result of coldstart bench", mend=MEND)
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise Usage(
+            f"the baseline has schema version {document.get('schema_version')}, wanted {SCHEMA_VERSION}",
+            mend=MEND,
+        )
+    return document
+
+
+def compare(now: Mapping[str, Any], then: Mapping[str, Any], max_regress_pct: float) -> dict[str, object]:
+    """The verdict of every mode that both documents measured, for the document's `baseline`."""
+    alike = facts.same_machine(now["machine"], then["machine"])
+    both = [mode for mode in now["modes"] if _samples(now, mode) and _samples(then, mode)]
+    changes = {
+        mode: asdict(change(_samples(now, mode), _samples(then, mode), max_regress_pct, alike=alike))
+        for mode in both
+    }
+    return {"date": then.get("date"), "max_regress_pct": max_regress_pct, "modes": changes}
+
+
+def change(now: list[float], then: list[float], max_regress_pct: float, *, alike: bool) -> Change:
+    """Compare two samples of seconds. `alike` says whether they come from like machines."""
+    middle = 100 * (median(now) / median(then) - 1)
+    if min(len(now), len(then)) < MIN_SAMPLES:
+        return Change(INCONCLUSIVE, middle, None, f"fewer than {MIN_SAMPLES} samples")
+    low, high = (100 * (bound - 1) for bound in ratio_interval(now, then))
+    if not alike:
+        return Change(INCONCLUSIVE, middle, (low, high), "measured on a different machine")
+    verdict = REGRESSION if low > max_regress_pct else OK if high <= max_regress_pct else INCONCLUSIVE
+    return Change(verdict, middle, (low, high))
+
+
+def regressions(comparison: Mapping[str, Any]) -> list[str]:
+    """One sentence per mode that regressed."""
+    limit = comparison["max_regress_pct"]
+    return [
+        f"{mode}: {row['change_pct']:.1f} % slower than the baseline "
+        f"(at least {row['ci95_pct'][0]:.1f} %, allowed {limit:g} %)"
+        for mode, row in comparison["modes"].items()
+        if row["verdict"] == REGRESSION
+    ]
+
+
+def _samples(document: Mapping[str, Any], mode: str) -> list[float]:
+    return [sample["first_token_s"] for sample in document["modes"].get(mode, {}).get("samples", ())]

@@ -1,0 +1,120 @@
+"""One run: launch, wait for the first token, take stock, compare tokens, measure the steady state, stop.
+
+Order matters: the CPU clocks are read right after the first token arrived, before anything else is asked, so
+that neither the tokens' check nor the steady state is charged to the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coldstart.bench import usage, vllm_log
+from coldstart.bench.steady import Steady, sample
+from coldstart.system.proc import processes
+from coldstart.system.timeline import Span, Timeline
+from coldstart.validate import process_tree
+from coldstart.validate.answers import ask_alone
+from coldstart.validate.completions import CompletionClient
+from coldstart.validate.launch import HOST, Launcher, Server, read_readiness, serving
+from coldstart.validate.tokens import Answer
+
+HARNESS = "harness"
+LISTENING, ANSWERING = "until listening", "first request"
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The requests of every run. `ready_timeout_s` is the time from the launch to the first token, in seconds."""
+
+    prompts: Sequence[str]
+    max_tokens: int = 64
+    ready_timeout_s: float = 900.0
+    steady: bool = True
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured start; times in seconds from the launch, memory in bytes."""
+
+    mode: str
+    round: int
+    first_token_s: float
+    cpu_s: float
+    pss_bytes: int
+    rss_bytes: int
+    phases: Mapping[str, float]
+    spans: Sequence[Mapping[str, object]]
+    answers: Sequence[Answer]
+    steady: Steady | None = None
+    readiness: Mapping[str, object] = field(default_factory=dict)
+
+
+def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) -> Run:
+    """Start the launcher's server once and measure it; it is stopped in every case.
+
+    Raises ServerDied, or CommandFailed when it gave no token in time or did not answer what it was asked.
+    """
+    with serving(launcher, directory) as server:
+        return _measure(launcher, server, settings, index)
+
+
+def _measure(launcher: Launcher, server: Server, settings: RunSettings, index: int) -> Run:
+    client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
+    deadline_s = server.launched_s + settings.ready_timeout_s
+    first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
+    after = process_tree.snapshot()
+    memory = {process.pid: processes.rss_bytes(process.pid) for process in server.processes()}
+    pss = processes.pss_bytes(memory)
+    readiness = read_readiness(launcher, server)
+    timeline = _timeline(server, first.listening_s, first.token_s)
+    return Run(
+        mode=launcher.mode,
+        round=index,
+        first_token_s=first.token_s - server.launched_s,
+        cpu_s=usage.cpu_between(server.before, after, _served(readiness)),
+        pss_bytes=pss,
+        rss_bytes=max(memory.values(), default=0),
+        phases=_phases(timeline) | _logged_phases(launcher, server),
+        spans=_relative(timeline, server.launched_s),
+        answers=ask_alone(client, settings.prompts, settings.max_tokens),
+        steady=sample(client, settings.prompts, settings.max_tokens) if settings.steady else None,
+        readiness=readiness,
+    )
+
+
+def _served(readiness: Mapping[str, object]) -> int | None:
+    pid = readiness.get("pid")
+    return pid if isinstance(pid, int) else None
+
+
+def _timeline(server: Server, listening_s: float, token_s: float) -> Timeline:
+    timeline = Timeline()
+    timeline.span(LISTENING, server.launched_s, listening_s, track=HARNESS)
+    timeline.span(ANSWERING, listening_s, token_s, track=HARNESS)
+    if server.files.events.exists():
+        # What a template or a snapshot did before this launch is not part of this start.
+        reported = Timeline.read(server.files.events).spans
+        timeline.spans += [span for span in reported if span.end_s > server.launched_s]
+    return timeline
+
+
+def _phases(timeline: Timeline) -> dict[str, float]:
+    harness = [span for span in timeline.spans if span.track == HARNESS]
+    reported = [span for span in timeline.spans if span.track != HARNESS]
+    return Timeline(harness).phases() | Timeline(reported).phases()
+
+
+def _logged_phases(launcher: Launcher, server: Server) -> dict[str, float]:
+    log = server.files.log.read_text(errors="replace")
+    return {} if launcher.tells_readiness else vllm_log.phases(log)
+
+
+def _relative(timeline: Timeline, origin_s: float) -> list[Mapping[str, object]]:
+    return [_span(span, origin_s) for span in timeline.spans]
+
+
+def _span(span: Span, origin_s: float) -> Mapping[str, object]:
+    start_s = max(span.start_s - origin_s, 0.0)
+    return {"name": span.name, "track": span.track, "start_s": start_s, "end_s": span.end_s - origin_s}

@@ -1,0 +1,81 @@
+"""A bench document as an HTML page with plots inside.
+
+The document itself is embedded as JSON, so that a page found somewhere can be read by a program again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from coldstart.bench.report import markdown, plots, rows
+from coldstart.bench.report.page import embedded, items, page, plot, section, table
+
+if TYPE_CHECKING:
+    from bokeh.plotting import figure as Figure
+
+HARNESS = "harness"
+REST = "everything else"
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The whole page."""
+    measured = {mode: found for mode, found in document["modes"].items() if "unavailable" not in found}
+    parts = [
+        items([*rows.verdict(document), *rows.unavailable(document)]),
+        table(rows.HEADERS, rows.rows(document)),
+    ]
+    if measured:
+        first = plots.ranges([_range(*one) for one in measured.items()], "from launch to the first token")
+        parts += [
+            section("From launch to the first token", plot(first)),
+            section("Phases", plot(plots.stacks({mode: stack(found) for mode, found in measured.items()}))),
+            section("Round by round", plot(_rounds(measured))),
+            section(
+                "Timelines",
+                "".join(plot(plots.timeline(found["timeline"]), mode) for mode, found in measured.items()),
+            ),
+        ]
+    parts += [
+        section("The floor", items(f"{name}: {text}" for name, text in document["floor"]["method"].items())),
+        f"<p>{escape(markdown.provenance(document))}</p>",
+        f'<script type="application/json" id="bench">{embedded(document)}</script>',
+    ]
+    return page(f"Cold start of {document['model']}", *parts)
+
+
+def stack(found: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by phase that add up to the median first token.
+
+    The phases that the server reported, and the rest; where they overlap (their sum is longer than the
+    start), the harness's own two, which never do.
+    """
+    own = {str(span["name"]) for span in found["timeline"] if span["track"] == HARNESS}
+    medians = {name: summary["median"] for name, summary in found["phases"].items()}
+    reported = {name: value for name, value in medians.items() if name not in own}
+    rest = found["first_token_s"]["median"] - sum(reported.values())
+    if reported and rest >= 0:
+        return reported | {REST: rest}
+    return {name: value for name, value in medians.items() if name in own}
+
+
+def _range(mode: str, found: Mapping[str, Any]) -> plots.ValueRange:
+    first, ratio = found["first_token_s"], found["ratio"]
+    samples = [sample["first_token_s"] for sample in found.get("samples", ())]
+    return plots.ValueRange(
+        mode, first["median"], first["min"], first["max"], samples, f"{ratio:.1f}x" if ratio else ""
+    )
+
+
+def _rounds(measured: Mapping[str, Any]) -> Figure:
+    series = [
+        plots.Series(
+            mode,
+            [sample["round"] for sample in found["samples"]],
+            [sample["first_token_s"] for sample in found["samples"]],
+            step=False,
+        )
+        for mode, found in measured.items()
+    ]
+    return plots.over_time(series, "time to the first token (s)", time="round", may_be_log=True)

@@ -1,0 +1,181 @@
+"""The bench's JSON document, built from what was measured, and the reasons for which a bench fails.
+
+`modes[m]` holds `first_token_s` and `cpu_s` (median, min, max, n), `ratio` (vllm-warm's median over this
+one's), `phases`, and what belongs to the mode; a mode that could not run holds `unavailable` alone.
+A ratio above 1 means a shorter start. Ratios of the steady state are this mode over vllm-warm: a latency
+ratio above 1 and a throughput ratio below 1 mean a slower server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+
+from coldstart.bench import facts, floor, run_order
+from coldstart.bench.measure import Run
+from coldstart.bench.runner import BenchRuns
+from coldstart.bench.stats import Summary, paired_ratio, summarize
+from coldstart.bench.steady import Pair, Steady
+from coldstart.system import secrets
+from coldstart.validate.readiness import explain_slow_path
+
+SCHEMA_VERSION = 1
+STEADY_TOLERANCE = 0.03
+Document = dict[str, object]
+
+
+def document(
+    measured: BenchRuns, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
+) -> Document:
+    """The whole document; `failures` is empty exactly when the bench passed."""
+    floors = compute_floor(measured)
+    result: Document = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "bench",
+        "date": facts.today(),
+        "command_line": facts.without_paths(secrets.arguments(command_line)),
+        "model": facts.without_paths([model])[0],
+        "vllm_args": facts.without_paths(secrets.arguments(vllm_args)),
+        "machine": facts.machine(),
+        "versions": facts.versions(),
+        "tokens_identical": tokens_identical(measured),
+        "modes": {mode: _mode(mode, measured, floors) for mode in measured.modes},
+        "floor": _floor(floors, measured),
+    }
+    result["failures"] = failures(measured)
+    return result
+
+
+def tokens_identical(measured: BenchRuns) -> bool | None:
+    """Whether every run of every mode gave vllm-warm's tokens; None without vllm-warm or another mode."""
+    verdicts = [_same_tokens(mode, measured) for mode in measured.runs]
+    if len(verdicts) < 2 or None in verdicts:
+        return None
+    return all(verdicts)
+
+
+def failures(measured: BenchRuns) -> list[str]:
+    """Why the answer is no: a server that died, tokens that differ, a fast path that was not taken."""
+    reasons = [f"{mode}: {measured.unavailable[mode]}" for mode in measured.modes if mode in measured.failed]
+    for mode, runs in measured.runs.items():
+        if _same_tokens(mode, measured) is False:
+            reasons.append(f"{mode}: its tokens differ from {run_order.REFERENCE}'s")
+        reasons += [f"{mode}: the fast path was not taken: {reason}" for reason in slow_paths(runs)]
+    if not measured.runs and not reasons:
+        reasons.append("no mode could run")
+    return reasons
+
+
+def slow_paths(runs: Iterable[Run]) -> list[str]:
+    """Each distinct reason for which a coldstart run did not take its fast path; baselines have none."""
+    reasons: dict[str, None] = {}
+    for run in runs:
+        if run.mode not in run_order.BASELINES:
+            reasons.update(dict.fromkeys(explain_slow_path(run.readiness)))
+    return list(reasons)
+
+
+def compute_floor(measured: BenchRuns) -> floor.Floor:
+    """Service time from the warm vLLM server where there is one, else from the first mode that tells."""
+    order = [run_order.REFERENCE, *measured.beside]
+    served = (measured.beside.get(mode, ()) for mode in order)
+    service = next((summarize([pair.mine.one_token_s for pair in pairs]) for pairs in served if pairs), None)
+    imports = summarize(measured.imports_s) if measured.imports_s else None
+    return floor.Floor(imports, measured.fork, service)
+
+
+def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
+    runs = measured.runs.get(mode)
+    if not runs:
+        return {"unavailable": measured.unavailable.get(mode, "it was not run")}
+    reference = measured.runs.get(run_order.REFERENCE, [])
+    first_token = summarize([run.first_token_s for run in runs])
+    ratio = paired_ratio(_rounds(reference, _first_token), _rounds(runs, _first_token))
+    floor_s = floors.seconds(mode)
+    return {
+        "first_token_s": first_token,
+        "cpu_s": summarize([run.cpu_s for run in runs]),
+        "ratio": ratio[0] if ratio else None,
+        "ratio_ci95": ratio[1] if ratio else None,
+        "phases": phases(runs),
+        "pss_bytes": summarize([run.pss_bytes for run in runs]),
+        "floor_s": floor_s,
+        "percent_of_floor": 100 * floor_s / first_token["median"] if floor_s else None,
+        "tokens_identical": _same_tokens(mode, measured),
+        "steady": _steady(measured.beside.get(mode, ())),
+        "fast_path": runs[-1].readiness.get("fast_path"),
+        "fallbacks": slow_paths(runs),
+        "samples": [_sample(run) for run in runs],
+        "timeline": typical(runs).spans,
+    }
+
+
+def phases(runs: Sequence[Run]) -> dict[str, Summary]:
+    """Seconds by phase, over the runs that have it, in the order of their first appearance."""
+    names = dict.fromkeys(name for run in runs for name in run.phases)
+    return {name: summarize([run.phases[name] for run in runs if name in run.phases]) for name in names}
+
+
+def typical(runs: Sequence[Run]) -> Run:
+    """The run whose first token came nearest to the median."""
+    middle = median(run.first_token_s for run in runs)
+    return min(runs, key=lambda run: abs(run.first_token_s - middle))
+
+
+def _sample(run: Run) -> Document:
+    return {"round": run.round, "first_token_s": run.first_token_s, "cpu_s": run.cpu_s}
+
+
+def _same_tokens(mode: str, measured: BenchRuns) -> bool | None:
+    reference = measured.runs.get(run_order.REFERENCE)
+    if not reference:
+        return None
+    wanted = list(reference[0].answers)
+    return all(list(run.answers) == wanted for run in measured.runs[mode])
+
+
+def _steady(pairs: Sequence[Pair]) -> Document | None:
+    if not pairs:
+        return None
+    return {
+        "latency_s": summarize([pair.mine.latency_s for pair in pairs]),
+        "tokens_per_s": summarize([pair.mine.tokens_per_s for pair in pairs]),
+        "latency_ratio": _against(pairs, lambda one: one.latency_s, worse=1),
+        "throughput_ratio": _against(pairs, lambda one: one.tokens_per_s, worse=-1),
+    }
+
+
+def _against(pairs: Sequence[Pair], of: Callable[[Steady], float], *, worse: int) -> Document | None:
+    """This mode over vllm-warm; `worse` is the sign of a change for the worse."""
+    mine = {number: of(pair.mine) for number, pair in enumerate(pairs)}
+    reference = {number: of(pair.reference) for number, pair in enumerate(pairs) if pair.reference}
+    value = paired_ratio(mine, reference)
+    if value is None:
+        return None
+    ratio, interval = value
+    losses = sorted(worse * (bound - 1) for bound in interval)
+    verdict = "slower" if losses[0] > STEADY_TOLERANCE else "inconclusive"
+    return {
+        "ratio": ratio,
+        "ci95": interval,
+        "verdict": "ok" if losses[1] <= STEADY_TOLERANCE else verdict,
+        "tolerance": STEADY_TOLERANCE,
+    }
+
+
+def _rounds(runs: Sequence[Run], of: Callable[[Run], float]) -> dict[int, float]:
+    return {run.round: of(run) for run in runs}
+
+
+def _first_token(run: Run) -> float:
+    return run.first_token_s
+
+
+def _floor(floors: floor.Floor, measured: BenchRuns) -> Document:
+    return {
+        "imports_s": floors.imports_s,
+        "fork_s": floors.fork_s,
+        "service_s": floors.service_s,
+        "unavailable": measured.no_floor,
+        "method": floor.METHOD,
+    }

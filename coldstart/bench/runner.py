@@ -1,0 +1,207 @@
+"""The bench itself: prepare every mode, warm it up, run the interleaved rounds, hand back what was measured.
+
+A mode that cannot run is set aside with its reason and the others go on; a server that dies is such a reason
+too, and makes the bench fail (see `result.failures`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from coldstart.bench import floor, run_order, steady
+from coldstart.bench.measure import Run, RunSettings, run
+from coldstart.bench.stats import Summary, summarize
+from coldstart.bench.steady import Pair
+from coldstart.contract import fallback
+from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailed, NoBundle
+from coldstart.validate import process_tree
+from coldstart.validate.completions import CompletionClient
+from coldstart.validate.launch import Launcher, ModeUnavailable, ServerDied
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class BenchRuns:
+    """All counted runs by mode, the modes that could not run, and the servers that failed; `beside` holds what each mode
+    did past its start, beside vllm-warm.
+    """
+
+    modes: Sequence[str]
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    beside: dict[str, list[Pair]] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+    imports_s: list[float] = field(default_factory=list)
+    no_floor: str | None = None
+    fork: Summary | None = None
+
+    def drop(self, mode: str, reason: str) -> None:
+        """Set a mode aside: what it measured before is not shown, for it would be half a result."""
+        self.runs.pop(mode, None)
+        self.beside.pop(mode, None)
+        self.unavailable[mode] = reason
+
+    def pair_rounds(self) -> None:
+        """Fill `beside` from the rounds, as far as their runs measured a steady state of their own."""
+        asked = {
+            mode: {run.round: run.steady for run in runs if run.steady} for mode, runs in self.runs.items()
+        }
+        reference = asked.get(run_order.REFERENCE, {})
+        for mode, rounds in asked.items():
+            self.beside[mode] = [Pair(mine, reference.get(number)) for number, mine in rounds.items()]
+
+
+@dataclass
+class Bench:
+    """One bench over `launchers`; `work` is an empty directory for caches, logs and events.
+
+    With `two_at_once` the steady state of each mode is measured beside vllm-warm's, after the rounds.
+    """
+
+    launchers: Sequence[Launcher]
+    settings: RunSettings
+    work: Path
+    progress: Progress
+    measure_floor: bool = True
+    two_at_once: bool = True
+
+    def measure(self, runs: int, warmup: int) -> BenchRuns:
+        """Nothing that was started is alive afterwards, however it ends.
+
+        Raises NoBundle when a coldstart mode finds no bundle, ValueError for an impossible plan.
+        """
+        modes = [launcher.mode for launcher in self.launchers]
+        measured = BenchRuns(modes)
+        schedule = run_order.rounds(modes, runs)
+        cold_first = schedule[0][0] == run_order.VLLM_COLD
+        with process_tree.adopting_orphans():
+            before = process_tree.snapshot()
+            try:
+                for launcher in self.launchers:
+                    self._prepare(launcher, measured)
+                    count = run_order.warmups(launcher.mode, warmup, cold_first=cold_first)
+                    self._warm(launcher, count, measured)
+                for index, order in enumerate(schedule):
+                    self._round(index, order, measured)
+                if self.settings.steady and self.two_at_once:
+                    self._side_by_side(measured, runs * steady.SLICES_PER_RUN)
+                else:
+                    measured.pair_rounds()
+            finally:
+                self._close()
+                process_tree.end_strays(before)
+        self._fork_floor(measured)
+        return measured
+
+    def _prepare(self, launcher: Launcher, measured: BenchRuns) -> None:
+        try:
+            launcher.prepare()
+        except ModeUnavailable as error:
+            measured.drop(launcher.mode, str(error))
+        except CommandFailed as error:
+            measured.failed.add(launcher.mode)
+            measured.drop(launcher.mode, error.message)
+
+    def _warm(self, launcher: Launcher, count: int, measured: BenchRuns) -> None:
+        for number in range(count):
+            if launcher.mode not in measured.unavailable:
+                self._run(launcher, f"warm-up-{number}", -1, measured)
+
+    def _round(self, index: int, order: Sequence[str], measured: BenchRuns) -> None:
+        by_mode = {launcher.mode: launcher for launcher in self.launchers}
+        if self.measure_floor and measured.no_floor is None:
+            self._import_floor(measured)
+        for mode in order:
+            if mode in measured.unavailable:
+                continue
+            self._run(by_mode[mode], f"round-{index}", index, measured)
+            # The first cold start was to fill the warm caches.
+            cold_failed = mode == run_order.VLLM_COLD and index == 0 and mode in measured.failed
+            if cold_failed and run_order.VLLM_WARM in by_mode:
+                self._warm(by_mode[run_order.VLLM_WARM], 1, measured)
+
+    def _run(self, launcher: Launcher, name: str, index: int, measured: BenchRuns) -> None:
+        directory = self.work / launcher.mode / name
+        self.progress(f"{launcher.mode} {name} ...")
+        try:
+            alone = self.settings.steady and not self.two_at_once
+            done = run(launcher, directory, replace(self.settings, steady=alone), index)
+        except ColdstartError as error:
+            _require_bundle(error)
+            measured.failed.add(launcher.mode)
+            measured.drop(launcher.mode, error.message)
+            return
+        _keep(done, measured)
+        self.progress(f"{launcher.mode} {name}: first token after {done.first_token_s:.2f} s")
+        shutil.rmtree(directory)
+
+    def _side_by_side(self, measured: BenchRuns, slices: int) -> None:
+        """Each mode's server beside one of vllm-warm; vllm-warm itself beside a second one, which shows what is noise.
+
+        vllm-cold differs from vllm-warm in its start alone, so it has no part in this.
+        """
+        by_mode = {one.mode: one for one in self.launchers if one.mode in measured.runs}
+        with ExitStack() as stack:
+            reference = None
+            for mode in sorted(by_mode, key=lambda mode: mode != run_order.REFERENCE):
+                self.progress(f"{mode} past its start ...")
+                try:
+                    if mode == run_order.REFERENCE:
+                        reference = stack.enter_context(self._answering(by_mode[mode], "reference"))
+                    if mode != run_order.VLLM_COLD:
+                        with self._answering(by_mode[mode], "beside") as one:
+                            prompts, tokens = self.settings.prompts, self.settings.max_tokens
+                            measured.beside[mode] = steady.side_by_side(
+                                one, reference, prompts, tokens, slices
+                            )
+                except CommandFailed as error:
+                    measured.failed.add(mode)
+                    measured.drop(mode, error.message)
+
+    def _answering(self, launcher: Launcher, name: str) -> AbstractContextManager[CompletionClient]:
+        directory = self.work / launcher.mode / name
+        return steady.answering(launcher, directory, self.settings.prompts[0], self.settings.ready_timeout_s)
+
+    def _import_floor(self, measured: BenchRuns) -> None:
+        try:
+            measured.imports_s.append(floor.imports_s())
+        except ModeUnavailable as error:
+            measured.no_floor = str(error)
+
+    def _fork_floor(self, measured: BenchRuns) -> None:
+        forked = [runs for mode, runs in measured.runs.items() if not run_order.is_process_of_its_own(mode)]
+        resident = [run.rss_bytes for runs in forked for run in runs]
+        if self.measure_floor and resident:
+            measured.fork = floor.fork_s(int(summarize(resident)["median"]))
+
+    def _close(self) -> None:
+        for launcher in self.launchers:
+            try:
+                launcher.close()
+            except (ModeUnavailable, CommandFailed) as error:
+                self.progress(f"{launcher.mode}: {error}")
+
+
+def _keep(done: Run, measured: BenchRuns) -> None:
+    ran = done.readiness.get("mode", done.mode)
+    if ran != done.mode:
+        measured.drop(done.mode, f"the server started in mode {ran} instead: {_reasons(done)}")
+    elif done.round >= 0:
+        measured.runs.setdefault(done.mode, []).append(done)
+
+
+def _reasons(done: Run) -> str:
+    listed = fallback.from_json(done.readiness.get("fallbacks"))
+    return "; ".join(map(str, listed)) or "no reason given"
+
+
+def _require_bundle(error: ColdstartError) -> None:
+    if isinstance(error, ServerDied) and error.status == NO_BUNDLE:
+        raise NoBundle(error.message, mend="coldstart materialize MODEL") from error
+    if not isinstance(error, CommandFailed):
+        raise error

@@ -1,0 +1,59 @@
+"""What those who run a fleet ask of its gateway, with a key of their own: whoever may deploy may start what they like.
+
+GET   /fleet/status
+POST  /fleet/order     {"method": deploy | remove | scale | drain, "args": [...]}, as wire writes them
+POST  /fleet/down      ends every server and the controller
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from coldstart.fleet.live import messages
+from coldstart.fleet.live.contact import ControllerAway
+from coldstart.fleet.live.front import FleetFront
+from coldstart.fleet.live.messages import AdminOrder
+
+HEADER = "x-coldstart-admin-key"
+
+
+def routes(front: FleetFront, key: str, down: Callable[[], Awaitable[None]]) -> list[Route]:
+    """For the endpoint. `down` ends the gateway as well."""
+
+    def guarded(work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            if not hmac.compare_digest(request.headers.get(HEADER, "").encode(), key.encode()):
+                return JSONResponse({"error": "the admin key is missing or wrong"}, status_code=401)
+            try:
+                found = await work(request)
+            except ControllerAway as error:
+                return JSONResponse({"error": f"the controller cannot be reached: {error}"}, status_code=503)
+            except (ValueError, KeyError, TypeError) as error:
+                return JSONResponse({"error": f"that is no order: {error}"}, status_code=400)
+            return JSONResponse(found, status_code=400 if "error" in found else 200)
+
+        return answer
+
+    async def status(request: Request) -> Any:
+        return await front.refreshed()
+
+    async def order(request: Request) -> Any:
+        asked = messages.read(json.loads(await request.body()), AdminOrder)
+        return await front.contact.connection.call(asked)
+
+    async def end(request: Request) -> Any:
+        await down()
+        return {}
+
+    return [
+        Route("/fleet/status", guarded(status)),
+        Route("/fleet/order", guarded(order), methods=["POST"]),
+        Route("/fleet/down", guarded(end), methods=["POST"]),
+    ]

@@ -1,0 +1,222 @@
+"""The live controller: the fleet's core decides, this carries out. Ray is not needed for it, nor imported.
+
+Invariant: every order of the core is answered by exactly one event: a launch by its ranks being ready or dead, a stop by
+Stopped, a release by Released, a move by Moved unless the request ends before. Everything runs on one event loop, so the core
+is never asked twice at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from coldstart.errors import Usage
+from coldstart.fleet import events
+from coldstart.fleet.core import FleetCore
+from coldstart.fleet.events import Action, Event, LaunchRank
+from coldstart.fleet.groups import GroupPhase
+from coldstart.fleet.live.gateway_calls import GatewayCalls
+from coldstart.fleet.live.gateways import Gateways
+from coldstart.fleet.live.measurements import Measurements
+from coldstart.fleet.live.messages import GroupRoute, MoveRequest, RefuseRequest, SendRequest
+from coldstart.fleet.live.orders import Node, NodeReport, WorkerEvent
+from coldstart.fleet.live.state import FleetState
+from coldstart.fleet.live.status import ControllerFacts, controller_status
+from coldstart.fleet.live.wire import ModelDeployment
+from coldstart.fleet.live.workers import Workers
+from coldstart.fleet.specification import FleetSettings, ServerSpec
+from coldstart.host.launches import Catalogue
+from coldstart.host.live.log import Log
+from coldstart.host.live.tasks import Tasks
+
+Recorder = Callable[[float, Event, list[Action]], None]
+
+
+class FleetControl:
+    """One fleet. `nodes` are reached through what `joined` was given; `record` is told every event and what followed."""
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        state: FleetState,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        log: Log | None = None,
+        record: Recorder | None = None,
+    ) -> None:
+        self.core = FleetCore(settings, models=[one.spec for one in state.models.values()])
+        self.state, self.clock, self.log, self.record = state, clock, log or Log(quiet=True), record
+        self.gateways = Gateways(clock)
+        self.calls = GatewayCalls(self.gateways, self.tell, self.log)
+        self.tasks = Tasks(self.log)
+        self.measurements = Measurements(state, self.core.models, self.tell, self.log)
+        self.workers = Workers(
+            self.core, state, self.gateways, self.measurements, self.tell, self.tasks, self.log
+        )
+        self.unusable: dict[str, str] = {}
+        self.began = clock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # The core.
+
+    def tell(self, event: Event) -> None:
+        """Tell the core, and carry out what it orders."""
+        if self._closed:
+            return
+        now = self.clock()
+        actions = self.core.on(event, now)
+        if self.record is not None:
+            self.record(now, event, actions)
+        ranks: dict[str, list[LaunchRank]] = {}
+        for action in actions:
+            if isinstance(action, LaunchRank):
+                ranks.setdefault(action.group, []).append(action)
+            else:
+                self._do(action)
+        for group in ranks.values():
+            self.workers.launch(group)
+        if actions or not isinstance(event, (events.Arrived, events.Ended, events.Routed)):
+            self._publish()
+        self._rearm()
+
+    def close(self) -> None:
+        """Cancel the timer and all tasks, and ignore every later event."""
+        self._closed = True
+        self.tasks.cancel()
+        self._disarm()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _rearm(self) -> None:
+        self._disarm()
+        if (due := self.core.deadline()) < inf:
+            wait = max(0.0, due - self.clock()) + 0.001
+            self._timer = asyncio.get_running_loop().call_later(wait, self.tell, events.Tick())
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case events.Stop(worker):
+                self.workers.stop(worker)
+            case events.Release(worker, group):
+                self.workers.release(worker, group)
+            case events.FetchRest(worker):
+                self.workers.load_whole(worker)
+            case events.Share(worker, rate):
+                self.workers.share(worker, rate)
+            case events.Send(request, group):
+                self.calls.order(SendRequest(request, group))
+            case events.Refuse(request, status, reason, after):
+                self.calls.order(RefuseRequest(request, status, reason, after))
+            case events.Move(request, _, target):
+                if not self.calls.order(MoveRequest(request, target)):
+                    asyncio.get_running_loop().call_soon(self.tell, events.Moved(request, False))
+
+    def said(self, event: WorkerEvent) -> None:
+        """A server has something to say of a worker."""
+        self.workers.said(event)
+
+    # Servers.
+
+    def joined(self, spec: ServerSpec, node: Node) -> None:
+        """A server is there, empty."""
+        self.unusable.pop(spec.name, None)
+        self.log.say("server joined", server=spec.name)
+        self.workers.processes.nodes[spec.name] = node
+        self.tell(events.Joined(spec))
+        self.measurements.emit_speed(spec.name)
+        if spec.name in self.state.drained:
+            self.tell(events.Drained(spec.name))
+
+    def unreached(self, server: str, reason: str) -> None:
+        """A server cannot be used, though its node is there: lost, and the status says why."""
+        if self.unusable.get(server) != reason:
+            self.log.say("server unusable", server=server, reason=reason)
+        self.lost(server)
+        self.unusable[server] = reason
+
+    def lost(self, server: str) -> None:
+        """A server is gone with all that was on it."""
+        self.unusable.pop(server, None)
+        if not self.workers.processes.lose(server):
+            return
+        self.log.say("server lost", server=server)
+        self.tell(events.ServerLost(server))
+
+    def rebuild(self, found: Iterable[tuple[ServerSpec, Node, NodeReport]]) -> None:
+        """A controller that has started finds the servers with what they have; told once, before all else."""
+        servers: list[ServerSpec] = []
+        for spec, node, report in found:
+            self.workers.processes.adopt(spec.name, node, report)
+            servers.append(spec)
+        ranks = self.workers.processes.found_ranks()
+        if ranks:
+            self.gateways.expect()
+        self.log.say("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
+        self.tell(events.Rebuilt(tuple(servers), ranks, tuple(sorted(self.state.drained))))
+        for spec in servers:
+            self.measurements.emit_speed(spec.name)
+
+    def _publish(self) -> None:
+        routes = {}
+        for group in self.core.groups.values():
+            up = self.workers.processes.answering(group)
+            if group.phase is GroupPhase.SERVING and up is not None:
+                where = group.name, group.model, up.url, group.capacity, up.mode, up.start_s
+                routes[group.name] = GroupRoute(*where)
+        self.gateways.publish(routes, tuple(one.launch for one in self.state.models.values()))
+
+    # Those who run it.
+
+    def deploy(self, deployment: ModelDeployment) -> None:
+        """Take a model, or another way to start or size one; what serves by other words goes once it is done.
+
+        Raises Usage for a name that means another model already.
+        """
+        name = deployment.spec.name
+        before = self.state.models.get(name)
+        Catalogue(one.launch for one in ({**self.state.models, name: deployment}).values())
+        same = before is not None and before.launch.same_server == deployment.launch.same_server
+        if before is not None and same:
+            known = {**before.spec.joins, **deployment.spec.joins}
+            deployment = replace(deployment, spec=replace(deployment.spec, joins=known))
+        self.state.deploy(deployment)
+        if before is not None and not same:
+            self.tell(events.Removed(name))
+        self.tell(events.Deployed(deployment.spec))
+
+    def scale(self, name: str, least: int, most: int) -> None:
+        """Raises Usage for a model that is not deployed, and for numbers that make no sense."""
+        known = self._known(name)
+        self.deploy(replace(known, spec=replace(known.spec, least=least, most=most)))
+
+    def remove(self, name: str) -> None:
+        """Raises Usage for a model that is not deployed."""
+        self._known(name)
+        self.state.remove(name)
+        self.tell(events.Removed(name))
+
+    def _known(self, name: str) -> ModelDeployment:
+        if name not in self.state.models:
+            raise Usage(f"model {name} is not deployed", mend="coldstart fleet status")
+        return self.state.models[name]
+
+    def drain(self, server: str) -> None:
+        """Raises Usage for a server that is not there."""
+        if server not in self.workers.processes.nodes:
+            raise Usage(f"the fleet has no server {server}", mend="coldstart fleet status")
+        self.state.drain(server)
+        self.tell(events.Drained(server))
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the controller's part of the document of `coldstart fleet status`."""
+        uptime_s, gateways = self.clock() - self.began, len(self.gateways.known)
+        facts = ControllerFacts(self.calls.incarnation, uptime_s, gateways, self.unusable, self.state.links)
+        return controller_status(self.core, self.workers.processes, facts)

@@ -1,0 +1,290 @@
+"""The fleet's gateway: a request for a model that serves goes to it by the routes known here, and the controller is told after.
+
+Invariant: what is asked of a model that serves is never kept waiting for the controller, nor for Ray; only a request that needs
+a start is. The controller hears in order of each request's coming, going and end, or, where it was away, of all at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import coldstart
+from coldstart.fleet.live.contact import Contact, ControllerAway, ControllerConnection
+from coldstart.fleet.live.messages import (
+    GetStatus,
+    GroupReleased,
+    GroupRoute,
+    MoveEnded,
+    MoveRequest,
+    OpenRequest,
+    RefuseRequest,
+    RequestArrived,
+    RequestEnded,
+    RequestOrder,
+    RequestRouted,
+)
+from coldstart.fleet.live.metrics import PREFIX, FleetCollector, GatewayFigures, ModelLoad
+from coldstart.fleet.live.moves import Moves
+from coldstart.fleet.live.replicas import CONNECT_S, FleetReplica, FleetTicket
+from coldstart.fleet.live.status import SCHEMA_VERSION
+from coldstart.fleet.live.targets import Targets
+from coldstart.host.launches import Catalogue, Launch, Route
+from coldstart.host.live.log import Log
+from coldstart.host.live.metrics import Metrics
+from coldstart.host.live.tickets import AdmissionRefused, Ticket, unknown
+from coldstart.host.live.upstream import NothingSent, Replica
+from coldstart.host.status import HostFacts
+
+SUSPECT_S = 1.0
+TRIES, TRIES_UNSENT = 4, 16
+AGAIN_S, AGAIN_MOST_S = 0.1, 1.0
+
+
+class FleetFront:
+    """One gateway of one fleet."""
+
+    resumes: bool = True
+
+    def __init__(
+        self,
+        link: ControllerConnection,
+        *,
+        log: Log | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.log, self.clock = log or Log(quiet=True), clock
+        self.contact = Contact(link, self, self.log)
+        self.catalogue = Catalogue(())
+        self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=clock())
+        self.metrics = Metrics(FleetCollector(self._figures), PREFIX)
+        self.targets = Targets(self._group_released)
+        self.total = self.again_count = self.resumed_count = 0
+        self.controlled: dict[str, Any] = {}
+        self._tickets: dict[str, FleetTicket] = {}
+        self.moves = Moves(self._tickets, self.targets, self._move_ended, self.clock, self.log)
+        self._number = 0
+
+    # Requests.
+
+    def enter(self, asked: str | None) -> Ticket:
+        """As Front."""
+        if self.facts.stopping:
+            raise self._counted(AdmissionRefused(503, "the gateway is stopping", 5.0))
+        route = self.catalogue.route(asked)
+        if route is None:
+            if not self.contact.incarnation:
+                raise self._counted(AdmissionRefused(503, "the fleet's controller is not there yet", 1.0))
+            raise self._counted(unknown(asked))
+        self.total += 1
+        facts = self.facts.of(route.model)
+        facts.requests += 1
+        ticket = self._enter(route)
+        facts.hits += ticket.hit
+        return ticket
+
+    def _enter(self, route: Route, tries: int = 0, unsent: int = 0) -> FleetTicket:
+        self._number += 1
+        number = f"{self.contact.name}/{self._number}"
+        future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
+        ticket = FleetTicket(number, route, self.clock(), future, tries=tries, unsent=unsent)
+        self._tickets[number] = ticket
+        if (target := self._free(route.model)) is not None:
+            ticket.hit = True
+            self._granted(ticket, target)
+            self.contact.emit(RequestRouted(number, route.model, target.group))
+        else:
+            self.contact.emit(RequestArrived(number, route.model))
+        return ticket
+
+    def _free(self, model: str) -> FleetReplica | None:
+        """Return a group to send to; a full one only while no controller could start another one."""
+        return self.targets.find(model, self.clock(), overload=not self.connected)
+
+    def _granted(self, ticket: FleetTicket, target: FleetReplica) -> None:
+        ticket.target, ticket.dispatched = target, self.clock()
+        target.busy += 1
+        if not ticket.hit or (target.tail is not None and not target.tail.done()):
+            ticket.line_up(target)
+        ticket.granted.set_result(target)
+
+    def leave(self, ticket: Ticket) -> None:
+        """As Front."""
+        known = self._tickets.pop(ticket.number, None)
+        if known is None:
+            return
+        self.contact.emit(RequestEnded(ticket.number))
+        self.moves.over(known)
+        if known.target is not None:
+            self.targets.free(known.target)
+
+    async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+        """As Front: somewhere else, or where the controller starts another group."""
+        assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
+        if self.moves.rolled_back(ticket, str(error)):
+            return ticket
+        replica.suspect_until = self.clock() + SUSPECT_S
+        # What was never sent does no harm elsewhere; what was may be why its server died.
+        unsent = ticket.unsent + isinstance(error, NothingSent)
+        if ticket.tries + 1 - unsent > TRIES or unsent > TRIES_UNSENT or self.facts.stopping:
+            return None
+        ticket.passed_on()
+        self.leave(ticket)
+        self.again_count += 1
+        begun = len(ticket.stream.tokens) if ticket.stream is not None else 0
+        self.resumed_count += begun > 0
+        said: dict[str, Any] = {"model": ticket.route.model, "group": replica.group, "made": begun}
+        reason = str(error) or type(error).__name__
+        self.log.say("again", number=ticket.number, tries=ticket.tries + 1, **said, reason=reason)
+        if self._free(ticket.route.model) is None:
+            # The controller hears of the end in a moment; before that it would send it there again.
+            await asyncio.sleep(min(AGAIN_MOST_S, AGAIN_S * 2**ticket.tries))
+        return self._enter(ticket.route, ticket.tries + 1, unsent)
+
+    def state(self, model: str) -> str:
+        """As Front."""
+        return "starting" if self.connected else "the controller is away"
+
+    def _counted(self, refused: AdmissionRefused) -> AdmissionRefused:
+        self.facts.refused[refused.status] += 1
+        return refused
+
+    # The controller.
+
+    def begin(self) -> None:
+        """Find the controller, and stay in touch."""
+        self.contact.begin()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the controller answers."""
+        return self.contact.connected
+
+    def known(self) -> tuple[tuple[str, ...], tuple[OpenRequest, ...]]:
+        """As Gatekeeper."""
+        requests = (
+            OpenRequest(one.number, one.route.model, one.target.group if one.target else None)
+            for one in self._tickets.values()
+        )
+        return tuple(self.targets.names()), tuple(requests)
+
+    def alone(self) -> None:
+        """As Gatekeeper: what waits for the controller, and need not, does so no longer."""
+        for ticket in self._tickets.values():
+            if not ticket.granted.done() and (target := self._free(ticket.route.model)) is not None:
+                self._granted(ticket, target)
+
+    def obey(self, order: RequestOrder) -> None:
+        """As Gatekeeper."""
+        ticket = self._tickets.get(order.request)
+        if ticket is None:
+            return
+        if isinstance(order, MoveRequest):
+            self.moves.order(ticket, self.targets.routed.get(order.group))
+        elif ticket.granted.done():
+            return
+        elif isinstance(order, RefuseRequest):
+            self._refuse(ticket, order)
+        elif (target := self.targets.routed.get(order.group)) is not None:
+            self._granted(ticket, target)
+        else:
+            # The group's route was withdrawn while the order was on its way.
+            self._renew(ticket)
+
+    def _refuse(self, ticket: FleetTicket, order: RefuseRequest) -> None:
+        del self._tickets[ticket.number]
+        refused = AdmissionRefused(order.status, order.reason, order.retry_s)
+        ticket.granted.set_exception(self._counted(refused))
+        ticket.granted.exception()  # its client may be gone, and no one retrieves it
+
+    def _renew(self, ticket: FleetTicket) -> None:
+        """The same request as a new one of the controller's."""
+        self.contact.emit(RequestEnded(ticket.number))
+        del self._tickets[ticket.number]
+        self._number += 1
+        ticket.number = f"{self.contact.name}/{self._number}"
+        self._tickets[ticket.number] = ticket
+        self.contact.emit(RequestArrived(ticket.number, ticket.route.model))
+
+    def update(self, routes: tuple[GroupRoute, ...], launches: tuple[Launch, ...]) -> None:
+        """As Gatekeeper."""
+        self.targets.update(routes)
+        self.catalogue = Catalogue(launches)
+
+    def _group_released(self, group: str) -> None:
+        self.contact.emit(GroupReleased(group))
+
+    def _move_ended(self, request: str, moved: bool) -> None:
+        self.contact.emit(MoveEnded(request, moved))
+
+    # All of it.
+
+    def status(self) -> Mapping[str, object]:
+        """The gateway's part of the status; servers and models are the controller's."""
+        held = sum(not one.granted.done() for one in self._tickets.values())
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "gateway": {
+                "url": self.facts.url,
+                "pid": self.facts.pid,
+                "version": self.facts.version,
+                "uptime_s": self.clock() - self.facts.began,
+                "requests": self.total,
+                "in_flight": len(self._tickets) - held,
+                "held": held,
+                "refused": {str(code): count for code, count in sorted(self.facts.refused.items())},
+                "again": self.again_count,
+                "resumed": self.resumed_count,
+                "moved": self.moves.count,
+            },
+            "controller": None,
+            "servers": [],
+            "unusable": {},
+            "models": [],
+            **self.controlled,
+            **({} if self.connected else {"controller": None}),
+        }
+
+    async def refreshed(self) -> Mapping[str, object]:
+        """The status with what the controller says now; with what it said last, while it is away."""
+        if self.connected:
+            try:
+                self.controlled = await asyncio.wait_for(self.contact.connection.call(GetStatus()), CONNECT_S)
+            except (ControllerAway, TimeoutError):
+                self.contact.away()
+        return self.status()
+
+    def _figures(self) -> GatewayFigures:
+        return GatewayFigures(
+            self.total,
+            self.again_count,
+            self.resumed_count,
+            self.moves.count,
+            self.connected,
+            self.facts.refused,
+            tuple(self._loads()),
+        )
+
+    def _loads(self) -> Iterator[ModelLoad]:
+        open_ = Counter((one.route.model, one.granted.done()) for one in self._tickets.values())
+        groups = Counter(target.name for target in self.targets.routed.values())
+        for name in self.catalogue.launches:
+            yield ModelLoad(name, open_[name, False], open_[name, True], groups[name])
+
+    def drain(self) -> None:
+        """Take nothing new, and refuse what waits."""
+        self.facts.stopping = True
+        for ticket in list(self._tickets.values()):
+            if not ticket.granted.done():
+                ticket.granted.set_exception(AdmissionRefused(503, "the gateway is stopping", 5.0))
+                ticket.granted.exception()
+
+    async def close(self) -> None:
+        """Leave the controller alone."""
+        self.moves.close()
+        await self.contact.close()
+        self.targets.close()

@@ -1,0 +1,126 @@
+"""The gateways as the controller sees them: what each is told, which groups it may send to, which requests it has.
+
+Invariant: a group is let go for good only when no gateway that lives can send to it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from coldstart.fleet.live.messages import GroupRoute, News, NumberedOrder, RequestOrder
+from coldstart.host.launches import Launch
+
+ALIVE_S = 15.0
+"""A gateway asks every few seconds; one that did not for so long is gone."""
+BACK_S = 2.0
+"""So long after a controller has begun again gateways that send to what it found may not have found it."""
+
+
+@dataclass(eq=False, slots=True)
+class GatewayRecord:
+    """One gateway. `knows` are groups it was told of and has not let go; `open` the requests it has."""
+
+    name: str
+    seen: float
+    knows: set[str] = field(default_factory=set)
+    open: set[str] = field(default_factory=set)
+    version: int = -1
+    orders: deque[NumberedOrder] = field(default_factory=deque)
+    number: int = 0
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def send(self, order: RequestOrder) -> None:
+        """Keep an order for the gateway's next pull."""
+        self.number += 1
+        self.orders.append(NumberedOrder(self.number, order))
+        self.news.set()
+
+
+class Gateways:
+    """All gateways by name, and the routes that they receive."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.known: dict[str, GatewayRecord] = {}
+        self.routes: dict[str, GroupRoute] = {}
+        self.launches: tuple[Launch, ...] = ()
+        self.version = 0
+        self._let_go = asyncio.Event()
+        self._all_back = 0.0
+
+    def expect(self) -> None:
+        """There are gateways that will attach: until then nobody knows what they send to."""
+        self._all_back = self.clock() + BACK_S
+
+    def attach(self, name: str, groups: Collection[str]) -> GatewayRecord:
+        """A gateway that is new, or has found this controller again; the groups are those it can send to."""
+        before = self.known.pop(name, None)
+        gateway = self.known[name] = GatewayRecord(name, self.clock(), set(groups))
+        if before is not None:
+            # What was ordered meanwhile was not heard yet.
+            gateway.orders, gateway.number = before.orders, before.number
+            before.news.set()
+        return gateway
+
+    def of(self, request: str) -> GatewayRecord | None:
+        """Whose request that is: its name begins with the gateway's."""
+        return self.known.get(request.partition("/")[0])
+
+    def publish(self, routes: dict[str, GroupRoute], launches: tuple[Launch, ...]) -> None:
+        """Replace the routes and launches that every gateway receives."""
+        if routes == self.routes and launches == self.launches:
+            return
+        self.routes, self.launches, self.version = routes, launches, self.version + 1
+        for gateway in self.known.values():
+            gateway.news.set()
+
+    def touch(self, gateway: GatewayRecord) -> None:
+        """Note that the gateway lives."""
+        gateway.seen = self.clock()
+
+    async def news(self, gateway: GatewayRecord, after: int, wait_s: float) -> News:
+        """Return the orders after number `after` and changed routes; wait up to `wait_s` seconds if there are none."""
+        self.touch(gateway)
+        while gateway.orders and gateway.orders[0].number <= after:
+            gateway.orders.popleft()
+        if not gateway.orders and gateway.version == self.version:
+            gateway.news.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(gateway.news.wait(), wait_s)
+        orders = tuple(gateway.orders)
+        if gateway.version == self.version:
+            return News(orders)
+        gateway.version = self.version
+        gateway.knows |= set(self.routes)
+        return News(orders, tuple(self.routes.values()), self.launches)
+
+    def released(self, gateway: GatewayRecord, group: str) -> None:
+        """The gateway has no request there and sends none."""
+        gateway.knows.discard(group)
+        self._let_go.set()
+
+    async def let_go(self, group: str, patience_s: float) -> None:
+        """Wait until no gateway that lives can send to that group, or for so long."""
+        end = self.clock() + patience_s
+        while (now := self.clock()) < end and (
+            now < self._all_back or any(group in gateway.knows for gateway in self._alive())
+        ):
+            self._let_go.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._let_go.wait(), min(0.5, patience_s))
+
+    def _alive(self) -> Iterator[GatewayRecord]:
+        now = self.clock()
+        return (gateway for gateway in self.known.values() if now - gateway.seen < ALIVE_S)
+
+    def lost(self) -> list[GatewayRecord]:
+        """Gateways that are gone, which are forgotten."""
+        alive = set(map(id, self._alive()))
+        gone = [gateway for gateway in self.known.values() if id(gateway) not in alive]
+        for gateway in gone:
+            del self.known[gateway.name]
+        return gone

@@ -1,0 +1,61 @@
+"""The address and admin key of this user's fleet: `fleet up` saves them for later commands, readable by this user alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from coldstart.artifacts import files
+from coldstart.errors import CommandFailed
+from coldstart.system import paths
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFleet:
+    """The gateway's URL, admin key and process id; Ray's address, and its token where `fleet up` started Ray."""
+
+    url: str
+    admin_key: str
+    pid: int
+    ray: str
+    token: str
+
+
+def _path() -> Path:
+    return paths.runtime_dir() / "fleet.json"
+
+
+def save(fleet: LocalFleet) -> None:
+    """Save this fleet in the place of any earlier one."""
+    files.write_atomic(_path(), json.dumps(asdict(fleet)).encode(), mode=0o600)
+
+
+def clear() -> None:
+    """Remove the saved fleet if this process saved it."""
+    known = load()
+    if known is not None and known.pid == os.getpid():
+        _path().unlink(missing_ok=True)
+
+
+def load() -> LocalFleet | None:
+    """Return the saved fleet, or None if there is none."""
+    try:
+        return LocalFleet(**json.loads(_path().read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def require() -> LocalFleet:
+    """Return the saved fleet.
+
+    Raises:
+        CommandFailed: no fleet is saved.
+    """
+    found = load()
+    if found is None:
+        raise CommandFailed(
+            "No fleet of yours runs on this machine.", mend="coldstart fleet up --memory 60GiB"
+        )
+    return found

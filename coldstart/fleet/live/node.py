@@ -1,0 +1,177 @@
+"""The model servers of one machine of the fleet: begun, watched and ended by the same starter as a host's.
+
+Invariant: of every worker that was ordered, its end is said once; until then it is among those found. Everything said is
+kept until the controller asks for what comes after it, so that a controller that starts again misses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from uuid import uuid4
+
+from coldstart.contract import environment, fallback
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.weights import PacedFetch
+from coldstart.fleet.live.fetches import NodeFetch
+from coldstart.fleet.live.orders import (
+    FoundWorker,
+    NodeReport,
+    RankEnded,
+    RankFetched,
+    RankOrder,
+    RankUp,
+    WorkerEvent,
+)
+from coldstart.host.launches import Launch
+from coldstart.host.live.residence import PATIENCE_S
+from coldstart.host.live.servers import ModelServer, Servers, StartFailed
+from coldstart.system.ipc.addresses import free_port
+
+WAIT_S = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class _Process:
+    order: RankOrder
+    server: ModelServer
+    fetch: NodeFetch | None = None
+    up: RankUp | None = None
+    stopping: bool = False
+
+
+class NodeServers:
+    """Those of the machine whose address is `host`. With `shows_devices` a server sees the one GPU that it was given."""
+
+    def __init__(
+        self,
+        host: str,
+        servers: Servers,
+        *,
+        shows_devices: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.host, self.servers, self.shows_devices, self.clock = host, servers, shows_devices, clock
+        self.incarnation = uuid4().hex
+        self.processes: dict[str, _Process] = {}
+        self._said: deque[tuple[int, WorkerEvent]] = deque()
+        self._seq = 0
+        self._news = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def rendezvous(self) -> tuple[str, int]:
+        """As Node."""
+        return self.host, free_port(self.host)
+
+    async def launch(self, order: RankOrder) -> None:
+        """As Node; an order that was obeyed already is obeyed."""
+        worker = order.rank.worker
+        if worker in self.processes:
+            return
+        listen = ("--host", self.host, "--port", str(free_port(self.host)))
+        # A name that no fetch before had: the prefetcher may outlive the server, and this actor.
+        pace = (
+            PacedFetch(f"{worker} {uuid4().hex}", order.rate, order.behind)
+            if order.launch.weights_from
+            else None
+        )
+        try:
+            server = self.servers.begin(_words(order), order.deadline_s, listen, self._device(order), pace)
+        except OSError as error:  # no descriptor, no disk, no process
+            self._say(RankEnded(worker, f"no server can be started: {error.strerror or error}", False))
+            return
+        process = self.processes[worker] = _Process(order, server, NodeFetch(pace) if pace else None)
+        task = asyncio.get_running_loop().create_task(
+            self._live(worker, process, f"http://{listen[1]}:{listen[3]}")
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def pace(self, worker: str, rate: float | None) -> None:
+        """As Node; nothing happens where it fetches nothing."""
+        process = self.processes.get(worker)
+        if process is not None and process.fetch is not None:
+            process.fetch.change(rate)
+
+    def _device(self, order: RankOrder) -> dict[str, str]:
+        """The one that the server is to see."""
+        return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.shows_devices else {}
+
+    async def _live(self, worker: str, process: _Process, url: str) -> None:
+        began = self.clock()
+        fetching = asyncio.ensure_future(self._fetched(worker, process.fetch))
+        try:
+            ready = await process.server.ready
+        except StartFailed as failed:
+            await process.server.ended
+            reason = str(failed)
+        else:
+            steps = tuple(fallback.from_json(ready.document.get("fallbacks")))
+            process.up = RankUp(worker, url, ready.mode, self.clock() - began, ready.pid, steps)
+            self._say(process.up)
+            reason = await process.server.ended
+        fetching.cancel()
+        del self.processes[worker]
+        self._say(RankEnded(worker, reason, process.stopping))
+
+    async def _fetched(self, worker: str, fetch: NodeFetch | None) -> None:
+        if fetch is not None:
+            said = await fetch.ended()
+            self._say(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
+
+    async def stop(self, worker: str) -> None:
+        """As Node; returns when it has ended, or was asked a second time."""
+        process = self.processes.get(worker)
+        if process is None:
+            self._say(RankEnded(worker, "it was not there", True))
+            return
+        process.stopping = True
+        process.server.stop()
+        await asyncio.wait([process.server.ended], timeout=PATIENCE_S)
+        process.server.stop()
+
+    async def clear(self) -> None:
+        """End everything at once: whoever counted on it has given it up."""
+        ended = [process.server.ended for process in self.processes.values()]
+        for process in self.processes.values():
+            process.stopping = True
+            process.server.stop()
+            process.server.stop()
+        if ended:
+            await asyncio.wait(ended)
+
+    def _say(self, event: WorkerEvent) -> None:
+        self._seq += 1
+        self._said.append((self._seq, event))
+        self._news.set()
+
+    def found(self) -> NodeReport:
+        """All that is here now."""
+        workers = (FoundWorker(one.order.rank, one.up, one.stopping) for one in self.processes.values())
+        return NodeReport(self.incarnation, self._seq, tuple(workers))
+
+    async def heard(self, after: int, wait_s: float = WAIT_S) -> list[tuple[int, WorkerEvent]]:
+        """What was said after that number, as soon as there is any; none after `wait_s`."""
+        while self._said and self._said[0][0] <= after:
+            self._said.popleft()
+        if not self._said:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), wait_s)
+            except TimeoutError:
+                return []
+        return [one for one in self._said if one[0] > after]
+
+
+def _words(order: RankOrder) -> Launch:
+    """Return the launch; a rank of a pipeline gets its place and the rendezvous address of the group."""
+    rank, master = order.rank, order.master
+    if master is None:
+        return order.launch
+    place = ["--pipeline-parallel-size", str(rank.ranks), "--nnodes", str(rank.ranks)]
+    place += ["--node-rank", str(rank.rank), "--master-addr", master[0], "--master-port", str(master[1])]
+    headless = ["--headless"] if rank.rank else []
+    return replace(order.launch, args=Arguments([*order.launch.args, *place, *headless]))

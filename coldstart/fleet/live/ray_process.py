@@ -1,0 +1,165 @@
+"""A node of Ray as our child process: its start, its end and what it said of it; the fleet's own first node is one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldstart.contract import environment
+from coldstart.errors import CommandFailed
+from coldstart.fleet.live import ray_node
+from coldstart.fleet.specification import ServerSpec
+from coldstart.host.live.log import Log
+from coldstart.system.ipc.addresses import free_port
+from coldstart.system.paths import Cache
+
+START_S, END_S, LOOK_S = 120.0, 30.0, 0.2
+FIRST_TRIES, LONGEST_PAUSE_S, GIVE_UP_S = 3, 30.0, 600.0
+# Ray's word for a node that reached its cluster and took too long over the rest (30 s, whatever the machine does meanwhile).
+SLOW = "timed out during startup"
+
+
+class RayProcess:
+    """One node. Ray ends all of it with any of its processes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process, self.log = process, log
+
+    def ended(self) -> bool:
+        """Whether it is no more."""
+        return self.process.poll() is not None
+
+    def last_words(self) -> str:
+        """What it said of its end: the last error in its log, else the last line."""
+        said = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in said if "Error: " in line]
+        return (errors or said or ["it did not say why"])[-1]
+
+    def wait(self, go_on: Callable[[], bool] = lambda: True) -> str:
+        """Its address without the port, once it has started. Raises CommandFailed, also where it is not to go on."""
+        end = time.monotonic() + START_S
+        over = False
+        while not over:
+            over = time.monotonic() > end or self.ended() or not go_on()
+            text = self.log.read_text(errors="replace")
+            if "Ray runtime started" in text:
+                # Ray picks the address itself, whatever it is told of loopback.
+                where = next(line for line in text.splitlines() if "Local node IP:" in line)
+                return where.rpartition(":")[2].strip()
+            time.sleep(LOOK_S)
+        raise CommandFailed(f"Ray did not start on this machine: {self.last_words()}")
+
+    def end(self) -> None:
+        """End it, with all of its processes."""
+        self.process.terminate()
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@contextmanager
+def _running(command: Sequence[str], env: Mapping[str, str], directory: Path) -> Iterator[RayProcess]:
+    """It ends with this process, however that ends."""
+    log = directory / "node.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **env, str(environment.SUPERVISOR_PID): str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    made = RayProcess(process, log)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@dataclass(frozen=True)
+class OwnRay:
+    """A fleet's own Ray: its first node, where it listens (HOST:PORT), and what its clients' environment needs."""
+
+    node: RayProcess
+    address: str
+    env: Mapping[str, str]
+
+
+@contextmanager
+def own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
+    """A started Ray with a token of its own; `server` is what this machine can serve. Raises CommandFailed."""
+    env = {
+        **ray_node.ENVIRONMENT,
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        str(environment.CACHE_DIR): str(cache.root),
+    }
+    directory, port = ray_node.own_directory(), free_port()
+    try:
+        with _running(ray_node.head(server, directory, port), env, directory) as node:
+            yield OwnRay(node, f"{node.wait()}:{port}", env)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class JoinedNode:
+    """Another node of somebody's Ray, begun again where it ends: Ray itself ends one that was out of reach for some seconds.
+
+    Given up after `FIRST_TRIES` starts if it was never there, else when it has not come back for `GIVE_UP_S`; one that is only
+    SLOW has as long to come.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Log) -> None:
+        self.command, self.env, self.log = command, env, log
+        self._caught: list[int] = []
+
+    def run(self) -> int:
+        """Until a signal; the exit code. Raises CommandFailed where it is given up."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda caught, _: self._caught.append(caught))
+        tries, pause_s, seen_s, began_s = 0, 1.0, 0.0, time.monotonic()
+        while not self._caught:
+            tries += 1
+            was_up_s, reason = self._one()
+            if was_up_s:
+                seen_s, pause_s = was_up_s, 1.0
+            if self._caught:
+                break
+            since_s = seen_s or (began_s if SLOW in reason else 0.0)
+            if time.monotonic() - since_s > GIVE_UP_S if since_s else tries >= FIRST_TRIES:
+                raise CommandFailed(reason)
+            self.log.say("ray ended", reason=reason, again_s=pause_s)
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return 128 + self._caught[0]
+
+    def _one(self) -> tuple[float, str]:
+        """When it was last there (0: never), and why it ended."""
+        with (
+            tempfile.TemporaryDirectory(prefix="coldstart-join-") as directory,
+            _running(self.command, self.env, Path(directory)) as node,
+        ):
+            try:
+                address = node.wait(lambda: not self._caught)
+            except CommandFailed as failed:
+                return 0.0, str(failed)
+            self.log.say("joined", address=address)
+            while not node.ended() and not self._caught:
+                time.sleep(LOOK_S)
+            return time.monotonic(), f"Ray ended on this machine: {node.last_words()}"
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._caught:
+            time.sleep(LOOK_S)

@@ -1,0 +1,117 @@
+"""What a fleet says of itself: the document of `GET /fleet/status` and of `coldstart fleet status`.
+
+    schema_version    1; members may be added, none goes or changes its meaning within a version
+    gateway           url, pid, version, uptime_s, requests, in_flight, held, refused: {HTTP status: count},
+                      again (requests taken in anew), resumed (of these: streams that had begun), moved (streams handed over)
+    controller        null while it cannot be reached, else: incarnation, pid, uptime_s, starts (groups), gateways, held
+    servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s (as given), draining,
+                      observed_bytes_s (of fetches that had the link to themselves; null: none yet)
+    unusable          servers whose node is there and that cannot be used: their reasons by their names
+    models            each: name, least, most, idle_s, waiting, failures, error,
+                      groups: each: name, phase (starting | serving | leaving), in_flight, capacity, url, mode, start_s,
+                      predicted_s (until the first token, by the decision to start; null for one that was found),
+                      fallbacks: [...], as a server's ready file has them,
+                      workers: each: name, server, device, memory_bytes, ready,
+                      fetched_bytes, fetched_s (null where it fetches still, or nothing)
+
+Servers and models are the controller's, as last known where it cannot be reached. All bytes are bytes, all times seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coldstart.contract import fallback
+from coldstart.fleet.cluster import FleetServer
+from coldstart.fleet.core import FleetCore
+from coldstart.fleet.deployments import Deployment
+from coldstart.fleet.groups import FleetWorker, Group
+from coldstart.fleet.live.processes import Processes
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerFacts:
+    """Facts of the controller that neither its core nor its workers have; `links` are observed speeds in bytes/s."""
+
+    incarnation: str
+    uptime_s: float
+    gateways: int
+    unusable: Mapping[str, str]
+    links: Mapping[str, float]
+
+
+def controller_status(core: FleetCore, processes: Processes, facts: ControllerFacts) -> dict[str, Any]:
+    """Return the controller's part of the document."""
+    models = [model for model in core.models.values() if not model.retired or model.groups]
+    return {
+        "controller": {
+            "incarnation": facts.incarnation,
+            "pid": os.getpid(),
+            "uptime_s": facts.uptime_s,
+            "starts": core.starts,
+            "gateways": facts.gateways,
+            "held": core.held,
+        },
+        "servers": [_server(server, facts.links) for server in core.roster.cluster.servers.values()],
+        "unusable": dict(facts.unusable),
+        "models": [_model(model, processes) for model in models],
+    }
+
+
+def _server(server: FleetServer, links: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "name": server.spec.name,
+        "devices": server.spec.devices,
+        "memory_bytes": server.spec.memory,
+        "free_bytes": list(server.free),
+        "network_bytes_s": server.spec.network,
+        "observed_bytes_s": links.get(server.spec.name),
+        "draining": server.draining,
+    }
+
+
+def _model(model: Deployment, processes: Processes) -> dict[str, Any]:
+    return {
+        "name": model.spec.name,
+        "least": model.spec.least,
+        "most": model.spec.most,
+        "idle_s": model.spec.idle_s,
+        "waiting": len(model.waiting),
+        "failures": model.failures,
+        "error": model.error if model.failures else "",
+        "groups": [_group(group, processes) for group in model.groups.values()],
+    }
+
+
+def _group(group: Group, processes: Processes) -> dict[str, Any]:
+    up = processes.answering(group)
+    return {
+        "name": group.name,
+        "phase": str(group.phase),
+        "in_flight": len(group.in_flight),
+        "capacity": group.capacity,
+        "url": up.url if up else None,
+        "mode": up.mode if up else None,
+        "start_s": up.start_s if up else None,
+        "predicted_s": group.predicted_s,
+        "fallbacks": fallback.to_json(up.fallbacks) if up else [],
+        "workers": [_worker(worker, processes) for worker in group.workers],
+    }
+
+
+def _worker(worker: FleetWorker, processes: Processes) -> dict[str, Any]:
+    fetched = processes.fetched.get(worker.name)
+    return {
+        "name": worker.name,
+        "server": worker.server,
+        "device": worker.device,
+        "memory_bytes": worker.memory,
+        "ready": worker.ready,
+        "fetched_bytes": fetched.size if fetched else None,
+        "fetched_s": fetched.seconds if fetched else None,
+    }

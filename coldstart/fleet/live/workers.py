@@ -1,0 +1,234 @@
+"""The processes of the fleet's workers as the controller orders them about, and what each one's end means for the core.
+
+A worker is one process, but for one out of a pipeline that loads the whole model (ParaServe, section 6): that has an engine
+beside the one of its rank, named and launched as a group of its own, and is gone when both are. Nothing in vLLM grows a rank
+into a whole model in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+
+from coldstart.fleet import events, timing
+from coldstart.fleet.core import FleetCore
+from coldstart.fleet.events import Event, LaunchRank
+from coldstart.fleet.groups import WHOLE
+from coldstart.fleet.live.gateways import Gateways
+from coldstart.fleet.live.measurements import Measurements
+from coldstart.fleet.live.orders import NodeLost, RankEnded, RankFetched, RankOrder, RankUp, WorkerEvent
+from coldstart.fleet.live.processes import Processes
+from coldstart.fleet.live.state import FleetState
+from coldstart.host.live.log import Log
+from coldstart.host.live.tasks import Tasks
+
+
+class Workers:
+    """Workers of one controller; `emit` sends an event to the core."""
+
+    def __init__(
+        self,
+        core: FleetCore,
+        state: FleetState,
+        gateways: Gateways,
+        measurements: Measurements,
+        emit: Callable[[Event], None],
+        tasks: Tasks,
+        log: Log,
+    ) -> None:
+        self._core, self._state, self._gateways, self._measurements = core, state, gateways, measurements
+        self._emit, self._tasks, self._log = emit, tasks, log
+        self.processes = Processes()
+
+    # Orders.
+
+    def launch(self, ranks: list[LaunchRank]) -> None:
+        """Start a group."""
+        self.processes.launched |= {rank.worker: rank for rank in ranks}
+        self._tasks.spawn(self._launch(ranks))
+
+    def load_whole(self, worker: str) -> None:
+        """Load the whole model beside the worker's rank. Where that fails the pipeline stays one."""
+        rank = self.processes.launched.get(worker)
+        if rank is None:
+            return
+        spec = self._core.models[rank.model].spec
+        name = worker + WHOLE
+        self._log.say("consolidate", worker=worker, server=rank.server)
+        whole = replace(rank, worker=name, group=name, rank=0, ranks=1, full=1, deadline=inf)
+        self.launch([replace(whole, size=spec.size, fetch=spec.size - rank.size, memory=spec.memory)])
+
+    async def _launch(self, ranks: list[LaunchRank]) -> None:
+        first = ranks[0]
+        deployment = self._state.models[first.model]
+        self._log.say("launch", group=first.group, servers=[rank.server for rank in ranks])
+        try:
+            master = await self.processes.nodes[first.server].rendezvous() if len(ranks) > 1 else None
+        except (NodeLost, KeyError) as lost:
+            for rank in ranks:
+                self._unreached(rank.worker, first.server, lost)
+            return
+        patience = self._core.settings.hold_s
+        orders = [RankOrder(rank, deployment.launch, patience, master) for rank in ranks]
+        await asyncio.gather(*map(self._launch_rank, orders))
+
+    def share(self, worker: str, rate: float | None) -> None:
+        """It has another part of its server's link."""
+        self.processes.rates[worker] = rate
+        if worker in self.processes.ordered:
+            self._tasks.spawn(self._paced(worker, rate))
+
+    async def _paced(self, worker: str, rate: float | None) -> None:
+        if (rank := self.processes.launched.get(worker)) is not None:
+            with suppress(NodeLost, KeyError):  # gone, as will be said
+                await self.processes.nodes[rank.server].pace(worker, rate)
+
+    async def _launch_rank(self, order: RankOrder) -> None:
+        rank = order.rank
+        self.processes.ordered.add(rank.worker)
+        paced = replace(order, rate=self.processes.rates.get(rank.worker), behind=rank.worker.endswith(WHOLE))
+        try:
+            await self.processes.nodes[rank.server].launch(paced)
+        except (NodeLost, KeyError) as lost:
+            self._unreached(rank.worker, rank.server, lost)
+
+    def _unreached(self, worker: str, server: str, lost: Exception) -> None:
+        self._ended(RankEnded(worker, f"server {server} is gone: {lost}", False, own=False))
+
+    def stop(self, worker: str) -> None:
+        """End all that the worker is."""
+        for name in self._names(worker):
+            self._stop(name)
+
+    def release(self, worker: str, group: str) -> None:
+        """End what the worker runs for that group."""
+        name = group if group.endswith(WHOLE) else worker
+        if name in self.processes.launched:
+            self._stop(name)
+        else:
+            told = events.Released(worker, group)
+            asyncio.get_running_loop().call_soon(self._emit, told)
+
+    def _stop(self, name: str) -> None:
+        if name not in self.processes.stopping:
+            self.processes.stopping.add(name)
+            self._tasks.spawn(self._stopped(name))
+
+    async def _stopped(self, name: str) -> None:
+        """Once no gateway sends to it any more."""
+        if (rank := self.processes.launched.get(name)) is not None:
+            await self._gateways.let_go(rank.group, self._core.settings.hold_s)
+            await self._asked_to_stop(name, rank)
+
+    async def _asked_to_stop(self, name: str, rank: LaunchRank) -> None:
+        self._log.say("stop", worker=name)
+        try:
+            await self.processes.nodes[rank.server].stop(name)
+        except (NodeLost, KeyError):
+            self._ended(RankEnded(name, f"server {rank.server} is gone", True))
+
+    def _names(self, worker: str) -> list[str]:
+        names = (worker, worker + WHOLE)
+        return [name for name in names if name in self.processes.launched and self._worker(name) == worker]
+
+    # What is said.
+
+    def said(self, event: WorkerEvent) -> None:
+        """A server has something to say of a process."""
+        if isinstance(event, RankEnded):
+            self._ended(event)
+        elif isinstance(event, RankFetched):
+            self._has_fetched(event)
+        elif (rank := self.processes.launched.get(event.worker)) is not None and rank.rank == 0:
+            self._came_up(event, rank)
+
+    def _has_fetched(self, fetched: RankFetched) -> None:
+        """What loads beside a rank has no part in its server's foreground, and says nothing of the link."""
+        name, rank = fetched.worker, self.processes.launched.get(fetched.worker)
+        if rank is None:
+            return
+        self.processes.fetched[name] = fetched
+        took = {"bytes": fetched.size, "seconds": round(fetched.seconds, 3), "limited": fetched.limited}
+        self._log.say("fetched", worker=name, server=rank.server, **took)
+        if self._worker(name) == name:
+            self._emit(events.Fetched(name))
+            if not fetched.limited:
+                self._measurements.record_fetch(rank.server, fetched.size, fetched.seconds)
+
+    def _came_up(self, up: RankUp, first: LaunchRank) -> None:
+        """The first rank answers only when all do: the others are up before they have done anything, and say so."""
+        self.processes.up[up.worker] = up
+        log = self._log
+        log.say("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
+        for fallback in up.fallbacks:
+            log.say("fallback", worker=up.worker, **fallback.to_json())
+        worker = self._worker(up.worker)
+        if worker != up.worker:
+            self._emit(events.Whole(worker))
+            return
+        ranks = [one for one in self.processes.launched.values() if one.group == first.group]
+        for rank in ranks:
+            self._emit(events.Fetched(rank.worker))
+            self._emit(events.RankReady(rank.worker))
+        self._has_joined(up, ranks)
+
+    def _has_joined(self, up: RankUp, ranks: list[LaunchRank]) -> None:
+        """What the start took after its largest term; known only of one that fetched its weights, each rank its own."""
+        costs = self._core.models[ranks[0].model].spec.costs
+        servers = self._core.roster.cluster.servers
+        if len(ranks) != ranks[0].ranks or any(one.worker not in self.processes.fetched for one in ranks):
+            return
+        terms = (
+            timing.loaded_after(
+                costs, one.size, servers[one.server].spec.load, self.processes.fetched[one.worker].seconds
+            )
+            for one in ranks
+        )
+        seconds = up.start_s - max(terms)
+        self._log.say("joined", group=ranks[0].group, seconds=round(seconds, 3))
+        self._measurements.record_start(ranks[0].model, len(ranks), seconds)
+
+    def _worker(self, name: str) -> str:
+        """Whose process that is. One found by a controller that began again is a worker by itself."""
+        return name if name in self._core.roster.workers else name.removesuffix(WHOLE)
+
+    def _ended(self, ended: RankEnded) -> None:
+        rank = self.processes.launched.pop(ended.worker, None)
+        if rank is None:
+            return
+        self.processes.forget(ended.worker)
+        was_up = self.processes.up.pop(ended.worker, None) is not None
+        ordered = ended.ordered or ended.worker in self.processes.stopping
+        self.processes.stopping.discard(ended.worker)
+        worker = self._worker(ended.worker)
+        if not ordered:
+            self._log.say("worker ended", worker=ended.worker, reason=ended.reason)
+        tell = self._emit
+        left = self._names(worker)
+        known = self._core.roster.workers.get(worker)
+        if reason := self.processes.dying.get(worker):
+            if not left:
+                del self.processes.dying[worker]
+                tell(events.WorkerDied(worker, reason))
+        elif known is None or not left:
+            tell(events.Stopped(worker) if ordered else events.WorkerDied(worker, ended.reason, ended.own))
+        elif known.stopping:
+            return
+        elif ordered:
+            tell(events.Released(worker, rank.group))
+        elif rank.group in known.groups and known.whole:
+            tell(events.ProcessDied(worker, rank.group, ended.reason))
+        elif ended.worker == worker:
+            self._die(worker, left, ended.reason)
+        else:
+            self._log.say("not consolidated", worker=worker, reason=ended.reason, served=was_up)
+
+    def _die(self, worker: str, left: list[str], reason: str) -> None:
+        """Its rank is no more: what loads beside it ends at once, and then it is gone."""
+        self.processes.dying[worker] = reason
+        for name in left:
+            self.processes.stopping.add(name)
+            self._tasks.spawn(self._asked_to_stop(name, self.processes.launched[name]))

@@ -1,0 +1,1 @@
+"""Kubernetes manifests of a fleet. Nothing here applies them."""

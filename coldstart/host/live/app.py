@@ -1,0 +1,154 @@
+"""The endpoint: OpenAI's paths and vLLM's, routed by `model`.
+
+    POST  PASSED                  to the model's server
+    GET   /v1/models, /v1/models/{name}    all that can be asked for, whether it serves now or not
+    GET   /health                 200, or 503 once the gateway is stopping; asks for no key
+    GET   /metrics                Prometheus text
+    GET   /status                 the status document of the host or the fleet
+    GET   /ui                     the same as a page; it holds nothing of the host, and asks for no key
+
+A host adds the routes of `host_routes`, a fleet those of its operators.
+What changes a server (vLLM's /sleep, /v1/load_lora_adapter and such) is not passed on.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from coldstart.host.live import answers, ui
+from coldstart.host.live.answers import Receive, Scope, Send
+from coldstart.host.live.exchange import Exchange
+from coldstart.host.live.front import Front
+
+PASSED = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/score",
+    "/rerank",
+    "/pooling",
+    "/classify",
+    "/tokenize",
+    "/detokenize",
+)
+OPEN = ("/health", "/ui")
+"""Asked for without a key: they say nothing of the models."""
+
+HEARTBEAT_S = 5.0
+
+
+class Gateway:
+    """The ASGI application over one front.
+
+    The API key is required everywhere but at OPEN and at the routes `more`, which have keys of their own. `routes` are
+    further ones that require it.
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        api_key: str | None = None,
+        routes: Sequence[Route] = (),
+        more: Sequence[Route] = (),
+    ) -> None:
+        self.front, self.heartbeat_s = front, heartbeat_s
+        self._key = None if api_key is None else api_key.encode()
+        self._passed = frozenset(PASSED)
+        self._open = frozenset((*OPEN, *(route.path for route in more)))
+        self._created = int(time.time())
+        self._own = Starlette(
+            routes=[
+                Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._model),
+                Route("/health", self._health),
+                Route("/metrics", self._metrics),
+                Route("/status", self._status),
+                Route("/ui", self._ui),
+                *routes,
+                *more,
+            ]
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._own(scope, receive, send)
+        elif not self._may(scope):
+            await answers.send_error(send, 401, "the API key is missing or wrong")
+        elif scope["path"] in self._passed:
+            # Not by way of the router: this is the path of every token.
+            if scope["method"] != "POST":
+                await answers.send_error(send, 405, f"{scope['path']} takes POST")
+                return
+            await Exchange(self.front, scope, receive, send, self.heartbeat_s).run()
+        else:
+            await self._other(scope, receive, send)
+
+    def _may(self, scope: Scope) -> bool:
+        if self._key is None or scope["path"] in self._open:
+            return True
+        given = dict(scope["headers"])
+        # As OpenAI's clients send it, or as Anthropic's do, whose /v1/messages vLLM has.
+        key = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
+        return hmac.compare_digest(key, self._key)
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = any(route.matches(scope)[0].value for route in self._own.routes)
+        if known:
+            await self._own(scope, receive, send)
+        else:
+            await answers.send_error(send, 404, f"there is no {scope['path']} here")
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": self._cards()})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        for card in self._cards():
+            if card["id"] == name:
+                return JSONResponse(card)
+        return answers.not_found(f"The model `{name}` does not exist.")
+
+    def _cards(self) -> list[dict[str, Any]]:
+        """As vLLM shows them: each name is a model; an alias's `root`, and an adapter's `parent`, is the host's model."""
+        cards = []
+        for launch in self.front.catalogue.launches.values():
+            if launch.unlisted:
+                continue
+            seen = set()
+            for name, _ in launch.names():
+                if name in seen:
+                    continue
+                seen.add(name)
+                card = {"id": name, "object": "model", "created": self._created, "owned_by": "coldstart"}
+                parent = launch.name if name in launch.adapters else None
+                cards.append({**card, "root": launch.name, "parent": parent, "permission": []})
+        return cards
+
+    async def _health(self, request: Request) -> Response:
+        return Response(status_code=503 if self.front.facts.stopping else 200)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.front.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _status(self, request: Request) -> Response:
+        return JSONResponse(self.front.status())
+
+    async def _ui(self, request: Request) -> Response:
+        return HTMLResponse(ui.page(), headers={"Cache-Control": "no-cache"})

@@ -1,0 +1,204 @@
+"""The live host: takes requests in, lets the core decide, and carries its decisions out.
+
+Everything runs on one event loop, so the core is never asked twice at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from math import inf
+
+from coldstart.host import events, status
+from coldstart.host.configuration import HostFile
+from coldstart.host.core import Core
+from coldstart.host.events import Action, Event
+from coldstart.host.launches import Route
+from coldstart.host.live import resumption
+from coldstart.host.live.lifecycle import STOPPING, Lifecycle
+from coldstart.host.live.log import Log
+from coldstart.host.live.meter import Meter
+from coldstart.host.live.record import Record
+from coldstart.host.live.servers import Servers
+from coldstart.host.live.tickets import AdmissionRefused, Ticket, unknown
+from coldstart.host.live.upstream import Replica
+from coldstart.host.model_state import State
+
+
+class Driver:
+    """One host."""
+
+    def __init__(
+        self,
+        file: HostFile,
+        servers: Servers,
+        *,
+        log: Log | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        meter: Meter | None = None,
+        template_bytes: int = 0,
+    ) -> None:
+        self.core, self.catalogue = Core(file.models, file.settings), file.catalogue
+        self.log, self.clock = log or Log(quiet=True), clock
+        self.record = Record(self.log, clock(), self.status)
+        self.facts, self.metrics = self.record.facts, self.record.metrics
+        self.lifecycle = Lifecycle(
+            self.core,
+            file.catalogue.launches,
+            servers,
+            record=self.record,
+            emit=self.emit,
+            clock=clock,
+            meter=meter or Meter(),
+            template_bytes=template_bytes,
+        )
+        self._tickets: dict[str, Ticket] = {}
+        self._number, self._entering = 0, False
+        self._timer: asyncio.TimerHandle | None = None
+        self.record.describe(file)
+
+    # Requests.
+
+    @property
+    def resumes(self) -> bool:
+        """Return whether a stream goes on at the next server of its model."""
+        return self.core.settings.resume_streams
+
+    def enter(self, asked: str | None) -> Ticket:
+        """Admit a request. Raises AdmissionRefused for an unknown model; the ticket's `granted` raises every later refusal."""
+        if self.facts.stopping:
+            raise self._counted(AdmissionRefused(503, STOPPING, 5.0))
+        route = self.catalogue.route(asked)
+        if route is None:
+            raise self._counted(unknown(asked))
+        return self._admit(route, 0)
+
+    def _admit(self, route: Route, tries: int) -> Ticket:
+        self._number += 1
+        future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
+        ticket = Ticket(str(self._number), route, self.clock(), future, tries=tries)
+        self._tickets[ticket.number] = ticket
+        hits, self._entering = self.core.hits, True
+        try:
+            self.emit(events.Arrived(ticket.number, route.model))
+        finally:
+            self._entering = False
+        ticket.hit = self.core.hits > hits
+        self.record.count_request(route.model, ticket.hit)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Report the end of a request, answered or not, to the core."""
+        if self._tickets.pop(ticket.number, None) is not None:
+            self.emit(events.Ended(ticket.number))
+
+    async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+        """Admit a stream once more that can go on at the next server of its model.
+
+        A request whose answer had not begun is not admitted: it may be what its server died of, and its client can repeat it.
+        """
+        if self.facts.stopping or not resumption.is_resumable(ticket):
+            return None
+        if not await resumption.await_end(replica, self.core.models, self.lifecycle.residences, self.clock):
+            return None
+        made = len(ticket.stream.tokens) if ticket.stream else 0
+        self.log.say("again", model=replica.name, made=made)
+        self.leave(ticket)
+        return self._admit(ticket.route, ticket.tries + 1)
+
+    def state(self, model: str) -> str:
+        """Return the model's state in one word, for a client that waits."""
+        known = self.core.models.get(model)
+        return str(known.state) if known else "gone"
+
+    def _counted(self, refused: AdmissionRefused) -> AdmissionRefused:
+        self.facts.refused[refused.status] += 1
+        return refused
+
+    def _refuse(self, number: str, refused: AdmissionRefused) -> None:
+        ticket = self._tickets.pop(number, None)
+        if ticket is not None and not ticket.granted.done():
+            ticket.refuse(self._counted(refused))
+
+    def _dispatch(self, number: str, model: str) -> None:
+        ticket, residence = self._tickets.get(number), self.lifecycle.residences.get(model)
+        if ticket is None or ticket.granted.done() or residence is None:
+            return
+        ticket.dispatched = self.clock()
+        if not self._entering or (residence.tail is not None and not residence.tail.done()):
+            ticket.line_up(residence)
+        ticket.granted.set_result(residence)
+
+    # The core.
+
+    def emit(self, event: Event) -> None:
+        """Send an event to the core, and carry out what it orders."""
+        for action in self.core.on(event, self.clock()):
+            self._do(action)
+        self._rearm()
+
+    def _rearm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self.core.deadline()
+        if due < inf:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, due - self.clock()) + 0.001, self.emit, events.Tick())
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case events.Dispatch(number, model):
+                self._dispatch(number, model)
+            case events.Refuse(number, code, reason, after, detail):
+                self._refuse(number, AdmissionRefused(code, reason, after, detail))
+            case _:
+                self.lifecycle.carry_out(action)
+
+    # The whole host.
+
+    def configure(self, file: HostFile) -> None:
+        """Apply another configuration between two requests. Raises Usage, and changes nothing, where it is invalid."""
+        self.emit(events.Configured(file.models, file.settings))
+        self.catalogue = file.catalogue
+        self.record.describe(file)
+        self.record.forget_others({*file.catalogue.launches, *self.core.models})
+        self.lifecycle.configure(file.catalogue.launches)
+
+    def unload(self, model: str | None) -> list[str]:
+        """Stop a model, or all that are not pinned, after their running requests; return their names."""
+        names = (
+            [model] if model is not None else [n for n, m in self.core.models.items() if not m.spec.pinned]
+        )
+        gone = [name for name in names if self.core.models[name].state in (State.READY, State.ASLEEP)]
+        for name in gone:
+            self.log.say("unload", model=name)
+            self.emit(events.Outdated(name))
+        return gone
+
+    def status(self) -> dict[str, object]:
+        """Return the status document."""
+        return status.document(self.core, self.facts, self.clock(), time.time())
+
+    def begin(self) -> None:
+        """Start pinned models and the timer of the core."""
+        self.lifecycle.begin()
+        self.emit(events.Tick())
+
+    def drain(self) -> None:
+        """Refuse new and waiting requests; stop each model once its running requests have ended."""
+        self.facts.stopping = True
+        for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:
+            self._refuse(number, AdmissionRefused(503, STOPPING, 5.0))
+            self.emit(events.Ended(number))
+        self.emit(events.Configured(()))
+        self.lifecycle.drain()
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Wait until every server has ended; with `at_once` end them without waiting for requests."""
+        if at_once:
+            self.lifecycle.kill()
+        await self.lifecycle.close()
+        if self._timer is not None:
+            self._timer.cancel()

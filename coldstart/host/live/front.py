@@ -1,0 +1,47 @@
+"""The decision maker behind the HTTP application: the driver of a host, or the front of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from coldstart.host.launches import Catalogue
+from coldstart.host.live.log import Log
+from coldstart.host.live.metrics import Metrics
+from coldstart.host.live.tickets import Ticket
+from coldstart.host.live.upstream import Replica
+from coldstart.host.status import HostFacts
+
+
+class Front(Protocol):
+    """Admits requests and decides which server answers each."""
+
+    catalogue: Catalogue
+    facts: HostFacts
+    log: Log
+
+    @property
+    def resumes(self) -> bool:
+        """Return whether a stream whose server ended can go on at another server."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """Return the metrics of the requests."""
+
+    def enter(self, asked: str | None) -> Ticket:
+        """Admit a request for the model that it names, if it names one. Raises AdmissionRefused."""
+
+    def leave(self, ticket: Ticket) -> None:
+        """Forget a request that was answered, or whose client disconnected."""
+
+    async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+        """Admit a request again whose server failed before its answer began, or in a stream that can go on elsewhere.
+
+        Returns None where no other server can answer it.
+        """
+
+    def state(self, model: str) -> str:
+        """Return the model's state in one word, for a client that waits."""
+
+    def status(self) -> Mapping[str, object]:
+        """Return the document of GET /status."""

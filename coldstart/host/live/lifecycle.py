@@ -1,0 +1,200 @@
+"""The servers of the host's models: carries out the core's orders to start, stop and abort them.
+
+Invariant: every order is answered by exactly one event, whatever becomes of the process: a start by Started or Failed, an
+order to leave by Left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from coldstart.host import events
+from coldstart.host.core import Core
+from coldstart.host.events import Event
+from coldstart.host.launches import Launch
+from coldstart.host.live.meter import Meter
+from coldstart.host.live.record import Record
+from coldstart.host.live.residence import Residence
+from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailed
+from coldstart.host.live.tasks import Tasks
+from coldstart.host.live.templates import Templates
+from coldstart.host.model_state import State
+from coldstart.host.specification import TEMPLATE
+
+STOPPING = "the host is stopping"
+Order = events.Start | events.Leave | events.Abort | events.GiveUp
+
+
+class Lifecycle:
+    """Servers and templates of one host. `emit` sends an event to the core; `residences` are the servers by model."""
+
+    def __init__(
+        self,
+        core: Core,
+        launches: Mapping[str, Launch],
+        servers: Servers,
+        *,
+        record: Record,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float],
+        meter: Meter,
+        template_bytes: int,
+    ) -> None:
+        self.core, self.launches, self.servers = core, launches, servers
+        self.record, self.emit, self.clock, self.meter = record, emit, clock, meter
+        self.log, self.facts = record.log, record.facts
+        self.residences: dict[str, Residence] = {}
+        self.templates = Templates(
+            servers,
+            core.settings,
+            residences=self.residences,
+            emit=emit,
+            meter=meter,
+            log=self.log,
+            assumed_bytes=template_bytes,
+        )
+        self._tasks = Tasks(self.log)
+
+    def carry_out(self, order: Order) -> None:
+        """Begin what the core orders."""
+        match order:
+            case events.Start(model, tier):
+                self._tasks.spawn(self._start(model, tier.name))
+            case events.Leave(model, tier):
+                residence = self.residences.get(model)
+                self._tasks.spawn(residence.leave(tier.name) if residence else self._end_template(model))
+            case events.Abort(model):
+                self._abort(model)
+            case events.GiveUp():
+                self.templates.give_up()
+
+    def _abort(self, model: str) -> None:
+        self.log.say("start aborted", model=model, reason=self._too_late())
+        if model in self.residences:
+            self._tasks.spawn(self.residences[model].end(self._too_late()))
+        else:
+            self.templates.abort(model)
+
+    def _too_late(self) -> str:
+        return f"it was not ready within {self.core.settings.start_deadline_s:g} s"
+
+    async def _start(self, model: str, tier: str) -> None:
+        known = self.residences.get(model)
+        if known is not None:
+            await known.wake(tier)
+            return
+        launch, began = self.launches[model], self.clock()
+        self.log.say("start", model=model, tier=tier)
+        await self.templates.before(launch)
+        server = self._begin(launch, began)
+        if server is not None:
+            await self._live(Residence(launch, server, began, observer=self, log=self.log, clock=self.clock))
+
+    async def _live(self, residence: Residence) -> None:
+        name = residence.name
+        self.residences[name] = residence
+        try:
+            await residence.live()
+        finally:
+            del self.residences[name]
+            self.record.record_end(name)
+        await self._end(name, residence.end_event())
+
+    def _begin(self, launch: Launch, began: float) -> ModelServer | None:
+        """Return a server; report a failed start to the core and return None where none can be begun."""
+        left = self.core.settings.start_deadline_s - (self.clock() - began)
+        try:
+            if left <= 0 or self.facts.stopping:
+                raise StartFailed(STOPPING if self.facts.stopping else self._too_late())
+            return self.servers.begin(launch, left)
+        except StartFailed as late:
+            reason = str(late)
+        except OSError as error:  # no descriptor, no disk, no process
+            reason = f"no server can be started: {error.strerror or error}"
+        self.on_start_failed(launch.name, reason, self.clock() - began)
+        self._tasks.spawn(self._end(launch.name, events.Failed(launch.name, reason)))
+        return None
+
+    async def _end(self, model: str, event: events.Left | events.Failed) -> None:
+        """Send the core the event that ends a server, once nothing is left that should not be."""
+        known = self.core.models.get(model)
+        target = known.target if known else None
+        if isinstance(event, events.Failed) or target is None or target.name != TEMPLATE:
+            await self.templates.drop(model)
+        self.emit(event)
+        if known and known.state is State.ASLEEP and not self.templates.holds(model):
+            # It was to sleep and could not: nothing of it is left.
+            self.emit(events.Outdated(model))
+
+    async def _end_template(self, model: str) -> None:
+        await self.templates.drop(model)
+        self.emit(events.Left(model))
+
+    # What servers report.
+
+    def on_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
+        """As ServerObserver."""
+        self.record.record_start(launch.name, ready, mode, seconds)
+        self.emit(events.Started(launch.name, seconds))
+        if self._is_outdated(launch) or self.templates.ends(ready):
+            self.emit(events.Outdated(launch.name))
+
+    def on_start_failed(self, model: str, reason: str, seconds: float) -> None:
+        """As ServerObserver."""
+        if not self.facts.stopping:
+            self.record.record_failed_start(model, reason, seconds)
+
+    def on_asleep(self, launch: Launch) -> None:
+        """As ServerObserver."""
+        self.emit(events.Left(launch.name))
+        if self._is_outdated(launch):
+            self.emit(events.Outdated(launch.name))
+
+    def on_measured(self, model: str, memory: int) -> None:
+        """As ServerObserver."""
+        self.facts.of(model).memory_source = "observed"
+        self.emit(events.Measured(model, memory))
+
+    def measure(self, model: str, pid: int) -> int | None:
+        """As ServerObserver."""
+        server = self.meter.tree(pid)
+        return None if server is None else server + self.templates.memory_beside(model)
+
+    def _is_outdated(self, launch: Launch) -> bool:
+        """Return whether a server of `launch` would be started by other arguments now."""
+        now = self.launches.get(launch.name)
+        return now is not None and now.same_server != launch.same_server
+
+    # The whole host.
+
+    def begin(self) -> None:
+        """Start the runtime template, where the settings want one."""
+        self.templates.configure(self.launches.values(), self.core.settings)
+
+    def configure(self, launches: Mapping[str, Launch]) -> None:
+        """Take other launches and the core's settings; retire servers and templates that were started by other arguments."""
+        self.launches = launches
+        running = {name: template.launch for name, template in self.templates.engines()}
+        running |= {name: residence.launch for name, residence in self.residences.items()}
+        for name, launch in running.items():
+            if self._is_outdated(launch) and self.core.models[name].state is not State.STARTING:
+                self.emit(events.Outdated(name))
+        self.begin()
+
+    def drain(self) -> None:
+        """End starts that are under way, and build no template more."""
+        for name, model in list(self.core.models.items()):
+            if model.state is State.STARTING and name in self.residences:
+                self._tasks.spawn(self.residences[name].end())
+        self.templates.drain()
+
+    def kill(self) -> None:
+        """End every server at once."""
+        for residence in self.residences.values():
+            residence.kill()
+
+    async def close(self) -> None:
+        """Wait until every server and template has ended."""
+        await self._tasks.settled()
+        await self.templates.close()
+        await self.servers.close()

@@ -1,0 +1,122 @@
+"""Prometheus metrics of a host, in a registry of their own: `coldstart_host_...`, times in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from coldstart.host.model_state import State
+
+if TYPE_CHECKING:
+    from coldstart.contract.fallback import Fallback
+    from coldstart.host.live.tickets import Ticket
+
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_PREFIX = "coldstart_host_"
+
+
+class Metrics:
+    """Counters that are updated as requests end and servers start; the collector `rest` reads all other metrics on demand."""
+
+    def __init__(self, rest: Collector, prefix: str = _PREFIX) -> None:
+        self.registry = registry = CollectorRegistry()
+        model, mode = ("model",), ("model", "mode")
+        self._answers = Counter(
+            f"{prefix}answers",
+            "Requests answered, by status; 499: the client went.",
+            ("model", "code"),
+            registry=registry,
+        )
+        self._queued = Histogram(
+            f"{prefix}queued_seconds", "From arrival until sent on.", model, buckets=_SHORT, registry=registry
+        )
+        self._first = Histogram(
+            f"{prefix}first_piece_seconds",
+            "From arrival to the answer's first piece.",
+            model,
+            buckets=_SHORT,
+            registry=registry,
+        )
+        self._starts = Histogram(
+            f"{prefix}start_seconds", "Starts that succeeded.", mode, buckets=_SHORT, registry=registry
+        )
+        self._failed = Counter(f"{prefix}failed_starts", "Starts that failed.", model, registry=registry)
+        self._fallbacks = Counter(
+            "coldstart_fallbacks",
+            "Number of fallbacks of successful starts, by stage.",
+            ("stage",),
+            registry=registry,
+        )
+        self.registry.register(rest)
+
+    def count_answer(self, ticket: Ticket, code: int, first_s: float | None) -> None:
+        """Count the answer of an admitted request: HTTP status `code`, first piece after `first_s`."""
+        model = ticket.route.model
+        self._answers.labels(model, str(code)).inc()
+        if ticket.queued_s is not None:
+            self._queued.labels(model).observe(ticket.queued_s)
+        if first_s is not None:
+            self._first.labels(model).observe(first_s)
+
+    def count_start(self, model: str, mode: str, seconds: float) -> None:
+        """Count a start of `model` that took `seconds`."""
+        self._starts.labels(model, mode).observe(seconds)
+
+    def count_fallbacks(self, fallbacks: Iterable[Fallback]) -> None:
+        """Count the fallbacks of a start."""
+        for fallback in fallbacks:
+            self._fallbacks.labels(fallback.stage).inc()
+
+    def count_failed_start(self, model: str) -> None:
+        """Count a start that failed."""
+        self._failed.labels(model).inc()
+
+    def text(self) -> bytes:
+        """Return the metrics in the exposition format."""
+        return generate_latest(self.registry)
+
+
+class HostStatus(Collector):
+    """A collector over the status document."""
+
+    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """As prometheus_client asks for it."""
+        document = self._status()
+        host, requests = document["host"], document["requests"]
+        yield GaugeMetricFamily(f"{_PREFIX}memory_limit_bytes", "Of all models.", host["memory_bytes"])
+        yield GaugeMetricFamily(f"{_PREFIX}memory_used_bytes", "Booked.", host["memory_used_bytes"])
+        yield GaugeMetricFamily(
+            f"{_PREFIX}runtime_template_bytes", "Of that, the template's.", host["runtime_template_bytes"]
+        )
+        yield CounterMetricFamily(f"{_PREFIX}requests", "Requests for a known model.", requests["total"])
+        yield CounterMetricFamily(f"{_PREFIX}hits", "Requests whose model served.", requests["hits"])
+        yield CounterMetricFamily(
+            f"{_PREFIX}departures", "Models that left.", document["starts"]["departures"]
+        )
+        refused = CounterMetricFamily(f"{_PREFIX}refused", "Requests refused, by status.", labels=["code"])
+        for code, count in requests["refused"].items():
+            refused.add_metric([code], count)
+        yield refused
+        for name, about in (
+            ("held", "Requests that wait for the model."),
+            ("in_flight", "Requests that the model works on."),
+            ("held_bytes", "Memory booked for the model."),
+        ):
+            family = GaugeMetricFamily(f"{_PREFIX}model_{name}", about, labels=["model"])
+            for model in document["models"]:
+                family.add_metric([model["name"]], model[name])
+            yield family
+        states = GaugeMetricFamily(
+            f"{_PREFIX}model_state", "1 for the state it is in.", labels=["model", "state"]
+        )
+        for model in document["models"]:
+            for state in State:
+                states.add_metric([model["name"], str(state)], float(model["state"] == state))
+        yield states

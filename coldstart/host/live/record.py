@@ -1,0 +1,76 @@
+"""Facts about the models of a host, for its status, metrics and log."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import coldstart
+from coldstart.contract import fallback
+from coldstart.host.configuration import HostFile
+from coldstart.host.live.log import Log
+from coldstart.host.live.metrics import HostStatus, Metrics
+from coldstart.host.live.servers import Ready
+from coldstart.host.status import HostFacts, LastStart
+
+
+class Record:
+    """Facts, metrics and log of one host; each event is recorded in all of them."""
+
+    def __init__(self, log: Log, began: float, status: Callable[[], Mapping[str, Any]]) -> None:
+        self.log = log
+        self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=began)
+        self.metrics = Metrics(HostStatus(status))
+
+    def record_start(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
+        """Record that a server is ready, or awake again."""
+        facts, document = self.facts.of(name), ready.document
+        facts.starts += 1
+        facts.mode, facts.pid = ready.mode, ready.pid
+        phases, fallbacks = document.get("phases", {}), fallback.from_json(document.get("fallbacks"))
+        facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks))
+        self._remember(name, mode, seconds, None)
+        self.facts.start_s += seconds
+        self.metrics.count_start(name, mode, seconds)
+        self.log.say("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
+        self.metrics.count_fallbacks(fallbacks)
+        for one in fallbacks:
+            self.log.say("fallback", model=name, **one.to_json())
+
+    def record_failed_start(self, name: str, reason: str, seconds: float) -> None:
+        """Record that a start failed."""
+        self.facts.failed_starts += 1
+        self._remember(name, None, seconds, reason)
+        self.metrics.count_failed_start(name)
+        self.log.say("start failed", model=name, seconds=round(seconds, 4), reason=reason)
+
+    def record_end(self, name: str) -> None:
+        """Record that no server of the model runs."""
+        facts = self.facts.of(name)
+        facts.mode = facts.pid = None
+
+    def count_request(self, name: str, hit: bool) -> None:
+        """Count an admitted request; `hit`: its model served."""
+        facts = self.facts.of(name)
+        facts.requests += 1
+        facts.hits += hit
+
+    def describe(self, file: HostFile) -> None:
+        """Record the models of a configuration, from now on."""
+        for name, launch in file.catalogue.launches.items():
+            facts = self.facts.of(name)
+            facts.aliases = [given for given, _ in launch.names() if given not in (name, *launch.adapters)]
+            facts.adapters = list(launch.adapters)
+            if facts.memory_source != "observed":
+                facts.memory_source = file.sources.get(name, "file")
+
+    def forget_others(self, models: Set[str]) -> None:
+        """Drop the facts of all models but these."""
+        for name in self.facts.models.keys() - models:
+            del self.facts.models[name]
+
+    def _remember(self, name: str, mode: str | None, seconds: float, error: str | None) -> None:
+        row = {"model": name, "at_unix_s": time.time(), "mode": mode, "seconds": seconds, "error": error}
+        self.facts.recent_starts.append(row)

@@ -1,0 +1,137 @@
+"""One server of the host, from the order to start it until nothing of it is left; meanwhile it may sleep and wake.
+
+vLLM's sleep levels are asked for over its own endpoints (`/sleep?level=N`, `/wake_up`), which it has with
+`--enable-sleep-mode` on platforms that can; a tier is called `asleep-N`. In the tier `template` no server runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from coldstart.host import events
+from coldstart.host.launches import Launch
+from coldstart.host.live.log import Log
+from coldstart.host.live.server_observer import ServerObserver
+from coldstart.host.live.servers import ModelServer, Ready, StartFailed
+from coldstart.host.live.upstream import Replica, Upstream
+from coldstart.host.specification import STOPPED, TEMPLATE
+
+# A server that was asked to end and has not after so long is ended.
+PATIENCE_S = 20.0
+MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
+_SLEEP = "asleep-"
+
+
+class Residence(Replica):
+    """A server of this host. `began` is the time of the order on `clock`."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        server: ModelServer,
+        began: float,
+        *,
+        observer: ServerObserver,
+        log: Log,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(launch.name, Upstream(server.socket))
+        self.launch, self.server, self.began = launch, server, began
+        self.observer, self.log, self.clock = observer, log, clock
+        self.ready = Ready("", 0, {})
+        self._ending = False
+        self._reason = ""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is up, and to stay."""
+        return bool(self.start_s) and not self._ending
+
+    async def live(self) -> None:
+        """Return once nothing of the server is left; report when it is ready. `end_event` then gives how it ended."""
+        try:
+            if await self._came_up():
+                await self._serve()
+        finally:
+            self.upstream.close()
+            self._reason = self._reason or await self.server.ended
+
+    async def _came_up(self) -> bool:
+        try:
+            self.ready = await self.server.ready
+        except StartFailed as reason:
+            await self.server.ended
+            self._reason = self._reason or str(reason)
+            self.observer.on_start_failed(self.name, self._reason, self.clock() - self.began)
+            return False
+        self.start_s, self.mode = self.clock() - self.began, self.ready.mode
+        self.observer.on_ready(self.launch, self.ready, self.mode, self.start_s)
+        return True
+
+    async def _serve(self) -> None:
+        """Measure it from time to time until it ends."""
+        wait = MEASURE_FIRST_S
+        while not self.server.ended.done():
+            await asyncio.wait([self.server.ended], timeout=wait)
+            wait = MEASURE_EVERY_S
+            if self.server.ended.done() or self._ending:
+                continue
+            with suppress(OSError):
+                memory = await asyncio.to_thread(self.observer.measure, self.name, self.ready.pid)
+                if memory is not None and not self.server.ended.done():
+                    self.observer.on_measured(self.name, memory)
+
+    def end_event(self) -> events.Left | events.Failed:
+        """Return how the server ended: by order, or by itself."""
+        if self._ending and self.start_s:
+            return events.Left(self.name)
+        if self.start_s:
+            self.log.say("server died", model=self.name, reason=self._reason)
+        return events.Failed(self.name, self._reason)
+
+    async def leave(self, tier: str) -> None:
+        """Put the server to sleep for a sleeping tier; end it for another one, or where it cannot sleep."""
+        sleeps = tier not in (STOPPED, TEMPLATE)
+        if not sleeps or not await self._post(f"/sleep?level={tier.removeprefix(_SLEEP)}"):
+            self.log.say("stop", model=self.name, tier=tier)
+            await self.end()
+            return
+        self.log.say("sleep", model=self.name, tier=tier)
+        self.observer.on_asleep(self.launch)
+
+    async def wake(self, tier: str) -> None:
+        """Serve again from a sleep."""
+        began = self.clock()
+        if await self._post("/wake_up"):
+            self.start_s = self.clock() - began
+            self.observer.on_ready(self.launch, self.ready, tier, self.start_s)
+            return
+        reason = "its server did not wake up"
+        self.start_s = 0.0
+        self._reason = reason
+        self.observer.on_start_failed(self.name, reason, self.clock() - began)
+        await self.end()
+
+    async def _post(self, path: str) -> bool:
+        try:
+            async with await self.upstream.request("POST", path) as answer:
+                await answer.read()
+                return answer.status == 200
+        except OSError:  # TimeoutError is one
+            return False
+
+    async def end(self, reason: str = "") -> None:
+        """Ask it to end, and once more when it takes too long; `reason` is for those who wait for it."""
+        self._ending = True
+        self._reason = self._reason or reason
+        self.server.stop()
+        await asyncio.wait([self.server.ended], timeout=PATIENCE_S)
+        self.server.stop()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._ending = True
+        self.server.stop()
+        self.server.stop()

@@ -1,0 +1,176 @@
+"""The host's process: it listens, reloads its file, and ends in order.
+
+SIGTERM or SIGINT: nothing new is taken, what is in flight is answered, every server ends, and so does this process; a second
+one, or `drain_s`, ends all at once. SIGHUP, or a change of the file: it is read again; one that is wrong changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldstart.host.configuration import HostFile
+from coldstart.host.live.app import HEARTBEAT_S, Gateway
+from coldstart.host.live.driver import Driver
+from coldstart.host.live.explanation import explain
+from coldstart.host.live.host_routes import host_routes
+from coldstart.host.live.http_server import create_server, listen, loop_factory, url_of
+from coldstart.host.live.log import Log
+from coldstart.host.live.meter import Meter, ProcessorMemory
+from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
+from coldstart.host.live.servers import Starter
+from coldstart.system import paths, runtime
+from coldstart.system.paths import Cache
+from coldstart.system.proc.locked_directory import owned
+
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """Where to listen and how to behave. `config` is the file to watch; `api_key` is asked of every client."""
+
+    cache: Cache
+    host: str = "127.0.0.1"
+    port: int = 8000
+    config: Path | None = None
+    offline: bool = False
+    api_key: str | None = None
+    heartbeat_s: float = HEARTBEAT_S
+    drain_s: float | None = None
+
+
+class ModelHost:
+    """One run of the host. `source` reads the configuration anew; `announce` is told the address once requests are taken."""
+
+    def __init__(
+        self,
+        file: HostFile,
+        source: Callable[[], HostFile],
+        options: HostOptions,
+        log: Log,
+        announce: Callable[[str, HostFile], None],
+    ) -> None:
+        self.file, self.source, self.options = file, source, options
+        self.log, self.announce = log, announce
+        self.caught: list[int] = []
+
+    def run(self) -> int:
+        """Until a signal; the exit code, 128 + its number. Raises Usage where it cannot listen."""
+        with (
+            listen(self.options.host, self.options.port) as sock,
+            own_directory() as directory,
+            asyncio.Runner(loop_factory=loop_factory()) as runner,
+        ):
+            runner.run(self._main(sock, directory))
+        return 128 + self.caught[0] if self.caught else 0
+
+    async def _main(self, sock: socket.socket, directory: Path) -> None:
+        starter = Starter(directory, self.options.cache, offline=self.options.offline)
+        starter.warm()
+        on_cpu = runtime.targets_cpu()
+        meter = ProcessorMemory() if on_cpu else Meter()
+        template_bytes = RUNTIME_TEMPLATE_BYTES if on_cpu else 0
+        self.driver = Driver(self.file, starter, log=self.log, meter=meter, template_bytes=template_bytes)
+        self.server = create_server(
+            Gateway(
+                self.driver,
+                heartbeat_s=self.options.heartbeat_s,
+                api_key=self.options.api_key,
+                routes=host_routes(self.driver),
+            )
+        )
+        self._facts(sock)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        self._reread = asyncio.Event()
+        loop.add_signal_handler(signal.SIGHUP, self._reread.set)
+        watcher = loop.create_task(self._watch())
+        self.driver.begin()
+        self.announce(self.driver.facts.url, self.file)
+        self.log.say("listening", url=self.driver.facts.url, models=list(self.file.catalogue.launches))
+        try:
+            await self.server.serve(sockets=[sock])
+        finally:
+            watcher.cancel()
+            if not self.driver.facts.stopping:
+                self.driver.drain()
+            await self.driver.close(at_once=len(self.caught) > 1)
+            self.log.say("ended")
+
+    def _facts(self, sock: socket.socket) -> None:
+        facts = self.driver.facts
+        facts.url = url_of(sock)
+        facts.config_path = str(self.options.config) if self.options.config else None
+        facts.config_loaded_unix_s = time.time()
+
+    def _stop(self, number: int) -> None:
+        self.caught.append(number)
+        self.log.say("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
+        if len(self.caught) == 1:
+            self.driver.drain()
+            self.server.should_exit = True
+            if self.options.drain_s is not None:
+                asyncio.get_running_loop().call_later(self.options.drain_s, self._stop, number)
+        else:
+            self.server.should_exit = self.server.force_exit = True
+            self.driver.lifecycle.kill()
+
+    async def _watch(self) -> None:
+        """Read the file again when it changes, or when told to."""
+        config = self.options.config
+        known = _signature(config)
+        while True:
+            requested = await _within(self._reread.wait(), LOOK_S)
+            seen = _signature(config)
+            if not requested and (seen == known or seen is None):
+                continue
+            self._reread.clear()
+            known = seen
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Take the configuration as it is now; where it is wrong, say so and go on with the last one."""
+        facts = self.driver.facts
+        try:
+            # Look-ups of bundles take their time; the loop goes on meanwhile.
+            file = await asyncio.to_thread(self.source)
+            if facts.stopping:
+                return
+            self.driver.configure(file)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, what serves goes on serving
+            facts.config_error = explain(error) or f"{type(error).__name__}: {error}"
+            self.log.say("configuration refused", reason=facts.config_error)
+            return
+        self.file = file
+        facts.config_error, facts.config_loaded_unix_s = "", time.time()
+        self.log.say("configuration read", models=list(file.catalogue.launches))
+
+
+async def _within(work: Awaitable[object], seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _signature(path: Path | None) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat() if path else None
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
+
+
+def own_directory() -> AbstractContextManager[Path]:
+    """Where this host's sockets and logs lie; those of hosts that were killed go now. Raises OSError."""
+    base = paths.runtime_dir()
+    return owned(base, base / "host.lock", "host-")

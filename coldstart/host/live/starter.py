@@ -1,0 +1,218 @@
+"""The process that starts servers for a host: it has imported what a start needs, and forks one supervisor for each.
+
+A start is blocking work of a second of processor time, and a server must hear of its supervisor's death. So neither happens in
+the gateway, whose loop stays free: a supervisor is a small process of its own that plans, starts, and stays with its server as
+`coldstart serve` does, without paying an interpreter's start and its imports (0.4 s) each time.
+
+The gateway holds one connection to the starter, and one to each supervisor. The latter is a lease: its end, however the gateway
+ended, ends the server. Messages of a supervisor: {"ready": document}, {"failed": reason}, {"exit": code}; to it: {"signal": n}.
+
+A template is supervised likewise. It lies in the host's own directory, for servers of this host alone, and ends with its lease.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from coldstart.host.live.explanation import explain
+from coldstart.system.ipc import json_lines
+from coldstart.system.proc import processes
+from coldstart.system.proc.lifeline import die_with_supervisor
+
+if TYPE_CHECKING:
+    from coldstart.launch.request import ServeRequest
+    from coldstart.launch.template_pool import Warm
+
+# From the end of the lease until the server is killed.
+GRACE_S = 10.0
+# How often it is looked whether a retired template has servers left.
+RETIRES_S = 0.5
+Run = Callable[[Mapping[str, Any], json_lines.Channel], int]
+
+
+def main(descriptor: int) -> None:
+    """Fork a supervisor for each message until the gateway's end of the connection closes."""
+    die_with_supervisor()
+    _import()
+    serve_forever(json_lines.Channel(socket.socket(fileno=descriptor)), supervise)
+
+
+def _import() -> None:
+    pass
+
+
+def serve_forever(channel: json_lines.Channel, run: Run) -> None:
+    """One fork for each message, which brings the lease's end and the log as descriptors."""
+    # Nobody waits for supervisors: their leases tell how they ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for message in channel.replies():
+        lease, log = channel.take(), channel.take()
+        if os.fork() == 0:
+            channel.close()
+            _become_supervisor(message, lease, log, run)
+        os.close(lease)
+        os.close(log)
+
+
+def _become_supervisor(message: Mapping[str, Any], lease: int, log: int, run: Run) -> NoReturn:
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _stop)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        channel = json_lines.Channel(socket.socket(fileno=lease))
+        Thread(target=_obey, args=(channel,), name="lease", daemon=True).start()
+        code = _answered(message, channel, run)
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run) -> int:
+    try:
+        code = run(message, channel)
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else 1
+    except Exception as error:  # noqa: BLE001 - the gateway answers with whatever it was
+        return _say(channel, {"failed": _reason(error)}, 1)
+    return _say(channel, {"exit": code}, code)
+
+
+def _say(channel: json_lines.Channel, message: Mapping[str, Any], code: int) -> int:
+    with suppress(OSError):  # the gateway has gone
+        channel.send(message)
+    return code
+
+
+def _reason(error: Exception) -> str:
+    if (explained := explain(error)) is not None:
+        return explained
+    import traceback
+
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _obey(channel: json_lines.Channel) -> None:
+    """Pass the gateway's signals on to this process's main thread; end with the lease."""
+    with suppress(Exception):
+        for message in channel.replies():
+            os.kill(os.getpid(), int(message["signal"]))
+    os.kill(os.getpid(), signal.SIGTERM)
+    import time
+
+    time.sleep(GRACE_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
+    """Start what the message describes, say when it is ready, and stay with it; its exit code.
+
+    Raises what planning and starting raise.
+    """
+    if message["template"] is not None:
+        return _template(message, channel)
+    from coldstart.launch import ladder, planning, supervise
+    from coldstart.system import secrets
+    from coldstart.system.recording import recording
+
+    request = _request(message, (*message["listen"], "--served-model-name", *message["served"]))
+    plan = planning.plan(request)
+    with recording(None, wanted=True) as recorded:
+        started = ladder.start(request, plan)
+        recorded.started()
+    document = started.document() | {"phases": recorded.timeline.phases(), "supervisor": os.getpid()}
+    channel.send({"ready": secrets.document(document)})
+    return supervise.stay(started.running.process)
+
+
+def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:
+    from coldstart.contract.weights import PacedFetch
+    from coldstart.host.live import lookups
+    from coldstart.launch.request import ServeRequest
+    from coldstart.system.paths import Cache
+
+    # Before anything looks for a device.
+    os.environ.update(message["environment"])
+    found = lookups.by_words(
+        message["model"],
+        message["args"],
+        revision=message["revision"],
+        untrusted=message["untrusted"],
+        cache=Cache.at(Path(message["cache"])),
+        offline=message["offline"],
+        weights_from=message["weights_from"],
+    )
+    # What lies here already is read here.
+    fetched = message["weights_from"] is not None and not found.model.weight_files
+    return ServeRequest(
+        found,
+        listen,
+        mode=message["mode"],
+        without_bundle=message["on_miss"] == "warn",
+        ready_timeout=message["ready_timeout"],
+        templates=Path(message["templates"]),
+        weights_from=message["weights_from"] if fetched else None,
+        weights_pace=PacedFetch(**message["pace"]) if fetched and message["pace"] else None,
+    )
+
+
+def _template(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
+    """A template for this host's servers, or the user's own where one runs that will do (pid 0: it is left alone)."""
+    from coldstart.launch import planning, prepare_template, template_pool
+
+    request, level = _request(message), message["template"]
+    plan, model = planning.plan(request), request.lookup.model.name
+    own = template_pool.find(level, request.lookup.key.digest)
+    if own is not None and template_pool.obstacle(own, plan) is None:
+        return _guard(own, channel, 0, lambda: None)
+    root = Path(message["templates"])
+    warm = prepare_template.start_template(level, plan, model, message["ready_timeout"], root=root)
+    return _guard(warm, channel, warm.pid or 0, lambda: template_pool.stop(warm, force=True))
+
+
+def _guard(warm: Warm, channel: json_lines.Channel, pid: int, stop: Callable[[], None]) -> int:
+    """Stay with a template until it ends or is to; SIGUSR1 hides it, and ends it after the last that it has forked."""
+    import select
+
+    assert warm.pid is not None
+    retired = False
+
+    def retire(*_: object) -> None:
+        nonlocal retired
+        retired = True
+        if pid:
+            warm.socket.unlink(missing_ok=True)
+
+    signal.signal(signal.SIGUSR1, retire)
+    pidfd = os.pidfd_open(warm.pid)
+    try:
+        channel.send({"ready": {"mode": f"template-{warm.level}", "pid": pid}})
+        while not select.select([pidfd], [], [], RETIRES_S)[0]:
+            if retired and (not pid or not processes.children(warm.pid)):
+                break
+    finally:
+        stop()
+    return 0
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,1 +1,0 @@
-"""What decides which bundle serves: vLLM's arguments, the identity of a model, the key, the look-up."""

@@ -1,0 +1,1 @@
+"""Simulator of a fleet, and replays of traces on it."""

@@ -1,0 +1,18 @@
+"""Replay a trace against running servers or the simulator, and report what the requests experienced."""
+
+from coldstart.lab.replay.metrics import Slo, summarize
+from coldstart.lab.replay.open_loop import Replay, ReplaySettings, replay
+from coldstart.lab.replay.record import RequestRecord
+from coldstart.lab.replay.simulated import records_of
+from coldstart.lab.replay.store import RecordStore
+
+__all__ = [
+    "RecordStore",
+    "Replay",
+    "ReplaySettings",
+    "RequestRecord",
+    "Slo",
+    "records_of",
+    "replay",
+    "summarize",
+]

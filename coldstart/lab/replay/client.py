@@ -1,0 +1,111 @@
+"""Send one request of a trace to an OpenAI-compatible server and time its tokens.
+
+Invariant: the prompt depends on the trace row and the seed alone; equal hash_ids give equal tokens, so that a
+replay exercises prefix caching as the recorded service did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import chain, islice
+from typing import Protocol
+
+from coldstart.lab.replay.http import Endpoint, HttpError, Unreachable, post_lines
+from coldstart.lab.replay.record import RequestRecord
+from coldstart.lab.traces.request import TraceRequest
+from coldstart.validate import openai
+
+HASH_TOKENS = 512
+"""Tokens that one hash id of a Mooncake trace stands for."""
+
+LOWEST_TOKEN = 10
+"""Below it tokenizers keep their special tokens."""
+
+
+class Digest(Protocol):
+    """A running hash."""
+
+    def update(self, data: bytes, /) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One server: its completions endpoint, the model it is asked for, and its key.
+
+    `token_ids` asks for the answer's token ids (a field of vLLM's own) and keeps their digest in the record.
+    """
+
+    endpoint: Endpoint
+    model: str
+    name: str
+    api_key: str | None = None
+    token_ids: bool = False
+
+
+def prompt_tokens(row: TraceRequest, number: int, seed: int, vocabulary: int) -> list[int]:
+    """Token ids below `vocabulary`, as many as the row asks for; a row without hash ids shares no prefix."""
+    blocks = chain(
+        row.hash_ids, (-1 - number * 7919 - i for i in range(row.prompt_tokens // HASH_TOKENS + 1))
+    )
+    return list(
+        islice(chain.from_iterable(_block(block, seed, vocabulary) for block in blocks), row.prompt_tokens)
+    )
+
+
+def _block(block: int, seed: int, vocabulary: int) -> Iterator[int]:
+    start, step = (block * 2654435761 + seed * 40503) & 0xFFFFFFFF, (block * 97 + 31) | 1
+    span = vocabulary - LOWEST_TOKEN
+    return (LOWEST_TOKEN + (start + i * step) % span for i in range(HASH_TOKENS))
+
+
+async def send(
+    target: Target, prompt: list[int], record: RequestRecord, clock: Callable[[], float], timeout_s: float
+) -> bool:
+    """Stream one completion into `record`; failures end up in record.error, never in an exception.
+
+    Whether the target took the connection.
+    """
+    body = openai.build_request(
+        prompt,
+        record.wanted_tokens,
+        stream=True,
+        model=target.model,
+        token_ids=target.token_ids,
+        usage=True,
+    )
+    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+    record.target, record.sent_s = target.name, clock()
+    answer, connected = sha256() if target.token_ids else None, True
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for line in post_lines(target.endpoint, body, headers):
+                _event(line, record, clock, answer)
+    except Unreachable as problem:
+        record.error, connected = str(problem), False
+    except TimeoutError:
+        record.error = f"no end of the answer within {timeout_s:g} s"
+    except (OSError, HttpError, openai.ServerError, ValueError) as problem:
+        record.error = f"{type(problem).__name__}: {problem}"
+    if record.error is None and record.finished_s is None:
+        record.error = "the answer ended without a token"
+    record.answer = answer.hexdigest() if answer else None
+    return connected
+
+
+def _event(line: bytes, record: RequestRecord, clock: Callable[[], float], answer: Digest | None) -> None:
+    """One server-sent event. Usage, where the server reports it, counts the tokens better than the chunks."""
+    event = openai.parse_event(line)
+    if event is None:
+        return
+    if event.choice:
+        now = clock()
+        record.first_token_s = now if record.first_token_s is None else record.first_token_s
+        record.finished_s = now
+        record.output_tokens += 1
+        if answer is not None:
+            answer.update(b"".join(b"%d," % token for token in event.token_ids))
+    record.output_tokens = event.usage.get("completion_tokens", record.output_tokens)
+    record.prompt_tokens = event.usage.get("prompt_tokens", record.prompt_tokens)

@@ -1,0 +1,120 @@
+"""From the options of a replay to its trace, and the run itself, live or simulated.
+
+Invariant: trace and records stay streams; the same options and seed give the same requests in both kinds of run.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coldstart.errors import Usage
+from coldstart.lab.replay.client import Target
+from coldstart.lab.replay.http import Endpoint
+from coldstart.lab.replay.open_loop import Keep, Replay, ReplaySettings, replay
+from coldstart.lab.replay.simulated import record_of
+from coldstart.lab.scheduling import Engine, SimSettings
+from coldstart.lab.traces import TraceReport, TraceRequest, read_trace
+from coldstart.lab.traces.arrivals import rearrive
+from coldstart.lab.traces.formats import Columns
+from coldstart.lab.traces.readers import DEFAULT_TOKENS
+from coldstart.lab.traces.transform import cap_tokens, cut, in_order, map_models, speed_up
+from coldstart.scheduling import IterationProfile, SchedulerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TracePlan:
+    """How to read and change a trace; `rate` replaces its arrival times, None keeps them."""
+
+    path: Path
+    trace_format: str = "mooncake"
+    columns: str | None = None
+    strict: bool = False
+    tokens: tuple[int, int] = DEFAULT_TOKENS
+    speedup: float = 1.0
+    duration_s: float | None = None
+    limit: int | None = None
+    rate: float | None = None
+    cv: float = 1.0
+    seed: int = 0
+    models: Sequence[str] = ()
+    mapping: str = "round-robin"
+    max_prompt: int | None = None
+    max_output: int | None = None
+
+    def over(self, names: Sequence[str], file: Path) -> TracePlan:
+        """This plan over the models that `file` knows, all of them where the plan names none. Raises Usage for another."""
+        if unknown := sorted(set(self.models) - set(names)):
+            raise Usage(f"{file} knows no model {', '.join(unknown)}", mend=f"it knows {', '.join(names)}")
+        return replace(self, models=self.models or names)
+
+    def rows(self, report: TraceReport) -> Iterator[TraceRequest]:
+        """The requests in order of arrival. Raises TraceError."""
+        columns = Columns.parse(self.columns) if self.columns else None
+        rows = read_trace(
+            self.path,
+            self.trace_format,
+            columns=columns,
+            tokens=self.tokens,
+            strict=self.strict,
+            report=report,
+        )
+        ordered = in_order(rows)
+        if self.rate is not None:
+            ordered = rearrive(ordered, self.rate, self.cv, self.seed)
+        kept = cut(speed_up(ordered, self.speedup), self.duration_s, self.limit)
+        mapped = map_models(kept, self.models, self.mapping, self.seed)
+        return cap_tokens(mapped, self.max_prompt, self.max_output)
+
+
+def run_live(
+    plan: TracePlan,
+    urls: Sequence[str],
+    model: str,
+    settings: ReplaySettings,
+    report: TraceReport,
+    api_key: str | None,
+    keep: Keep,
+) -> Replay:
+    """Replay against servers. Raises Usage for a URL that is none."""
+    try:
+        targets = [Target(Endpoint.parse(url, "/v1/completions"), model, url, api_key) for url in urls]
+        return replay(plan.rows(report), targets, settings, keep=keep)
+    except ValueError as problem:
+        raise Usage(str(problem)) from problem
+
+
+def run_simulated(
+    plan: TracePlan,
+    profile: IterationProfile,
+    settings: SchedulerSettings,
+    machine: SimSettings,
+    report: TraceReport,
+    keep: Keep,
+) -> Replay:
+    """Replay on the simulated engine. Ctrl-C ends it and keeps what has finished.
+
+    Raises Usage for an unknown policy or a request that never fits.
+    """
+    try:
+        engine = Engine(profile, settings, machine, finished=lambda job: keep(record_of(job)))
+        with _raising_on_ctrl_c():
+            engine.run(plan.rows(report))
+    except ValueError as problem:
+        raise Usage(str(problem)) from problem
+    except KeyboardInterrupt:
+        return Replay(duration_s=engine.now, ended="interrupted")
+    return Replay(duration_s=engine.now)
+
+
+@contextmanager
+def _raising_on_ctrl_c() -> Iterator[None]:
+    # The command line ends the process at once, wherever it is.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,158 @@
+"""Start a server by the first mode of the ladder that works, and report why each faster one did not.
+
+Invariant: the last mode is `fresh`, vLLM's ordinary start. A server whose restored state answers wrongly never serves.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coldstart.artifacts.errors import BundleError
+from coldstart.contract import fallback
+from coldstart.contract.fallback import Fallback
+from coldstart.contract.plan import LaunchPlan
+from coldstart.launch import fetch, interrupted, modes, planning, prepare
+from coldstart.launch.modes.fresh import FRESH
+from coldstart.launch.modes.mode import LaunchRefused, StartMode
+from coldstart.launch.request import ServeRequest, ServerStart
+from coldstart.launch.server_process import Died, Running
+from coldstart.system import timeline
+from coldstart.system.ipc.peers import PeerError
+
+if TYPE_CHECKING:
+    from coldstart.weights.prefetch.client import Attached
+
+# A fallback that leaves the start as fast as it was.
+FETCH_REST = "fetch-rest"
+
+
+@dataclass
+class Account:
+    """The modes that were not used: `fallbacks` of those that failed, `unavailable` of those that nobody has prepared."""
+
+    fallbacks: list[Fallback] = field(default_factory=list)
+    unavailable: list[Fallback] = field(default_factory=list)
+
+    def fall_back(self, stage: str, error: Exception) -> None:
+        """Add the reason of a failure."""
+        hint = error.hint if isinstance(error, LaunchRefused) else None
+        self.fallbacks += [Fallback(stage, str(error), hint)]
+
+
+@dataclass(frozen=True)
+class StartedServer:
+    """A server that is ready: the mode and the plan that started it, and the account of the modes that did not.
+
+    `rest` and `ahead` are what is still fetched.
+    """
+
+    mode: str
+    plan: LaunchPlan
+    running: Running
+    account: Account
+    began: float = 0.0
+    rest: Attached | None = None
+    ahead: fetch.Ahead | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the ready file: mode, pid, seconds, and the server's own report of its fast path."""
+        report = self.running.report
+        return {
+            "pid": self.running.process.pid,
+            "mode": self.mode,
+            "ready_s": round(self.running.ready_s, 4),
+            "first_token_s": round(self.running.ready_s, 4),
+            "fast_path": {
+                "mode": all(one.stage == FETCH_REST for one in self.account.fallbacks),
+                **report.get("fast_path", {}),
+            },
+            "fallbacks": [*fallback.to_json(self.account.fallbacks), *report.get("fallbacks", [])],
+            "absent": fallback.to_json(self.account.unavailable),
+            "canary": report.get("canary"),
+            "tokens": report.get("tokens"),
+            "loads": report.get("loads", []),
+        }
+
+
+def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
+    """Start the server by the requested mode, or by the next that works, and wait until it is ready.
+
+    Raises CommandFailed when the server dies or is not ready in time.
+    """
+    account = Account(_remove_unfinished(plan))
+    one = ServerStart(request, plan, timeline.now())
+    for mode in modes.attempts(request.mode):
+        if (started := _attempt(mode, one, account)) is not None:
+            return _fetch_rest(started, request) if request.fetch_rest else started
+    raise AssertionError("the ladder ends with fresh, which either starts or raises")
+
+
+def _remove_unfinished(plan: LaunchPlan) -> list[Fallback]:
+    root = plan.env.get("VLLM_CACHE_ROOT")
+    return interrupted.cleared(Path(root)) if root is not None else []
+
+
+def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServer | None:
+    """Return the server that `mode` started, None where it did not and the next mode is to be tried."""
+    try:
+        if (why := mode.unavailable(one)) is not None:
+            listed = account.unavailable if one.request.mode == modes.AUTO else account.fallbacks
+            listed += [Fallback(mode.name, why.reason, why.hint)]
+            return None
+        with _weights_ahead(mode, one) as ahead:
+            running = mode.launch(one)
+            ahead.started()
+    except Died as died:
+        if mode is FRESH:
+            return _start_fresh(_without_untrusted_bundle(one, died, account), account)
+        account.fall_back(mode.name, died)
+        return None
+    except (PeerError, BundleError, LaunchRefused) as error:
+        account.fall_back(mode.name, error)
+        return None
+    if running.report.get("canary") is not False:
+        return StartedServer(mode.name, one.plan, running, account, began=one.began, ahead=ahead)
+    running.process.wait()
+    return _start_fresh(_without_bundle_state(mode.name, one, account), account)
+
+
+def _weights_ahead(mode: StartMode, one: ServerStart) -> AbstractContextManager[fetch.Ahead]:
+    if not mode.loads_weights:
+        return nullcontext(fetch.Ahead())
+    return fetch.begun(one.plan, one.request.lookup.model.config)
+
+
+def _start_fresh(one: ServerStart, account: Account) -> StartedServer:
+    return StartedServer(FRESH.name, one.plan, FRESH.launch(one), account, began=one.began)
+
+
+def _without_untrusted_bundle(one: ServerStart, died: Died, account: Account) -> ServerStart:
+    """Return the start without a bundle that no trusted key signed: such a bundle must not stop a server. Raises `died`."""
+    request, lookup = one.request, one.request.lookup
+    if lookup.bundle is None or request.trust(lookup.bundle).ok:
+        raise died
+    reason = f"{died.message} Nobody trusted has signed {lookup.bundle.ref}: left out."
+    account.fallbacks += [Fallback("bundle", reason)]
+    missing = replace(lookup, bundle=None, untrusted=lookup.bundle)
+    ordinary = replace(request, lookup=missing, without_bundle=True)
+    return replace(one, request=ordinary, plan=planning.plan(ordinary))
+
+
+def _without_bundle_state(mode: str, one: ServerStart, account: Account) -> ServerStart:
+    """Return the start without any state of the bundle, after `mode` gave a wrong canary token."""
+    reason = f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"
+    account.fallbacks += [Fallback("canary", reason)]
+    return replace(one, plan=prepare.distrusting(one.plan))
+
+
+def _fetch_rest(started: StartedServer, request: ServeRequest) -> StartedServer:
+    from coldstart.weights.prefetch.errors import PrefetchError
+
+    try:
+        return replace(started, rest=fetch.rest(started.plan, request.lookup.model.config))
+    except (PrefetchError, OSError, ValueError) as error:
+        started.account.fall_back(FETCH_REST, error)
+        return started

@@ -1,0 +1,37 @@
+"""Start mode `fresh`: a new process. It is available everywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coldstart.launch import server_process
+from coldstart.launch.modes.mode import Reason, await_ready
+
+if TYPE_CHECKING:
+    from coldstart.launch.request import ServerStart
+    from coldstart.launch.server_process import Running
+    from coldstart.launch.ttft import StartCosts
+
+
+class FreshMode:
+    """A new process that imports, loads and builds everything itself."""
+
+    name = "fresh"
+    loads_weights = True
+    repeatable = True
+    probes = ()
+
+    def unavailable(self, start: ServerStart | None = None) -> Reason | None:
+        """Return None."""
+        return None
+
+    def launch(self, start: ServerStart) -> Running:
+        """As StartMode."""
+        return await_ready(start, server_process.fresh(start.plan))
+
+    def remaining(self, costs: StartCosts) -> StartCosts | None:
+        """Return all `costs`."""
+        return costs
+
+
+FRESH = FreshMode()

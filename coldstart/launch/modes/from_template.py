@@ -1,0 +1,89 @@
+"""Start modes that use a running template: it forks the server, or wakes up as the server."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from coldstart.contract.template_levels import RUNTIME
+from coldstart.errors import Usage
+from coldstart.launch import server_process, template_pool
+from coldstart.launch.modes.mode import LaunchRefused, Reason, await_ready
+from coldstart.launch.template_pool import Warm
+from coldstart.system import runtime
+
+if TYPE_CHECKING:
+    from coldstart.launch.request import ServerStart
+    from coldstart.launch.server_process import Running
+    from coldstart.launch.ttft import StartCosts
+
+
+@dataclass(frozen=True)
+class TemplateMode:
+    """A mode whose server comes from a template of one of `levels`.
+
+    `on_cpu` and `on_gpu` say why vLLM's build for the CPU, or for a GPU, has no such template.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+    loads_weights: bool
+    on_cpu: Reason | None = None
+    on_gpu: Reason | None = None
+    repeatable: bool = True
+    probes: tuple[str, ...] = ("template",)
+
+    def unavailable(self, start: ServerStart | None = None) -> Reason | None:
+        """As StartMode; a template that is not ready counts as available, so that `launch` names its state."""
+        here = self.on_cpu if runtime.targets_cpu() else self.on_gpu
+        if here is not None or start is None or self._templates(start):
+            return here
+        model = start.request.lookup.model.name
+        return Reason(
+            f"no {self.name} runs for {model}", f"coldstart template start {model} --level {self.levels[0]}"
+        )
+
+    def launch(self, start: ServerStart) -> Running:
+        """As StartMode."""
+        warm = self._ready(start)
+
+        def judge() -> None:
+            if (reason := template_pool.obstacle(warm, start.plan)) is not None:
+                raise LaunchRefused(reason, "coldstart template stop, and start it again")
+
+        return await_ready(start, server_process.forked(start.plan, warm.socket, judge=judge))
+
+    def remaining(self, costs: StartCosts) -> StartCosts | None:
+        """Return the costs without importing; None for a template that has the weights."""
+        return replace(costs, libraries=0.0) if self.loads_weights else None
+
+    def _ready(self, start: ServerStart) -> Warm:
+        found = self._templates(start)
+        for warm in found:
+            if warm.ready:
+                return warm
+        if not found:
+            raise LaunchRefused(f"the {self.name} has ended", "coldstart template status")
+        if found[0].pid:
+            raise LaunchRefused(f"the {self.name} of {found[0].model} is not ready yet")
+        raise LaunchRefused(f"the {self.name} of {found[0].model} has died", "coldstart template stop")
+
+    def _templates(self, start: ServerStart) -> list[Warm]:
+        """Return the templates that fit this start, whether they are ready or not, in the order of `levels`."""
+        try:
+            fitting = [warm for warm in _listed(start) if _fits(warm, start)]
+        except (OSError, Usage) as error:  # no private directory for sockets, or no space in it
+            raise LaunchRefused(str(error)) from error
+        return [warm for level in self.levels for warm in fitting if warm.level == level]
+
+
+def _listed(start: ServerStart) -> Iterator[Warm]:
+    for root in dict.fromkeys((start.request.templates, None)):
+        yield from template_pool.listed(root)
+
+
+def _fits(warm: Warm, start: ServerStart) -> bool:
+    same_key = warm.level == RUNTIME or warm.key == start.request.lookup.key.digest
+    return same_key and warm.python == sys.executable

@@ -1,0 +1,71 @@
+"""Start mode `runtime-snapshot`: CRIU thaws a process with vLLM imported, which forks the server of any model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coldstart.errors import Usage
+from coldstart.launch.modes.mode import LaunchRefused, Reason
+from coldstart.launch.modes.thawing import launch_thawed
+from coldstart.system import runtime
+
+if TYPE_CHECKING:
+    from coldstart.launch.process_snapshot import Thawed
+    from coldstart.launch.request import ServerStart
+    from coldstart.launch.server_process import Running
+    from coldstart.launch.ttft import StartCosts
+
+_ON_GPU = Reason(
+    "freezing a runtime that has asked the driver about its devices was never tried",
+    "coldstart template start MODEL --level runtime",
+)
+_FREEZE = "coldstart template freeze"
+
+
+class RuntimeSnapshotMode:
+    """A process image of this machine's runtime; it holds no model."""
+
+    name = "runtime-snapshot"
+    loads_weights = True
+    repeatable = True
+    probes = ("criu",)
+
+    def unavailable(self, start: ServerStart | None = None) -> Reason | None:
+        """As StartMode."""
+        if not runtime.targets_cpu():
+            return _ON_GPU
+        if start is None or _image_exists(start):
+            return None
+        return Reason("no runtime is frozen here", _FREEZE)
+
+    def launch(self, start: ServerStart) -> Running:
+        """As StartMode."""
+        return launch_thawed(start, _thaw)
+
+    def remaining(self, costs: StartCosts) -> StartCosts | None:
+        """Return None: how long CRIU takes is not known."""
+        return None
+
+
+def _image_exists(start: ServerStart) -> bool:
+    from coldstart.launch import runtime_snapshot
+
+    try:
+        return runtime_snapshot.made(start.request.lookup.cache) is not None
+    except (Usage, OSError) as error:
+        raise LaunchRefused(str(error)) from error
+
+
+def _thaw(start: ServerStart) -> Thawed:
+    from coldstart.launch import process_snapshot, runtime_snapshot
+
+    image = runtime_snapshot.made(start.request.lookup.cache)
+    if image is None:
+        raise LaunchRefused("the frozen runtime was removed", _FREEZE)
+    try:
+        return runtime_snapshot.thaw(image, start.plan)
+    except process_snapshot.SnapshotUnusable as error:
+        raise LaunchRefused(str(error), _FREEZE) from error
+
+
+RUNTIME_SNAPSHOT = RuntimeSnapshotMode()

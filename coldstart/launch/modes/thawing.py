@@ -1,0 +1,37 @@
+"""Launch a server from a template that CRIU thaws for it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from coldstart.errors import Usage
+from coldstart.launch import server_process
+from coldstart.launch.modes.mode import LaunchRefused, await_ready
+
+if TYPE_CHECKING:
+    from coldstart.launch.process_snapshot import Thawed
+    from coldstart.launch.request import ServerStart
+    from coldstart.launch.server_process import Running, ServerProcess
+
+
+def launch_thawed(start: ServerStart, thaw: Callable[[ServerStart], Thawed]) -> Running:
+    """Thaw a template, have it fork the server, and wait until that is ready.
+
+    Raises LaunchRefused for an image that cannot be used: whatever is wrong with it, another mode starts the server.
+    """
+    from coldstart.launch.process_snapshot import SnapshotUnusable
+
+    try:
+        thawed = thaw(start)
+    except (SnapshotUnusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
+        raise LaunchRefused(str(error)) from error
+    return await_ready(start, _fork(start, thawed))
+
+
+def _fork(start: ServerStart, thawed: Thawed) -> tuple[ServerProcess, int]:
+    try:
+        return server_process.forked(start.plan, thawed.socket, thawed)
+    except BaseException:
+        thawed.end()
+        raise

@@ -1,0 +1,248 @@
+"""From a bundle to a launch plan, deciding from the manifest alone, before anything heavy is imported.
+
+Each section that cannot be used becomes a line in `fallbacks` and vLLM does that part its ordinary way; nothing
+here stops a server from starting.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from coldstart.artifacts import files
+from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.errors import BundleError
+from coldstart.contract import environment
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
+from coldstart.contract.graphs import EngineTask
+from coldstart.contract.plan import LaunchPlan
+from coldstart.graphs.errors import GraphError
+from coldstart.launch import caches, fetch
+from coldstart.models import inspection
+from coldstart.models.inspection import Lookup
+from coldstart.system import paths, runtime
+from coldstart.system.proc.processes import available_memory
+from coldstart.system.trust import ownership
+from coldstart.system.trust.unpacked import unpacked
+
+KV_FLAG = "kv_cache_memory_bytes"
+# vLLM's own variable for the same on the CPU: whoever sets it has decided.
+KV_VARIABLE = environment.VLLM_CPU_KVCACHE_SPACE
+# Left beside the KV cache for the process itself when the free memory is checked, in bytes.
+HEADROOM = 1 << 30
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
+
+
+def inductor_env(compile_dir: Path) -> dict[str, str]:
+    """Inductor's settings, the same when kernels are built and when they are found again.
+
+    The vector ISA is in the key, so it is not probed by compiling; headers are not precompiled, because a precompiled
+    header's path would enter every kernel's name.
+    """
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(compile_dir / "inductor"),
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
+
+
+def base_env(caches: Path) -> dict[str, str]:
+    """Where vLLM keeps its own caches: under the cache root, so that a moved HOME changes nothing."""
+    return {"VLLM_CACHE_ROOT": str(caches), "VLLM_NO_USAGE_STATS": "1"}
+
+
+def ordinary(lookup: Lookup, weights: fetch.Weights, reason: str) -> LaunchPlan:
+    """Return the plan of vLLM's ordinary start; `reason` says why no bundle is used."""
+    return LaunchPlan(
+        weights.arguments,
+        key=lookup.key.digest,
+        weights=weights.identity,
+        env=base_env(lookup.cache.vllm(lookup.key.digest)),
+        weights_from=weights.request,
+        fallbacks=[Fallback("bundle", reason)],
+    )
+
+
+def distrusting(plan: LaunchPlan) -> LaunchPlan:
+    """`plan` without anything that was restored: its arguments and vLLM's own caches, and no code of the bundle."""
+    restored = {*inductor_env(Path()), *caches.VARIABLES}
+    env = {name: value for name, value in plan.env.items() if name not in restored}
+    task = replace(plan.engine, restore=None, compiled=None)
+    return replace(plan, compile_dir=None, canary=None, env=env, engine=task)
+
+
+@dataclass
+class _Preparation:
+    bundle: Bundle
+    trust: Trust
+    root: Path
+    fallbacks: list[Fallback] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    task: EngineTask = field(default_factory=EngineTask)
+
+    def give_up(self, section: str, reason: str) -> None:
+        self.fallbacks.append(Fallback(section, reason))
+
+    def json(self, section: str) -> dict[str, Any]:
+        try:
+            document = self.bundle.json(section)
+        except BundleError as error:
+            self.give_up(section, f"{error.message} [{error.code}]")
+            return {}
+        if not isinstance(document, Mapping):
+            self.give_up(section, "it is no JSON object")
+            return {}
+        return dict(document)
+
+    def compile_dir(self) -> Path | None:
+        """The `compile` section, unpacked once per content and reused by every later start."""
+        if not self.bundle.has("compile") and (
+            why := inspection.list_missing_sections(self.bundle).get("compile")
+        ):
+            self.give_up("compile", f"the bundle has none: {why}")
+            return None
+        return self.code("compile")
+
+    def code(self, section: str) -> Path | None:
+        """Where a section that is code is unpacked, None (and why) where it cannot be used."""
+        refused: list[str] = []
+        try:
+            return unpacked(self.bundle, section, self.root, self.trust, refused)
+        except BundleError as error:
+            self.give_up(section, f"{error.message} [{error.code}]")
+        except OSError as error:
+            self.give_up(section, f"it cannot be unpacked: {error}")
+        finally:
+            for reason in refused:
+                self.give_up(section, reason)
+        return None
+
+    def compiled(self, section: Path) -> None:
+        """A GPU engine's caches laid from the unpacked `compile` section where its compilers may write: code, thus private."""
+        root = paths.compiled_dir()
+        if (fault := ownership.private(root)) is not None:
+            self.give_up("compile", f"its caches cannot be laid: {fault}")
+            return
+        try:
+            laid = caches.lay(section, root / section.name)
+        except OSError as error:
+            self.give_up("compile", f"its caches cannot be laid: {error}")
+            return
+        self.env |= caches.environment(laid)
+        self.task = replace(self.task, compiled=laid / caches.AOT)
+
+    def kv_args(self, given: Arguments) -> list[str]:
+        """The offline KV size as vLLM's own flag, unless the user gave one or the memory is not there now."""
+        if given.gives(KV_FLAG) or KV_VARIABLE in os.environ:
+            return []
+        sizing = self.json("kv")
+        if not sizing:
+            return []
+        wanted = sizing.get("bytes")
+        if not isinstance(wanted, int) or wanted <= 0:
+            self.give_up("kv", f"it names no number of bytes, but {wanted!r}")
+            return []
+        if not runtime.targets_cpu():
+            self.startup_plans(sizing.get("plans"))
+            return []
+        free = available_memory()
+        if wanted + HEADROOM > free:
+            self.give_up("kv", f"the bundle's KV cache needs {wanted} bytes, {free} are free now")
+            return []
+        return ["--kv-cache-memory-bytes", str(wanted)]
+
+    def startup_plans(self, data: object) -> None:
+        """A GPU's KV size goes through vLLM's start-up plan, which checks each rank's free memory once more."""
+        from coldstart.system.devices import nvml
+        from coldstart.vllm.graphs import kv_plan
+
+        try:
+            plans = kv_plan.all_of(data)
+            for plan in plans:
+                plan.check_free(nvml.free_bytes(plan.rank))
+        except GraphError as error:
+            self.give_up("kv", str(error))
+            return
+        self.env |= {kv_plan.VARIABLE: "1"}
+        self.task = replace(self.task, kv_plan=[asdict(plan) for plan in plans])
+
+    def graphs(self) -> None:
+        """The `graphs` section, where there is one: unpacked like code, since it is."""
+        if self.bundle.has("graphs") and (place := self.code("graphs")) is not None:
+            self.task = replace(self.task, restore=place)
+
+    def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
+        """The resolved model class put where vLLM looks for it; without it vLLM imports itself once more to ask."""
+        info = self.json("modelinfo")
+        if info and not self.trust(self.bundle).ok:
+            # vLLM would believe it in every later start, also after the bundle is gone.
+            self.give_up("modelinfo", "it is left alone: nobody trusted has signed the bundle")
+            return {}
+        directory = Path(env["VLLM_CACHE_ROOT"]) / "modelinfos"
+        for name, content in _texts(info.get("vllm_modelinfos")).items():
+            target = directory / name
+            if not target.exists():
+                directory.mkdir(parents=True, exist_ok=True)
+                files.write_atomic(target, content.encode())
+        return info
+
+
+def prepare(
+    lookup: Lookup,
+    bundle: Bundle,
+    weights: fetch.Weights,
+    *,
+    trust: Trust,
+    root: Path | None = None,
+) -> LaunchPlan:
+    """Return the plan that starts the model from `bundle`; code is unpacked under the cache root, or under `root`.
+
+    Raises OSError when neither root can be written.
+    """
+    cache, key = lookup.cache, bundle.key_digest
+    preparation = _Preparation(bundle, trust, root or cache.unpacked)
+    env = base_env(cache.vllm(key))
+    info = preparation.modelinfo(env)
+    compile_dir = preparation.compile_dir()
+    if compile_dir is not None and runtime.targets_cpu():
+        env |= inductor_env(compile_dir)
+    elif compile_dir is not None:
+        preparation.compiled(compile_dir)
+        compile_dir = None  # no worker of ours, but vLLM's own, which looks into its own cache
+    preparation.graphs()
+    kv_args = preparation.kv_args(lookup.vllm_args)
+    # Other weights of the same layout give other tokens.
+    canary = _canary(info.get("canary")) if weights.identity == info.get("weights") else None
+    return LaunchPlan(
+        Arguments((*weights.arguments, *kv_args)),
+        key=key,
+        weights=weights.identity,
+        compile_dir=str(compile_dir) if compile_dir else None,
+        canary=canary,
+        env=env | preparation.env,
+        weights_from=weights.request,
+        engine=preparation.task,
+        fallbacks=preparation.fallbacks,
+    )
+
+
+def _texts(value: object) -> dict[str, str]:
+    """The file names of `value` with their texts; whatever else a bundle has put there is left alone."""
+    pairs = value.items() if isinstance(value, Mapping) else ()
+    return {k: v for k, v in pairs if isinstance(v, str) and _FILE_NAME.fullmatch(k)}
+
+
+def _canary(value: object) -> dict[str, list[int]] | None:
+    given = value if isinstance(value, Mapping) else {}
+    lists = {name: given.get(name) for name in ("prompt", "tokens", "batch")}
+    token_lists = {name: value for name, value in lists.items() if _are_tokens(value)}
+    return token_lists if {"prompt", "tokens"} <= set(token_lists) else None
+
+
+def _are_tokens(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)

@@ -1,0 +1,126 @@
+"""From the choice of a scheduler to vLLM's own flags.
+
+Invariant: a choice never enters the bundle's key. The order of requests, the batch cap and KV copies on the host change neither
+compiled code nor weights nor the size of the KV cache, so one bundle and one template serve every scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import BundleError
+from coldstart.contract import environment
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import Usage
+from coldstart.scheduling.settings import (
+    FALLBACK_PROFILE,
+    FCFS,
+    REMOVED,
+    SchedulerSettings,
+    refuse_removed,
+)
+
+DEFAULT_HOST_BYTES = 1 << 30
+REMOVED_CLS = "coldstart.vllm.scheduling.lane.LaneScheduler"
+"""Scheduler class of the removed policy, in vLLM arguments that were saved by an earlier version."""
+# Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
+_OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
+_COPIES = _OURS[-1:]
+_COPIES_FLAG = "--kv-transfer-config"
+_CPU_CORES = (environment.VLLM_CPU_OMP_THREADS_BIND, environment.VLLM_CPU_NUM_OF_RESERVED_CPU)
+
+
+STOCK = SchedulerSettings(FCFS)
+"""vLLM's own scheduler, as it is."""
+
+
+def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
+    """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
+    _refuse_removed_class(vllm_args)
+    if choice == STOCK:
+        return
+    _require_valid(choice)
+    ours = _OURS if choice.policy != FCFS else _COPIES if choice.host_bytes else ()
+    if taken := [name for name in ours if vllm_args.gives(name)]:
+        flag = "--" + taken[0].replace("_", "-")
+        own = "--kv-host-memory" if choice.policy == FCFS else "--scheduler"
+        said = own if choice.policy == FCFS else f"{own} {choice.policy}"
+        raise Usage(f"{said} sets {flag} itself.", mend=f"leave {flag} or {own} away")
+
+
+def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
+    """The plan with the chosen scheduler, which `check` has passed."""
+    _refuse_removed_class(plan.vllm_args)
+    if choice == STOCK:
+        return plan
+    from coldstart.vllm.scheduling.arguments import host_arguments, serve_arguments
+
+    ranks, fallbacks = plan.vllm_args.ranks_per_node(), list[Fallback]()
+    if choice.policy == FCFS:
+        flags = [*_batch_cap(choice.batch), *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
+    else:
+        profile, fallbacks = _profile(bundle)
+        host_bytes = choice.host_bytes or _host_bytes(bundle)
+        flags = serve_arguments(replace(choice, profile=profile, host_bytes=host_bytes), on_cpu=on_cpu)
+    return replace(
+        plan,
+        vllm_args=plan.vllm_args.append(*flags),
+        env=plan.env | (_reserved_cores(ranks) if on_cpu and _COPIES_FLAG in flags else {}),
+        fallbacks=[*plan.fallbacks, *fallbacks],
+    )
+
+
+def _refuse_removed_class(vllm_args: Arguments) -> None:
+    if vllm_args.value("scheduler_cls") == REMOVED_CLS:
+        refuse_removed(REMOVED)
+
+
+def _require_valid(choice: SchedulerSettings) -> None:
+    """Raises Usage for settings that the server would refuse."""
+    from coldstart.scheduling.registry import make_policy
+
+    try:
+        make_policy(choice.policy, FALLBACK_PROFILE)
+        choice.check_command_line()
+        SchedulerSettings.read(choice.additional_config())
+    except ValueError as problem:
+        raise Usage(f"The scheduler's settings: {problem}.", mend="coldstart serve --help") from problem
+
+
+def _batch_cap(batch: int | None) -> list[str]:
+    return [] if batch is None else ["--max-num-active-seqs", str(batch)]
+
+
+def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[Fallback]]:
+    """The bundle's iteration times, checked."""
+    from coldstart.scheduling.profile import IterationProfile, ProfileError
+
+    try:
+        if bundle is not None and bundle.has("iterations"):
+            return IterationProfile.from_json(bundle.json("iterations")).to_json(), []
+        reason = "there are no iteration times for this model: a typical shape orders the requests"
+    except (ProfileError, BundleError) as problem:
+        reason = f"{problem}: a typical shape orders the requests"
+    return None, [Fallback("iterations", reason)]
+
+
+def _host_bytes(bundle: Bundle | None) -> int:
+    """As much host memory as the device has for KV."""
+    try:
+        sizing = bundle.json("kv") if bundle is not None and bundle.has("kv") else None
+    except BundleError:
+        sizing = None
+    size = sizing.get("bytes") if isinstance(sizing, Mapping) else None
+    return size if isinstance(size, int) and size > 0 else DEFAULT_HOST_BYTES
+
+
+def _reserved_cores(ranks: int) -> dict[str, str]:
+    """vLLM reserves one more core per rank here as soon as KV is transferred; our copying needs none of its own."""
+    if any(name in os.environ for name in _CPU_CORES):
+        return {}
+    return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(ranks)}

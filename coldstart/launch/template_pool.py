@@ -1,0 +1,266 @@
+"""The warm template processes of this user: started for a model and its arguments, found by level and key.
+
+A template lives in `<runtime dir>/templates/<level>-<key>`: its socket, its plan and its log. The socket appears when it is
+ready and goes with it, so a directory without a listening socket is a template that is still starting or has died.
+
+Whoever names another `root` has templates of its own there, which end with the process that started them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from coldstart.artifacts import files
+from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.template_levels import RUNTIME, SLEEP_LEVELS
+from coldstart.errors import CommandFailed, Usage
+from coldstart.launch import template_environment
+from coldstart.system import fingerprint, paths
+from coldstart.system.proc import logs, processes
+from coldstart.system.proc.lifeline import SUPERVISOR_ENV
+
+
+@dataclass(frozen=True)
+class Warm:
+    """One template: `pid` is None when its process is gone; `servers` are the processes it has forked, or itself awake.
+
+    `python` is the interpreter it runs under: a server forked from it runs that one's vLLM.
+    """
+
+    level: str
+    key: str
+    directory: Path
+    model: str
+    pid: int | None
+    servers: tuple[int, ...] = ()
+    python: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.directory / "socket"
+
+    @property
+    def ready(self) -> bool:
+        """Whether it listens."""
+        return self.pid is not None and self.socket.exists()
+
+
+def find(level: str, key: str, root: Path | None = None) -> Warm | None:
+    """The ready template for `key` at `level`, or None. A runtime template serves every key of its own interpreter."""
+    fits = (
+        warm for warm in listed(root) if warm.level == level and warm.ready and warm.python == sys.executable
+    )
+    return next((warm for warm in fits if level == RUNTIME or warm.key == key), None)
+
+
+def listed(root: Path | None = None) -> Iterator[Warm]:
+    """Every template that this user, or the owner of `root`, has started and not stopped."""
+    for directory in sorted(_root(root).iterdir()):
+        try:
+            about = json.loads((directory / "about.json").read_text())
+        except (OSError, ValueError):
+            continue  # being written, or being removed
+        pid = about["pid"] if _lives(about["pid"], directory, about.get("birth")) else None
+        python, read = about.get("python", ""), about.get("environment", {})
+        level = about["level"]
+        servers = _awake(pid, directory) if level in SLEEP_LEVELS else _servers(pid)
+        yield Warm(level, about["key"], directory, about["model"], pid, servers, python, read)
+
+
+def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
+    """Why a server for `plan` cannot be forked from this template, or None.
+
+    What was installed since it was started, and what it has read from another environment, is not what was asked for.
+    """
+    reason = fingerprint.obstacle(warm.directory, "template")
+    return reason or template_environment.difference(warm.environment, os.environ | plan.env, "template")
+
+
+def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path | None = None) -> Warm:
+    """Start a template and wait until it listens.
+
+    Raises Usage when one runs already, CommandFailed when it dies or is not ready in `timeout` seconds.
+    """
+    directory = _root(root) / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
+    with _alone(directory, f"A template of level {level} is being started for {model}."):
+        if any(warm.directory == directory and warm.pid for warm in listed(root)):
+            raise Usage(
+                f"A template of level {level} runs already for {model}.", mend="coldstart template status"
+            )
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        process = _spawn_logged(level, plan, directory, timeout, bound=root is not None)
+        fingerprint.write(process.pid, directory / fingerprint.MODULES, directory)
+        read = template_environment.counted(template_environment.spawned(os.environ, plan))
+        about = {
+            "level": level,
+            "key": plan.key,
+            "model": model,
+            "pid": process.pid,
+            "birth": processes.birth(process.pid),
+            "python": sys.executable,
+            "environment": read,
+        }
+        (directory / "about.json").write_text(json.dumps(about))
+    return Warm(level, plan.key, directory, model, process.pid, python=sys.executable, environment=read)
+
+
+@contextmanager
+def _alone(directory: Path, otherwise: str) -> Iterator[None]:
+    lock = files.try_lock(directory.with_name(f"{directory.name}.lock"))
+    if lock is None:
+        raise Usage(otherwise, mend="wait for it, then: coldstart template status")
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _spawn_logged(
+    level: str, plan: LaunchPlan, directory: Path, timeout: float, *, bound: bool
+) -> subprocess.Popen[bytes]:
+    try:
+        with (directory / "log").open("wb") as log:
+            return spawn(level, plan, directory / "socket", log, timeout, bound=bound)
+    except BaseException as error:
+        tail = logs.end(directory / "log")
+        shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, CommandFailed):
+            raise CommandFailed(f"{error.message} The end of its log:\n{tail}", mend=error.mend) from error
+        raise
+
+
+def spawn(
+    level: str,
+    plan: LaunchPlan,
+    socket: Path,
+    log: IO[bytes] | int,
+    timeout: float,
+    *,
+    bound: bool = False,
+    alone: bool = False,
+) -> subprocess.Popen[bytes]:
+    """A template process that listens at `socket`. Raises CommandFailed when it dies or is not ready in `timeout` seconds.
+
+    A `bound` one ends with the thread that calls this; with `alone` it is the one child of the process returned, and has one
+    thread.
+
+    It has no variable and no argument that could hold a secret: it is forked for others, and may be frozen.
+    """
+    plan = template_environment.redact_plan(plan)
+    supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound else {}
+    reader, writer = os.pipe()
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(json.dumps(plan.document()))
+        file.flush()
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "coldstart.vllm.engine.template",
+                str(socket),
+                level,
+                file.name,
+                str(writer),
+                *(["alone"] if alone else []),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(writer,),
+            start_new_session=True,
+            cwd="/",
+            env=template_environment.kept(os.environ) | supervisor,
+        )
+        os.close(writer)
+        try:
+            _await(reader, timeout)
+        except BaseException:  # Ctrl-C included: nobody would know of it
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            os.close(reader)
+    return process
+
+
+def _await(reader: int, timeout: float) -> None:
+    if not select.select([reader], [], [], timeout)[0]:
+        raise CommandFailed(
+            f"The template was not ready within {timeout:g} s.",
+            mend="give it longer: --ready-timeout SECONDS",
+        )
+    if os.read(reader, 1) == b"":
+        raise CommandFailed("The template ended.")
+
+
+def stop(warm: Warm, *, force: bool = False) -> None:
+    """End a template and forget it. Raises CommandFailed while servers that it forked run, unless `force`."""
+    if warm.servers and not force:
+        raise CommandFailed(
+            f"{len(warm.servers)} server(s) forked from this template still run and would end with it.",
+            mend="stop them first, or: coldstart template stop --force",
+        )
+    if warm.pid is not None:
+        _end(warm.pid, warm.directory)
+    shutil.rmtree(warm.directory, ignore_errors=True)
+
+
+def _end(pid: int, directory: Path) -> None:
+    with suppress(ProcessLookupError):  # it may have ended meanwhile
+        descriptor = os.pidfd_open(pid)
+        try:
+            # Asked once more while the descriptor holds the process: its pid may have become another's since it was listed.
+            if not _lives(pid, directory, None):
+                return
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            if not select.select([descriptor], [], [], 10)[0]:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
+
+
+def _root(given: Path | None = None) -> Path:
+    root = given or paths.runtime_dir() / "templates"
+    root.mkdir(mode=0o700, exist_ok=True)
+    return root
+
+
+def _lives(pid: int, directory: Path, born: str | None) -> bool:
+    """Whether `pid` is still the template that listens in `directory`, and not another process that was given its number.
+
+    Told by its own words, of whatever release: what an older one started is refused with the reason, and ended by `stop`.
+    """
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        own = Path(f"/proc/{pid}").stat().st_uid == os.getuid()
+    except OSError:
+        return False
+    named = os.fsencode(directory / "socket") in words and any(w.endswith(b".engine.template") for w in words)
+    return own and named and (born is None or born == processes.birth(pid))
+
+
+def _awake(pid: int | None, directory: Path) -> tuple[int, ...]:
+    return (pid,) if pid is not None and (directory / "serving").exists() else ()
+
+
+def _servers(pid: int | None) -> tuple[int, ...]:
+    try:
+        return processes.children(pid) if pid is not None else ()
+    except OSError:
+        return ()

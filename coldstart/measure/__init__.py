@@ -1,1 +1,0 @@
-"""Benchmarks and replays of traces, and their reports."""

@@ -1,1 +1,0 @@
-"""From the name that a user types to a model's files."""

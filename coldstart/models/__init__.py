@@ -1,0 +1,1 @@
+"""From the name of a model to its files, its identity, the key of its bundle, and the look-up of that bundle."""

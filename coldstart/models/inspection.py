@@ -1,0 +1,220 @@
+"""Look up bundles by reference, or by the key of a model on this machine. Needs neither torch nor vLLM.
+
+An argument that the user types is the reference of a bundle in the store, or else a model.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from coldstart.artifacts import oci
+from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.key import Key, Mismatch
+from coldstart.artifacts.store import NotFound, Store
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import CommandFailed, NoBundle
+from coldstart.models import keys, resolution
+from coldstart.models.aliases import NAMES
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system import paths, secrets
+from coldstart.system.paths import Cache
+
+# Member of the section `stages`: sections that a materialization could not create, with reasons.
+NOT_MADE = "not_made"
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The model, vLLM's arguments, their key, and the bundle of that key, or the nearest bundle and its mismatches.
+
+    Every command creates one and passes it on; nothing below resolves the model, the arguments or the cache a second time.
+    ``offline`` forbids downloads. A bundle is found only if ``accepts`` accepts it (None: `trust`; `bundle.anyone`: every
+    signer); ``untrusted`` is a bundle of this key that was not accepted. ``notes`` are remarks on the choice for the user.
+    """
+
+    model: ResolvedModel
+    vllm_args: Arguments
+    cache: Cache
+    key: Key
+    bundle: Bundle | None = None
+    nearest: Bundle | None = None
+    mismatches: tuple[Mismatch, ...] = ()
+    offline: bool = False
+    accepts: Trust | None = None
+    untrusted: Bundle | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def store(self) -> Store:
+        """The store of the look-up."""
+        return Store(self.cache.bundles)
+
+    def refresh(self) -> Lookup:
+        """Look the same key up once more: another process may have published the bundle meanwhile."""
+        try:
+            bundle = self.store.find(self.key, name=self.model.name, trust=self.accepts or trust)
+        except NotFound as error:
+            nearest, mismatches = error.nearest or (None, [])
+            notes = tuple(_unvouched(nearest)) if nearest else ()
+            return replace(
+                self,
+                bundle=None,
+                nearest=nearest,
+                mismatches=tuple(mismatches),
+                untrusted=error.untrusted,
+                notes=notes,
+            )
+        notes = (*_unvouched(bundle), *_passed_over(self.store, bundle))
+        return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
+
+    def without_weights(self) -> Lookup:
+        """Take the bundle that differs in the layout of the weights alone, for a model directory without weights."""
+        if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
+            return self
+        if any(one.wanted is not None for one in self.mismatches):
+            return self
+        return replace(self, bundle=self.nearest, key=self.nearest.key, nearest=None, mismatches=())
+
+    @property
+    def weights_donor(self) -> Bundle | None:
+        """The bundle whose weights plan fits this model: its own, else one of the same model with other arguments."""
+        if self.bundle is not None:
+            return self.bundle
+        other = {name for name in self._differing if name.startswith("model.")}
+        absent = all(one.wanted is None for one in self.mismatches if one.field == "model.weights")
+        return self.nearest if other <= {"model.weights"} and absent else None
+
+    @property
+    def _differing(self) -> set[str]:
+        return {one.field for one in self.mismatches}
+
+
+def find_bundle(store: Store, ref: str) -> Bundle | None:
+    """Return the bundle that ``ref`` names, a trusted version before others, None if there is none.
+
+    Raises Ambiguous and InvalidReference.
+    """
+    try:
+        return store.get(ref, trust=trust)
+    except NotFound:
+        return None
+
+
+def names_model(word: str) -> bool:
+    """Return whether ``word`` is a model that is known without the hub: built in, an alias, or a directory."""
+    return word.lower() in NAMES or paths.expand(word).is_dir()
+
+
+def look_up(
+    word: str,
+    vllm_args: Sequence[str] = (),
+    *,
+    cache: Cache | None = None,
+    offline: bool = False,
+    revision: str | None = None,
+    accepts: Trust | None = None,
+) -> Lookup:
+    """Compose the key of the model ``word`` on this machine and look it up among accepted bundles.
+
+    Raises what models.resolve raises.
+    """
+    cache, given = cache or Cache.at(), Arguments(vllm_args)
+    model = resolution.resolve(word, revision=revision, offline=offline, cache=cache)
+    return Lookup(model, given, cache, keys.compose(model, given), offline=offline, accepts=accepts).refresh()
+
+
+def _unvouched(chosen: Bundle) -> Iterator[str]:
+    judged = trust(chosen)
+    if not judged.ok:
+        yield (
+            f"{chosen.ref} is not trusted: {judged.reason}. Its code is not used; its sizes and its list of the weights are "
+            "unverified"
+        )
+
+
+def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
+    """Yield a note for each later version of the same key, with the reason for which it was not chosen."""
+    for other in store.list():
+        if other.version <= chosen.version or other.descriptor.annotations.get(oci.KEY) != chosen.key_digest:
+            continue
+        try:
+            judged = trust(other)
+            older = other.manifest.provenance.created < chosen.manifest.provenance.created
+            why = judged.reason if not judged.ok else "it was made earlier" if older else ""
+        except BundleError as error:
+            why = error.message
+        if why:
+            yield f"{other.name}:v{other.version} was passed over for v{chosen.version}: {why}"
+
+
+def miss(lookup: Lookup) -> NoBundle:
+    """Build the error of a look-up without a bundle: field, wanted, found, and the command that creates one."""
+    if lookup.untrusted is not None:
+        return NoBundle(
+            f"The only bundle for {lookup.model.name} with key {lookup.key.short}, {lookup.untrusted.ref}, is not trusted: "
+            f"{trust(lookup.untrusted).reason}",
+            mend="coldstart trust add FILE, with its maker's public key; or take it as it is: --untrusted; or "
+            + shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)]),
+        )
+    if lookup.nearest is None:
+        detail = "and none for this model under another key"
+    else:
+        lines = [f"\n  {m.field}: wanted {m.wanted}, found {m.found}" for m in lookup.mismatches]
+        detail = f"the nearest, {lookup.nearest.name}:v{lookup.nearest.version}, differs in" + "".join(lines)
+    return NoBundle(
+        f"No bundle for {lookup.model.name} with key {lookup.key.short} in the store; {detail}",
+        mend=shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)]),
+    )
+
+
+def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> str:
+    """Return why there is no bundle, "" where there is one.
+
+    Raises NoBundle where there is none and `bundle` asks for one, CommandFailed where `signed_by` does not accept it.
+    """
+    if lookup.bundle is None:
+        missing = miss(lookup)
+        if bundle:
+            raise missing
+        return missing.message
+    if signed_by is not None and not (judged := signed_by(lookup.bundle)).ok:
+        raise CommandFailed(
+            f"{lookup.bundle.ref} is not signed by anyone trusted here: {judged.reason}.",
+            mend="coldstart trust add FILE, with the signer's public key",
+        )
+    return ""
+
+
+def _after(vllm_args: Sequence[str]) -> list[str]:
+    return ["--", *secrets.arguments(vllm_args)] if vllm_args else []
+
+
+def trust(bundle: Bundle) -> TrustResult:
+    """Return whether a key that this user trusts signed ``bundle``."""
+    from coldstart.system.trust import trust_cache
+
+    return trust_cache.judge(bundle)
+
+
+def list_missing_sections(bundle: Bundle) -> dict[str, str]:
+    """Return the sections that the materialization could not create, with the reasons."""
+    try:
+        stages = bundle.json("stages") if bundle.has("stages") else {}
+    except BundleError:
+        return {}
+    reasons = stages.get(NOT_MADE) if isinstance(stages, dict) else None
+    return {str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {}
+
+
+def list_unprofiled_sizes(bundle: Bundle) -> dict[str, list[int]]:
+    """Return the sizes that the iteration profile lacks because its time was over, by curve."""
+    try:
+        profile = bundle.json("iterations") if bundle.has("iterations") else {}
+    except BundleError:
+        return {}
+    left = profile.get("left_out") if isinstance(profile, dict) else None
+    curves = left.items() if isinstance(left, dict) else ()
+    return {str(curve): list(sizes) for curve, sizes in curves if isinstance(sizes, list) and sizes}

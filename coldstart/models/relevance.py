@@ -1,0 +1,155 @@
+"""Which of vLLM's arguments change what is materialized.
+
+Opt-out, as vLLM's own ``compute_hash`` of its configurations: an argument enters the key unless it is known
+to touch only the server in front of the engine, logs, transport, or where files are kept. A flag of a newer
+vLLM is thus in the key: at worst a bundle is made twice, never used wrongly.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from coldstart.system import secrets
+
+Scalar = str | int | float | bool | None
+
+_SERVER = """
+    host port uds root_path middleware api_key ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs ssl_ciphers
+    enable_ssl_refresh allow_credentials allowed_origins allowed_methods allowed_headers grpc grpc_port
+    headless api_server_count h11_max_incomplete_event_size h11_max_header_count sse_keep_alive_interval
+    shutdown_timeout disable_fastapi_docs enable_offline_docs enable_request_id_headers fingerprint_mode
+    fingerprint_value served_model_name response_role chat_template chat_template_content_format
+    default_chat_template_kwargs trust_request_chat_template trust_request_mm_kwargs enable_auto_tool_choice
+    tool_call_parser exclude_tools_when_tool_choice_none tool_parser_plugin tool_strict_level tool_server
+    reasoning_parser reasoning_parser_plugin return_tokens_as_token_ids enable_prompt_tokens_details
+    enable_per_request_metrics enable_server_load_tracking enable_force_include_usage
+    enable_tokenizer_info_endpoint tokens_only cohere_is_reasoning_model cohere_format
+    anthropic_disabled_thinking_effort lora_modules generation_config override_generation_config max_logprobs
+    logprobs_mode stream_interval allowed_local_media_path allowed_media_domains io_processor_plugin
+    enable_scale_out data_parallel_supervisor_port dp_supervisor_probe_interval_s
+    dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold structured_outputs_config
+"""
+_LOGS = """
+    log_level log_config_file logging_config uvicorn_log_level disable_uvicorn_access_log
+    disable_access_log_for_endpoints disable_log_stats enable_log_requests enable_log_outputs
+    enable_log_deltas log_error_stack max_log_len aggregate_engine_logging otlp_traces_endpoint
+    collect_detailed_traces show_hidden_metrics_for_version kv_cache_metrics kv_cache_metrics_sample
+    cudagraph_metrics custom_histogram_buckets per_request_spec_decode_metrics enable_mfu_metrics
+    enable_logging_iteration_details enable_layerwise_nvtx_tracing jit_monitor_mode jit_monitor_verbose
+    profiler_config use_tqdm_on_load fail_on_environ_validation kv_events_config
+"""
+# How processes find each other, where files lie, and how weights travel: not what they hold.
+_TRANSPORT = """
+    distributed_executor_backend worker_cls worker_extension_cls master_addr master_port nnodes node_rank
+    distributed_timeout_seconds cpu_distributed_timeout_seconds data_parallel_rank data_parallel_start_rank
+    data_parallel_size_local data_parallel_address data_parallel_rpc_port data_parallel_backend
+    data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb
+    numa_bind numa_bind_nodes numa_bind_cpus device_ids ray_workers_use_nsight max_parallel_loading_workers
+    disable_custom_all_reduce enable_shm_tensor_arena
+    hf_token download_dir load_format safetensors_load_strategy safetensors_prefetch_num_threads
+    safetensors_prefetch_block_size model_loader_extra_config ignore_patterns pt_load_map_location
+    weight_transfer_config
+"""
+# Order and admission of requests: the scheduler's run-time policy over the same kernels and the same memory.
+_POLICY = """
+    scheduling_policy max_num_queued_reqs max_num_queued_tokens long_prefill_token_threshold
+    long_prefill_token_threshold_adaptive prefill_schedule_interval scheduler_cls async_scheduling seed
+    prefix_caching_hash_algo prefix_cache_retention_interval
+"""
+# The model itself is in the model.* fields.
+_MODEL = "model model_tag positional revision served_model"
+
+IGNORED = frozenset(" ".join((_SERVER, _LOGS, _TRANSPORT, _POLICY, _MODEL)).split())
+# Writing a default out loud is the same as leaving it away. Only defaults that no platform changes are here.
+_DEFAULTS: Mapping[str, object] = {
+    "dtype": "auto",
+    "kv_cache_dtype": "auto",
+    "tokenizer_mode": "auto",
+    "quantization": None,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "enforce_eager": False,
+    "trust_remote_code": False,
+    "enable_lora": False,
+    "cpu_offload_gb": 0,
+}
+# Anywhere in nested settings: places, which vLLM's own hash leaves out as well.
+_PLACES = frozenset({"cache_dir", "local_cache_dir", "debug_dump_path", "download_dir"})
+_NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
+# Names that no field of a key can carry go in here together, and so still count.
+_ODD = "odd"
+# A value longer than a field may be counts by its digest.
+_LONGEST = 1024
+_PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
+
+
+def engine_fields(arguments: Mapping[str, object]) -> dict[str, Scalar]:
+    """The relevant ones of ``arguments`` (as parsed) as flat fields without the ``engine.`` prefix."""
+    relevant = {name.replace("-", "_"): value for name, value in arguments.items() if _counts(name, value)}
+    named = {name: value for name, value in relevant.items() if _NAME.fullmatch(name)}
+    odd = {name: value for name, value in relevant.items() if name not in named}
+    fields = [_flat(name, value) for name, value in named.items()]
+    if odd:
+        fields.append(_as_json(_ODD, odd))
+    return {name: value for part in fields for name, value in part.items()}
+
+
+def _counts(name: str, value: object) -> bool:
+    plain = name.replace("-", "_")
+    return (
+        plain not in IGNORED
+        and not secrets.named(plain)
+        and not (plain in _DEFAULTS and _DEFAULTS[plain] == value)
+    )
+
+
+def _left_out(member: str) -> bool:
+    # A key is published with its bundle; what a secret is changes nothing that is compiled.
+    return member in _PLACES or secrets.named(member)
+
+
+def _flat(name: str, value: object) -> dict[str, Scalar]:
+    if not isinstance(value, Mapping | list | tuple):
+        return {name: _without_path(value)}
+    if not isinstance(value, Mapping) or not value or not all(_NAME.fullmatch(str(key)) for key in value):
+        return _as_json(name, value)
+    inner = [_flat(f"{name}.{key}", item) for key, item in value.items() if not _left_out(str(key))]
+    return {key: item for fields in inner for key, item in fields.items()}
+
+
+def _as_json(name: str, value: object) -> dict[str, Scalar]:
+    text = json.dumps(_without_paths(value), sort_keys=True, separators=(",", ":"))
+    return {name: text if len(text) <= _LONGEST else _digest(text.encode())}
+
+
+def _without_paths(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(k): _without_paths(v) for k, v in value.items() if not _left_out(str(k))}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_without_paths(item) for item in value]
+    return _without_path(value)
+
+
+def _without_path(value: object) -> Scalar:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    if len(text) > _LONGEST:
+        return _digest(text.encode())
+    return _content(text) if _PATH.match(text) else text
+
+
+def _content(path: str) -> str:
+    """A path by what it holds: file bytes, a model's configuration, else a digest of its spelling."""
+    place = Path(path)
+    config = place / "config.json"
+    file = config if config.is_file() else place
+    data = file.read_bytes() if file.is_file() else path.encode()
+    return _digest(data)
+
+
+def _digest(data: bytes) -> str:
+    return f"content@sha256:{hashlib.sha256(data).hexdigest()}"

@@ -1,0 +1,171 @@
+"""Tiny models with real architectures, built here and seeded, so that a demo or a test needs no hub.
+
+Invariant: a name and ``GENERATION`` determine every byte. The weights are random, but the unembedding is wide
+enough (logit deviation of a few units) that the two best tokens lie far apart: greedy output survives a
+change of summation order, which is what "identical tokens" must be able to rely on.
+"""
+
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from coldstart.artifacts import files
+from coldstart.errors import ColdstartError, Usage
+
+GENERATION = 1
+NAMES = ("tiny-llama", "tiny-qwen2", "tiny-opt")
+
+_SEED = 20240607
+_VOCAB = 2048
+_HIDDEN = 256
+_LAYERS = 8
+_HEADS = 4
+_POSITIONS = 2048
+_SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def build(name: str, models: Path) -> Path:
+    """Return the directory of the tiny model ``name`` under ``models``, building it on first use.
+
+    Safe with several processes at once: one builds under a lock, the rename publishes it whole.
+    Raises Usage for an unknown name, ColdstartError when torch or transformers is missing.
+    """
+    if name not in NAMES:
+        raise Usage(f"No tiny model is called {name!r}; there are {', '.join(NAMES)}.")
+    final = models / f"tiny-v{GENERATION}" / name
+    if final.is_dir():
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with files.locked(final.parent / f".{name}.lock"):
+        if not final.is_dir():
+            _build_locked(name, final)
+    return final
+
+
+def _build_locked(name: str, final: Path) -> None:
+    draft = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=final.parent))
+    try:
+        _run_child(name, draft)
+        draft.chmod(0o755)
+        draft.rename(final)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _run_child(name: str, draft: Path) -> None:
+    # A child, so that the caller never pays for (or is changed by) the import of torch.
+    command = [sys.executable, "-P", "-m", "coldstart.models.tiny", name, str(draft)]
+    # The path is handed on so that a caller that is not installed, only on the path, builds the same.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ColdstartError(f"Building {name} failed: {reason}", mend="coldstart install cpu")
+
+
+def _sentences(count: int = 4000) -> Iterator[str]:
+    """Made-up words of a small syllable language: enough structure for byte-pair merges, nobody's text."""
+    rng = random.Random(_SEED)
+    syllables = [c + v + e for c in "bdfgklmnprstv" for v in "aeiou" for e in ("", "n", "r", "s")]
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(1500)]
+    for _ in range(count):
+        yield " ".join(rng.choices(words, k=rng.randint(4, 12))).capitalize() + rng.choice(".?!")
+
+
+def make_tokenizer() -> Any:
+    """A byte-level BPE tokenizer of 2048 tokens (transformers'), trained here on made-up words; the same at every call."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = list(_SPECIALS.values())
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCAB, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(_sentences(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", specials.index("<s>"))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=_POSITIONS,
+        chat_template=_CHAT_TEMPLATE,
+        **_SPECIALS,
+    )
+
+
+def _make_config(name: str) -> Any:
+    from transformers import LlamaConfig, OPTConfig, Qwen2Config
+
+    common: dict[str, Any] = {
+        "vocab_size": _VOCAB,
+        "hidden_size": _HIDDEN,
+        "num_hidden_layers": _LAYERS,
+        "num_attention_heads": _HEADS,
+        "max_position_embeddings": _POSITIONS,
+        # Tied weights would make every token most likely to follow itself.
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 3,
+        "dtype": "float32",
+    }
+    if name == "tiny-opt":
+        return OPTConfig(ffn_dim=4 * _HIDDEN, word_embed_proj_dim=_HIDDEN, dropout=0.0, **common)
+    kind = LlamaConfig if name == "tiny-llama" else Qwen2Config
+    return kind(intermediate_size=704, num_key_value_heads=2, **common)
+
+
+def _deviation(name: str, shape: tuple[int, ...], *, unembedding: bool) -> float:
+    """Standard deviation of a weight: fan-in scaled, wider where it decides how far apart logits lie."""
+    if len(shape) < 2:
+        return 0.1
+    if unembedding:
+        return 3.0 / math.sqrt(shape[-1])
+    return 1.0 if "embed" in name else 1.0 / math.sqrt(shape[-1])
+
+
+def fill(model: Any) -> None:
+    """Give a model of transformers its seeded weights: each by its name, norms as they are."""
+    import torch
+
+    head = model.get_output_embeddings()
+    for name, weight in sorted(model.named_parameters()):
+        if "norm" in name:
+            continue  # norms keep their ones and zeros
+        generator = torch.Generator().manual_seed(_SEED ^ zlib.crc32(name.encode()))
+        wide = head is not None and weight is head.weight
+        with torch.no_grad():
+            weight.normal_(0.0, _deviation(name, tuple(weight.shape), unembedding=wide), generator=generator)
+    if head is not None:
+        with torch.no_grad():
+            # Special tokens score zero, far below the best of the others: a greedy run never stops early.
+            head.weight[: len(_SPECIALS)] = 0.0
+
+
+def _write(name: str, target: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(_make_config(name))
+    fill(model)
+    model.save_pretrained(target)
+    make_tokenizer().save_pretrained(target)
+
+
+if __name__ == "__main__":
+    _write(sys.argv[1], Path(sys.argv[2]))

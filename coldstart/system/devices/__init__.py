@@ -1,0 +1,1 @@
+"""The processor and the accelerators, read without torch."""

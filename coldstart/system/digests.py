@@ -1,0 +1,121 @@
+"""Content digests of many files, at the price of one stat(2) each where nothing has changed since they were compared.
+
+A list of digests is text in the format of sha256sum(1). That a list holds is recorded in the state directory by a digest over
+(path, device, inode, size, mtime, ctime) of every file in it; ctime cannot be set, so a file whose bytes changed has another. A
+file that changed within the clock's grain of being read could keep its own, so nothing younger than RACY_S is recorded (as
+git does with its index).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from coldstart.artifacts.files import make_private
+from coldstart.system import paths
+
+RACY_S = 2.0
+_MARK = "  "
+_T = TypeVar("_T")
+
+
+def listing(files: Iterable[str]) -> str:
+    """One line "<sha256>  <path>" for each file, sorted by path. Raises OSError for one that cannot be read."""
+    chosen = sorted(set(files))
+    digests = _side_by_side(_sha256, chosen)
+    return "".join(f"{digest}{_MARK}{path}\n" for digest, path in zip(digests, chosen, strict=True))
+
+
+def cached(files: Iterable[str]) -> str:
+    """`listing`, kept beside the stats of its files: for a few hundred that are asked for at every start."""
+    chosen = sorted(set(files))
+    stamp = _stamp(chosen)
+    record = (
+        paths.state_dir()
+        / "compared"
+        / f"list-{hashlib.sha256(chr(10).join(chosen).encode()).hexdigest()[:32]}"
+    )
+    mark, _, kept = (_read(record) or "").partition("\n")
+    if stamp is not None and mark == stamp[0]:
+        return kept
+    listed = listing(chosen)
+    if stamp is not None and stamp == _stamp(chosen) and time.time() - stamp[1] > RACY_S:
+        _write(record, f"{stamp[0]}\n{listed}")
+    return listed
+
+
+def difference(listed: str) -> str | None:
+    """The first file that is not what the list says, with what was wanted and what was found; None where all are."""
+    lines = listed.splitlines()
+    files = [line[64 + len(_MARK) :] for line in lines]
+    record = _record(listed)
+    stamp = _stamp(files)
+    if stamp is not None and _read(record) == stamp[0]:
+        return None
+    digests = _side_by_side(_sha256_or_none, files)
+    for line, path, digest in zip(lines, files, digests, strict=True):
+        if digest != line[:64]:
+            return f"{path} (sha256 {line[:12]}), found {'nothing' if digest is None else digest[:12]}"
+    if stamp is not None and stamp == _stamp(files) and time.time() - stamp[1] > RACY_S:
+        _write(record, stamp[0])
+    return None
+
+
+def _stamp(files: Sequence[str]) -> tuple[str, float] | None:
+    """(digest over every file's stat, the youngest ctime in seconds), None where one is gone."""
+    lines, youngest = [], 0
+    for path in files:
+        try:
+            status = os.stat(path)  # noqa: PTH116 - thousands of them at every start
+        except OSError:
+            return None
+        youngest = max(youngest, status.st_ctime_ns)
+        lines.append(
+            f"{path} {status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+        )
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest(), youngest / 1e9
+
+
+def _record(listed: str) -> Path:
+    name = hashlib.sha256(listed.encode(errors="surrogateescape")).hexdigest()
+    return paths.state_dir() / "compared" / name
+
+
+def _write(record: Path, text: str) -> None:
+    with suppress(OSError):  # a read-only home compares every time
+        make_private(record.parent)
+        partial = record.with_name(f".{record.name}.{os.getpid()}")
+        partial.write_text(text)
+        partial.replace(record)
+
+
+def _read(record: Path) -> str | None:
+    try:
+        return record.read_text()
+    except OSError:
+        return None
+
+
+def _side_by_side(digest: Callable[[str], _T], files: Sequence[str]) -> list[_T]:
+    # Imported here: a start whose files are as they were compares nothing.
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(digest, files))
+
+
+def _sha256(path: str) -> str:
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256_or_none(path: str) -> str | None:
+    try:
+        return _sha256(path)
+    except OSError:
+        return None

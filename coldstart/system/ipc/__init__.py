@@ -1,0 +1,1 @@
+"""Communication between processes of one machine, and the addresses that servers listen on."""

@@ -1,0 +1,241 @@
+"""Single questions to this machine, each answered by one ``Probe`` and asked without torch or vllm.
+
+A probe never raises for a machine that lacks something: lacking is the answer.
+"""
+
+import ctypes
+import ctypes.util
+import os
+import re
+import resource
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from coldstart.contract import environment
+from coldstart.errors import ColdstartError
+from coldstart.system import paths, runtime
+from coldstart.system.devices import hardware, nvml
+from coldstart.system.paths import Cache
+from coldstart.system.proc import processes
+from coldstart.system.snapshot import criu as snapshots
+from coldstart.system.snapshot import runtime_image
+
+Status = Literal["ok", "missing", "note"]
+
+_OPEN_FILES = 4096
+_SHM_BYTES = 1 << 30
+_FULL_BYTES = 1 << 20
+_FREE_BYTES = 5 << 30
+_CHECKPOINT_DRIVER, _CHECKPOINT_CALL = 570, "cuCheckpointProcessLock"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found. ``required`` probes that are missing keep cold starts from being served at all."""
+
+    name: str
+    status: Status
+    found: str
+    mend: str | None = None
+    required: bool = False
+
+
+def cpu() -> Probe:
+    """The processor has vector instructions that vLLM's CPU kernels can use; a GPU engine needs none."""
+    fields = hardware.cpu()
+    isa = str(fields["cpu.isa"]).split()
+    best = next(
+        (flag for flag in ("amx_tile", "avx512f", "avx2", "sve", "asimd", "neon") if flag in isa), None
+    )
+    summary = (
+        f"{fields['cpu.vendor']} family {fields['cpu.family']} model {fields['cpu.model']}, "
+        f"{fields['cpu.threads']} threads, {best or 'no usable vector extension'}"
+    )
+    bad = best is None and runtime.targets_cpu()
+    mend = "run on a processor with AVX2 or NEON" if bad else None
+    return Probe("cpu", "missing" if bad else "ok", summary, mend, required=True)
+
+
+def memory() -> Probe:
+    """Main memory, total and available, in bytes of /proc/meminfo."""
+    total, free = (processes.meminfo(name) / 2**20 for name in ("MemTotal", "MemAvailable"))
+    return Probe("memory", "ok", f"{total:.1f} GiB, {free:.1f} GiB available")
+
+
+def gpu() -> Probe:
+    """The NVIDIA devices; required only where the installed vLLM is built for one."""
+    state = nvml.machine()
+    mends = "; ".join(state.problems) or None
+    if state.devices:
+        first = state.devices[0]
+        size = first.memory_bytes / 2**30
+        text = f"{len(state.devices)} x {first.name}, {size:.0f} GiB, capability {first.compute_capability}"
+        return Probe("gpu", "note" if mends else "ok", text, mends)
+    if mends:
+        return Probe("gpu", "missing", "none that answers", mends, required=not runtime.targets_cpu())
+    needed = runtime.vllm_distribution() is not None and not runtime.targets_cpu()
+    mend = "install the NVIDIA driver, or the CPU engine: coldstart install cpu" if needed else None
+    return Probe("gpu", "missing" if needed else "note", "none", mend, required=needed)
+
+
+def cuda_checkpoint() -> Probe:
+    """Whether `vllm snapshot`, which is not driven from here, could checkpoint a GPU engine on this machine."""
+    devices = nvml.query()
+    if not devices:
+        return Probe("cuda checkpoint", "note", "no GPU, not needed")
+    if int(devices[0].branch or 0) < _CHECKPOINT_DRIVER or not _exports("libcuda.so.1", _CHECKPOINT_CALL):
+        mend = f"install driver {_CHECKPOINT_DRIVER} or newer"
+    elif devices[0].mig or len(devices) > 1:
+        mend = f"name one whole device in {nvml.VISIBLE}: a snapshot holds one"
+    elif os.geteuid() != 0:
+        mend = "run as root: CRIU and cuda-checkpoint need CAP_SYS_ADMIN and CAP_SYS_PTRACE"
+    else:
+        mend = None
+    label = f"driver {devices[0].driver}, for `vllm snapshot` alone"
+    return Probe("cuda checkpoint", "missing" if mend else "note", label, mend)
+
+
+def criu() -> Probe:
+    """CRIU and the right to use it, which a snapshot of a CPU engine needs."""
+    if (lacking := snapshots.missing()) is not None:
+        newer = f"name CRIU 4.2 or newer in {snapshots.VARIABLE}, or: apt-get install criu; and run as root"
+        return Probe("criu", "missing", lacking, newer)
+    try:
+        version = re.search(r"\d[\d.]*", snapshots.run("--version").stdout)
+        checked = snapshots.run("check")
+    except OSError as error:
+        return Probe("criu", "missing", str(error), f"name another CRIU in {snapshots.VARIABLE}")
+    last = ((checked.stdout + checked.stderr).strip().splitlines() or [""])[-1]
+    label = f"{version[0] if version else '?'}, check: {last}"
+    mend = f"{snapshots.command()[0]} check -v4" if checked.returncode else None
+    return Probe("criu", "missing" if mend else "ok", label, mend)
+
+
+def frozen_runtime(cache: Cache) -> Probe:
+    """Whether the runtime is frozen here, for the interpreter that asks, and how to get that."""
+    name, make = "frozen runtime", "coldstart template freeze"
+    if not runtime.targets_cpu():
+        return Probe(name, "note", "none: only the runtime of vLLM's CPU build can be frozen")
+    if (lacking := snapshots.missing()) is not None:
+        return Probe(name, "note", f"none, and none can be made: {lacking}")
+    try:
+        place = runtime_image.place(cache.runtimes)
+        image = runtime_image.described(place) if place.is_dir() else None
+    except (ColdstartError, OSError) as error:
+        return Probe(
+            name, "note", f"none: {error}", error.mend if isinstance(error, ColdstartError) else None
+        )
+    if image is None:
+        return Probe(name, "note", "none yet", make)
+    if image.obstacle is not None:
+        return Probe(name, "note", image.obstacle, make)
+    return Probe(name, "ok", f"{image.size / 2**20:.0f} MiB, made {image.made}")
+
+
+def shared_memory() -> Probe:
+    """Free space of /dev/shm, where processes of one server pass tensors."""
+    place = Path("/dev/shm")
+    if not place.is_dir():
+        return Probe("shared memory", "missing", "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm")
+    free = shutil.disk_usage(place).free
+    enough = free >= _SHM_BYTES
+    mend = None if enough else "mount -o remount,size=4G /dev/shm (container: --shm-size 4g)"
+    return Probe("shared memory", "ok" if enough else "missing", f"{free / 2**30:.1f} GiB free", mend)
+
+
+def exhausted() -> str | None:
+    """The mend where a place that every server writes to is full: it may be why one ended, whatever its log says."""
+    mends = {
+        Path("/dev/shm"): "make room there, or: mount -o remount,size=4G /dev/shm (container: --shm-size 4g)",
+        Path(
+            environment.TMPDIR.read() or "/tmp"
+        ): "make room there, or name another place: export TMPDIR=DIRECTORY",
+    }
+    for place, mend in mends.items():
+        if place.is_dir() and (free := shutil.disk_usage(place).free) < _FULL_BYTES:
+            return f"{place} has {free} bytes free: {mend}"
+    return None
+
+
+def huge_pages() -> Probe:
+    """Transparent huge pages and the reserved pool; either speeds up large mappings, neither is needed."""
+    switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    mode = re.search(r"\[(\w+)\]", switch.read_text()) if switch.is_file() else None
+    return Probe(
+        "huge pages",
+        "ok" if mode and mode[1] != "never" else "note",
+        f"transparent: {mode[1] if mode else 'absent'}, reserved: {processes.meminfo('HugePages_Total')}",
+    )
+
+
+def template() -> Probe:
+    """Whether a template process can fork servers here: a private directory for its socket."""
+    try:
+        place = paths.runtime_dir()
+    except (ColdstartError, OSError) as error:
+        mend = (
+            error.mend if isinstance(error, ColdstartError) else "set XDG_RUNTIME_DIR to a directory of yours"
+        )
+        return Probe("template", "missing", str(error), mend)
+    return Probe("template", "ok", f"sockets in {place}")
+
+
+def compiler() -> Probe:
+    """The C++ compiler with which a CPU engine's kernels are made; it is part of their key."""
+    path = runtime.compiler()
+    needed = runtime.targets_cpu()
+    status: Status = "ok" if path else ("missing" if needed else "note")
+    return Probe("compiler", status, path or "none", None if path else "apt-get install g++", required=needed)
+
+
+def tcmalloc() -> Probe:
+    """The allocator that vLLM recommends on a CPU."""
+    library = next(
+        (lib for n in ("tcmalloc_minimal", "tcmalloc") if (lib := ctypes.util.find_library(n))), None
+    )
+    if library is None:
+        return Probe("tcmalloc", "note", "none", "apt-get install libtcmalloc-minimal4")
+    return Probe("tcmalloc", "ok", library)
+
+
+def vllm() -> Probe:
+    """An installed vLLM of a version this release was made for."""
+    distribution = runtime.vllm_distribution()
+    if distribution is None:
+        return Probe("vllm", "missing", "none", "coldstart install cpu (or gpu)", required=True)
+    name, version = distribution
+    fits = runtime.within(version, runtime.SUPPORTED_VLLM)
+    low, high = (".".join(map(str, bound)) for bound in runtime.SUPPORTED_VLLM)
+    mend = None if fits else f"pip install '{name}>={low},<{high}'"
+    label = f"{name} {version}, torch {runtime.torch_build().get('__version__', 'none')}"
+    return Probe("vllm", "ok" if fits else "missing", label, mend, required=True)
+
+
+def store(cache: Cache) -> Probe:
+    """The bundle store can be written, and how much fits."""
+    place = cache.bundles
+    held = next(parent for parent in (place, *place.parents) if parent.exists())
+    if not os.access(held, os.W_OK | os.X_OK):
+        return Probe("store", "missing", f"{place} cannot be written", "--cache-dir DIR", required=True)
+    free = shutil.disk_usage(held).free
+    label = f"{place}, {free / 2**30:.1f} GiB free"
+    if free < _FREE_BYTES:
+        return Probe("store", "note", label, "free space: coldstart prune, or --cache-dir DIR", required=True)
+    return Probe("store", "ok", label, required=True)
+
+
+def open_files() -> Probe:
+    """The soft limit of open files, one per connection and per mapped weight file."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = soft == resource.RLIM_INFINITY or soft >= _OPEN_FILES
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
+    return Probe("open files", "ok" if enough else "note", limit, None if enough else "ulimit -n 65536")
+
+
+def _exports(library: str, symbol: str) -> bool:
+    try:
+        return hasattr(ctypes.CDLL(library), symbol)
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""Processes of this machine: what they are, how they end, and what they leave."""

@@ -1,0 +1,1 @@
+"""Checkpoint and restore of processes by CRIU, and the images that it writes."""

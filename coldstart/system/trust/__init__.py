@@ -1,0 +1,1 @@
+"""Whose code may run here: trusted keys, remembered verifications, and directories that no other user can change."""

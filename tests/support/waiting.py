@@ -1,0 +1,20 @@
+"""Wait for a condition that another thread or process brings about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Return as soon as `condition()` is true.
+
+    The default timeout is so long that a busy machine does not reach it.
+
+    Raises:
+        AssertionError: the condition is still false after `timeout_s` seconds.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"condition is still false after {timeout_s:g} s"
+        time.sleep(0.01)

@@ -1,0 +1,89 @@
+"""A regression is only called where the noise cannot explain it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart.bench import compare, facts
+from coldstart.bench.result import SCHEMA_VERSION
+from coldstart.errors import Usage
+
+
+def verdict(now: list[float], then: list[float], *, alike: bool = True) -> str:
+    return compare.change(now, then, 10, alike=alike).verdict
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        ([13.0, 13.1, 12.9, 13.0, 13.2], "regression"),
+        ([10.1, 10.0, 10.2, 9.9, 10.0], "ok"),
+        ([5.0, 5.1, 5.0, 5.2, 4.9], "ok"),
+        ([8.0, 14.0, 12.0, 9.0, 13.0], "inconclusive"),
+        ([20.0, 20.0], "inconclusive"),
+    ],
+)
+def test_verdicts(now: list[float], expected: str) -> None:
+    assert verdict(now, [10.0, 10.1, 9.9, 10.0, 10.05]) == expected
+
+
+def test_another_machine_is_inconclusive() -> None:
+    change = compare.change([20.0] * 5, [10.0] * 5, 10, alike=False)
+    assert (change.verdict, change.reason) == ("inconclusive", "measured on a different machine")
+
+
+def document(seconds: list[float], **more: object) -> dict[str, Any]:
+    samples = [{"round": i, "first_token_s": s, "cpu_s": 1.0} for i, s in enumerate(seconds)]
+    return {
+        "kind": "bench",
+        "schema_version": SCHEMA_VERSION,
+        "machine": facts.machine(),
+        "modes": {"fresh": {"samples": samples}, "snapshot": {"unavailable": "no"}},
+        **more,
+    }
+
+
+def test_documents_are_compared_by_the_modes_both_measured() -> None:
+    found = compare.compare(document([20.0] * 5), document([10.0] * 5), 50)
+    assert found["modes"] == {
+        "fresh": {"verdict": "regression", "change_pct": 100.0, "ci95_pct": (100.0, 100.0), "reason": None}
+    }
+    assert compare.regressions(found) == [
+        "fresh: 100.0 % slower than the baseline (at least 100.0 %, allowed 50 %)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", json.dumps(document([1.0], schema_version=99)), json.dumps({"kind": "bench"})]
+)
+def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "base.json"
+    path.write_text(text)
+    with pytest.raises(Usage) as caught:
+        compare.load(path)
+    assert caught.value.mend is not None and "bench" in caught.value.mend
+
+
+def test_a_saved_document_loads(tmp_path: Path) -> None:
+    path = tmp_path / "base.json"
+    path.write_text(json.dumps(document([1.0])))
+    assert compare.load(path)["modes"] == document([1.0])["modes"]
+    with pytest.raises(Usage):
+        compare.load(tmp_path / "missing.json")
+
+
+def test_facts_name_neither_host_nor_path() -> None:
+    import platform
+
+    text = json.dumps([facts.machine(), facts.versions()])
+    assert "/home" not in text and "/root" not in text
+    assert platform.node() not in text.split('"')
+    assert facts.without_paths(["--a=/x/y", "-o", "/x/z", "--n=3", "repo/id"]) == [
+        "--a=y",
+        "-o",
+        "z",
+        "--n=3",
+        "repo/id",
+    ]

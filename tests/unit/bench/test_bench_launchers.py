@@ -1,0 +1,109 @@
+"""The commands that start real servers, mode by mode; none is started here."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coldstart.bench import floor, launchers, run_order
+from coldstart.errors import CommandFailed, NoBundle
+from coldstart.validate.launch import ModeUnavailable, RunFiles
+from coldstart.validate.launchers import Subject
+
+SUBJECT = Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
+
+
+@pytest.mark.parametrize("mode", [mode for mode in run_order.MODES if mode not in run_order.BASELINES])
+def test_every_mode_of_coldstart_serves_the_same_arguments(tmp_path: Path, mode: str) -> None:
+    (launcher,) = launchers.launchers(SUBJECT, [mode], tmp_path)
+    run = RunFiles.make(tmp_path / "run-files")
+    command = launcher.command(run)
+    argv = list(command.argv)
+    assert launcher.mode == argv[argv.index("--mode") + 1] == mode
+    assert argv[argv.index("--ready-file") + 1] == str(run.ready)
+    assert argv[-3:] == ["--", "--max-model-len", "256"]
+    assert command.environment["XDG_RUNTIME_DIR"] == str(tmp_path / "run")
+    assert launcher.tells_readiness
+
+
+def test_warm_starts_and_the_first_cold_one_share_their_caches(tmp_path: Path) -> None:
+    cold, warm = launchers.launchers(SUBJECT, run_order.BASELINES, tmp_path)
+    first, second, shared = (
+        one.command(RunFiles.make(tmp_path / str(number))).environment["VLLM_CACHE_ROOT"]
+        for number, one in enumerate((cold, cold, warm))
+    )
+    assert shared == first != second
+
+
+def test_the_fork_floor_grows_with_memory() -> None:
+    summary = floor.fork_s(4 << 20)
+    assert summary["n"] == floor.FORKS
+    assert 0 < summary["min"] <= summary["median"]
+
+
+CONSOLE = """
+import json, os, sys
+from pathlib import Path
+log = Path(os.environ["XDG_RUNTIME_DIR"]) / "calls"
+with log.open("a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+sys.exit(int(os.environ.get("FAKE_STATUS", "0")))
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[list[str]]]:
+    """Replaces the console script by one that notes its arguments."""
+    monkeypatch.setattr(launchers, "console", lambda: [sys.executable, "-I", "-c", CONSOLE])
+    path = tmp_path / "run" / "calls"
+    return lambda: [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_template_is_started_and_stopped_once(tmp_path: Path, calls: Callable[[], list[list[str]]]) -> None:
+    (template,) = launchers.launchers(SUBJECT, [run_order.TEMPLATE_RUNTIME], tmp_path)
+    template.close()
+    assert calls() == []
+    template.prepare()
+    template.close()
+    template.close()
+    assert calls() == [
+        ["template", "start", "tiny-llama", "--level", "runtime", "--", "--max-model-len", "256"],
+        ["template", "stop", "--level", "runtime"],
+    ]
+
+
+@pytest.mark.parametrize(("status", "error"), [("1", CommandFailed), ("3", NoBundle)])
+def test_a_template_that_does_not_come_up(
+    tmp_path: Path,
+    calls: Callable[[], list[list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    error: type[Exception],
+) -> None:
+    monkeypatch.setenv("FAKE_STATUS", status)
+    (template,) = launchers.launchers(SUBJECT, [run_order.TEMPLATE_ENGINE], tmp_path)
+    with pytest.raises(error, match=f"ended with status {status}"):
+        template.prepare()
+    template.close()
+    assert len(calls()) == 1
+
+
+def test_a_runtime_is_frozen_once_and_leaves_no_process(
+    tmp_path: Path, calls: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers.criu, "missing", lambda: None)
+    (frozen,) = launchers.launchers(SUBJECT, [run_order.RUNTIME_SNAPSHOT], tmp_path)
+    frozen.prepare()
+    frozen.close()
+    assert calls() == [["template", "freeze"]]
+
+
+def test_without_criu_the_mode_of_the_frozen_runtime_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers.criu, "missing", lambda: "no CRIU here")
+    (frozen,) = launchers.launchers(SUBJECT, [run_order.RUNTIME_SNAPSHOT], tmp_path)
+    with pytest.raises(ModeUnavailable, match="no CRIU here"):
+        frozen.prepare()

@@ -1,0 +1,101 @@
+"""One run of a fake server: measured when it serves, told apart when it dies, is silent or runs away."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coldstart.bench import measure
+from coldstart.bench.measure import RunSettings
+from coldstart.errors import CommandFailed
+from coldstart.validate import launch, process_tree
+
+Fake = Callable[..., launch.Launcher]
+
+
+def strays() -> list[process_tree.ProcessSample]:
+    return [p for p in process_tree.snapshot().values() if p.parent == os.getpid()]
+
+
+def test_a_run_is_measured_and_leaves_nothing(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    before = len(strays())
+    run = measure.run(fake("fresh", "busy"), tmp_path / "r", replace(settings, steady=True), 3)
+    assert (run.mode, run.round) == ("fresh", 3)
+    assert run.first_token_s >= 0.15
+    assert run.cpu_s >= 0.14
+    assert run.pss_bytes > 0
+    assert sum(run.phases.values()) == pytest.approx(run.first_token_s)
+    assert [len(tokens) for tokens, _ in run.answers] == [4, 4]
+    assert run.steady is not None and run.steady.tokens_per_s > 0
+    assert run.readiness["fast_path"] == {"compile": True}
+    assert len(strays()) == before
+
+
+def test_reported_phases_join_the_harness_own(
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def events(server: launch.Server) -> object:
+        began = server.launched_s
+        lines = [
+            f'{{"name": "old", "start_s": {began - 9}, "end_s": {began - 8}, "track": "t", "pid": 1}}',
+            f'{{"name": "imports", "start_s": {began}, "end_s": {began + 0.1}, "track": "t", "pid": 1}}',
+        ]
+        server.files.events.write_text("\n".join(lines) + "\n")
+        return object_of(server)
+
+    object_of = launch.Server.tail
+    started = launch.launch
+
+    def launching(launcher: launch.Launcher, files: launch.RunFiles) -> launch.Server:
+        server = started(launcher, files)
+        events(server)
+        return server
+
+    monkeypatch.setattr(launch, "launch", launching)
+    run = measure.run(fake("fresh"), tmp_path / "r", settings, 0)
+    assert list(run.phases) == [measure.LISTENING, measure.ANSWERING, "imports"]
+    assert run.phases["imports"] == pytest.approx(0.1)
+
+
+def test_a_server_that_dies_says_its_last_words(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    with pytest.raises(launch.ServerDied, match="the engine could not start") as caught:
+        measure.run(fake("fresh", "dies"), tmp_path / "r", settings, 0)
+    assert (caught.value.status, caught.value.exit_code) == (1, 1)
+
+
+def test_a_server_that_never_answers_times_out(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    before = len(strays())
+    with pytest.raises(CommandFailed, match="no token within the time limit"):
+        measure.run(fake("vllm-warm", "silent"), tmp_path / "r", replace(settings, ready_timeout_s=1.0), 0)
+    assert len(strays()) == before
+
+
+def test_readiness_must_be_reported(
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "READY_PATIENCE_S", 0.2)
+    with pytest.raises(CommandFailed, match="unproven"):
+        measure.run(fake("fresh", "unready"), tmp_path / "r", settings, 0)
+
+
+def test_a_server_that_left_its_launcher_is_measured_and_ended(
+    fake: Fake, settings: RunSettings, tmp_path: Path
+) -> None:
+    before = len(strays())
+    with process_tree.adopting_orphans():
+        run = measure.run(fake("template-engine", "daemon"), tmp_path / "r", settings, 0)
+    assert run.cpu_s >= 0.14
+    assert run.pss_bytes > 0
+    assert len(strays()) == before
+
+
+def test_a_server_that_ignores_the_request_to_stop_is_killed(
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "STOP_S", 0.3)
+    monkeypatch.setattr(launch, "LEFTOVER_S", 0.3)
+    before = len(strays())
+    measure.run(fake("fresh", "stubborn"), tmp_path / "r", settings, 0)
+    assert len(strays()) == before

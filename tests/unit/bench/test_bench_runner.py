@@ -1,0 +1,176 @@
+"""The whole bench over fake servers: what it reports, and what makes it fail."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart.bench import floor, result, steady
+from coldstart.bench.measure import RunSettings
+from coldstart.bench.runner import Bench
+from coldstart.bench.steady import SLICES_PER_RUN, Pair
+from coldstart.errors import NoBundle
+from coldstart.validate.completions import CompletionClient, NoAnswer
+from coldstart.validate.launch import Launcher, ModeUnavailable
+
+Fake = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def quick_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floor, "imports_s", lambda: 0.01)
+
+
+def bench(
+    launchers: list[Launcher],
+    settings: RunSettings,
+    tmp_path: Path,
+    runs: int = 2,
+    *,
+    two_at_once: bool = True,
+) -> tuple[dict[str, Any], list[str]]:
+    told: list[str] = []
+    one = Bench(launchers, settings, tmp_path, told.append, two_at_once=two_at_once)
+    measured = one.measure(runs, warmup=0)
+    document = result.document(
+        measured, model="/models/tiny", vllm_args=["--x"], command_line=["bench", "--cache-dir=/home/me/c"]
+    )
+    return json.loads(json.dumps(document)), told
+
+
+@pytest.mark.slow
+def test_a_good_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
+    launchers = [fake("vllm-cold"), fake("vllm-warm"), fake("fresh"), fake("template-engine", "daemon")]
+    document, told = bench(launchers, settings, tmp_path)
+    assert document["failures"] == []
+    assert document["tokens_identical"] is True
+    # The first cold start leaves vllm-warm its caches: nothing has to be warmed.
+    assert sum("first token after" in line for line in told) == 4 * 2
+    for mode in ("vllm-cold", "vllm-warm", "fresh", "template-engine"):
+        found = document["modes"][mode]
+        assert set(found["first_token_s"]) == set(found["cpu_s"]) == {"median", "min", "max", "n"}
+        assert found["first_token_s"]["n"] == 2
+        assert found["phases"]["until listening"]["n"] == 2
+        assert found["percent_of_floor"] > 0
+    for mode in ("vllm-warm", "fresh", "template-engine"):
+        past = document["modes"][mode]["steady"]
+        assert past["latency_s"]["n"] == 2 * SLICES_PER_RUN and past["throughput_ratio"]["ratio"] > 0
+    assert document["modes"]["vllm-cold"]["steady"] is None
+    assert document["modes"]["vllm-warm"]["ratio"] == 1
+    assert document["modes"]["fresh"]["fast_path"] == {"compile": True}
+    assert document["floor"]["fork_s"]["n"] == floor.FORKS
+    assert document["model"] == "tiny"
+    assert document["command_line"] == ["bench", "--cache-dir=c"]
+    assert [launcher.closed for launcher in launchers] == [1] * 4
+
+
+def test_where_two_do_not_fit_each_run_measures_its_own_steady_state(
+    fake: Fake, settings: RunSettings, tmp_path: Path
+) -> None:
+    settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
+    document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path, two_at_once=False)
+    for mode in ("vllm-warm", "fresh"):
+        assert document["modes"][mode]["steady"]["latency_s"]["n"] == 2
+    assert document["modes"]["vllm-warm"]["steady"]["latency_ratio"]["ratio"] == 1
+
+
+def test_a_server_that_dies_past_its_start_fails_and_the_others_go_on(
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(one: CompletionClient, *_: object) -> list[Pair]:
+        raise NoAnswer("broken off")
+
+    monkeypatch.setattr(steady, "side_by_side", asked)
+    settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
+    document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path)
+    assert [reason.split(" server")[0] for reason in document["failures"]] == [
+        "vllm-warm: the vllm-warm",
+        "fresh: the fresh",
+    ]
+
+
+def test_other_tokens_fail(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    document, _ = bench([fake("vllm-warm"), fake("fresh", "other-tokens")], settings, tmp_path)
+    assert document["tokens_identical"] is False
+    assert document["failures"] == ["fresh: its tokens differ from vllm-warm's"]
+
+
+def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    document, _ = bench([fake("vllm-warm"), fake("fresh", "fell-back")], settings, tmp_path)
+    assert document["failures"] == ["fresh: the fast path was not taken: compile: another ISA"]
+    assert document["modes"]["fresh"]["fallbacks"] == ["compile: another ISA"]
+
+
+def test_a_dead_server_fails_and_the_others_go_on(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    document, _ = bench([fake("vllm-warm"), fake("fresh", "dies")], settings, tmp_path)
+    assert "the engine could not start" in document["modes"]["fresh"]["unavailable"]
+    assert document["failures"][0].startswith("fresh: the fresh server ended with status 1")
+    assert document["modes"]["vllm-warm"]["first_token_s"]["n"] == 2
+    assert document["tokens_identical"] is None
+
+
+def test_warm_caches_without_a_cold_start_need_one_of_their_own(
+    fake: Fake, settings: RunSettings, tmp_path: Path
+) -> None:
+    _, alone = bench([fake("vllm-warm")], settings, tmp_path / "a")
+    _, failed = bench([fake("vllm-cold", "dies"), fake("vllm-warm")], settings, tmp_path / "f")
+    for told in (alone, failed):
+        assert next(line for line in told if "first token after" in line).startswith("vllm-warm warm-up-0:")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [("unavailable", "no CRIU here"), ("other-mode", "started in mode fresh instead")],
+)
+def test_a_mode_that_cannot_run_says_why_and_does_not_fail(
+    fake: Fake, settings: RunSettings, tmp_path: Path, behaviour: str, reason: str
+) -> None:
+    document, _ = bench([fake("vllm-warm"), fake("snapshot", behaviour)], settings, tmp_path)
+    assert reason in document["modes"]["snapshot"]["unavailable"]
+    assert list(document["modes"]["snapshot"]) == ["unavailable"]
+    assert document["failures"] == []
+
+
+def test_nothing_measured_is_no_success(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    document, _ = bench([fake("snapshot", "unavailable")], settings, tmp_path)
+    assert document["failures"] == ["no mode could run"]
+
+
+def test_no_bundle_ends_the_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    launcher = fake("fresh", "no-bundle")
+    with pytest.raises(NoBundle) as caught:
+        bench([launcher], settings, tmp_path)
+    assert caught.value.exit_code == 3
+    assert launcher.closed == 1
+
+
+def test_a_floor_that_cannot_be_measured_says_why(
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> float:
+        raise ModeUnavailable("no vllm")
+
+    monkeypatch.setattr(floor, "imports_s", fail)
+    document, _ = bench([fake("vllm-warm")], settings, tmp_path, runs=1)
+    assert document["floor"]["unavailable"] == "no vllm"
+    assert document["modes"]["vllm-warm"]["percent_of_floor"] is None
+
+
+def test_an_interrupted_bench_leaves_no_process(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    stray = fake("template-engine")
+    children: list[subprocess.Popen[bytes]] = []
+
+    def prepare() -> None:
+        children.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
+        raise KeyboardInterrupt
+
+    stray.prepare = prepare
+    with pytest.raises(KeyboardInterrupt):
+        bench([stray], settings, tmp_path)
+    assert stray.closed == 1
+    assert children[0].wait(30) in (0, -signal.SIGKILL)  # 0: the bench was first to wait for it

@@ -1,0 +1,42 @@
+"""Intervals hold their ratio, pairing cancels what a round shares, and equal input gives equal output."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coldstart.bench.stats import paired_ratio, ratio_interval, summarize
+
+seconds = st.floats(0.1, 100)
+
+
+def test_summary() -> None:
+    assert summarize([3, 1, 2]) == {"median": 2, "min": 1, "max": 3, "n": 3}
+    with pytest.raises(ValueError, match="no samples"):
+        summarize([])
+
+
+def test_a_paired_ratio_cancels_what_rounds_share() -> None:
+    slow = {0: 10.0, 1: 40.0, 2: 20.0, 3: 30.0, 4: 100.0}
+    result = paired_ratio(slow, {key: value / 5 for key, value in slow.items()})
+    assert result is not None
+    ratio, (low, high) = result
+    assert ratio == low == high == 5
+
+
+def test_rounds_that_one_side_lacks_do_not_count() -> None:
+    assert paired_ratio({0: 1.0}, {1: 1.0}) is None
+    result = paired_ratio({0: 4.0, 1: 1000.0}, {0: 2.0})
+    assert result is not None and result[0] == 2
+
+
+@given(st.lists(seconds, min_size=3, max_size=9), st.lists(seconds, min_size=3, max_size=9))
+def test_the_interval_is_repeatable_and_within_the_extremes(one: list[float], two: list[float]) -> None:
+    low, high = ratio_interval(one, two)
+    assert min(one) / max(two) <= low <= high <= max(one) / min(two)
+    assert (low, high) == ratio_interval(one, two)
+
+
+def test_more_spread_widens_the_interval() -> None:
+    narrow = ratio_interval([10, 10.1, 9.9, 10, 10.05], [10, 10, 10, 10, 10])
+    wide = ratio_interval([5, 15, 9.9, 10, 20], [10, 10, 10, 10, 10])
+    assert wide[1] - wide[0] > narrow[1] - narrow[0]

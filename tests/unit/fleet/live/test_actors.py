@@ -1,0 +1,62 @@
+"""What the controller does about a server's actor that will never answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+REPLACED = """
+import asyncio
+from types import SimpleNamespace
+
+from ray.exceptions import ActorUnschedulableError
+
+from coldstart.fleet.live import actors
+
+actors.LOOK_S = 0.02
+report = SimpleNamespace(workers=(), seq=0)
+said = []
+
+def calls(act):
+    return SimpleNamespace(remote=act)
+
+async def dead():
+    raise ActorUnschedulableError("the node is not known here yet")
+
+async def found():
+    return report
+
+async def heard(after):
+    await asyncio.sleep(60)
+
+control = SimpleNamespace(
+    joined=lambda spec, node: said.append("joined"), unreached=lambda name, reason: said.append(reason), said=None
+)
+
+async def until(true):
+    while not true():
+        await asyncio.sleep(0.01)
+
+async def main():
+    known = {"a": SimpleNamespace(found=calls(dead))}
+    task = asyncio.create_task(actors.followed(control, SimpleNamespace(name="a"), known, None))
+    await until(lambda: said)
+    assert set(said) == {"ActorUnschedulableError"}, said
+    known["a"] = SimpleNamespace(found=calls(found), heard=calls(heard))
+    await until(lambda: said[-1] == "joined")
+    task.cancel()
+
+asyncio.run(main())
+"""
+
+
+# In a process of its own: ray changes the environment, by which templates are judged.
+@pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
+def test_an_actor_that_could_not_be_placed_is_replaced() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", REPLACED], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,251 @@
+"""The live controller over fake servers: it carries out what the core decides, and finds again what it had."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coldstart.commands._fleet_table import render
+from support.fake_upstream import run, until
+from support.fleet_rig import deployment, fleet
+
+from coldstart.errors import Usage
+from coldstart.fleet import events
+from coldstart.fleet.events import Action, Event
+from coldstart.fleet.live.control import FleetControl
+from coldstart.fleet.live.gateways import Gateways
+from coldstart.fleet.live.messages import GroupRoute, SendRequest
+from coldstart.fleet.live.orders import NodeReport, RankOrder
+from coldstart.fleet.live.state import FleetState
+from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.timing import Costs
+from coldstart.lab.fleet.simulate import FleetRequest, simulate
+
+
+class Silent:
+    """A server that obeys and says nothing."""
+
+    def __init__(self) -> None:
+        self.orders: list[Any] = []
+
+    async def launch(self, order: RankOrder) -> None:
+        self.orders.append(order.rank)
+
+    async def stop(self, worker: str) -> None:
+        self.orders.append(events.Stop(worker))
+
+    async def rendezvous(self) -> tuple[str, int]:
+        return "127.0.0.1", 29500
+
+
+def test_the_live_controller_orders_what_the_simulation_ordered(tmp_path: Path) -> None:
+    """A simulated run's events, told to a live controller at their times: the same actions, and they reach the servers."""
+    settings = FleetSettings(consolidate=False)
+    servers = [ServerSpec(f"s{n}", 60, 4.0, 20.0) for n in range(3)]
+    costs = Costs(2.0, 1.0, 2.0, 0.1, 0.01, 1.0, 0.05)
+    models = [
+        FleetModel("small", 20, 25, costs, ttft_s=30.0, batch=2, idle_s=15.0),
+        FleetModel("large", 40, 50, costs, ttft_s=9.0, tpot_s=0.2, batch=3, idle_s=40.0),
+    ]
+    requests = [FleetRequest(2.0 * n, models[n % 2].name, 0.5, 0.05, 40) for n in range(40)]
+    recording: list[tuple[float, Event, list[Action]]] = []
+    faults = [(30.0, events.ServerLost("s1")), (45.0, events.Joined(servers[1]))]
+    simulate(requests, servers, models, settings, faults=faults, record=recording)
+    assert any(
+        isinstance(action, events.LaunchRank) and action.ranks > 1
+        for _, _, did in recording
+        for action in did
+    )
+
+    async def work() -> None:
+        clock = [0.0]
+        again: list[tuple[float, Event, list[Action]]] = []
+        control = FleetControl(
+            settings, FleetState(None), clock=lambda: clock[0], record=lambda *one: again.append(one)
+        )
+        nodes = {spec.name: Silent() for spec in servers}
+        control.rebuild((spec, nodes[spec.name], NodeReport("x", 0)) for spec in servers)
+        for model in models:
+            control.deploy(deployment(model.name))
+            control.tell(events.Deployed(model))
+        again.clear()
+        for now, event, _ in recording:
+            clock[0] = now
+            if isinstance(event, events.ServerLost):
+                control.lost(event.server)
+            elif isinstance(event, events.Joined):
+                control.joined(event.server, nodes[event.server.name])
+            else:
+                control.tell(event)
+            if control._timer is not None:
+                control._timer.cancel()
+            await asyncio.sleep(0)
+        assert again == recording
+        for _ in range(5):
+            await asyncio.sleep(0)
+        launched = [
+            order for node in nodes.values() for order in node.orders if isinstance(order, events.LaunchRank)
+        ]
+        ordered = [
+            action for _, _, did in recording for action in did if isinstance(action, events.LaunchRank)
+        ]
+        assert sorted(order.worker for order in launched) == sorted(order.worker for order in ordered)
+
+    run(work())
+
+
+def test_a_controller_that_begins_again_knows_what_was_there(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a", least=1))
+            await stage.deploy(deployment("b"))
+            await stage.ask("b")
+            await until(lambda: len(stage.rig.groups()) == 2)
+            before = sorted(stage.rig.groups())
+            stage.rig.kill()
+            stage.rig.revive()
+            control = stage.rig.control
+            assert control is not None
+            assert sorted(stage.rig.groups()) == before
+            # What must always be there is there: no second one was begun before the first was found.
+            assert len(list(stage.rig.servers())) == 2
+            assert [server.free for server in control.core.roster.cluster.servers.values()] == [[0], [0]]
+            await until(lambda: stage.front.connected)
+            assert (await stage.ask("a"))[0] == 200
+
+    run(work())
+
+
+def test_what_died_while_there_was_no_controller_is_not_there(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a"))
+            await stage.ask("a")
+            stage.rig.kill()
+            (server,) = stage.rig.servers()
+            server.over.set()
+            await until(lambda: not any(node.node.processes for node in stage.rig.nodes.values()))
+            stage.rig.revive()
+            assert not stage.rig.groups()
+            assert (await stage.ask("a"))[0] == 200
+
+    run(work())
+
+
+def test_a_lost_server_is_done_without(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a"))
+            await stage.ask("a")
+            control = stage.rig.control
+            assert control is not None
+            control.lost("s0")
+            await until(lambda: not stage.front.targets)
+            assert (await stage.ask("a"))[0] == 200
+            said: Any = control.status()
+            assert [server["name"] for server in said["servers"]] == ["s1"]
+            (group,) = said["models"][0]["groups"]
+            assert (
+                group["workers"][0]["server"] == "s1"
+                and group["phase"] == "serving"
+                and group["mode"] == "fake"
+            )
+
+    run(work())
+
+
+def test_a_drained_server_goes_empty_and_stays_so(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a"))
+            await stage.ask("a")
+            control = stage.rig.control
+            assert control is not None
+            control.drain("s0")
+            await until(next(stage.rig.servers()).ended.done)
+            stage.rig.kill()
+            stage.rig.revive()
+            assert (await stage.ask("a"))[0] == 200
+            assert not [one for one in stage.rig.nodes["s0"].servers.begun if not one.ended.done()]
+            with pytest.raises(Usage, match="no server"):
+                stage.rig.control.drain("s9")  # type: ignore[union-attr]
+
+    run(work())
+
+
+def test_other_words_and_other_numbers(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            control = stage.rig.control
+            assert control is not None
+            for order in (control.remove, lambda name: control.scale(name, 0, 1)):
+                with pytest.raises(Usage, match="not deployed"):
+                    order("a")
+            await stage.deploy(deployment("a"))
+            named = deployment("b")
+            with pytest.raises(Usage, match="means"):
+                control.deploy(replace(named, launch=replace(named.launch, aliases=("a",))))
+            control.scale("a", 2, 2)
+            await until(lambda: len(stage.rig.groups()) == 2)
+            control.deploy(deployment("a", words=("--max-model-len", "64"), most=1))
+            await until(lambda: sum(server.ended.done() for server in stage.rig.servers()) == 2)
+            await stage.ask("a")
+            (server,) = (one for one in stage.rig.servers() if not one.ended.done())
+            assert list(server.launch.args) == ["--max-model-len", "64"]
+
+    run(work())
+
+
+def test_a_gateway_that_is_gone_holds_nothing_back() -> None:
+    async def work() -> None:
+        now = [0.0]
+        gateways = Gateways(lambda: now[0])
+        gateway = gateways.attach("g", ["x"])
+        route = GroupRoute("x", "m", "http://h", 1, "fake", 1.0)
+        gateways.publish({"x": route}, ())
+        assert (await gateways.news(gateway, 0, 1.0)).routes == (route,)
+        waiting = asyncio.ensure_future(gateways.let_go("x", 60.0))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        gateways.released(gateway, "x")
+        await waiting
+        gateway.knows.add("x")
+        now[0] = 16.0
+        await gateways.let_go("x", 60.0)
+        assert gateways.lost() == [gateway] and not gateways.known
+
+    run(work())
+
+
+def test_orders_are_kept_until_they_were_heard() -> None:
+    async def work() -> None:
+        gateways = Gateways(lambda: 0.0)
+        gateway = gateways.attach("g", [])
+        gateway.send(SendRequest("g/1", "x"))
+        gateway.send(SendRequest("g/2", "x"))
+        assert len((await gateways.news(gateway, 0, 1.0)).orders) == 2
+        again = gateways.attach("g", [])
+        assert [one.number for one in (await gateways.news(again, 1, 1.0)).orders] == [2]
+        assert gateways.of("g/7") is again and gateways.of("h/1") is None
+
+    run(work())
+
+
+def test_a_server_that_cannot_be_used_is_named_with_the_reason_until_it_can(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            control = stage.rig.control
+            assert control is not None
+            node = stage.rig.nodes["s0"]
+            control.unreached("s0", "/run/long is too long a path for sockets")
+            said = await stage.front.refreshed()
+            assert said["unusable"] == {"s0": "/run/long is too long a path for sockets"}
+            assert [one["name"] for one in said["servers"]] == ["s1"]  # type: ignore[attr-defined]
+            assert "server s0 cannot be used: /run/long is too long" in render(said)
+            control.joined(node.spec, node)
+            assert (await stage.front.refreshed())["unusable"] == {}
+
+    run(work())

@@ -1,0 +1,241 @@
+"""A fetch as its node sees it, and what the fleet makes of it: rates that follow the reservations, links that are measured."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from coldstart.artifacts import files
+from support.fake_upstream import FakeServer, until
+from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
+
+from coldstart.contract.weights import PacedFetch
+from coldstart.fleet.live import deployments, node
+from coldstart.fleet.live.fetches import NodeFetch
+from coldstart.fleet.live.orders import RankEnded, RankFetched, RankUp
+from coldstart.fleet.live.state import FleetState
+from coldstart.fleet.live.wire import ModelDeployment
+from coldstart.weights.prefetch import client
+
+ENDED = {"rate": None, "bytes": 10, "seconds": 2.0, "limited": False, "ended": True}
+
+
+class Prefetcher:
+    """`told` are all paces; what it says of a fetch is `said`, by the worker."""
+
+    def __init__(self) -> None:
+        self.told: list[PacedFetch] = []
+        self.said: dict[str, Mapping[str, Any]] = {}
+
+    def tell(self, pace: PacedFetch) -> Mapping[str, Any] | None:
+        self.told.append(pace)
+        if not self.told[3:]:
+            raise client.PrefetchLost("No prefetcher runs.")
+        return self.said.get(pace.name.partition(" ")[0])
+
+    def rate(self, worker: str) -> float | None:
+        mine = [one.rate for one in self.told if one.name.startswith(worker + " ")]
+        return mine[-1] if mine else -1.0
+
+
+def test_a_fetch_is_told_its_rate_until_it_has_ended() -> None:
+    prefetcher = Prefetcher()
+
+    async def run() -> Mapping[str, Any]:
+        fetch = NodeFetch(PacedFetch("w x", 5.0, True), prefetcher.tell)
+        ended = asyncio.create_task(fetch.ended())
+        await until(lambda: prefetcher.told)
+        fetch.change(7.0)
+        await until(lambda: len(prefetcher.told) > 4)
+        prefetcher.said["w"] = ENDED
+        return await ended
+
+    assert asyncio.run(run()) == ENDED
+    assert prefetcher.told[0] == PacedFetch("w x", 5.0, True)
+    assert prefetcher.told[-1] == PacedFetch("w x", 7.0, True)
+
+
+@pytest.fixture
+def prefetcher(monkeypatch: pytest.MonkeyPatch) -> Prefetcher:
+    made = Prefetcher()
+    monkeypatch.setattr(node, "NodeFetch", lambda pace: NodeFetch(pace, made.tell))
+    return made
+
+
+def fetched_from(made: ModelDeployment) -> ModelDeployment:
+    return replace(made, launch=replace(made.launch, weights_from="http://weights.example"))
+
+
+async def _launched(stage: FleetStage, name: str) -> FakeServer:
+    asked = asyncio.create_task(stage.ask(name))
+    asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+    await until(lambda: any(server.launch.name == name for server in stage.rig.servers()))
+    return next(server for server in stage.rig.servers() if server.launch.name == name)
+
+
+def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_measured(
+    tmp_path: Path, prefetcher: Prefetcher
+) -> None:
+    async def run() -> None:
+        # So slow that the reservations know of no end.
+        async with fleet(tmp_path, count=1, memory=100, settings=SETTINGS, network=0.001) as stage:
+            control = stage.rig.control
+            assert control is not None
+            stage.rig.nodes["s0"].servers.hold = True
+            for name in ("a", "b"):
+                await stage.deploy(fetched_from(deployment(name)))
+            first = await _launched(stage, "a")
+            assert first.pace is not None and (first.pace.rate, first.pace.background) == (None, False)
+            second = await _launched(stage, "b")
+            assert second.pace is not None and second.pace.rate == 0.0005
+            await until(lambda: prefetcher.rate("a#1.0") == 0.0005)
+            prefetcher.said["a#1.0"] = ENDED | {"limited": True}
+            await until(lambda: prefetcher.rate("b#1.0") is None)
+            assert control.state.links == {}
+            prefetcher.said["b#1.0"] = ENDED | {"bytes": 64 << 20}
+            await until(lambda: control.state.links == {"s0": float(32 << 20)})
+            (server,) = control.status()["servers"]
+            assert (server["network_bytes_s"], server["observed_bytes_s"]) == (0.001, 32 << 20)
+            assert control.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
+            workers = [
+                group["workers"][0] for model in control.status()["models"] for group in model["groups"]
+            ]
+            assert [worker["fetched_bytes"] for worker in workers] == [10, 64 << 20]
+            # Another controller knows it still.
+            stage.rig.kill()
+            stage.rig.revive()
+            again = stage.rig.control
+            assert again is not None and again is not control
+            assert again.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
+
+    asyncio.run(run())
+
+
+def test_a_server_whose_link_is_slower_than_it_said_gets_no_new_start_while_another_has_room(
+    tmp_path: Path, prefetcher: Prefetcher
+) -> None:
+    """Ten times slower, as its first fetch shows; by what it said it would have the next ones too, as the fuller of two."""
+
+    async def run() -> None:
+        async with fleet(tmp_path, memory=100, settings=SETTINGS, network=5.0) as stage:
+            slow, other = stage.rig.nodes["s0"].servers, stage.rig.nodes["s1"].servers
+            slow.hold = other.hold = True
+            for name in ("a", "b", "c", "d"):
+                await stage.deploy(fetched_from(deployment(name, most=1)))
+            first = await _launched(stage, "a")
+            assert first in slow.begun
+            prefetcher.said["a#1.0"] = ENDED | {"bytes": 4 << 20, "seconds": (4 << 20) / 0.5}
+            control = stage.rig.control
+            assert control is not None
+            await until(lambda: control.state.links == {"s0": 0.5})
+            for name in ("b", "c", "d"):
+                assert await _launched(stage, name) in other.begun
+
+    asyncio.run(run())
+
+
+def test_a_state_without_links_is_one_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    FleetState(path).observe("s", 5.0)
+    kept = json.loads(path.read_text())
+    assert FleetState(path).links == {"s": 5.0}
+    del kept["links"]
+    path.write_text(json.dumps(kept))
+    assert FleetState(path).links == {}
+
+
+def test_what_was_seen_is_believed_also_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def run() -> None:
+        async with fleet(tmp_path, count=1) as stage:
+            control = stage.rig.control
+            assert control is not None
+            await stage.deploy(deployment("a"))
+            monkeypatch.setattr(files, "write_atomic", full)
+            control.measurements.record_fetch("s0", 64 << 20, 2.0)
+            control.measurements.record_start("a", 1, 7.0)
+            assert control.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
+            assert control.core.models["a"].spec.joins == {1: 7.0}
+            # What somebody asks for is not taken where it cannot be kept, and they hear of it; the model serves on.
+            with pytest.raises(OSError, match="No space"):
+                control.scale("a", 0, 1)
+            assert control.state.models["a"].spec.most == control.core.models["a"].spec.most == 2
+            assert (await stage.ask("a"))[0] == 200
+
+    asyncio.run(run())
+
+
+def test_what_a_server_says_of_a_worker_that_is_gone_means_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with fleet(tmp_path, count=1) as stage:
+            assert stage.rig.control is not None
+            stage.rig.control.said(RankFetched("nobody", 1 << 30, 10.0, False))
+            assert stage.rig.control.state.links == {}
+
+    asyncio.run(run())
+
+
+def test_a_ranks_bytes_are_those_of_the_tensors_that_it_needs() -> None:
+    sizes = {"model.embed_tokens.weight": 100, "model.norm.weight": 4, "lm_head.weight": 60}
+    sizes |= {f"model.layers.{number}.mlp.weight": 10 for number in range(3)}
+    tensors = [
+        {"name": name, "dtype": "U8", "shape": [size], "offset": at, "size": size}
+        for (name, size), at in zip(sizes.items(), range(0, 6000, 1000), strict=True)
+    ]
+    plan = {
+        "chunk": 1,
+        "files": [{"name": "m.safetensors", "size": 6000, "tensors": tensors}],
+    }
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3}
+
+    def lookup(donor: Any, config: Any) -> Any:
+        bundle = None if donor is None else SimpleNamespace(json=lambda name: donor)
+        return SimpleNamespace(weights_donor=bundle, model=SimpleNamespace(config=config))
+
+    # No more ranks than layers; an odd layer goes to the rank before the last.
+    assert deployments.ranks_bytes(lookup(plan, config)) == {1: (194,), 2: (120, 74), 3: (110, 10, 74)}
+    # An architecture whose layout is not known: each rank would fetch all of it.
+    assert deployments.ranks_bytes(lookup(plan, config | {"architectures": ["Other"]}))[2] == (194, 194)
+    assert deployments.ranks_bytes(lookup(None, config)) == {}
+    assert deployments.ranks_bytes(lookup({"files": []}, config)) == {}
+
+
+def test_what_a_start_took_after_its_weights_is_in_the_next_prediction(
+    tmp_path: Path, prefetcher: Prefetcher
+) -> None:
+    async def run() -> None:
+        async with fleet(tmp_path, count=1, memory=100) as stage:
+            control = stage.rig.control
+            assert control is not None
+            stage.rig.nodes["s0"].servers.hold = True
+            await stage.deploy(fetched_from(deployment("a", ttft_s=50.0)))
+            await _launched(stage, "a")
+            before = control.core.groups["a#1"].predicted_s
+            prefetcher.said["a#1.0"] = ENDED
+            await until(lambda: "a#1.0" in control.workers.processes.fetched)
+            fetched = control.workers.processes.fetched["a#1.0"].seconds
+            control.said(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
+            assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
+            group = control.core.groups["a#1"]
+            control.said(RankEnded("a#1.0", "killed", False))
+            await until(lambda: "a#2" in control.core.groups)
+            after = control.core.groups["a#2"].predicted_s
+            assert group.phase and before is not None and after is not None and after > before + 6.0
+            # Other figures for the same server keep it, another controller too; other words do not.
+            control.deploy(fetched_from(deployment("a", idle_s=5.0)))
+            assert FleetState(tmp_path / "state.json").models["a"].spec.joins == {1: pytest.approx(7.0)}
+            control.deploy(fetched_from(deployment("a", words=("--max-model-len", "9"))))
+            assert control.core.models["a"].spec.joins == {}
+
+    asyncio.run(run())

@@ -1,0 +1,231 @@
+"""A fleet's gateway: warm requests go by the routes it knows, cold ones wait for the controller, and nobody is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.fake_upstream import run, until
+from support.fleet_rig import deployment, fleet
+
+from coldstart.fleet.events import WorkerDied
+from coldstart.fleet.live.front import TRIES_UNSENT, FleetFront
+from coldstart.host.live.tickets import Ticket
+from coldstart.host.live.upstream import Disconnected, NothingSent
+
+
+def test_a_cold_request_starts_a_server_and_the_next_ones_go_to_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a"))
+            assert (await stage.ask("a"))[0] == 200
+            assert (await stage.ask("a", "y"))[0] == 200
+            (server,) = stage.rig.servers()
+            assert server.asked == ["x", "y"]
+            assert (await stage.ask("nobody"))[0] == 404
+            said = stage.front.status()["gateway"]
+            assert isinstance(said, dict) and said["requests"] == 2 and said["refused"] == {"404": 1}
+            text = stage.front.metrics.text()
+            assert (
+                b"coldstart_fleet_requests_total 2.0" in text and b"coldstart_fleet_controller_up 1.0" in text
+            )
+
+    run(work())
+
+
+def test_more_than_a_worker_takes_starts_another_one_up_to_the_most(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path, 3) as stage:
+            await stage.deploy(deployment("a"))
+            asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=0.3)) for n in range(8)]
+            assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+            assert len(list(stage.rig.servers())) == 2
+            assert sorted(n for server in stage.rig.servers() for n in server.asked) == list(range(8))
+
+    run(work())
+
+
+def test_a_controller_that_is_killed_is_not_missed_by_warm_requests(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a"))
+            await stage.deploy(deployment("b"))
+            await stage.ask("a")
+            running = asyncio.create_task(stage.events("a", "long", pieces=20, pause_s=0.02))
+            await until(lambda: any("long" in server.asked for server in stage.rig.servers()))
+            stage.rig.kill()
+            asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=0.05)) for n in range(10)]
+            assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+            await until(lambda: not stage.front.connected)
+            cold = asyncio.create_task(stage.ask("b"))
+            await asyncio.sleep(0.1)
+            assert not cold.done()
+            stage.rig.revive()
+            assert (await cold)[0] == 200
+            assert len(await running) == 21
+            assert len(list(stage.rig.servers())) == 2
+            await until(lambda: stage.front.connected)
+            assert (await stage.ask("a"))[0] == 200 and stage.front.again_count == 0
+
+    run(work())
+
+
+def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a", most=1))
+            await stage.ask("a")
+            (first,) = stage.rig.servers()
+            asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=1.0)) for n in range(2)]
+            await until(lambda: len(first.asked) == 3)
+            first.over.set()
+            assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+            assert stage.front.again_count >= 2
+            assert len(list(stage.rig.servers())) == 2
+
+    run(work())
+
+
+def test_servers_that_cannot_be_reached_cost_a_request_time_and_nothing_else(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a"))
+            for node in stage.rig.nodes.values():
+                node.away = True
+            cold = asyncio.create_task(stage.ask("a"))
+            told = stage.rig.recording
+            await until(lambda: sum(isinstance(event, WorkerDied) for _, event, _ in told) > 4)
+            assert not cold.done()
+            for node in stage.rig.nodes.values():
+                node.away = False
+            assert (await cold)[0] == 200
+
+    run(work())
+
+
+@pytest.mark.parametrize(("unsent", "sent"), [(0, 4), (10, 4), (16, 0)])
+def test_only_what_was_sent_may_be_why_its_server_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsent: int, sent: int
+) -> None:
+    monkeypatch.setattr("coldstart.fleet.live.front.AGAIN_S", 0.0)
+
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a"))
+            ticket: Ticket | None = stage.front.enter("a")
+            assert ticket is not None
+            replica = await ticket.granted
+            gone, broken = NothingSent("refused"), Disconnected("closed")
+            for error in [gone] * unsent + [broken] * sent:
+                assert ticket is not None
+                ticket = await stage.front.again(ticket, replica, error)
+            assert ticket is not None
+            last = gone if unsent == TRIES_UNSENT else broken
+            assert await stage.front.again(ticket, replica, last) is None
+            stage.front.leave(ticket)
+
+    run(work())
+
+
+def test_a_stream_that_was_begun_says_that_its_server_went(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a"))
+            broken = await stage.events("a", pieces=5, break_after=2)
+            assert b"broke off" in broken[-1] and len([one for one in broken if b"number" in one]) == 2
+            assert stage.front.again_count == 0
+
+    run(work())
+
+
+def test_a_model_that_cannot_start_says_why(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            for node in stage.rig.nodes.values():
+                node.servers.failing["a"] = "no weights at /nowhere"
+            await stage.deploy(deployment("a"))
+            status, body = await stage.ask("a")
+            assert status == 503 and "no weights at /nowhere" in body["error"]["message"]
+            # It keeps a stream alive meanwhile.
+            for node in stage.rig.nodes.values():
+                node.servers.failing.clear()
+                node.servers.hold = True
+            waiting = asyncio.create_task(stage.events("a"))
+            await until(lambda: len(list(stage.rig.servers())) > 3)
+            await asyncio.sleep(0.2)
+            for server in stage.rig.servers():
+                server.gate.set()
+            lines = await waiting
+            assert b": waiting for a: starting" in lines and lines[-1] == b"data: [DONE]"
+
+    run(work())
+
+
+def test_a_server_whose_disk_is_full_costs_a_model_time_and_no_request(tmp_path: Path) -> None:
+    """The other one takes it; what serves on the first goes on."""
+
+    async def work() -> None:
+        async with fleet(tmp_path, memory=20) as stage:
+            await stage.deploy(deployment("a", most=1))
+            assert (await stage.ask("a"))[0] == 200
+            (at,) = (node for node in stage.rig.nodes.values() if node.servers.begun)
+            at.servers.full = True
+            await stage.deploy(deployment("b", most=1))
+            assert (await stage.ask("b"))[0] == 200
+            assert stage.rig.control is not None
+            (b,) = (one for one in stage.rig.control.status()["models"] if one["name"] == "b")
+            assert b["groups"][0]["workers"][0]["server"] != at.spec.name
+            # It was tried there first, as the fuller one.
+            assert b["groups"][0]["name"] == "b#2"
+            assert (await stage.ask("a"))[0] == 200 and len(at.servers.begun) == 1
+
+    run(work())
+
+
+def test_a_server_that_idles_is_let_go_only_when_no_gateway_sends_to_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a", idle_s=0.05))
+            for _ in range(15):
+                assert (await stage.ask("a"))[0] == 200
+                await asyncio.sleep(0.045)
+            await until(lambda: all(server.ended.done() for server in stage.rig.servers()))
+            assert stage.front.again_count == 0 and not stage.rig.groups()
+
+    run(work())
+
+
+def test_a_model_is_removed_once_it_has_answered(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a"))
+            long = asyncio.create_task(stage.events("a", pieces=20, pause_s=0.02))
+            await until(lambda: any(server.asked for server in stage.rig.servers()))
+            assert stage.rig.control is not None
+            stage.rig.control.remove("a")
+            assert len([one for one in await long if one.startswith(b"data: {")]) == 20
+            assert (await stage.ask("a"))[0] == 404
+            await until(lambda: all(server.ended.done() for server in stage.rig.servers()))
+
+    run(work())
+
+
+def test_two_gateways_share_a_fleet(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a", idle_s=0.3))
+            other = FleetFront(stage.rig)
+            other.begin()
+            await stage.ask("a")
+            await until(lambda: other.targets.routed and "a" in other.catalogue.launches)
+            ticket = other.enter("a")
+            assert ticket.hit
+            # Idle here, in use there: it stays, until that one has ended too.
+            await asyncio.sleep(0.9)
+            assert stage.rig.groups()
+            other.leave(ticket)
+            await until(lambda: all(server.ended.done() for server in stage.rig.servers()))
+            await other.close()
+
+    run(work())

@@ -1,0 +1,94 @@
+"""The model servers of one machine: each end is said once, and a pipeline's ranks are told their places."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+
+from support.fake_upstream import FakeServers, run
+from support.fleet_rig import deployment
+
+from coldstart.fleet.events import LaunchRank
+from coldstart.fleet.live.node import NodeServers
+from coldstart.fleet.live.orders import RankEnded, RankOrder, RankUp
+
+
+def _order(
+    worker: str = "a#1.0", rank: int = 0, ranks: int = 1, master: tuple[str, int] | None = None
+) -> RankOrder:
+    launched = LaunchRank(worker, "a#1", "a", rank, ranks, 1, "s", 0, 10, 10, 10, inf)
+    return RankOrder(launched, deployment("a", words=("--max-model-len", "64")).launch, 60.0, master)
+
+
+def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
+    async def work() -> None:
+        servers = FakeServers(tmp_path)
+        node = NodeServers("127.0.0.1", servers)
+        await node.launch(_order())
+        await node.launch(_order())
+        assert [one.up for one in node.found().workers] == [None]
+        ((number, up),) = await node.heard(0)
+        assert isinstance(up, RankUp) and up.mode == "fake" and up.url.startswith("http://127.0.0.1:")
+        assert len(servers.begun) == 1
+        report = node.found()
+        assert report.seq == number and report.workers[0].up == up and not report.workers[0].stopping
+        await node.stop("a#1.0")
+        ((_, ended),) = await node.heard(number)
+        assert isinstance(ended, RankEnded) and ended.ordered
+        assert await node.heard(node.found().seq, 0.01) == []
+        await node.stop("nobody")
+        assert (await node.heard(node.found().seq - 1))[0][1] == RankEnded("nobody", "it was not there", True)
+
+    run(work())
+
+
+def test_one_that_cannot_start_and_one_that_dies_say_why(tmp_path: Path) -> None:
+    async def work() -> None:
+        servers = FakeServers(tmp_path)
+        node = NodeServers("127.0.0.1", servers)
+        servers.full = True
+        await node.launch(_order())
+        assert (await node.heard(0))[0][1] == RankEnded(
+            "a#1.0", "no server can be started: No space left on device", False
+        )
+        servers.full = False
+        servers.failing["a"] = "no weights"
+        await node.launch(_order("b"))
+        assert (await node.heard(1))[0][1] == RankEnded("b", "no weights", False)
+        servers.failing.clear()
+        await node.launch(_order("c"))
+        await node.heard(2)
+        servers.of("a").over.set()
+        assert (await node.heard(3))[0][1] == RankEnded("c", "the server ended with exit code 9", False)
+
+    run(work())
+
+
+def test_ranks_know_their_places_and_only_the_first_answers(tmp_path: Path) -> None:
+    async def work() -> None:
+        servers = FakeServers(tmp_path)
+        node = NodeServers("127.0.0.1", servers)
+        master = await node.rendezvous()
+        for rank in range(2):
+            await node.launch(_order(f"a#1.{rank}", rank, 2, master))
+        first, second = (list(server.launch.args) for server in servers.begun)
+        assert first[:2] == second[:2] == ["--max-model-len", "64"]
+        assert first[first.index("--node-rank") + 1] == "0" and second[second.index("--node-rank") + 1] == "1"
+        assert "--headless" in second and "--headless" not in first
+        assert second[second.index("--master-port") + 1] == str(master[1])
+        await node.clear()
+        assert not node.processes
+
+    run(work())
+
+
+def test_a_server_sees_the_device_it_was_given_where_there_are_any(tmp_path: Path) -> None:
+    async def work() -> None:
+        servers = FakeServers(tmp_path)
+        for shows in (False, True):
+            node = NodeServers("127.0.0.1", servers, shows_devices=shows)
+            await node.launch(_order())
+            await node.clear()
+        assert [server.env for server in servers.begun] == [{}, {"CUDA_VISIBLE_DEVICES": "0"}]
+
+    run(work())

@@ -1,0 +1,30 @@
+"""Where a Ray of its own lies: its sockets must fit into the address of a unix socket."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from coldstart.fleet.live import ray_node
+
+
+@pytest.mark.parametrize("deep", ["", "a" * 40])
+def test_its_sockets_fit_however_long_the_place_for_temporary_files_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: str
+) -> None:
+    wanted = tmp_path / deep if deep else Path("/tmp")
+    wanted.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(wanted))
+    made = ray_node.own_directory()
+    session = made / "session_2026-11-22_16-13-30_677596_18330" / "sockets"
+    try:
+        assert made.stat().st_mode & 0o777 == 0o700
+        session.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(session / "plasma_store"))  # the kernel's own judgement
+    finally:
+        for path in (session / "plasma_store", session, session.parent, made):
+            path.unlink() if path.is_socket() else path.rmdir()

@@ -1,0 +1,151 @@
+"""A node as its parent sees it: a process that starts, or says why not, may end, and may be begun again."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart.errors import CommandFailed
+from coldstart.fleet.live.ray_process import SLOW, JoinedNode, RayProcess
+from coldstart.host.live.log import Log
+
+# What `ray start --block` prints, Ray 2.56.
+STARTED = "Local node IP: 192.0.2.7\\n--------\\nRay runtime started.\\n--------"
+ENDED = (
+    "Traceback (most recent call last):\\n  File x\\n"
+    "RuntimeError: Failed to bind to address 127.0.0.1:36971; set GRPC_VERBOSITY\\n\\n"
+    "ERR scripts.py:1315 -- Remaining processes will be killed."
+)
+
+
+def node(tmp_path: Path, program: str) -> RayProcess:
+    log = tmp_path / "node.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=out)
+    return RayProcess(process, log)
+
+
+def test_it_is_where_ray_says_it_is(tmp_path: Path) -> None:
+    made = node(tmp_path, f"print('{STARTED}', flush=True); import time; time.sleep(60)")
+    try:
+        assert made.wait() == "192.0.2.7" and not made.ended()
+    finally:
+        made.end()
+    assert made.ended()
+
+
+def test_one_that_ends_at_once_is_refused_with_its_own_reason(tmp_path: Path) -> None:
+    made = node(tmp_path, f"print('{ENDED}')")
+    with pytest.raises(CommandFailed, match=r"did not start on this machine: RuntimeError: Failed to bind"):
+        made.wait()
+
+
+def test_one_that_says_nothing(tmp_path: Path) -> None:
+    made = node(tmp_path, "")
+    made.process.wait()
+    assert made.ended() and made.last_words() == "it did not say why"
+
+
+def test_one_that_does_not_listen_to_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "node.log"
+    stubborn = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    )
+    with log.open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=out, start_new_session=True)
+    made = RayProcess(process, log)
+    while "up" not in log.read_text():
+        pass
+    monkeypatch.setattr("coldstart.fleet.live.ray_process.END_S", 0.2)
+    made.end()
+    assert process.returncode == -9
+
+
+class Saying(Log):
+    """What was said, by its event."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self.said: list[tuple[str, Any]] = []
+
+    def say(self, event: str, **members: Any) -> None:
+        self.said.append((event, members))
+
+
+def joined(tmp_path: Path, program: str) -> tuple[JoinedNode, Saying, Path]:
+    """A node that runs `program`, which has `runs` for the file of its starts and `number` for which one this is."""
+    runs, log = tmp_path / "runs", Saying()
+    before = f"runs = {str(runs)!r}; f = open(runs, 'a+'); f.write('x'); f.seek(0); number = len(f.read()); f.close()\n"
+    return JoinedNode([sys.executable, "-c", before + program], {}, log), log, runs
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_node_that_was_given_up_comes_again_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    again = f"import os, time; print('{STARTED}', flush=True); time.sleep(1)\nif number == 2: os.kill(os.getppid(), 15)\n"
+    made, log, runs = joined(tmp_path, again + "if number == 2: time.sleep(60)")
+    assert made.run() == 128 + signal.SIGTERM and runs.read_text() == "xx"
+    assert [event for event, _ in log.said] == ["joined", "ray ended", "joined"]
+    assert log.said[0][1]["address"] == "192.0.2.7"
+
+
+@pytest.mark.usefixtures("signals")
+def test_one_that_never_comes_up_is_given_up_with_its_reason(tmp_path: Path) -> None:
+    made, log, runs = joined(tmp_path, "raise RuntimeError('no such cluster')")
+    with pytest.raises(CommandFailed, match="RuntimeError: no such cluster"):
+        made.run()
+    assert runs.read_text() == "xxx" and [event for event, _ in log.said] == ["ray ended"] * 2
+
+
+@pytest.mark.usefixtures("signals")
+def test_one_that_does_not_come_back_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coldstart.fleet.live.ray_process.GIVE_UP_S", 0.9)
+    made, _, runs = joined(tmp_path, f"if number > 1: raise ValueError('gone')\nprint('{STARTED}')")
+    with pytest.raises(CommandFailed, match="ValueError: gone"):
+        made.run()
+    assert runs.read_text() == "xx"
+
+
+@pytest.mark.usefixtures("signals")
+def test_one_that_only_takes_too_long_is_tried_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coldstart.fleet.live.ray_process.FIRST_TRIES", 1)
+    # As Ray says it.
+    slow = "if number < 2: raise Exception('The current node timed out during startup. This could happen')\n"
+    up = f"import os, time; print('{STARTED}', flush=True); time.sleep(0.5); os.kill(os.getppid(), 15); time.sleep(60)"
+    made, log, _ = joined(tmp_path, slow + up)
+    assert made.run() == 128 + signal.SIGTERM
+    assert [event for event, _ in log.said] == ["ray ended", "joined"]
+
+
+@pytest.mark.usefixtures("signals")
+def test_one_that_takes_too_long_for_ever_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coldstart.fleet.live.ray_process.GIVE_UP_S", 0.0)
+    made, _, runs = joined(tmp_path, "raise Exception('The current node timed out during startup.')")
+    with pytest.raises(CommandFailed, match="timed out during startup"):
+        made.run()
+    assert runs.read_text() == "x"
+
+
+def test_the_installed_ray_says_so_in_these_words() -> None:
+    found = find_spec("ray")
+    assert found is not None and found.origin is not None
+    assert SLOW in (Path(found.origin).parent / "_private" / "node.py").read_text()

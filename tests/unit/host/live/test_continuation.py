@@ -1,0 +1,188 @@
+"""What a client gets of a stream that one server began and another one ended: each token once, each character whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from coldstart.contract.arguments import Arguments
+from coldstart.host.live.continuation import CHAT, COMPLETIONS, Continuation, obstacle
+
+PROMPT = [5, 6, 7]
+ASKED = {"model": "m", "prompt": "p", "stream": True, "max_tokens": 9, "temperature": 0}
+CHATTED = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "temperature": 0}
+HEAD = {"id": "one", "object": "text_completion", "created": 1, "model": "m"}
+
+
+def _event(choice: dict[str, Any], **more: Any) -> bytes:
+    return b"data: " + json.dumps({**HEAD, "choices": [choice] if choice else [], **more}).encode() + b"\n\n"
+
+
+def _said(ids: list[int], text: str, first: bool = False, end: str | None = None) -> bytes:
+    given = {"prompt_token_ids": PROMPT if first else None, "token_ids": ids}
+    return _event({"index": 0, "text": text, "logprobs": None, "finish_reason": end, **given})
+
+
+def _choices(passed: bytes) -> list[dict[str, Any]]:
+    events = [one for one in passed.split(b"\n\n") if one.startswith(b"data: {")]
+    return [json.loads(one[6:])["choices"][0] for one in events]
+
+
+def _stream(**more: Any) -> Continuation:
+    made = Continuation.of(COMPLETIONS, {**ASKED, **more}, Arguments())
+    assert made is not None
+    path, body = made.request(COMPLETIONS)
+    assert path == COMPLETIONS and json.loads(body) == {**ASKED, **more, "return_token_ids": True}
+    return made
+
+
+def test_the_rest_is_asked_for_and_what_the_client_did_not_ask_for_is_taken_out() -> None:
+    stream = _stream(stream_options={"include_usage": True})
+    piece = _said([11], "a", first=True) + _said([12], "b") + _said([13], "c")[:-7]
+    passed = stream.take(piece)
+    assert [one["text"] for one in _choices(passed)] == ["a", "b"]
+    assert all(one["token_ids"] is None and one["prompt_token_ids"] is None for one in _choices(passed))
+    # The third token was cut off: the client never had it.
+    path, body = stream.request(COMPLETIONS)
+    asked = json.loads(body)
+    assert path == COMPLETIONS and asked["prompt"] == [*PROMPT, 11, 12] and asked["max_tokens"] == 7
+    passed = stream.take(_said([13], "c", first=True) + _said([14], "d", end="length"))
+    assert [one["text"] for one in _choices(passed)] == ["c", "d"] and stream.finished and not stream.ended
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    last = stream.take(_event({}, usage=usage) + b"data: [DONE]\n\n")
+    assert json.loads(last.split(b"\n\n")[0][6:])["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+    }
+    assert stream.ended and not stream.broken
+
+
+def test_a_character_that_was_not_whole_is_generated_again() -> None:
+    """A server primed in the middle of a character would say its whole prompt."""
+    stream = _stream(return_token_ids=True)
+    stream.take(_said([11], "a", first=True) + _said([200], "") + _said([201], ""))
+    _, body = stream.request(COMPLETIONS)
+    assert json.loads(body)["prompt"] == [*PROMPT, 11]
+    passed = stream.take(_said([200], "") + _said([201], "") + _said([202], "\N{GRINNING FACE}"))
+    # The ids that the client had do not come a second time.
+    assert [(one["text"], one["token_ids"]) for one in _choices(passed)] == [("\N{GRINNING FACE}", [202])]
+    assert stream.tokens == [11, 200, 201, 202]
+
+
+def test_text_that_came_with_half_a_character_is_not_said_twice() -> None:
+    stream = _stream()
+    stream.take(_said([11], "a", first=True) + _said([12, 200], "b"))
+    assert stream.resumable
+    _, body = stream.request(COMPLETIONS)
+    assert json.loads(body)["prompt"] == [*PROMPT, 11]
+    passed = stream.take(_said([12], "b") + _said([200, 201], "\N{GRINNING FACE}") + _said([13], "c"))
+    assert "".join(one["text"] for one in _choices(passed)) == "\N{GRINNING FACE}c"
+    # A second loss, in the middle of what is said again.
+    _, body = stream.request(COMPLETIONS)
+    assert json.loads(body)["prompt"] == [*PROMPT, 11, 12, 200, 201, 13]
+
+
+def test_other_tokens_than_before_end_the_stream_with_an_error() -> None:
+    stream = _stream()
+    stream.take(_said([11], "a", first=True) + _said([12, 200], "b"))
+    stream.request(COMPLETIONS)
+    assert stream.take(_said([99], "x") + _said([12], "y")) == b""
+    assert "other tokens" in stream.broken and not stream.resumable
+
+
+def test_what_is_sampled_goes_on_only_from_where_the_client_is() -> None:
+    stream = _stream(temperature=0.7)
+    stream.take(_said([11], "a", first=True) + _said([200], ""))
+    assert stream.resumable
+    stream.request(COMPLETIONS)
+    assert stream.tokens == [11]
+    assert _choices(stream.take(_said([77], "z")))[0]["text"] == "z"
+    stream.take(_said([12, 200], "b"))
+    assert not stream.resumable
+
+
+def test_a_chat_goes_on_as_a_chat() -> None:
+    stream = Continuation.of(CHAT, {**CHATTED, "min_tokens": 4, "max_completion_tokens": 8}, Arguments())
+    assert stream is not None
+    stream.request(CHAT)
+    role = {
+        "index": 0,
+        "delta": {"role": "assistant", "content": ""},
+        "logprobs": None,
+        "finish_reason": None,
+    }
+    head = {"object": "chat.completion.chunk"}
+    first = _event(role, prompt_token_ids=PROMPT, **head)
+    said = _event({**role, "delta": {"content": "a"}, "token_ids": [11]}, **head)
+    passed = stream.take(first + said)
+    assert [one["delta"]["content"] for one in _choices(passed)] == ["", "a"]
+    assert b'"prompt_token_ids":null' in passed and b'"token_ids":null' in passed
+    path, body = stream.request(CHAT)
+    asked = json.loads(body)
+    assert path == COMPLETIONS and "messages" not in asked and asked["prompt"] == [*PROMPT, 11]
+    assert (asked["max_tokens"], asked["min_tokens"]) == (7, 3)
+    passed = stream.take(_said([12], "b", end="stop"))
+    (choice,) = _choices(passed)
+    assert choice["delta"] == {"content": "b"} and choice["finish_reason"] == "stop"
+    assert json.loads(passed[6:])["object"] == "chat.completion.chunk"
+
+
+def test_a_server_that_says_an_error_in_its_stream_has_broken_off() -> None:
+    stream = _stream()
+    passed = stream.take(
+        _said([11], "a", first=True) + b'data: {"error": {"message": "dead"}}\n\ndata: [DONE]\n\n'
+    )
+    assert len(_choices(passed)) == 1 and "dead" in stream.broken and stream.resumable
+    assert b"error" not in passed and b"DONE" not in passed
+    early = _stream()
+    assert early.take(_said([11], "a", first=True) + b"data: [DONE]\n\n").endswith(b"}\n\n")
+    assert "before its last token" in early.broken
+
+
+@pytest.mark.parametrize("event", [b'data: {"number": 1}', b"data: half of {", b"data: [1]"])
+def test_what_is_no_completion_is_passed_on_and_never_asked_for_again(event: bytes) -> None:
+    stream = _stream()
+    assert stream.take(b": a comment\n\n" + event + b"\n\n") == b": a comment\n\n" + event + b"\n\n"
+    assert not stream.resumable and not stream.broken
+    assert stream.take(b"data: [DONE]\n\n") == b"data: [DONE]\n\n" and stream.ended
+
+
+def test_a_stream_that_has_all_its_tokens_needs_no_server() -> None:
+    stream = _stream(stream_options={"include_usage": True})
+    stream.take(_said([11], "a", first=True, end="stop"))
+    assert stream.finished and stream.resumable
+    assert b'"completion_tokens":1' in stream.ending() and stream.ending().endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "words", "named"),
+    [
+        (COMPLETIONS, {}, [], ""),
+        (COMPLETIONS, {"prompt": [1, 2]}, [], ""),
+        (COMPLETIONS, {"seed": 1}, [], ""),
+        (COMPLETIONS, {"n": 1, "logprobs": None, "stop": [], "presence_penalty": 0.0}, [], ""),
+        (COMPLETIONS, {"seed": 1, "temperature": 0.5}, [], "seed"),
+        (COMPLETIONS, {"n": 2}, [], "n"),
+        (COMPLETIONS, {"logprobs": 0}, [], "logprobs"),
+        (COMPLETIONS, {"stop": ["x"]}, [], "stop"),
+        (COMPLETIONS, {"frequency_penalty": 0.5}, [], "frequency_penalty"),
+        (COMPLETIONS, {"response_format": {"type": "json_object"}}, [], "response_format"),
+        (COMPLETIONS, {"structured_outputs": {"regex": "a"}}, [], "structured_outputs"),
+        (COMPLETIONS, {"unheard_of": 1}, [], "unheard_of"),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, [], "prompt"),
+        ("/v1/responses", {}, [], "/v1/responses"),
+        (CHAT, {}, [], ""),
+        (CHAT, {"tools": [{"type": "function"}]}, [], "tools"),
+        (CHAT, {}, ["--reasoning-parser", "x"], "a parser of the server's"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, [], "messages"),
+    ],
+)
+def test_what_keeps_a_stream_where_it_began_is_named(
+    path: str, given: dict[str, Any], words: list[str], named: str
+) -> None:
+    asked = {**(CHATTED if path == CHAT else ASKED), **given}
+    assert obstacle(path, asked, Arguments(words)) == named
+    assert (Continuation.of(path, asked, Arguments(words)) is None) == bool(named)

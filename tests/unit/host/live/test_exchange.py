@@ -1,0 +1,272 @@
+"""One request through the gateway: held in order, passed on piece by piece, given up with its client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_upstream import TWO, Stage, run, staged, until
+
+from coldstart.host.live import exchange
+
+
+def _data(lines: list[bytes]) -> list[Any]:
+    found = [line.removeprefix(b"data: ") for line in lines if line.startswith(b"data: ")]
+    return [json.loads(one) if one != b"[DONE]" else "[DONE]" for one in found]
+
+
+def test_a_request_and_its_answer_pass_unchanged_and_say_what_they_took(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            for expected in ("cold", "warm"):
+                status, headers, body = await stage.ask(model="a", prompt=expected, pieces=2)
+                assert (status, body) == (200, {"model": "a", "text": [expected, expected]})
+                assert headers["x-own"] == "1" and headers["x-coldstart-mode"] == "fake"
+                timing = headers["server-timing"]
+                assert ("start;dur=" in timing) == (expected == "cold")
+                assert "queued;dur=" in timing and "first-token;dur=" in timing
+            assert len(stage.servers.begun) == 1
+            assert stage.idle()
+
+    run(work())
+
+
+def test_the_clients_request_id_goes_both_ways_and_others_are_made(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            named = {"X-Request-Id": "mine", "Authorization": "Bearer x"}
+            async with stage.client.post(
+                stage.url + "/v1/chat/completions?x=1", json={"model": "a", "prompt": 1}, headers=named
+            ) as answer:
+                assert answer.headers["x-request-id"] == "mine"
+            (seen,) = stage.servers.of("a").headers
+            assert (seen["x-request-id"], seen["authorization"]) == ("mine", "Bearer x")
+            assert stage.servers.of("a").paths == ["/v1/chat/completions?x=1"]
+            ids = {(await stage.ask(model="a", prompt=i))[1]["x-request-id"] for i in range(3)}
+            assert len(ids) == 3
+
+    run(work())
+
+
+def test_an_alias_and_an_adapter_reach_the_server_by_the_names_it_knows(tmp_path: Path) -> None:
+    models = {**TWO, "a": {**TWO["a"], "args": ["--enable-lora", "--lora-modules", "tuned=/adapters/t"]}}
+
+    async def work() -> None:
+        async with staged(tmp_path, models) as stage:
+            for asked in ("a", "alpha", "tuned"):
+                assert (await stage.ask(model=asked, prompt=asked))[0] == 200
+            assert [body["model"] for body in stage.servers.of("a").bodies] == ["a", "a", "tuned"]
+
+    run(work())
+
+
+def test_200_requests_to_a_cold_model_are_one_start_and_keep_their_order(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, hold=True) as stage:
+            asked = []
+            for number in range(200):
+                asked.append(asyncio.create_task(stage.ask(model="a", prompt=number)))
+                await until(lambda number=number: len(stage.driver._tickets) > number)
+            stage.servers.of("a").gate.set()
+            answers = await asyncio.gather(*asked)
+            assert [one for one in answers if one[0] != 200] == []
+            assert [body["text"][0] for _, _, body in answers] == list(range(200))
+            assert stage.servers.of("a").asked == list(range(200))
+            assert len(stage.servers.begun) == 1
+
+    run(work())
+
+
+def test_a_stream_that_waits_is_kept_alive_by_comments(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, hold=True, gateway={"heartbeat_s": 0.01}) as stage:
+            async with stage.post(model="a", prompt="x", stream=True) as answer:
+                assert answer.status == 200 and answer.content_type == "text/event-stream"
+                assert (await answer.content.readline()).startswith(b": waiting for a: starting")
+                stage.servers.of("a").gate.set()
+                lines = [line.strip() async for line in answer.content if line.strip()]
+            assert [one["number"] for one in _data(lines)[:-1]] == [0, 1, 2]
+            assert _data(lines)[-1] == "[DONE]"
+            assert any(line.startswith(b": coldstart queued;dur=") for line in lines)
+
+    run(work())
+
+
+def test_what_goes_wrong_after_a_heartbeat_is_an_event_of_the_stream(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, hold=True, gateway={"heartbeat_s": 0.01}) as stage:
+            stage.servers.failing["a"] = "no such weights"
+            async with stage.post(model="a", prompt="x", stream=True) as answer:
+                assert (await answer.content.readline()).startswith(b": waiting")
+                stage.servers.of("a").gate.set()
+                (said,) = _data([line async for line in answer.content])
+            assert said["error"]["code"] == 503 and "no such weights" in said["error"]["message"]
+            async with stage.post(model="b", prompt="x", stream=True, status=422) as answer:
+                assert (await answer.content.readline()).startswith(b": waiting")
+                stage.servers.of("b").gate.set()
+                (said,) = _data([line async for line in answer.content])
+            assert said == {"error": {"message": "no"}}
+
+    run(work())
+
+
+def test_more_than_may_wait_are_told_when_to_come_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, hold=True, max_held=2) as stage:
+            held = [asyncio.create_task(stage.ask(model="a", prompt=i)) for i in range(2)]
+            await until(lambda: len(stage.driver._tickets) == 2)
+            status, headers, body = await stage.ask(model="a", prompt="late")
+            assert status == 429 and int(headers["retry-after"]) >= 1
+            assert body["error"]["type"] == "RateLimitError" and body["error"]["code"] == 429
+            stage.servers.of("a").gate.set()
+            assert [one[0] for one in await asyncio.gather(*held)] == [200, 200]
+            assert stage.driver.status()["requests"]["refused"] == {"429": 1}  # type: ignore[index]
+
+    run(work())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_server_hears_of_a_client_that_goes(tmp_path: Path, stream: bool) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            asked = asyncio.create_task(
+                stage.ask(model="a", prompt="x", stream=stream, pieces=10_000, pause_s=0.01)
+            )
+            await until(lambda: stage.servers.begun and stage.servers.of("a").asked)
+            asked.cancel()
+            await until(lambda: stage.servers.of("a").gone == ["x"])
+            await until(stage.idle)
+
+    run(work())
+
+
+def test_a_client_that_goes_while_it_waits_costs_no_place(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, hold=True) as stage:
+            asked = asyncio.create_task(stage.ask(model="a", prompt="x"))
+            await until(lambda: stage.driver._tickets)
+            asked.cancel()
+            await until(stage.idle)
+            stage.servers.of("a").gate.set()
+            assert (await stage.ask(model="a", prompt="y"))[2]["text"][0] == "y"
+            assert stage.servers.of("a").asked == ["y"]
+
+    run(work())
+
+
+def test_a_server_that_breaks_off_ends_a_stream_with_an_error_and_no_word_of_success(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            said = _data(await stage.events(model="a", prompt="x", pieces=5, break_after=2))
+            assert [one["number"] for one in said[:2]] == [0, 1]
+            assert said[2]["error"]["code"] == 502 and len(said) == 3
+            assert (await stage.ask(model="a", prompt="y"))[0] == 200
+
+    run(work())
+
+
+def test_a_server_that_dies_before_it_answered_is_a_502_and_starts_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            asked = asyncio.create_task(stage.ask(model="a", prompt="x", pieces=1, pause_s=60))
+            await until(lambda: stage.servers.begun and stage.servers.of("a").asked)
+            stage.servers.of("a").stop()
+            status, _, body = await asked
+            assert status == 502 and body["error"]["message"].startswith(
+                "the server of a broke off (request "
+            )
+            await until(lambda: not stage.driver.residences)
+            await until(lambda: stage.driver.core.models["a"].retry_at < stage.driver.clock())
+            assert (await stage.ask(model="a", prompt="y"))[0] == 200
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        (b"{", 400, "BadRequestError"),
+        (b"[]", 400, "BadRequestError"),
+        (b'{"model": 5}', 400, "BadRequestError"),
+        (b'{"model": "nobody"}', 404, "NotFoundError"),
+        (b"{}", 404, "NotFoundError"),
+        (b"[" * 100_000, 400, "BadRequestError"),
+    ],
+)
+def test_what_cannot_be_routed_is_an_error_in_openais_shape(
+    tmp_path: Path, body: bytes, status: int, kind: str
+) -> None:
+    async def work() -> None:
+        async with (
+            staged(tmp_path) as stage,
+            stage.client.post(stage.url + "/v1/completions", data=body) as answer,
+        ):
+            said = (await answer.json())["error"]
+            assert (answer.status, said["type"], said["code"], said["param"]) == (status, kind, status, None)
+            assert answer.headers["x-request-id"] and not stage.servers.begun
+
+    run(work())
+
+
+def test_a_body_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange.read, "__defaults__", (100,))
+
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            assert (await stage.ask(model="a", prompt="x" * 1000))[0] == 413
+
+    run(work())
+
+
+async def _one(stage: Stage, number: int, chance: random.Random) -> str:
+    """A stream that must hold its own pieces alone; half of the clients go somewhere in the middle."""
+    model, leaves = chance.choice("ab"), chance.random() < 0.5
+    last = chance.randrange(20) if leaves else None
+    prompt, seen = f"{model}-{number}", 0
+    async with stage.post(model=model, prompt=prompt, stream=True, pieces=20, pause_s=0.001) as answer:
+        async for line in answer.content:
+            if not line.startswith(b"data: {"):
+                continue
+            said = json.loads(line.removeprefix(b"data: "))
+            assert said == {"prompt": prompt, "number": seen}
+            seen += 1
+            if last is not None and seen > last:
+                return "left"
+    assert seen == 20
+    return "whole"
+
+
+@pytest.mark.slow
+def test_hundreds_of_streams_with_random_disconnects_do_not_mix_and_leave_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        chance = random.Random(11)
+        async with staged(tmp_path, memory=20, max_held=1000) as stage:
+            ended = await asyncio.gather(*(_one(stage, number, chance) for number in range(400)))
+            assert {"left", "whole"} == set(ended)
+            await until(stage.idle)
+            tasks = [task for task in asyncio.all_tasks() if "watch" in repr(task.get_coro())]
+            assert tasks == []
+            assert stage.driver.facts.of("a").requests + stage.driver.facts.of("b").requests == 400
+            connections = [residence.upstream for residence in stage.driver.lifecycle.residences.values()]
+            # A connection that is aborted is gone at the loop's next turn.
+            await until(lambda: not any(len(one._all) - len(one._idle) for one in connections))
+
+    run(work())
+
+
+def test_a_connection_that_cannot_be_made_is_an_error_of_its_own(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            await stage.ask(model="a", prompt="x")
+            stage.servers.of("a").socket.unlink()
+            residence = stage.driver.lifecycle.residences["a"]
+            for connection in list(residence.upstream._idle):
+                connection.transport.abort()
+            await until(lambda: not residence.upstream._idle)
+            assert (await stage.ask(model="a", prompt="y"))[0] == 502
+
+    run(work())

@@ -1,0 +1,37 @@
+"""The host's metrics, as Prometheus reads them."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from coldstart.contract.fallback import Fallback
+from coldstart.host import status
+from coldstart.host.core import Core
+from coldstart.host.events import Arrived
+from coldstart.host.live.metrics import HostStatus, Metrics
+from coldstart.host.specification import HostSettings, ModelSpec
+from coldstart.host.status import HostFacts
+
+
+def test_what_was_counted_and_what_the_status_says_are_one_exposition() -> None:
+    core = Core([ModelSpec.simple("a", 10, 5.0)], HostSettings(memory=15, policy="lru"))
+    facts = HostFacts()
+    facts.refused[429] = 2
+    core.on(Arrived("1", "a"), 0.0)
+    metrics = Metrics(HostStatus(lambda: status.document(core, facts, 1.0, 1e9)))
+    metrics.count_start("a", "fresh", 2.0)
+    metrics.count_failed_start("a")
+    metrics.count_fallbacks([Fallback("kv", "no room"), Fallback("kv", "again")])
+    samples = {
+        (sample.name.removeprefix("coldstart_host_"), *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+    }
+    assert samples[("requests_total",)] == 1 and samples[("hits_total",)] == 0
+    assert samples[("refused_total", "429")] == 2
+    assert samples[("model_held", "a")] == 1 and samples[("model_held_bytes", "a")] == 10
+    assert samples[("model_state", "a", "starting")] == 1 and samples[("model_state", "a", "ready")] == 0
+    assert samples[("start_seconds_sum", "a", "fresh")] == 2.0
+    assert samples[("failed_starts_total", "a")] == 1
+    assert samples[("coldstart_fallbacks_total", "kv")] == 2
+    assert samples[("memory_limit_bytes",)] == 15

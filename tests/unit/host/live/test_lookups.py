@@ -1,0 +1,45 @@
+"""One look-up for a model's figures and for its start: by the same words, with the same trust."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from coldstart.artifacts.bundle import anyone
+
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import NoBundle
+from coldstart.host.launches import WARN, Launch
+from coldstart.host.live import lookups
+from coldstart.models import inspection
+from coldstart.system.paths import Cache
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_the_launchs_words_decide_and_whom_it_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrusted: bool
+) -> None:
+    asked: list[Any] = []
+    found = SimpleNamespace(bundle=None)
+
+    def look_up(*words: Any, **more: Any) -> Any:
+        asked.append((words, more))
+        return found
+
+    monkeypatch.setattr(inspection, "look_up", look_up)
+    monkeypatch.setattr(inspection, "miss", lambda _: NoBundle("none"))
+    cache = Cache.at(tmp_path)
+    launch = Launch("m", "dir", Arguments(("--seed", "1")), revision="r", untrusted=untrusted, on_miss=WARN)
+    assert lookups.of_launch(launch, cache, offline=True) is found
+    ((model, args), more) = asked[0]
+    assert (model, list(args)) == ("dir", ["--seed", "1"])
+    assert more == {
+        "cache": cache,
+        "offline": True,
+        "revision": "r",
+        "accepts": anyone if untrusted else None,
+    }
+    with pytest.raises(NoBundle):
+        lookups.of_launch(Launch("m", "dir"), cache, offline=True)

@@ -1,0 +1,84 @@
+"""What is known of a model before its first start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from coldstart.artifacts.errors import BundleError
+
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import NoBundle, Usage
+from coldstart.host.configuration import Profile
+from coldstart.host.launches import Launch
+from coldstart.host.live import profiles
+from coldstart.system.paths import Cache
+
+
+class Bundle:
+    def __init__(self, stages: Any) -> None:
+        self.stages = stages
+
+    def json(self, section: str) -> Any:
+        if self.stages is None:
+            raise BundleError("there is no stages section")
+        return {"stages": self.stages}[section]
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ({"memory_bytes": 5, "ready_s": 2.0}, Profile(5, 2.0, "bundle")),
+        (
+            {
+                "memory_bytes": 5,
+                "ready_s": 2.0,
+                "spans": {
+                    "start engine": 1.3,
+                    "build worker": 1.1,
+                    "build app": 0.125,
+                    "first token": 0.0625,
+                },
+            },
+            Profile(5, 2.0, "bundle", pytest.approx(0.3875)),
+        ),
+        ({"memory_bytes": 5, "ready_s": 2.0, "spans": {"start engine": 1.3}}, Profile(5, 2.0, "bundle")),
+        ({"memory_bytes": 0, "ready_s": 2.0}, None),
+        ({"ready_s": 2.0}, None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_a_bundles_own_figures(stages: Any, expected: Profile | None) -> None:
+    assert profiles.of_bundle(Bundle(stages)) == expected  # type: ignore[arg-type]
+
+
+def test_without_a_bundle_the_weights_and_the_kv_cache_are_counted(tmp_path: Path) -> None:
+    launch = Launch("m", "m", Arguments(("--kv-cache-memory-bytes", "100")))
+    with pytest.raises(Usage, match=r"models\.m: neither a bundle nor weights"):
+        profiles.assumed(launch, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 50)
+    found = profiles.assumed(launch, tmp_path)
+    assert (found.memory, found.source) == (150 + profiles.ASSUMED_RUNTIME, "assumed")
+
+
+def test_a_model_without_a_bundle_is_refused_unless_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    found = SimpleNamespace(bundle=None, model=SimpleNamespace(path=tmp_path))
+    monkeypatch.setattr(profiles.lookups.inspection, "look_up", lambda *_, **__: found)
+    monkeypatch.setattr(profiles.lookups.inspection, "miss", lambda _: NoBundle("no bundle", mend="make one"))
+    profile = profiles.of_bundles(Cache(tmp_path), offline=True)
+    with pytest.raises(NoBundle):
+        profile(Launch("m", "m"))
+    found_ = profile(Launch("m", "m", on_miss="warn"))
+    assert (found_.source, found_.shared) == ("assumed", profiles.RUNTIME_TEMPLATE_BYTES)
+    assert profile(Launch("m", "m", on_miss="warn", mode="fresh")).shared == 0
+    monkeypatch.setattr(profiles.runtime, "targets_cpu", lambda: False)
+    with pytest.raises(Usage, match="how much of a GPU's memory"):
+        profile(Launch("m", "m", on_miss="warn"))
+    with pytest.raises(Usage, match=r"models\.m: engine_template: .*fork"):
+        profile(Launch("m", "m", engine_template=True))

@@ -1,0 +1,156 @@
+"""The host's process but for its servers: listening, its own directory, reading its file again, ending."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_upstream import TWO, FakeServers, run, staged, until
+
+from coldstart.host import configuration
+from coldstart.host.live import run as running
+from coldstart.host.live.log import Log
+from coldstart.host.live.run import HostOptions, ModelHost, own_directory
+from coldstart.system.paths import Cache
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+
+
+def test_the_directory_goes_and_those_of_hosts_that_were_killed() -> None:
+    with own_directory() as living:
+        dead = living.with_name("host-killed")
+        dead.mkdir()
+        (dead / "lock").touch()
+        (dead / "3.sock").touch()
+        with own_directory() as second:
+            assert living.is_dir() and second.is_dir() and not dead.exists()
+    assert not living.exists() and not second.exists()
+
+
+class Served:
+    """A host with fake servers on a free port, in this process."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file, self.said = directory / "host.toml", io.StringIO()
+        self.write(memory=15)
+        self.servers = FakeServers(directory)
+        self.servers.warm = lambda: None  # type: ignore[attr-defined]
+        monkeypatch.setattr(running, "Starter", lambda *_, **__: self.servers)
+        monkeypatch.setattr(running, "LOOK_S", 0.01)
+        options = HostOptions(Cache(directory), port=0, config=self.file)
+        self.urls: list[str] = []
+        self.host = ModelHost(
+            configuration.load(self.file),
+            lambda: configuration.load(self.file),
+            options,
+            Log(self.said),
+            lambda url, _: self.urls.append(url),
+        )
+
+    def write(self, **limits: Any) -> None:
+        own = {"policy": "lru", "runtime_template": False}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in {**own, **limits}.items()]
+        models = [f"[models.{name}]\nmemory = 10\nstart_s = 1.0" for name in TWO]
+        made = self.file.with_suffix(".new")
+        made.write_text("\n".join([*lines, *models]) + "\n")
+        made.replace(self.file)
+
+    def run(self, work: Any) -> int:
+        """Run the host, and `work` beside it; the host's exit code."""
+        inside = self.host._main
+
+        async def both(sock: socket.socket, directory: Path) -> None:
+            hosting = asyncio.create_task(inside(sock, directory))
+            await until(lambda: self.urls)
+            await work(self)
+            await hosting
+
+        self.host._main = both  # type: ignore[method-assign]
+        return self.host.run()
+
+    def events(self) -> list[str]:
+        return [json.loads(line)["event"] for line in self.said.getvalue().splitlines()]
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
+    return Served(tmp_path, monkeypatch)
+
+
+def test_a_changed_file_is_taken_and_a_wrong_one_is_not(served: Served) -> None:
+    async def work(served: Served) -> None:
+        driver = served.host.driver
+        served.write(memory=20, max_held=3)
+        await until(lambda: driver.core.settings.max_held == 3)
+        served.write(memory=20, max_held="many")
+        await until(lambda: driver.facts.config_error)
+        assert "max_held" in driver.facts.config_error and driver.core.settings.max_held == 3
+        served.write(memory=30)
+        await until(lambda: driver.core.settings.memory == 30)
+        assert driver.facts.config_error == ""
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert served.run(work) == 143
+    assert served.events() == [
+        "listening", "configuration read", "configuration refused", "configuration read", "stopping", "ended"
+    ]  # fmt: skip
+
+
+def test_sighup_reads_the_file_that_has_not_changed(served: Served) -> None:
+    async def work(served: Served) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: "configuration read" in served.events())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert served.run(work) == 130
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_signal_lets_streams_end_and_a_second_does_not(served: Served, signals: int) -> None:
+    async def work(served: Served) -> None:
+        import aiohttp
+
+        body = {"model": "a", "prompt": "x", "stream": True, "pieces": 40, "pause_s": 0.01}
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(served.urls[0] + "/v1/completions", json=body) as answer,
+        ):
+            await answer.content.readline()
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(0)
+            rest = await answer.content.read()
+            assert (b"[DONE]" in rest) == (signals == 1)
+
+    assert served.run(work) == 143
+    assert served.events()[-1] == "ended"
+    assert not served.servers.begun[0].socket.exists()
+
+
+def test_a_reload_disturbs_no_stream(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, memory=20) as stage:
+            streams = [
+                asyncio.create_task(stage.events(model=name, prompt=i, pieces=20, pause_s=0.005))
+                for i in range(20)
+                for name in "ab"
+            ]
+            for limit in range(10):
+                await asyncio.sleep(0.005)
+                table = {"memory": 20 + limit, "policy": "gdsf", "models": TWO}
+                stage.driver.configure(configuration.parse(table))
+            assert {len(lines) for lines in await asyncio.gather(*streams)} == {21}
+            assert len(stage.servers.begun) == 2
+
+    run(work())

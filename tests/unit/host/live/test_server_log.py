@@ -1,0 +1,71 @@
+"""The log of one server: only the newest is kept, while another process goes on writing to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coldstart.host.live.server_log import ServerLog
+
+WRITER = """
+import sys
+for number in range(int(sys.argv[1])):
+    print(f"line {number:06d}", flush=True)
+    if number % 1000 == 999:
+        sys.stdin.readline()
+"""
+
+
+def test_a_log_that_another_process_writes_stays_small_and_keeps_the_newest(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "7.log")
+    with log.path.open("ab") as sink, subprocess.Popen(
+        [sys.executable, "-c", WRITER, "10000"], stdin=subprocess.PIPE, stdout=sink, text=True
+    ) as writer:  # fmt: skip
+        assert writer.stdin is not None
+        for round_ in range(1, 11):
+            while not log.path.read_bytes().endswith(b"line %06d\n" % (round_ * 1000 - 1)):
+                time.sleep(0.005)
+            log.bound(5000)
+            assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 12_000 + 5000
+            print(file=writer.stdin, flush=True)
+    lines = log.tail(4800).splitlines()
+    assert (
+        lines == [f"line {number:06d}" for number in range(10_000 - len(lines), 10_000)] and len(lines) > 300
+    )
+    log.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_log_is_left_alone_and_none_is_no_error(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "7.log")
+    log.bound()
+    assert (log.tail(100), log.find_error()) == ("", "")
+    log.path.write_text("INFO fine\nValueError: too little memory\n")
+    log.bound()
+    assert not log.before.exists() and log.find_error() == "ValueError: too little memory"
+    log.remove()
+    log.remove()
+
+
+def test_find_error_returns_the_last_error_when_a_warning_names_another(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "7.log")
+    log.path.write_text(
+        "WARNING cannot watch files: OSError: [Errno 24] Too many open files\n"
+        "INFO loading weights\n"
+        "Traceback (most recent call last):\n"
+        '  File "engine.py", line 7, in start\n'
+        "ValueError: max_model_len 8192 exceeds the KV cache\n"
+        "INFO shutting down\n"
+    )
+    assert log.find_error() == "ValueError: max_model_len 8192 exceeds the KV cache"
+
+
+def test_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnop")
+    log = ServerLog(tmp_path / "7.log")
+    log.path.write_text("token hf_abcdefghijklmnop given\n")
+    assert "hf_abcdefghijklmnop" not in log.tail(100)

@@ -1,0 +1,201 @@
+"""The starter process and its supervisors, with made-up work in the place of a server's start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.waiting import wait_until
+
+from coldstart.host.live import starter as starter_module
+from coldstart.host.live.starter import _guard
+from coldstart.launch import planning, template_pool
+from coldstart.launch.template_pool import Warm
+from coldstart.system.ipc import json_lines
+
+# What a supervisor does, by the message's `does`.
+SOURCE = """
+import os, socket, sys, time
+from coldstart.artifacts.errors import DigestMismatch
+from coldstart.errors import Usage
+from coldstart.host.live import starter
+from coldstart.system import ipc
+def run(message, channel):
+    if message["does"] == "fails":
+        raise Usage("no such model", mend="name another")
+    if message["does"] == "finds a damaged bundle":
+        raise DigestMismatch("blob sha256:0a does not match its digest")
+    if message["does"] == "breaks":
+        raise KeyError("weights")
+    print("said", flush=True)
+    try:
+        channel.send({"ready": {"pid": os.getpid()}})
+        if message["does"] == "ends":
+            return 3
+        time.sleep(60)
+    finally:
+        if message["does"] != "ends":
+            channel.send({"cleaned": True})
+starter.serve_forever(ipc.Channel(socket.socket(fileno=int(sys.argv[1]))), run)
+"""
+
+
+class Starter:
+    """One starter, and a lease for each order."""
+
+    def __init__(self, directory: Path) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-c", SOURCE, str(theirs.fileno())]
+            self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
+        self.channel, self.log = json_lines.Channel(ours), directory / "log"
+
+    def order(self, does: str) -> json_lines.Channel:
+        ours, theirs = socket.socketpair()
+        with theirs, self.log.open("ab") as log:
+            self.channel.send({"does": does}, (theirs.fileno(), log.fileno()))
+        return json_lines.Channel(ours)
+
+
+@pytest.fixture
+def starter(tmp_path: Path) -> Iterator[Starter]:
+    made = Starter(tmp_path)
+    yield made
+    made.channel.close()
+    assert made.process.wait(30) == 0
+
+
+def _all(lease: json_lines.Channel) -> list[dict[str, Any]]:
+    return list(lease.replies())
+
+
+def test_what_comes_of_an_order_is_told_and_the_lease_ends_with_it(starter: Starter) -> None:
+    with starter.order("ends") as ends, starter.order("fails") as fails, starter.order("breaks") as breaks:
+        ready, exited = _all(ends)
+        assert ready["ready"]["pid"] != starter.process.pid and exited == {"exit": 3}
+        assert _all(fails) == [{"failed": "no such model (mend: name another)"}]
+        assert _all(breaks) == [{"failed": "KeyError: 'weights'"}]
+    said = starter.log.read_text()
+    assert "said" in said and "Traceback" in said and "no such model" not in said
+
+
+def test_supervisor_reports_code_and_hint_when_a_bundle_is_damaged(starter: Starter) -> None:
+    with starter.order("finds a damaged bundle") as lease:
+        assert _all(lease) == [
+            {
+                "failed": "blob sha256:0a does not match its digest [CS-DIGEST]"
+                " (mend: fetch the bad blob again: coldstart validate REF --level checksum --repair)"
+            }
+        ]
+    assert "Traceback" not in starter.log.read_text()
+
+
+def test_a_signal_ends_it_in_order(starter: Starter) -> None:
+    with starter.order("stays") as lease:
+        replies = lease.replies()
+        next(replies)
+        lease.send({"signal": int(signal.SIGTERM)})
+        assert list(replies) == [{"cleaned": True}, {"exit": 143}]
+
+
+@pytest.mark.parametrize("how", ["lease", "starter"])
+def test_nothing_outlives_the_lease_and_everything_the_starter(starter: Starter, how: str) -> None:
+    lease = starter.order("stays")
+    (said,) = [next(lease.replies())]
+    pidfd = os.pidfd_open(said["ready"]["pid"])
+    if how == "starter":
+        starter.channel.close()
+        starter.process.wait(30)
+        os.kill(said["ready"]["pid"], 0)
+    lease.close()
+    assert _ended(pidfd)
+    os.close(pidfd)
+
+
+def _ended(pidfd: int) -> bool:
+    import select
+
+    return bool(select.select([pidfd], [], [], 30.0)[0])
+
+
+def test_supervisors_that_ended_leave_no_zombie(starter: Starter) -> None:
+    with starter.order("ends") as lease:
+        pid = _all(lease)[0]["ready"]["pid"]
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """A shell with one child stands for a template with one server."""
+    monkeypatch.setattr(starter_module, "RETIRES_S", 0.01)
+    ours, theirs = socket.socketpair()
+    words = ["sh", "-c", "sleep 600 & echo $!; wait; read nothing"]
+    with (
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        json_lines.Channel(ours) as there,
+    ):
+        assert process.stdout is not None
+        server, pid = int(process.stdout.readline()), process.pid if own else 0
+        warm = Warm("runtime", "key", tmp_path, "tiny", process.pid)
+        warm.socket.touch()
+        said, stops, stops_beside_server = list[Any](), list[bool](), list[int]()
+
+        def retire() -> None:
+            said.extend(there.receive() or ())
+            os.kill(os.getpid(), signal.SIGUSR1)
+            if own:
+                wait_until(lambda: not warm.socket.exists())
+                time.sleep(0.2)
+                stops_beside_server.append(len(stops))
+            os.kill(server, signal.SIGKILL)
+
+        before = signal.getsignal(signal.SIGUSR1)
+        thread = threading.Thread(target=retire, daemon=True)
+        thread.start()
+        try:
+            assert _guard(warm, json_lines.Channel(theirs), pid, lambda: stops.append(True)) == 0
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        thread.join()
+        assert said == [{"ready": {"mode": "template-runtime", "pid": pid}}]
+        # The user's own is used and left alone.
+        assert warm.socket.exists() != own and process.poll() is None and len(stops) == 1
+        assert stops_beside_server == ([0] if own else [])
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("own", "obstacle", "started"), [(None, None, True), ("own", None, False), ("own", "stale", True)]
+)
+def test_a_template_of_the_users_own_that_fits_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, own: str | None, obstacle: str | None, started: bool
+) -> None:
+    request = SimpleNamespace(
+        lookup=SimpleNamespace(model=SimpleNamespace(name="m"), key=SimpleNamespace(digest="k"))
+    )
+    monkeypatch.setattr(starter_module, "_request", lambda _: request)
+    monkeypatch.setattr(starter_module, "_guard", lambda warm, channel, pid, stop: (warm, pid))
+    monkeypatch.setattr(planning, "plan", lambda _: "plan")
+    monkeypatch.setattr(template_pool, "find", lambda level, digest: own)
+    monkeypatch.setattr(
+        template_pool, "obstacle", lambda warm, plan: {None: "there is none"}.get(warm, obstacle)
+    )
+    new = SimpleNamespace(pid=7)
+    monkeypatch.setattr(template_pool, "start", lambda *_, **__: new)
+    message = {"template": "engine", "templates": "/t", "ready_timeout": 1.0}
+    assert starter_module._template(message, None) == ((new, 7) if started else (own, 0))

@@ -1,0 +1,158 @@
+"""The list of start modes: what reads it sees a mode that is added to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.engines import FAKE, Publish
+
+from coldstart.bench import run_order
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.template_levels import LEVELS
+from coldstart.errors import Usage
+from coldstart.host.launches import Launch
+from coldstart.launch import ladder, modes, prepare_template, server_process
+from coldstart.launch.modes import availability
+from coldstart.launch.modes.mode import LaunchRefused, Reason, StartMode, await_ready
+from coldstart.launch.request import ServeRequest, ServerStart
+from coldstart.launch.server_process import Running
+from coldstart.launch.ttft import StartCosts
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system.paths import Cache
+from coldstart.system.probes import Probe
+
+ROOT = Path(__file__).parents[3]
+PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary={"prompt": [5], "tokens": [1]})
+
+
+class ToyMode:
+    """A mode of one file: it starts a fake server by the fresh mode's process."""
+
+    name = "toy"
+    loads_weights = False
+    repeatable = True
+    probes = ("toy probe",)
+
+    def __init__(self, missing: Reason | None = None, refused: str = "") -> None:
+        self.missing, self.refused = missing, refused
+
+    def unavailable(self, start: ServerStart | None = None) -> Reason | None:
+        return self.missing
+
+    def launch(self, start: ServerStart) -> Running:
+        if self.refused:
+            raise LaunchRefused(self.refused, "play again")
+        return await_ready(start, server_process.fresh(start.plan))
+
+    def remaining(self, costs: StartCosts) -> StartCosts | None:
+        return None
+
+
+@pytest.fixture
+def start(
+    publish: Publish,
+    model: ResolvedModel,
+    fake_engine: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[..., ladder.StartedServer]]:
+    """start(toy, mode): a start with `toy` in front of the list; the server is ended afterwards."""
+    fake_engine("serves")
+    bundle = publish(kv={"bytes": 1})
+    found = Lookup(model, Arguments(), Cache.at(), bundle.key, bundle)
+    started: list[ladder.StartedServer] = []
+
+    def begin(toy: StartMode, mode: str = "toy") -> ladder.StartedServer:
+        monkeypatch.setattr(modes, "LADDER", [toy, *modes.LADDER])
+        started.append(ladder.start(ServeRequest(found, mode=mode, ready_timeout=20), PLAN))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.running.process.signal(9)
+        one.running.process.wait()
+
+
+@pytest.mark.parametrize("mode", ["toy", "auto"])
+def test_a_mode_starts_servers_when_it_is_in_the_list(
+    start: Callable[..., ladder.StartedServer], mode: str
+) -> None:
+    document = start(ToyMode(), mode).document()
+    assert document["mode"] == "toy" and document["fallbacks"] == document["absent"] == []
+
+
+def test_a_mode_is_a_fallback_when_it_was_requested_and_is_unavailable(
+    start: Callable[..., ladder.StartedServer],
+) -> None:
+    document = start(ToyMode(missing=Reason("no toy", "buy one"))).document()
+    wanted = [{"section": "toy", "reason": "no toy", "hint": "buy one"}]
+    assert document["mode"] == "fresh" and document["fallbacks"] == wanted and document["absent"] == []
+
+
+def test_a_mode_is_a_fallback_when_it_refuses_under_auto(start: Callable[..., ladder.StartedServer]) -> None:
+    document = start(ToyMode(refused="broken"), "auto").document()
+    assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
+    assert document["fallbacks"] == [{"section": "toy", "reason": "broken", "hint": "play again"}]
+
+
+def test_the_doctor_lists_a_mode_when_it_is_in_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [Probe("vllm", "ok", "x", required=True), Probe("toy probe", "ok", "x")]
+    monkeypatch.setattr(modes, "LADDER", [ToyMode(), *modes.LADDER])
+    assert availability.permitted(results)["toy"] is True
+    assert availability.permitted(results[:1])["toy"] is False
+    monkeypatch.setattr(modes, "LADDER", [ToyMode(missing=Reason("no toy", "buy one"))])
+    assert availability.reasons() == {"toy": Reason("no toy", "buy one")}
+
+
+def test_the_command_line_offers_a_mode_when_it_is_in_the_list() -> None:
+    code = (
+        "from tests.unit.serve.test_modes import ToyMode\n"
+        "from coldstart.launch import modes\n"
+        "modes.LADDER.insert(0, ToyMode())\n"
+        "from coldstart.commands.cli import main\n"
+        "main(['serve', '--help'])\n"
+    )
+    paths = {"PYTHONPATH": f"{ROOT}:{FAKE.parents[1]}", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=paths, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "toy" in done.stdout and "template-engine" in done.stdout
+
+
+def test_host_and_benchmark_use_the_modes_that_start_any_number_of_servers() -> None:
+    assert set(run_order.MODES) == {*run_order.BASELINES, *modes.repeatable_names()}
+    assert [Launch("m", "m", mode=name).mode for name in modes.repeatable_names()]
+    with pytest.raises(Usage, match="unknown mode 'standby'"):
+        Launch("m", "m", mode="standby")
+
+
+def test_every_template_level_has_one_mode() -> None:
+    assert {level: prepare_template.find_mode(level).name for level in LEVELS} == {
+        "runtime": "template-runtime",
+        "engine": "template-engine",
+        "asleep-1": "standby",
+        "asleep-2": "standby",
+    }
+    with pytest.raises(Usage, match="no template level 'warm'"):
+        prepare_template.find_mode("warm")
+
+
+def test_the_architecture_page_lists_the_modes_in_their_order() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = [line.split()[0] for line in page.splitlines() if line.startswith("     ") and line.split()]
+    assert [word for word in listed if word in modes.names()] == list(modes.names())
+
+
+def test_remaining_costs_are_known_when_the_server_loads_without_criu() -> None:
+    costs = StartCosts(creation=1.0, context=2.0, libraries=3.0, prefill=4.0)
+    left = {mode.name: mode.remaining(costs) for mode in modes.LADDER}
+    assert left == dict.fromkeys(modes.names()) | {
+        "fresh": costs,
+        "template-runtime": replace(costs, libraries=0.0),
+    }

@@ -1,0 +1,474 @@
+"""The ladder of start modes: the asked one, or the next with the reason, down to fresh."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from coldstart.artifacts.bundle import Bundle, TrustResult
+
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import CommandFailed
+from coldstart.launch import (
+    fetch,
+    ladder,
+    planning,
+    process_snapshot,
+    server_process,
+    supervise,
+    template_pool,
+)
+from coldstart.launch.request import ServeRequest
+from coldstart.models import inspection
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system import probes
+from coldstart.system.ipc import json_lines, peers
+from coldstart.system.paths import Cache
+from coldstart.system.proc import processes
+
+FakeEngine = Callable[[str], None]
+Publish = Callable[..., Bundle]
+CANARY = {"prompt": [5], "tokens": [1]}
+PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary=CANARY)
+
+
+@pytest.fixture
+def found(publish: Publish, model: ResolvedModel) -> Lookup:
+    bundle = publish(kv={"bytes": 1})
+    return Lookup(model, Arguments(), Cache.at(), bundle.key, bundle)
+
+
+@pytest.fixture
+def started(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., ladder.StartedServer]]:
+    """started(mode, **changes of the plan): a start that is ended afterwards."""
+    fake_engine("serves")
+    made: list[ladder.StartedServer] = []
+
+    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> ladder.StartedServer:
+        request = ServeRequest(found, mode=mode, ready_timeout=20, fetch_rest=fetch_rest)
+        made.append(ladder.start(request, replace(PLAN, **changes)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.running.process.poll() is None:
+            one.running.process.signal(signal.SIGKILL)
+            one.running.process.wait()
+
+
+@pytest.fixture
+def template(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str], template_pool.Warm]]:
+    """template(level): a warm template for the bundle's key."""
+    fake_engine("serves")
+    made: list[template_pool.Warm] = []
+
+    def start(level: str) -> template_pool.Warm:
+        made.append(template_pool.start(level, replace(PLAN, key=found.key.digest), "tiny", 20))
+        return made[-1]
+
+    yield start
+    for warm in made:
+        template_pool.stop(warm, force=True)
+
+
+@pytest.fixture
+def thawed(
+    found: Lookup, fake_engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Thawed]:
+    """The bundle has a snapshot, and thawing it gives an engine template; only CRIU and its namespaces are made up."""
+    fake_engine("serves")
+    socket = home / "thawed"
+    process = template_pool.spawn(
+        "engine", replace(PLAN, key=found.key.digest), socket, subprocess.DEVNULL, 20
+    )
+    thawed, had = Thawed(socket, process), Bundle.has
+    monkeypatch.setattr(Bundle, "has", lambda self, name: name == "snapshot" or had(self, name))
+    monkeypatch.setattr(process_snapshot, "thaw", lambda *_: thawed)
+    monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
+    yield thawed
+    thawed.end()
+
+
+class Thawed:
+    """Takes snapshot.Thawed's place."""
+
+    def __init__(self, socket: Path, process: subprocess.Popen[bytes]) -> None:
+        self.socket, self.process, self.pid, self.ends = socket, process, process.pid, 0
+
+    def end(self) -> None:
+        self.ends += 1
+        self.process.kill()
+        self.process.wait()
+
+
+Started = Callable[..., ladder.StartedServer]
+Template = Callable[[str], template_pool.Warm]
+
+
+def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> None:
+    one = started("auto")
+    document = one.document()
+    assert one.mode == document["mode"] == "fresh" and document["fallbacks"] == []
+    assert [step["section"] for step in document["absent"]] == [
+        "standby",
+        "template-engine",
+        "snapshot",
+        "template-runtime",
+        "runtime-snapshot",
+    ]
+    assert "no template-engine runs for tiny" in document["absent"][1]["reason"]
+    assert "the bundle has no snapshot" in document["absent"][2]["reason"]
+    assert document["fast_path"] == {"mode": True, "compile": True}
+    assert document["pid"] == one.running.process.pid and document["ready_s"] > 0
+    assert document["canary"] is True and document["tokens"] == [1]
+
+
+def test_auto_takes_the_warmest_template(started: Started, template: Template) -> None:
+    template("runtime")
+    assert started("auto").mode == "template-runtime"
+    template("engine")
+    assert started("auto").mode == "template-engine"
+
+
+def test_auto_thaws_a_snapshot_that_fits_before_a_runtime_template(
+    started: Started, template: Template, thawed: Thawed
+) -> None:
+    template("runtime")
+    one = started("auto")
+    assert one.mode == "snapshot" and one.account.fallbacks == [] and one.running.process.poll() is None
+    assert [step.stage for step in one.account.unavailable] == [
+        "standby",
+        "template-engine",
+    ] and thawed.ends == 0
+    template("engine")
+    assert started("auto").mode == "template-engine"
+
+
+def test_a_strangers_bundle_that_kills_its_start_is_left_out(found: Lookup, fake_engine: FakeEngine) -> None:
+    """A KV cache of one byte, say: its plain sections decide over no start."""
+    fake_engine("serves")
+    dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
+    request = ServeRequest(
+        found, mode="fresh", ready_timeout=20, trust=lambda _: TrustResult(False, None, "no")
+    )
+    one = ladder.start(request, dying)
+    one.running.process.signal(signal.SIGKILL)
+    one.running.process.wait()
+    (step,) = one.account.fallbacks
+    assert one.mode == "fresh" and step.stage == "bundle" and "left out" in step.reason
+    assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0].reason
+    with pytest.raises(server_process.Died, match="ended with exit code 7"):
+        ladder.start(ServeRequest(found, mode="fresh", ready_timeout=20), dying)
+
+
+@pytest.mark.parametrize(("free", "named"), [(1 << 30, False), (4096, True)])
+def test_a_death_beside_a_full_place_names_the_place(
+    found: Lookup, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, free: int, named: bool
+) -> None:
+    fake_engine("serves")
+    monkeypatch.setattr(probes.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
+    with pytest.raises(server_process.Died, match="ended with exit code 7") as caught:
+        ladder.start(ServeRequest(found, mode="fresh", ready_timeout=20), dying)
+    assert ("/dev/shm has 4096 bytes free" in str(caught.value.mend)) is named
+
+
+@pytest.mark.parametrize("mode", ["template-runtime", "template-engine"])
+def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: Started, mode: str) -> None:
+    one = started(mode)
+    (step,) = one.account.fallbacks
+    assert one.mode == "fresh" and step.stage == mode
+    assert step.reason == f"no {mode} runs for tiny" and "coldstart template start" in str(step.hint)
+    assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step.to_json()
+    assert one.document()["absent"] == []
+
+
+@pytest.mark.parametrize("mode", ["auto", "template-runtime"])
+def test_a_place_for_sockets_without_room_is_stepped_over(
+    started: Started, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(template_pool, "_root", lambda _: Path("/proc/none/templates").mkdir())
+    one = started(mode)
+    assert one.mode == "fresh"
+    assert "No such file or directory: '/proc/none/templates'" in one.account.fallbacks[-1].reason
+
+
+def test_a_template_that_died_is_stepped_over(started: Started, template: Template) -> None:
+    warm = template("engine")
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGKILL)
+    os.waitpid(warm.pid, 0)
+    assert started("template-engine").mode == "fresh"
+
+
+def test_auto_names_a_template_that_died(started: Started, template: Template) -> None:
+    warm = template("engine")
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGKILL)
+    os.waitpid(warm.pid, 0)
+    document = started("auto").document()
+    assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
+    assert [step["section"] for step in document["fallbacks"]] == ["template-engine"]
+    assert [step["section"] for step in document["absent"]] == [
+        "standby",
+        "snapshot",
+        "template-runtime",
+        "runtime-snapshot",
+    ]
+
+
+def test_a_template_that_refuses_is_stepped_over(
+    started: Started, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template("engine")
+    monkeypatch.setattr(json_lines.Channel, "send", _refused)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    one = started("template-engine")
+    assert one.mode == "fresh" and one.account.fallbacks[0].reason == "not now"
+    monkeypatch.undo()
+    one.running.process.signal(signal.SIGKILL)
+    one.running.process.wait()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208 - the process's own pidfd
+
+
+@pytest.mark.parametrize("mode", ["fresh", "template-engine"])
+def test_a_wrong_canary_ends_in_an_ordinary_start(started: Started, template: Template, mode: str) -> None:
+    template("engine")
+    env = {"TORCHINDUCTOR_CACHE_DIR": "/unpacked/inductor", "VLLM_CACHE_ROOT": "/cache"}
+    one = started(mode, vllm_args=Arguments(["forgets"]), compile_dir="/unpacked", env=env)
+    assert one.plan.compile_dir is None and one.plan.env == {"VLLM_CACHE_ROOT": "/cache"}
+    (fallback,) = one.document()["fallbacks"]
+    assert fallback["section"] == "canary" and mode in fallback["reason"]
+    assert one.mode == "fresh" and one.document()["canary"] is None
+    assert one.running.process.poll() is None
+
+
+def test_a_server_that_dies_is_the_end_and_no_step(found: Lookup, fake_engine: FakeEngine) -> None:
+    fake_engine("dies")
+    with pytest.raises(CommandFailed, match="exit code 7"):
+        ladder.start(ServeRequest(found), LaunchPlan(Arguments(["dies"])))
+
+
+@pytest.mark.parametrize("mode", ["template-engine", "template-runtime"])
+def test_a_forked_server_that_dies_is_a_step_down(started: Started, template: Template, mode: str) -> None:
+    template(mode.removeprefix("template-"))
+    for asked in (mode, "auto"):
+        one = started(asked, vllm_args=Arguments(["dies-forked"]))
+        (step,) = one.document()["fallbacks"]
+        assert one.mode == "fresh" and one.running.process.poll() is None
+        assert step["section"] == mode and "exit code 7 before it was ready" in step["reason"]
+        assert one.document()["fast_path"]["mode"] is False
+
+
+def test_a_thawed_server_that_dies_is_a_step_down_and_its_template_is_ended(
+    started: Started, thawed: Thawed
+) -> None:
+    one = started("auto", vllm_args=Arguments(["dies-forked"]))
+    (step,) = one.document()["fallbacks"]
+    assert one.mode == "fresh" and step["section"] == "snapshot" and "exit code 7" in step["reason"]
+    assert thawed.ends == 1 and thawed.process.poll() is not None
+
+
+def test_a_server_that_dies_everywhere_is_the_end(found: Lookup, template: Template) -> None:
+    template("engine")
+    with pytest.raises(server_process.Died, match="exit code 7"):
+        ladder.start(ServeRequest(found), LaunchPlan(Arguments(["dies"])))
+
+
+def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
+    one = started("fresh", fetch_rest=True)
+    (fallback,) = one.document()["fallbacks"]
+    assert fallback["section"] == "fetch-rest" and "--weights-from names a source" in fallback["reason"]
+    assert one.document()["fast_path"]["mode"] is True  # the start was as fast as ever
+    assert one.mode == "fresh" and one.rest is None and one.running.process.poll() is None
+
+
+def test_the_lease_of_the_rest_is_kept_with_the_start(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = object()
+    monkeypatch.setattr(fetch, "rest", lambda plan, config: lease)
+    assert started("fresh").rest is None
+    one = started("fresh", fetch_rest=True)
+    assert one.rest is lease and one.document()["fallbacks"] == []
+
+
+def test_an_interrupted_start_ends_its_server(
+    found: Lookup, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    caught: list[server_process.ServerProcess] = []
+
+    def interrupted(process: server_process.ServerProcess, *_: object) -> server_process.Running:
+        caught.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server_process, "acknowledged", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ladder.start(ServeRequest(found), PLAN)
+    assert caught[0].poll() == 143
+
+
+def test_a_snapshot_that_is_not_there(started: Started) -> None:
+    one = started("snapshot")
+    assert one.mode == "fresh" and "has no snapshot" in one.account.fallbacks[0].reason
+
+
+def test_a_snapshot_that_cannot_be_thawed(
+    started: Started, found: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def thaw(*_: object) -> process_snapshot.Thawed:
+        raise process_snapshot.SnapshotUnusable("the snapshot was taken on kernel 5.1, this is 6.18")
+
+    monkeypatch.setattr(Bundle, "has", lambda self, name: True)
+    monkeypatch.setattr(process_snapshot, "thaw", thaw)
+    one = started("snapshot")
+    assert one.mode == "fresh" and "kernel 5.1" in one.account.fallbacks[0].reason
+
+
+def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    def thaw(*_: object) -> process_snapshot.Thawed:
+        raise process_snapshot.SnapshotUnusable("the snapshot was taken on kernel 5.1, this is 6.18")
+
+    monkeypatch.setattr(Bundle, "has", lambda self, name: True)
+    monkeypatch.setattr(process_snapshot, "thaw", thaw)
+    document = started("auto").document()
+    (step,) = document["fallbacks"]
+    assert step["section"] == "snapshot" and "kernel 5.1" in step["reason"]
+    assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
+    assert [one["section"] for one in document["absent"]] == [
+        "standby",
+        "template-engine",
+        "template-runtime",
+        "runtime-snapshot",
+    ]
+
+
+def test_a_thawed_template_that_does_not_answer_is_ended(
+    started: Started, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    class Silent:
+        pid, socket, ends = 1, home / "nobody", 0
+
+        def end(self) -> None:
+            self.ends += 1
+
+    silent = Silent()
+    monkeypatch.setattr(Bundle, "has", lambda self, name: True)
+    monkeypatch.setattr(process_snapshot, "thaw", lambda *_: silent)
+    one = started("snapshot")
+    assert one.mode == "fresh" and "nobody listens" in one.account.fallbacks[0].reason
+    assert silent.ends == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ([], "http://127.0.0.1:8000"),
+        (["--port", "9"], "http://127.0.0.1:9"),
+        (["--port", "9", "--port", "10"], "http://127.0.0.1:10"),
+        (["--host", "0.0.0.0"], "http://127.0.0.1:8000"),
+        (["--host", "::1"], "http://[::1]:8000"),
+        (["--host", "::"], "http://[::1]:8000"),
+        (["--ssl-certfile", "a.pem"], "https://127.0.0.1:8000"),
+        (["--uds", "/run/s"], "unix:/run/s"),
+    ],
+)
+def test_where_it_answers(given: list[str], url: str) -> None:
+    assert planning.url(LaunchPlan(Arguments(given))) == url
+
+
+class Fake:
+    """A process that ends with `code` once each of the signals that its supervisor is sent has been passed on."""
+
+    pid = 1
+
+    def __init__(self, code: int, *numbers: int) -> None:
+        self.code, self.numbers, self.received = code, numbers, list[int]()
+        self.began = threading.Event()
+
+    def live(self) -> None:
+        self.began.wait()
+        for count, number in enumerate(self.numbers, 1):
+            os.kill(os.getpid(), number)
+            while len(self.received) < count:
+                time.sleep(0.001)
+        os.close(self.ends)
+
+    def __enter__(self) -> Fake:
+        self.alive, self.ends = os.pipe()
+        threading.Thread(target=self.live, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.alive)
+
+    def poll(self) -> int | None:
+        return None
+
+    def wait(self) -> int:
+        return self.code
+
+    def signal(self, number: int) -> None:
+        self.received.append(number)
+
+    def fileno(self) -> int:
+        self.began.set()
+        return self.alive
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("process", "code", "passed_on"),
+    [
+        (Fake(143, signal.SIGTERM), 143, [signal.SIGTERM]),
+        (Fake(0, signal.SIGTERM), 143, [signal.SIGTERM]),
+        (Fake(0, signal.SIGINT), 130, [signal.SIGTERM]),
+        (Fake(137, signal.SIGINT, signal.SIGINT), 130, [signal.SIGTERM, signal.SIGKILL]),
+        (Fake(1), 1, []),
+        (Fake(0), 1, []),
+        (Fake(137), 1, []),
+        (Fake(3), 1, []),  # which would mean: no bundle
+    ],
+)
+def test_the_exit_code_of_a_server(process: Fake, code: int, passed_on: list[int]) -> None:
+    with process:
+        assert supervise.stay(process) == code and process.received == passed_on
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_that_does_not_interrupt_the_wait_is_passed_on() -> None:
+    """As one that comes just before the wait begins: here another thread takes it."""
+    with Fake(143, signal.SIGTERM) as process:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            assert supervise.stay(process) == 143 and process.received == [signal.SIGTERM]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_trust_is_the_users_unless_said_otherwise(found: Lookup) -> None:
+    assert ServeRequest(found).trust is inspection.trust
+
+
+def _refused(*_: object) -> None:
+    raise peers.PeerError("not now")

@@ -1,0 +1,244 @@
+"""Compilers' caches in a bundle that has moved: Triton's own reader, and vLLM's own look-up, find what was brought."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.store import Store
+from tools.bundles import key, provenance
+from tools.command_line import run
+from tools.shell import Run
+
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.graphs import COMPILE_REPORT, EngineTask
+from coldstart.contract.plan import LaunchPlan
+from coldstart.launch import caches, prepare
+from coldstart.launch.fetch import Weights
+from coldstart.models import inspection
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system import paths, runtime
+from coldstart.system.paths import Cache
+from coldstart.vllm.engine import aot
+from tests.support.engines import home
+
+__all__ = ["home", "run"]
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+MEMBERS = ("kernel.cubin", "kernel.json")
+
+
+def _write_triton(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One kernel, as Triton itself puts it there; how to read it again."""
+    from triton.runtime.cache import FileCacheManager
+
+    def manager(directory: Path) -> Any:
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(directory))
+        monkeypatch.setattr("triton.knobs.cache.dir", str(directory))
+        return FileCacheManager("abc")
+
+    held = manager(root)
+    held.put_group("kernel.json", {name: held.put(name.encode(), name) for name in MEMBERS})
+    return manager
+
+
+@needs_triton
+def test_tritons_kernels_are_found_in_a_bundle_that_has_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "offline"
+    manager = _write_triton(made / "triton", monkeypatch)
+    assert caches.collect(made, tmp_path / "no-vllm", tmp_path / "section") == ["triton"]
+    shutil.rmtree(made)
+    plain = shutil.copytree(tmp_path / "section" / "triton", tmp_path / "plain")
+    assert manager(plain).get_group("kernel.json") is None  # as it lies: it names where it was
+    laid = caches.lay(tmp_path / "section", tmp_path / "user")
+    found = manager(laid / "triton").get_group("kernel.json")
+    assert {name: Path(path).read_bytes() for name, path in found.items()} == {n: n.encode() for n in MEMBERS}
+    assert all(Path(path).is_relative_to(laid) for path in found.values())
+
+
+def test_what_is_laid_is_a_copy_and_made_once(tmp_path: Path) -> None:
+    (tmp_path / "section" / "flashinfer").mkdir(parents=True)
+    (tmp_path / "section" / "flashinfer" / "a.so").write_text("a")
+    laid = caches.lay(tmp_path / "section", tmp_path / "root")
+    (laid / "flashinfer" / "b.so").write_text("missed")
+    assert (
+        caches.lay(tmp_path / "section", tmp_path / "root") == laid
+        and (laid / "flashinfer" / "b.so").exists()
+    )
+    assert [p.name for p in (tmp_path / "section" / "flashinfer").iterdir()] == ["a.so"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["root", "section"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"child_paths": 3}', "{}"])
+def test_a_damaged_group_stops_no_start(tmp_path: Path, text: str) -> None:
+    (tmp_path / "section" / "triton" / "abc").mkdir(parents=True)
+    (tmp_path / "section" / "triton" / "abc" / "__grp__kernel.json").write_text(text)
+    laid = caches.lay(tmp_path / "section", tmp_path / "root")
+    assert (laid / "triton" / "abc" / "__grp__kernel.json").read_text() == text
+
+
+class Artefact:
+    """What torch's loader would give back of an artefact of vLLM's backend."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.finalized = data, False
+        compiled = SimpleNamespace(finalize_loading=self._finalize)
+        self._artifacts = SimpleNamespace(compiled_fn=compiled)
+
+    def _finalize(self, config: Any) -> None:
+        self.finalized = True
+
+    def source_info(self) -> Any:
+        return SimpleNamespace(inlined_sources=[])
+
+    def disable_guard_check(self) -> None:
+        """Nothing is guarded."""
+
+
+@pytest.fixture
+def decorators(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's own module, its look-up unwrapped again afterwards; torch's deserialisation stood in for."""
+    import torch
+    from vllm.compilation import decorators
+
+    def load(file: Any, f_globals: Any) -> Artefact:
+        if (data := file.read()) == b"foreign":
+            raise RuntimeError("made by another torch")
+        return Artefact(data)
+
+    monkeypatch.setattr(decorators, "_try_load_aot_compiled_fn", decorators._try_load_aot_compiled_fn)
+    monkeypatch.setattr(torch.compiler, "load_compiled_function", load)
+    return decorators
+
+
+def _model() -> Any:
+    from vllm.config import VllmConfig
+
+    config = VllmConfig()
+    return SimpleNamespace(
+        vllm_config=config, compilation_config=config.compilation_config, _is_encoder=False, _compile_tag="",
+        forward=lambda: None,
+    )  # fmt: skip
+
+
+def _bundle(tmp_path: Path, data: bytes, rank: str = "rank_0_0") -> Path:
+    vllm_root = tmp_path / "offline"
+    made = vllm_root / "torch_compile_cache" / "torch_aot_compile" / "hash-of-the-offline-path"
+    (made / rank).mkdir(parents=True)
+    (made / rank / "model").write_bytes(data)
+    (made / "inductor_cache" / "xy").mkdir(parents=True)
+    (made / "inductor_cache" / "xy" / "kernel.py").write_text("k")
+    caches.collect(tmp_path / "none", vllm_root, tmp_path / "section")
+    return caches.lay(tmp_path / "section", tmp_path / "laid") / caches.AOT
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_vllms_own_look_up_finds_the_artefact_under_its_own_hash(tmp_path: Path, decorators: Any) -> None:
+    held = aot.Aot(_bundle(tmp_path, b"artefact"))
+    held.install(decorators)
+    path = tmp_path / "user" / "torch_aot_compile" / "another-hash" / "rank_0_0" / "model"
+    found = decorators._try_load_aot_compiled_fn(_model(), str(path))
+    assert found.data == b"artefact" and found.finalized
+    assert (path.parents[1] / "inductor_cache" / "xy" / "kernel.py").read_text() == "k"
+    assert (held.loaded, held.reasons) == (1, [])
+    worker = SimpleNamespace(Worker=type("Worker", (), {}))
+    held.report_in(worker)
+    assert getattr(worker.Worker(), COMPILE_REPORT)() == {"loaded": 1, "reasons": []}
+
+
+@pytest.mark.slow
+@needs_vllm
+@pytest.mark.parametrize(
+    ("data", "rank", "reason"),
+    [
+        (b"foreign", "rank_0_0", "rank_0_0: vLLM did not take the artefact and compiled again"),
+        (b"artefact", "rank_3_0", "rank_0_0: the bundle has 0 artefacts"),
+    ],
+)
+def test_every_miss_has_its_reason(
+    tmp_path: Path, decorators: Any, data: bytes, rank: str, reason: str
+) -> None:
+    held = aot.Aot(_bundle(tmp_path, data, rank))
+    held.install(decorators)
+    path = tmp_path / "user" / "another-hash" / "rank_0_0" / "model"
+    assert decorators._try_load_aot_compiled_fn(_model(), str(path)) is None
+    assert (held.loaded, held.reasons) == (0, [reason])
+
+
+def test_nothing_of_it_is_left_where_the_bundle_is_distrusted() -> None:
+    env = caches.environment(Path("/x")) | {"VLLM_CACHE_ROOT": "/y"}
+    task = EngineTask(compiled=Path("/x/aot"), restore=Path("/x/graphs"), kv_plan=[{"rank": 0}])
+    plan = prepare.distrusting(LaunchPlan([], env=env, engine=task))
+    assert plan.env == {"VLLM_CACHE_ROOT": "/y"} and plan.engine == EngineTask(kv_plan=[{"rank": 0}])
+
+
+@pytest.fixture
+def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], LaunchPlan]:
+    """started(): the plan of a start on a GPU from a trusted bundle that carries Triton's cache."""
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+    (tmp_path / "section" / "triton" / "abc").mkdir(parents=True)
+    (tmp_path / "section" / "triton" / "abc" / "x.json").write_text(json.dumps({}))
+    with Store(Cache.at().bundles).begin(key()) as draft:
+        draft.add_tree("compile", tmp_path / "section")
+        bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+    lookup = Lookup(
+        ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
+    )
+    return lambda: prepare.prepare(lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust)
+
+
+def _of_compile(plan: LaunchPlan) -> list[str]:
+    return [step.reason for step in plan.fallbacks if step.stage == "compile"]
+
+
+def test_a_gpu_start_points_its_compilers_at_the_bundle(started: Callable[[], LaunchPlan]) -> None:
+    plan = started()
+    (root,) = paths.compiled_dir().iterdir()
+    assert caches.environment(root).items() <= plan.env.items()
+    assert plan.engine.compiled == root / "aot" and (root / "triton/abc/x.json").exists()
+    assert plan.compile_dir is None and _of_compile(plan) == []
+
+
+def test_caches_where_others_may_write_are_not_used(started: Callable[[], LaunchPlan]) -> None:
+    paths.compiled_dir().mkdir(parents=True)
+    paths.compiled_dir().chmod(0o777)
+    plan = started()
+    assert "mode 0777, wanted 0 and 0700" in _of_compile(plan)[0].replace(str(os.getuid()), "0")
+    assert plan.engine.compiled is None and not set(caches.VARIABLES) & set(plan.env)
+
+
+def test_a_full_disk_stops_no_start_and_leaves_nothing(
+    started: Callable[[], LaunchPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path, **_: object) -> None:
+        (target / "half").write_text("x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caches.shutil, "copytree", full)
+    plan = started()
+    assert "No space left on device" in _of_compile(plan)[0] and plan.engine.compiled is None
+    assert list(paths.compiled_dir().iterdir()) == []
+
+
+def test_caches_go_with_their_bundle(started: Callable[[], LaunchPlan], run: Run) -> None:
+    started()
+    (root,) = paths.compiled_dir().iterdir()
+    assert str(root) not in json.loads(run("prune", "--format=json").stdout)["unpacked"] and root.is_dir()
+    assert str(root) in json.loads(run("prune", "org/tiny", "--format=json").stdout)["unpacked"]
+    assert not root.exists()

@@ -1,0 +1,414 @@
+"""Where weights come from: our load format where it fits, a plan from the bundle, and fetching before the server imports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.key import Mismatch
+from safetensors.numpy import save_file
+from tools.bundles import key
+
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.weights import WeightsRequest
+from coldstart.errors import CommandFailed
+from coldstart.launch import fetch, modes, planning
+from coldstart.launch.request import ServeRequest
+from coldstart.models import resolution
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system import runtime
+from coldstart.system.paths import Cache
+from coldstart.vllm.weights.entry import LOAD_FORMAT
+from coldstart.weights import weights_plan as weights
+from coldstart.weights.load import stage
+from coldstart.weights.prefetch import client
+
+Publish = Callable[..., Bundle]
+ZEROS = "sha256:" + "0" * 64
+SOURCE = "http://weights.example/tiny"
+OURS = Arguments(["--load-format", "coldstart"])
+NONE = Arguments()
+LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 5}
+NAMES = [
+    "model.embed_tokens.weight",
+    *(f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(5)),
+    "model.norm.weight",
+    "lm_head.weight",
+]
+
+
+def planned(names: Sequence[str] = NAMES) -> dict[str, Any]:
+    """A weights plan of one file with a tensor of four bytes per name."""
+    tensors = [
+        {"name": name, "dtype": "F32", "shape": [1], "offset": 8 + 4 * at, "size": 4, "digest": ZEROS}
+        for at, name in enumerate(names)
+    ]
+    chunks = [ZEROS.removeprefix("sha256:")]
+    file = {"name": "model.safetensors", "size": 8 + 4 * len(names), "chunks": chunks, "tensors": tensors}
+    return {"chunk": weights.CHUNK, "files": [file]}
+
+
+class Prefetcher:
+    """Takes the client's place: `asked` is what it was asked for, `closed` how many leases were given back."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.refuses, self.closed = refuses, 0
+        self.asked: list[tuple[str, Any, list[str], dict[str, Any]]] = []
+
+    def start_early(self, source: str, plan: Any, names: list[str], **more: Any) -> Prefetcher:
+        if self.refuses:
+            raise client.PrefetchRefused("no room")
+        self.asked.append((source, plan, names, more))
+        return self
+
+    def attach(self, source: str, plan: Any, *, names: list[str], **more: Any) -> Prefetcher:
+        return self.start_early(source, plan, names, **more)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prefetcher]:
+    """use(refuses=False): a prefetcher that is asked from now on."""
+
+    def install(refuses: bool = False) -> Prefetcher:
+        made = Prefetcher(refuses)
+        monkeypatch.setattr(client, "start_early", made.start_early)
+        monkeypatch.setattr(client, "attach", made.attach)
+        return made
+
+    return install
+
+
+def chosen(
+    plan: object, model: ResolvedModel, root: Path, given: Arguments = NONE, source: str = SOURCE
+) -> fetch.Weights:
+    """The weights of a start from a bundle with this `weights` section, the cache root being `root`."""
+    donor = cast(Any, SimpleNamespace(ref="tiny:v1", json=lambda name: plan))
+    return fetch.choose(Lookup(model, given, Cache(root), key(seed=1), donor), source)
+
+
+def requested(source: str, plan: dict[str, Any], root: Path) -> WeightsRequest:
+    """The request for the weights of `plan`."""
+    request = chosen(plan, ResolvedModel("tiny", root, None, None, {}), root, source=source).request
+    assert request is not None
+    return request
+
+
+@pytest.fixture
+def streaming(home: Path) -> LaunchPlan:
+    """A plan whose weights come from SOURCE."""
+    return LaunchPlan(OURS, weights_from=requested(SOURCE, planned(), home))
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """A model directory with the tensors of NAMES."""
+    save_file({name: np.ones(1, dtype=np.float32) for name in NAMES}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+Use = Callable[..., Prefetcher]
+
+
+def test_our_format_is_for_local_safetensors_on_the_cpu(
+    local: Path, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    sound = replace(model, path=local)
+    seeded, dummy = Arguments(["--seed", "1"]), Arguments(["--load-format=dummy"])
+    assert fetch.loading(seeded, sound) == [*OURS]
+    assert fetch.loading(NONE, model) == []  # the fixture's file is no safetensors
+    assert fetch.loading(NONE, replace(model, path=None)) == []
+    assert fetch.loading(dummy, sound) == []
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+    assert fetch.loading(NONE, sound) == []
+
+
+def test_the_users_load_format_is_kept(
+    local: Path, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    sound, given = replace(model, path=local), Arguments(["--load_format", "auto"])
+    assert fetch.loading(NONE, sound) == [*OURS] and fetch.loading(given, sound) == []
+    assert chosen(planned(), sound, local).arguments[:2] == OURS
+    assert LOAD_FORMAT not in chosen(planned(), sound, local, given).arguments
+
+
+@pytest.mark.parametrize("sections", [{}, {"weights": []}, {"weights": {"files": 1}}, {"weights": {}}])
+def test_a_bundle_that_does_not_is_refused_with_the_mend(
+    publish: Publish, model: ResolvedModel, sections: dict[str, Any]
+) -> None:
+    bundle = publish(**sections)
+    with pytest.raises(CommandFailed, match="does not say which weights to fetch") as caught:
+        fetch.choose(Lookup(model, NONE, Cache.at(), bundle.key, bundle), SOURCE)
+    assert "materialize MODEL --only weights" in str(caught.value.mend)
+
+
+def test_streaming_puts_our_arguments_first_and_the_source_in_the_request(
+    model: ResolvedModel, tmp_path: Path
+) -> None:
+    found = chosen(planned(), model, tmp_path, Arguments(["--seed", "1"]))
+    ours, request = found.arguments, found.request
+    assert ours[:3] == (*OURS, "--hf-overrides") and json.loads(ours[3]) == {"tie_word_embeddings": False}
+    assert ours[4:] == ("--model", str(model.path), "--served-model-name", "tiny", "--seed", "1")
+    assert found.identity == weights.digest(planned()) and request is not None
+    assert request.source == SOURCE and request.read() == planned()
+
+
+def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> None:
+    first = requested(SOURCE, planned(), tmp_path)
+    assert first.plan.stem == weights.digest(planned()).removeprefix("sha256:")
+    assert tmp_path in first.plan.parents
+    written = first.plan.stat().st_ino
+    assert requested("s3://other", planned(), tmp_path) == WeightsRequest("s3://other", first.plan)
+    assert first.plan.stat().st_ino == written
+    assert requested(SOURCE, planned(NAMES[:2]), tmp_path).plan != first.plan
+
+
+def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match=r"model\.safetensors holds no safetensors") as caught:
+        requested(SOURCE, planned([]), tmp_path)
+    assert caught.value.mend == "leave --weights-from away" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "given", "overridden"),
+    [
+        ({}, NAMES, [], True),
+        ({"tie_word_embeddings": True}, NAMES, [], True),
+        ({"tie_word_embeddings": False}, NAMES, [], False),
+        ({}, NAMES[:-1], [], False),
+        ({}, NAMES, ["--hf-overrides", '{"a": 1}'], False),
+    ],
+)
+def test_a_head_of_its_own_is_not_tied(
+    config: dict[str, Any], names: list[str], given: list[str], overridden: bool, home: Path
+) -> None:
+    expected = ["--hf-overrides", '{"tie_word_embeddings": false}'] if overridden else []
+    model = ResolvedModel("tiny", home, None, None, config)
+    own = (*OURS, *expected, "--model", str(home), "--served-model-name", "tiny", *given)
+    assert chosen(planned(names), model, home, Arguments(given)).arguments == own
+
+
+def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:
+    return Lookup(model, NONE, Cache.at(), key(seed=1), None, nearest, mismatches)
+
+
+ABSENT = Mismatch("model.weights", None, "U8")
+OTHER = Mismatch("model.weights", "U8", "F32")
+FLAG = Mismatch("engine.seed", 1, None)
+UNSET = Mismatch("engine.dtype", None, "half")
+CONFIG = Mismatch("model.config", "a", "b")
+
+
+def test_a_directory_without_weights_has_the_bundle_that_differs_in_them_alone(
+    publish: Publish, model: ResolvedModel
+) -> None:
+    bundle = publish()
+    found = _missed(model, bundle, ABSENT).without_weights()
+    assert found.bundle == bundle and found.key == bundle.key
+    assert found.nearest is None and found.mismatches == ()
+
+
+@pytest.mark.parametrize("mismatches", [(OTHER,), (ABSENT, FLAG), (ABSENT, UNSET), (FLAG,)])
+def test_any_other_difference_is_a_miss(
+    publish: Publish, model: ResolvedModel, mismatches: tuple[Mismatch, ...]
+) -> None:
+    missed = _missed(model, publish(), *mismatches)
+    assert missed.without_weights() is missed
+
+
+def test_a_hit_and_an_empty_store_stay_what_they_are(publish: Publish, model: ResolvedModel) -> None:
+    bundle = publish()
+    for found in (Lookup(model, NONE, Cache.at(), bundle.key, bundle), _missed(model, None)):
+        assert found.without_weights() is found
+
+
+def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: ResolvedModel) -> None:
+    bundle = publish()
+    assert _missed(model, bundle, FLAG).weights_donor == bundle
+    assert _missed(model, bundle, FLAG, ABSENT).weights_donor == bundle
+    assert _missed(model, bundle, OTHER).weights_donor is None
+    assert _missed(model, bundle, FLAG, CONFIG).weights_donor is None
+    assert _missed(model, None).weights_donor is None
+
+
+def test_fetching_begins_before_the_block_and_is_let_go_after_it(streaming: LaunchPlan, use: Use) -> None:
+    prefetcher = use()
+    with fetch.begun(streaming, LLAMA):
+        assert prefetcher.asked == [(SOURCE, planned(), NAMES, {"pace": None})]
+        assert prefetcher.closed == 0
+    assert prefetcher.closed == 1
+    with pytest.raises(KeyboardInterrupt), fetch.begun(streaming, LLAMA):
+        raise KeyboardInterrupt
+    assert prefetcher.closed == 2
+
+
+def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_their_way_until_then(
+    streaming: LaunchPlan, use: Use
+) -> None:
+    prefetcher = use()
+    words = ["--pipeline-parallel-size", "2", "--nnodes", "2", "--node-rank", "1"]
+    later = replace(streaming, vllm_args=Arguments([*OURS, *words, "--headless"]))
+    with fetch.begun(later, LLAMA) as ahead:
+        ahead.started()
+    assert prefetcher.closed == 0
+    with fetch.begun(later, LLAMA):
+        pass  # it did not come up
+    assert prefetcher.closed == 1
+    with fetch.begun(streaming, LLAMA) as ahead:
+        ahead.started()
+    assert prefetcher.closed == 2
+
+
+def test_weights_are_not_fetched_when_vllm_loads_them(streaming: LaunchPlan, use: Use) -> None:
+    prefetcher = use()
+    with fetch.begun(replace(streaming, vllm_args=Arguments(["--load-format", "auto"])), LLAMA):
+        assert prefetcher.asked == []
+
+
+def test_weights_are_fetched_early_when_the_server_loads_them_itself() -> None:
+    loading = {mode.name for mode in modes.LADDER if mode.loads_weights}
+    assert loading == {"fresh", "template-runtime", "runtime-snapshot"}
+
+
+def test_without_a_prefetcher_the_server_is_started_all_the_same(streaming: LaunchPlan, use: Use) -> None:
+    prefetcher, entered = use(refuses=True), []
+    with fetch.begun(streaming, LLAMA):
+        entered.append(1)
+    assert entered == [1] and prefetcher.closed == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (["-pp", "2"], NAMES),
+        (["-pp", "2", "--nnodes", "2"], NAMES[:4]),
+        (["-pp", "2", "--nnodes", "2", "--node-rank", "1"], NAMES[4:]),
+        (["-pp", "2", "-tp", "2", "--nnodes", "4", "--node-rank", "1"], NAMES[:4]),
+        (["-pp", "2", "--nnodes", "2", "--speculative-config", '{"method": "ngram"}'], NAMES),
+        # vLLM refuses these; the refusal must be its own.
+        (["-pp", "2", "--nnodes", "2", "--node-rank", "5"], NAMES),
+        (["-pp", "2", "--nnodes", "0"], NAMES),
+    ],
+)
+def test_a_node_wants_its_own_ranks_tensors(
+    streaming: LaunchPlan, use: Use, given: list[str], names: list[str]
+) -> None:
+    prefetcher = use()
+    with fetch.begun(replace(streaming, vllm_args=OURS.append(*given)), LLAMA):
+        assert [asked[2] for asked in prefetcher.asked] == [names]
+
+
+@pytest.mark.parametrize(("partition", "names"), [("1,4", NAMES[:2]), ("1,1", NAMES), ("", NAMES)])
+def test_a_partition_of_the_users_decides_or_is_vllms_to_refuse(
+    streaming: LaunchPlan, use: Use, monkeypatch: pytest.MonkeyPatch, partition: str, names: list[str]
+) -> None:
+    monkeypatch.setenv(stage.PARTITION_ENV, partition)
+    prefetcher = use()
+    with fetch.begun(replace(streaming, vllm_args=OURS.append("-pp", "2", "-n", "2")), LLAMA):
+        assert prefetcher.asked[0][2] == names
+
+
+class Reader:
+    """Takes PageIn's place."""
+
+    def __init__(self, made: list[Reader], paths: Any, tensors: Any) -> None:
+        self.paths, self.names, self.ended = paths, {tensor.name for tensor in tensors}, False
+        made.append(self)
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[Reader] = []
+    monkeypatch.setattr("coldstart.weights.load.tensor_sources.PageIn", lambda *args: Reader(readers, *args))
+    made = LaunchPlan(Arguments(["--model", str(local), *OURS, "-pp", "2", "-n", "2"]))
+    with fetch.begun(made, LLAMA):
+        assert readers == []  # these few bytes are not worth it
+    monkeypatch.setattr(fetch, "PAGE_IN_MIN_BYTES", 1)
+    with pytest.raises(KeyboardInterrupt), fetch.begun(made, LLAMA):
+        (reader,) = readers
+        assert reader.paths == {"model.safetensors": local / "model.safetensors"}
+        assert reader.names == set(NAMES[:4]) and not reader.ended
+        raise KeyboardInterrupt
+    assert reader.ended
+
+
+def test_the_rest_is_what_the_node_does_not_need(streaming: LaunchPlan, use: Use) -> None:
+    prefetcher = use()
+    first = replace(streaming, vllm_args=OURS.append("-pp", "2", "--nnodes", "2"))
+    lease: object = fetch.rest(first, LLAMA)
+    assert lease is prefetcher and prefetcher.closed == 0
+    assert prefetcher.asked == [(SOURCE, planned(), NAMES[4:], {"background": True, "start": False})]
+
+
+def test_without_a_source_or_a_prefetcher_there_is_no_rest_and_a_reason(
+    streaming: LaunchPlan, use: Use
+) -> None:
+    prefetcher = use()
+    with pytest.raises(client.PrefetchError, match="not fetched by a prefetcher"):
+        fetch.rest(LaunchPlan(OURS), LLAMA)
+    assert prefetcher.asked == []
+    use(refuses=True)
+    with pytest.raises(client.PrefetchError):
+        fetch.rest(streaming, LLAMA)
+
+
+def _planned(found: Lookup) -> LaunchPlan:
+    return planning.plan(ServeRequest(found, without_bundle=True, weights_from=SOURCE))
+
+
+@pytest.mark.usefixtures("home")
+def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_read(
+    model: ResolvedModel,
+) -> None:
+    made = _planned(_missed(model, None))
+    assert made.weights_from is None and made.vllm_args[:2] == ("--model", str(model.path))
+    assert [step.stage for step in made.fallbacks] == ["bundle", "weights"]
+    reason = made.fallbacks[1].reason
+    assert SOURCE in reason and "the model's own directory is read" in reason
+
+
+def test_a_start_without_a_bundle_streams_by_another_bundles_plan(
+    publish: Publish, model: ResolvedModel
+) -> None:
+    bundle = publish(weights=planned())
+    made = _planned(_missed(model, bundle, FLAG, ABSENT))
+    asked = made.weights_from
+    assert asked is not None and asked.source == SOURCE and made.weights == weights.digest(planned())
+    assert made.vllm_args[:2] == OURS and [step.stage for step in made.fallbacks] == ["bundle"]
+
+
+def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, model: ResolvedModel) -> None:
+    bundle = publish(weights=planned())
+    made = _planned(_missed(model, bundle, ABSENT).without_weights())
+    assert made.key == bundle.key_digest and made.compile_dir is not None
+    assert "bundle" not in {step.stage for step in made.fallbacks}
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("streams", [True, False])
+def test_weights_that_are_streamed_are_not_fetched_first(
+    publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    ensured: list[str] = []
+    for name in ("ensure_weights", "ensure_tokenizer"):
+        monkeypatch.setattr(
+            resolution, name, lambda model, offline, name=name: (ensured.append(name), model)[1]
+        )
+    found = _missed(model, publish(weights=planned()), FLAG)
+    planning.plan(ServeRequest(found, without_bundle=True, weights_from=SOURCE if streams else None))
+    assert ensured == ["ensure_tokenizer" if streams else "ensure_weights"]

@@ -1,0 +1,121 @@
+"""A server that acknowledges itself, dies first, never does, or loses its supervisor."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import CommandFailed
+from coldstart.launch import server_process
+from coldstart.system.proc import processes
+
+FakeEngine = Callable[[str], None]
+
+
+def acknowledged(behaviour: str, log: Path, timeout: float | None = 20) -> server_process.Running:
+    with log.open("wb") as output:
+        process, reader = server_process.fresh(LaunchPlan([behaviour, "--port", "9"]), output)
+    return server_process.acknowledged(process, reader, time.monotonic(), timeout)
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_server_acknowledges_itself(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine("serves")
+    running = acknowledged("serves", tmp_path / "log")
+    assert running.report["args"] == ["--port", "9"] and running.report["pid"] == running.process.pid
+    assert 0 < running.ready_s < 20
+    assert running.process.poll() is None
+    assert os.getsid(running.process.pid) == running.process.pid  # a Ctrl-C at the terminal is not for it
+    running.process.signal(signal.SIGTERM)
+    assert running.process.wait() == 143 == running.process.poll()
+
+
+def test_nothing_is_left_of_the_plan(
+    fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    running = acknowledged("serves", tmp_path / "log")
+    assert list((tmp_path / "tmp").iterdir()) == []
+    running.process.signal(signal.SIGKILL)
+    assert running.process.wait() == 137
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [("dies", 7), ("raises", 1)])
+def test_a_server_that_dies_first(fake_engine: FakeEngine, tmp_path: Path, behaviour: str, code: int) -> None:
+    fake_engine(behaviour)
+    with pytest.raises(CommandFailed, match=f"ended with exit code {code} before it was ready"):
+        acknowledged(behaviour, tmp_path / "log")
+    assert (tmp_path / "log").read_text()
+
+
+def test_a_server_that_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine("never-ready")
+    with (tmp_path / "log").open("wb") as output:
+        process, reader = server_process.fresh(LaunchPlan(["never-ready"]), output)
+    with pytest.raises(CommandFailed, match=r"not ready within 0\.3 s and was ended") as caught:
+        server_process.acknowledged(process, reader, time.monotonic(), 0.3)
+    assert caught.value.mend == "give it longer: --ready-timeout SECONDS"
+    assert process.wait() == 137
+
+
+def test_its_end_is_readable(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine("ends")
+    running = acknowledged("ends", tmp_path / "log")
+    assert select.select([running.process], [], [], 20)[0]
+    assert running.process.wait() == 3
+
+
+def test_kill_minus_nine_of_the_supervisor_ends_the_server(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine("serves")
+    supervisor = (
+        "import sys, time; from coldstart.launch import launch; from coldstart.contract.plan import LaunchPlan\n"
+        f"sys.executable = {sys.executable!r}\n"
+        "process, reader = launch.fresh(LaunchPlan(['serves']))\n"
+        "print(launch.acknowledged(process, reader, 0, None).report['pid'], flush=True); time.sleep(60)"
+    )
+    real = Path(sys.executable).read_text().split('"')[1]
+    running = subprocess.Popen([real, "-c", supervisor], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    server = int(running.stdout.readline())
+    assert not ended(server)
+    running.kill()
+    running.wait()
+    running.stdout.close()
+    deadline_s = time.monotonic() + 30
+    while not ended(server) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert ended(server)
+
+
+def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:
+    sizes = "x = bytearray(64 << 20); "
+    wait = "import sys; print(1, flush=True); sys.stdin.read()"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sizes + wait!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"1\n"
+        assert processes.memory_bytes(parent.pid) > 64 << 20
+        parent.communicate()
+
+
+def test_a_pid_is_found_below_its_guardian(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    with pytest.raises(ProcessLookupError, match="is gone already"):
+        processes.outer_pid(os.getpid(), 1)

@@ -1,0 +1,188 @@
+"""The plan crosses processes unchanged; a start is recorded; a process ends with whoever started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coldstart.contract.fallback import Fallback
+from coldstart.contract.graphs import EngineTask
+from coldstart.contract.plan import PLAN_ENV, LaunchPlan
+from coldstart.contract.weights import WeightsRequest
+from coldstart.launch import prepare
+from coldstart.system import timeline
+from coldstart.system.proc.lifeline import die_with_parent
+from coldstart.system.recording import process_started, recording
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+IDS = st.lists(st.integers(0, 1 << 31))
+PATHS = st.builds(Path, TEXT)
+TASKS = st.builds(
+    EngineTask,
+    record=st.none() | PATHS,
+    by_reference=st.booleans(),
+    kv_note=st.none() | PATHS,
+    kv_plan=st.none() | st.lists(st.dictionaries(TEXT, TEXT | st.integers())),
+    compiled=st.none() | PATHS,
+)
+PLANS = st.builds(
+    LaunchPlan,
+    st.lists(TEXT),
+    key=TEXT,
+    weights=TEXT,
+    compile_dir=st.none() | TEXT,
+    canary=st.none() | st.fixed_dictionaries({"prompt": IDS, "tokens": IDS}),
+    env=st.dictionaries(st.from_regex(r"[A-Z]+_TESTED", fullmatch=True), TEXT),
+    weights_from=st.none() | st.builds(WeightsRequest, TEXT, PATHS),
+    engine=TASKS,
+    fallbacks=st.lists(st.builds(Fallback, TEXT, TEXT, st.none() | TEXT.filter(bool))),
+)
+
+
+@given(PLANS)
+def test_a_plan_survives_json(plan: LaunchPlan) -> None:
+    assert LaunchPlan.from_json(json.dumps(plan.document())) == plan
+
+
+@given(PLANS)
+def test_an_installed_plan_is_the_current_one(plan: LaunchPlan) -> None:
+    before = dict(os.environ)
+    try:
+        plan.install()
+        assert LaunchPlan.current() == plan
+        assert {name: os.environ[name] for name in plan.env} == plan.env
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def test_without_a_plan_the_current_one_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PLAN_ENV, raising=False)
+    assert LaunchPlan.current() == LaunchPlan([])
+
+
+def test_a_saved_plan_is_read_back(tmp_path: Path) -> None:
+    plan = LaunchPlan(["--model", "m"], key="k", env={"A": "b"})
+    plan.save(tmp_path / "plan.json")
+    assert LaunchPlan.from_json((tmp_path / "plan.json").read_text()) == plan
+
+
+OLDER = {  # as coldstart wrote it while these two travelled in `env`
+    "vllm_args": [], "key": "", "weights": "", "compile_dir": None, "canary": None, "fallbacks": [], "must_adopt": False,
+    "env": {"COLDSTART_WEIGHTS_FROM": "s3://b", "COLDSTART_GRAPHS_RESTORE": "/g"},
+}  # fmt: skip
+SOUND = LaunchPlan([], weights_from=WeightsRequest("s3://b", Path("/p"))).document()
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (OLDER, "launch plan is of another release of coldstart: only one knows engine, weights_from"),
+        (SOUND | {"more": 1}, "launch plan is of another release of coldstart: only one knows more"),
+        (SOUND | {"engine": {}}, "engine task is of another release"),
+        (SOUND | {"engine": None}, "engine task is no JSON object"),
+        (SOUND | {"weights_from": {"source": "s3://b"}}, "weights request .* only one knows pace, plan"),
+        ([], "launch plan is no JSON object"),
+    ],
+)
+def test_a_plan_of_another_release_is_refused_by_name(document: object, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        LaunchPlan.from_json(json.dumps(document))
+
+
+def test_memory_is_read_from_the_kernel() -> None:
+    assert 1 << 20 < prepare.available_memory() < 1 << 50
+
+
+@pytest.fixture
+def no_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(timeline.EVENTS_VARIABLE, raising=False)
+
+
+@pytest.mark.usefixtures("no_events")
+class TestRecording:
+    def test_nothing_is_recorded_unasked(self) -> None:
+        with recording(None, wanted=False) as made:
+            assert timeline.EVENTS_VARIABLE not in os.environ
+        assert made.timeline.spans == []
+
+    def test_spans_of_this_and_other_processes_are_saved(self, tmp_path: Path) -> None:
+        with recording(tmp_path / "trace.json", wanted=False) as made:
+            timeline.emit("here", 1.0, 2.0, track="t")
+            child = "from coldstart.system import timeline; timeline.emit('there', 2, 3, track='t')"
+            subprocess.run([sys.executable, "-c", child], check=True)
+        assert [span.name for span in made.timeline.spans] == ["coldstart", "here", "there"]
+        saved = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        assert {"coldstart", "here", "there"} <= {event["name"] for event in saved}
+
+    def test_a_file_that_somebody_else_named_is_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "events"))
+        with recording(None, wanted=False) as made:
+            timeline.emit("here", 1.0, 2.0, track="t")
+        assert os.environ[timeline.EVENTS_VARIABLE] == str(tmp_path / "events")
+        assert len((tmp_path / "events").read_text().splitlines()) == 2 == len(made.timeline.spans)
+
+    def test_what_a_ready_server_does_is_saved_at_its_end(self, tmp_path: Path) -> None:
+        file = tmp_path / "trace.json"
+        with recording(file, wanted=False) as made:
+            made.started()
+            assert "swap in" not in file.read_text()
+            timeline.emit("swap in", 1.0, 2.0, track="scheduler")
+        assert "swap in" in file.read_text()
+
+    def test_without_a_file_a_ready_server_runs_on_unrecorded(self) -> None:
+        with recording(None, wanted=True) as made:
+            events = Path(os.environ[timeline.EVENTS_VARIABLE])
+            made.started()
+            timeline.emit("swap in", 1.0, 2.0, track="scheduler")
+            assert not events.parent.exists()
+        assert [span.name for span in made.timeline.spans] == ["coldstart"]
+
+    def test_a_failed_start_leaves_no_variable_behind(self) -> None:
+        with pytest.raises(KeyboardInterrupt), recording(None, wanted=True):
+            raise KeyboardInterrupt
+        assert timeline.EVENTS_VARIABLE not in os.environ
+
+    def test_this_process_started_before_now(self) -> None:
+        assert 0 < process_started() < time.monotonic()
+
+
+def test_a_process_ends_with_its_parent() -> None:
+    code = (
+        "import os, time, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', "
+        "'from coldstart.system.proc.lifeline import die_with_parent as d; d(9); print(1, flush=True);"
+        " import time; time.sleep(60)'], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pidfd = os.pidfd_open(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    try:
+        import select
+
+        assert select.select([pidfd], [], [], 10)[0]
+    finally:
+        os.close(pidfd)
+
+
+def test_the_signal_can_be_chosen() -> None:
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(signal.SIGKILL)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

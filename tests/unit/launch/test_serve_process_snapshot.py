@@ -1,0 +1,280 @@
+"""A snapshot is thawed only where it fits, and every refusal says what was wanted and what was found."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import SectionMissing, Untrusted
+from coldstart.artifacts.store import Store
+from tools.bundles import key, provenance, write_tree
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import CommandFailed
+from coldstart.launch import process_snapshot, server_process, template_environment
+from coldstart.models import inspection
+from coldstart.system import digests, fingerprint, paths
+from coldstart.system.paths import Cache
+from coldstart.system.snapshot import criu
+
+FakeEngine = Callable[[str], None]
+PLAN = LaunchPlan([])
+FAKE_CRIU = """#!/bin/sh
+echo "$@" >> "{calls}"
+case "$1" in
+--version) echo "Version: 9.8.7"; exit 0 ;;
+esac
+while [ $# -gt 0 ]; do
+  case "$1" in -D|-W) place="$2" ;; -o) log="$2" ;; esac
+  shift
+done
+case "$log" in /*) ;; *) log="$place/$log" ;; esac
+echo "Warn  all is well" > "$log"
+echo "Error (criu/tty.c:1): no such terminal" >> "$log"
+exit {code}
+"""
+
+
+@pytest.fixture
+def fake_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
+    """fake_criu(code): a CRIU that exits so; the file of its calls. It may run, whoever runs the tests."""
+    calls = tmp_path / "calls"
+
+    def make(code: int) -> Path:
+        program = tmp_path / "criu"
+        program.write_text(FAKE_CRIU.format(calls=calls, code=code))
+        program.chmod(0o755)
+        monkeypatch.setenv(criu.VARIABLE, str(program))
+        monkeypatch.setattr(criu, "_status", lambda _: "ffffffffffffffff")
+        return calls
+
+    criu.version.cache_clear()
+    yield make
+    criu.version.cache_clear()
+
+
+def images(scratch: Path, *, kernel: str | None = None, files: str | None = None, **about: object) -> Path:
+    """A directory as `freeze` leaves it, of an image that no CRIU has seen, made of this very file."""
+    made = {
+        "criu": "4.2.1",
+        "environment": template_environment.counted(os.environ),
+        "meeting": str(scratch / "frozen" / "meeting"),
+    } | about
+    machine = fingerprint.machine() | ({"kernel": kernel} if kernel else {})
+    listed = digests.listing([__file__]) if files is None else files
+    tree = {"pages-1.img": b"x" * 99, fingerprint.LIST: listed.encode()}
+    tree[process_snapshot.ABOUT] = json.dumps(made).encode()
+    tree[fingerprint.ABOUT] = json.dumps({"format": fingerprint.FORMAT, "machine": machine}).encode()
+    return write_tree(scratch / "images", tree)
+
+
+def frozen(store: Store, scratch: Path, signer: sign.HostKey | None = None, **changes: object) -> Bundle:
+    """A bundle with a snapshot section that no CRIU has seen."""
+    with store.begin(key()) as draft:
+        draft.add_tree("snapshot", images(scratch, **changes))  # type: ignore[arg-type]
+        return draft.publish(provenance(), signer=signer or sign.host_key(paths.state_dir()))
+
+
+def thaw(bundle: Bundle) -> process_snapshot.Thawed:
+    return process_snapshot.thaw(bundle, PLAN, Cache.at(), inspection.trust)
+
+
+@pytest.mark.usefixtures("home")
+class TestWhereItFits:
+    def test_the_same_machine(self, tmp_path: Path) -> None:
+        process_snapshot.check(images(tmp_path), PLAN)
+
+    def test_another_kernel(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            process_snapshot.SnapshotUnusable, match=rf"taken on kernel 3\.1, this is {platform.release()}"
+        ):
+            process_snapshot.check(images(tmp_path, kernel="3.1"), PLAN)
+
+    def test_a_file_that_is_gone(self, tmp_path: Path) -> None:
+        listed = f"{'0' * 64}  /nonexistent/lib.so\n"
+        with pytest.raises(
+            process_snapshot.SnapshotUnusable, match=r"made with /nonexistent/lib\.so .*, found nothing"
+        ):
+            process_snapshot.check(images(tmp_path, files=listed), PLAN)
+
+    def test_another_environment(self, tmp_path: Path) -> None:
+        read = template_environment.counted(os.environ) | {"OMP_NUM_THREADS": "1"}
+        made = images(tmp_path, environment=read)
+        with pytest.raises(
+            process_snapshot.SnapshotUnusable, match=r"OMP_NUM_THREADS: .* made with '1', this start has '2'"
+        ):
+            process_snapshot.check(made, replace(PLAN, env={"OMP_NUM_THREADS": "2"}))
+
+
+class TestCriuItself:
+    def test_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
+        assert "/nonexistent/criu is not to be found: install criu" in str(criu.missing())
+
+    def test_not_executable(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (tmp_path / "criu").write_text("")
+        monkeypatch.setenv(criu.VARIABLE, str(tmp_path / "criu"))
+        assert "is not to be found" in str(criu.missing())
+
+    @pytest.mark.parametrize("held", ["0", "200000", "10000000000", None])
+    def test_without_capabilities(
+        self, fake_criu: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, held: str | None
+    ) -> None:
+        fake_criu(0)
+        monkeypatch.setattr(criu, "_status", lambda _: held)
+        assert "CRIU needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE" in str(criu.missing())
+
+    def test_all_there(self, fake_criu: Callable[[int], Path]) -> None:
+        fake_criu(0)
+        assert criu.missing() is None and criu.version() == "9.8.7"
+
+    def test_the_kernels_own_word(self) -> None:
+        assert int(criu._status("CapEff") or "", 16) >= 0 and criu._status("NoSuchField") is None
+
+
+@pytest.mark.usefixtures("home")
+class TestThaw:
+    def test_without_criu(self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
+        with pytest.raises(process_snapshot.SnapshotUnusable, match="is not to be found"):
+            thaw(frozen(store, tmp_path))
+
+    def test_without_a_section(self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]) -> None:
+        fake_criu(0)
+        with store.begin(key()) as draft:
+            bundle = draft.publish(provenance())
+        with pytest.raises(SectionMissing):
+            thaw(bundle)
+
+    def test_a_strangers_image_is_not_restored(
+        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
+    ) -> None:
+        calls = fake_criu(0)
+        with pytest.raises(Untrusted):
+            thaw(frozen(store, tmp_path, sign.host_key(tmp_path / "stranger")))
+        assert not calls.exists() and list(Cache.at().unpacked.glob("*")) == []
+
+    def test_an_image_in_a_copied_cache_is_not_restored(
+        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = fake_criu(1)
+        bundle = frozen(store, tmp_path)
+        with pytest.raises(process_snapshot.SnapshotUnusable):
+            thaw(bundle)
+        calls.unlink()
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+        with pytest.raises(Untrusted):
+            thaw(bundle)
+        assert not calls.exists()
+
+    def test_where_it_does_not_fit(
+        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
+    ) -> None:
+        """It is judged while CRIU works, whose end it then is: whether CRIU had begun by then is chance."""
+        fake_criu(0)
+        with pytest.raises(process_snapshot.SnapshotUnusable, match=r"kernel 3\.1"):
+            thaw(frozen(store, tmp_path, kernel="3.1"))
+        assert list(paths.runtime_dir().glob("thawed-*")) == []
+
+    @pytest.mark.parametrize("odd", [None, b"{", b"{}", b"[]"])
+    def test_an_image_that_does_not_say_what_it_is_bound_to(
+        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], odd: bytes | None
+    ) -> None:
+        calls = fake_criu(0)
+        tree = {"pages-1.img": b"x"} | ({process_snapshot.ABOUT: odd} if odd is not None else {})
+        with store.begin(key()) as draft:
+            draft.add_tree("snapshot", write_tree(tmp_path / "images", tree))
+            bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        with pytest.raises(process_snapshot.SnapshotUnusable):
+            thaw(bundle)
+        assert not calls.exists()
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="a pid namespace needs CAP_SYS_ADMIN")
+    def test_crius_own_complaint_is_the_reason_and_nothing_is_left(
+        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], home: Path
+    ) -> None:
+        calls = fake_criu(1)
+        with pytest.raises(
+            process_snapshot.SnapshotUnusable, match=r"could not thaw the snapshot: Error .* no such terminal"
+        ):
+            thaw(frozen(store, tmp_path, meeting=str(home / "meeting")))
+        assert "restore -D" in calls.read_text()
+        assert list(paths.runtime_dir().glob("thawed-*")) == []
+
+
+def test_a_dump_that_fails_leaves_no_template(
+    home: Path,
+    tmp_path: Path,
+    fake_engine: FakeEngine,
+    fake_criu: Callable[[int], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_engine("serves")
+    calls = fake_criu(1)
+    monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(CommandFailed, match=r"could not freeze the engine: Error .* no such terminal"):
+        process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
+    pid = int(calls.read_text().split(" -t ")[1].split()[0])
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_what_is_frozen_says_what_it_is_bound_to(
+    home: Path,
+    tmp_path: Path,
+    fake_engine: FakeEngine,
+    fake_criu: Callable[[int], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_engine("serves")
+    fake_criu(0)
+    monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
+    (tmp_path / "out").mkdir()
+    unshared = process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
+    assert (
+        unshared is not None and "reads all of its own memory" in unshared
+    )  # images that CRIU did not write
+    made = json.loads((tmp_path / "out" / process_snapshot.ABOUT).read_text())
+    assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
+    listed = (tmp_path / "out" / fingerprint.LIST).read_text()
+    assert "python" in listed and "coldstart/launch/process_snapshot.py" in listed
+    assert not (home / fingerprint.MODULES).exists()
+    process_snapshot.check(tmp_path / "out", LaunchPlan([]))
+
+
+def test_mapped_files_are_those_of_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "with space.so"
+    path.write_bytes(b"x" * 5000)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        assert str(path) in fingerprint.mapped_files(os.getpid())
+    assert str(path) not in fingerprint.mapped_files(os.getpid())
+
+
+def test_the_first_complaint_is_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "(1) a\n(2) Error (x.c:1): no space\n(3) Error (y.c:2): Restoring FAILED.\n"
+    )
+    assert process_snapshot.first_error(tmp_path / "log") == "(2) Error (x.c:1): no space"
+
+
+def test_no_complaint(tmp_path: Path) -> None:
+    assert process_snapshot.first_error(tmp_path / "none") == "it gave no reason"
+
+
+def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    own = tmp_path / "own"
+    own.mkdir()
+    thawed = process_snapshot.Thawed(own, process)
+    guardian: server_process.Guardian = thawed
+    guardian.end()
+    assert process.poll() is not None and not own.exists() and thawed.socket == own / "socket"

@@ -1,0 +1,244 @@
+"""The choice of a scheduler becomes vLLM's flags outside the key, and vLLM's own runs where ours cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts.bundle import Bundle
+
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import Usage
+from coldstart.launch import scheduler
+from coldstart.scheduling.settings import KEY, SchedulerSettings
+from coldstart.vllm import compat
+from coldstart.vllm.scheduling import (
+    PINNING_POLICY,
+    SCHEDULER_CLS,
+    TAILS_CONNECTOR,
+    TAILS_MODULE,
+    WHOLE_CONNECTOR,
+    settle,
+)
+
+Publish = Callable[..., Bundle]
+PROFILE = {"prefill": [[16, 0.01], [64, 0.02]], "decode": [[1, 0.004], [8, 0.006]]}
+PLAN = LaunchPlan(["--model", "m"])
+
+
+def flags(plan: LaunchPlan) -> dict[str, str]:
+    given = plan.vllm_args[len(PLAN.vllm_args) :]
+    return dict(zip(given[::2], given[1::2], strict=True))
+
+
+def mlfq(**settings: object) -> SchedulerSettings:
+    return SchedulerSettings("skip-join-mlfq", **settings)  # type: ignore[arg-type]
+
+
+def fcfs(**settings: object) -> SchedulerSettings:
+    return SchedulerSettings("fcfs", **settings)  # type: ignore[arg-type]
+
+
+def test_fcfs_changes_nothing_but_the_batch() -> None:
+    assert scheduler.apply(PLAN, fcfs(), None, on_cpu=True) == PLAN
+    assert SchedulerSettings("auto") == scheduler.STOCK and SchedulerSettings("auto", batch=4) == fcfs(
+        batch=4
+    )
+    capped = scheduler.apply(PLAN, fcfs(batch=4), None, on_cpu=True)
+    assert flags(capped) == {"--max-num-active-seqs": "4"}
+
+
+def test_fcfs_keeps_kv_on_the_host_where_it_is_given_memory() -> None:
+    choice = fcfs(host_bytes=1 << 20)
+    scheduler.check(choice, PLAN.vllm_args)
+    given = flags(scheduler.apply(PLAN, choice, None, on_cpu=True))
+    assert list(given) == ["--kv-transfer-config"]
+    assert (
+        json.loads(given["--kv-transfer-config"])["kv_connector_extra_config"]["cpu_bytes_to_use"] == 1 << 20
+    )
+    assert choice.kv_strategy == "proactive" and fcfs().kv_strategy == "recompute"
+    with pytest.raises(Usage, match="--kv-host-memory sets --kv-transfer-config itself"):
+        scheduler.check(choice, Arguments(["--kv-transfer-config", "{}"]))
+
+
+def test_fcfs_refuses_settings_that_it_would_ignore() -> None:
+    for ignored, flag in ((fcfs(alpha_s=1.0), "--alpha"), (fcfs(strategy="proactive"), "--kv-strategy")):
+        with pytest.raises(Usage, match=f"fcfs takes --batch and --kv-host-memory alone: {flag} belongs"):
+            scheduler.check(ignored, PLAN.vllm_args)
+
+
+def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:
+    bundle = publish(iterations=PROFILE, kv={"bytes": 4096})
+    choice = mlfq(batch=4, first_quantum_s=0.5, eta=2, alpha_s=3.0, oldest_share=0.5, reserve_quantile=0.8)
+    made = scheduler.apply(PLAN, choice, bundle, on_cpu=True)
+    assert flags(made)["--scheduler-cls"] == SCHEDULER_CLS
+    told = json.loads(flags(made)["--additional-config"])[KEY]
+    wanted = {"batch": 4, "first_quantum_s": 0.5, "eta": 2, "alpha_s": 3.0, "reserve_quantile": 0.8}
+    assert wanted.items() <= told.items() and told["profile"]["decode"] == PROFILE["decode"]
+    assert made.fallbacks == []
+    connector = json.loads(flags(made)["--kv-transfer-config"])["kv_connector_extra_config"]
+    assert connector["cpu_bytes_to_use"] == 4096 and connector["offload_prompt_only"] is False
+
+
+def test_no_core_is_given_up_for_the_connector(publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU"):
+        monkeypatch.delenv(name, raising=False)
+    bundle = publish(iterations=PROFILE)
+    two = replace(PLAN, vllm_args=PLAN.vllm_args.append("--tensor-parallel-size", "2"))
+    assert scheduler.apply(two, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "2"}
+    six = replace(PLAN, vllm_args=two.vllm_args.append("--pipeline-parallel-size", "3"))
+    assert scheduler.apply(six, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "6"}
+    halves = replace(PLAN, vllm_args=six.vllm_args.append("--nnodes", "2"))
+    assert scheduler.apply(halves, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "3"}
+    assert scheduler.apply(PLAN, mlfq(strategy="recompute"), bundle, on_cpu=True).env == {}
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-1")
+    assert scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True).env == {}
+
+
+def test_without_iteration_times_it_says_so(publish: Publish) -> None:
+    for bundle in (None, publish(), publish(iterations={"prefill": []})):
+        made = scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True)
+        (fallback,) = made.fallbacks
+        assert fallback.stage == "iterations" and "typical shape" in fallback.reason
+        assert "profile" not in json.loads(flags(made)["--additional-config"])[KEY]
+
+
+@pytest.mark.parametrize("settings", [{"oldest_share": 1.5}, {"strategy": "wishful"}, {"batch": 0}])
+def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(Usage, match="scheduler's settings"):
+        scheduler.check(mlfq(**settings), PLAN.vllm_args)
+
+
+def test_apply_copies_kv_to_the_host_unless_recompute_is_asked_for() -> None:
+    copies = "--kv-transfer-config"
+    assert copies in flags(scheduler.apply(PLAN, mlfq(), None, on_cpu=False))
+    assert copies not in flags(scheduler.apply(PLAN, mlfq(strategy="recompute"), None, on_cpu=False))
+
+
+@pytest.mark.parametrize(
+    "names_it",
+    [
+        lambda: SchedulerSettings("express"),
+        lambda: SchedulerSettings.read({KEY: {"policy": "express", "price": 0.1}}),
+        lambda: scheduler.check(fcfs(), Arguments(["--scheduler-cls", scheduler.REMOVED_CLS])),
+        lambda: scheduler.apply(
+            LaunchPlan(["--scheduler-cls", scheduler.REMOVED_CLS]), fcfs(), None, on_cpu=True
+        ),
+    ],
+    ids=["command line", "vLLM's additional config", "saved vLLM arguments", "vLLM arguments of a host"],
+)
+def test_the_removed_scheduler_is_refused_with_a_hint(names_it: Callable[[], object]) -> None:
+    with pytest.raises(Usage, match="'express': it was removed") as refused:
+        names_it()
+    assert refused.value.mend == "use --scheduler auto or --scheduler skip-join-mlfq"
+
+
+@pytest.mark.parametrize("flag", ["--scheduler-cls", "--additional-config", "--kv-transfer-config"])
+def test_two_choices_are_refused(flag: str) -> None:
+    with pytest.raises(Usage, match=flag):
+        scheduler.check(mlfq(), Arguments([flag, "x"]))
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Features that this vLLM lacks an integration point of."""
+    held: set[str] = set()
+    monkeypatch.setattr(
+        compat, "check", lambda feature, load=None: "It lacks a point." if feature in held else None
+    )
+    return held
+
+
+def kept_on_host() -> Namespace:
+    """vLLM's KVTransferConfig, as our flags make it."""
+    extra = {"eviction_policy": PINNING_POLICY}
+    return Namespace(
+        kv_connector=TAILS_CONNECTOR, kv_connector_module_path=TAILS_MODULE, kv_connector_extra_config=extra
+    )
+
+
+def ours() -> Namespace:
+    settings = {KEY: {"policy": "skip-join-mlfq", "strategy": "proactive"}, "a": 1}
+    return Namespace(
+        scheduler_cls=SCHEDULER_CLS, additional_config=settings, kv_transfer_config=kept_on_host()
+    )
+
+
+def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(lacking: set[str]) -> None:
+    lacking.add("scheduler")
+    plan, args = LaunchPlan([]), ours()
+    assert settle.settle(args, None, plan)
+    assert (args.scheduler_cls, args.additional_config, args.kv_transfer_config) == (None, {}, None)
+    assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. vLLM's own scheduler runs instead.")]
+
+
+def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
+    lacking: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle, "unsupported", lambda config: None)
+    monkeypatch.setitem(sys.modules, "coldstart.vllm.scheduling.scheduler", None)
+    plan, args = LaunchPlan([]), ours()
+    assert settle.settle(args, None, plan) and args.scheduler_cls is None
+    assert "cannot be loaded: ModuleNotFoundError" in plan.fallbacks[0].reason
+
+
+def test_without_copies_on_the_host_evicted_requests_compute_again(
+    lacking: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle, "_obstacle", lambda config: None)
+    plan, args = LaunchPlan([]), ours()
+    assert not settle.settle(args, None, plan) and args.kv_transfer_config is not None
+    lacking.add("offload")
+    assert settle.settle(args, None, plan)
+    assert args.scheduler_cls == SCHEDULER_CLS and args.kv_transfer_config is None
+    assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
+    assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. What is evicted is computed again.")]
+    assert not settle.settle(args, None, plan)
+
+
+def test_without_their_integration_point_the_last_blocks_alone_are_computed_again(lacking: set[str]) -> None:
+    lacking.add("tails")
+    plan, args = LaunchPlan([]), Namespace(scheduler_cls=None, kv_transfer_config=kept_on_host())
+    assert settle.settle(args, None, plan)
+    assert args.kv_transfer_config.kv_connector == WHOLE_CONNECTOR
+    assert args.kv_transfer_config.kv_connector_module_path is None
+    assert "last block" in plan.fallbacks[0].reason
+    assert not settle.settle(args, None, plan)
+
+
+def test_without_copies_on_the_host_vllms_own_scheduler_computes_again(lacking: set[str]) -> None:
+    lacking.add("offload")
+    kept = kept_on_host()
+    plan = LaunchPlan([])
+    args = Namespace(scheduler_cls=None, additional_config={}, kv_transfer_config=kept)
+    assert (
+        settle.settle(args, None, plan) and args.kv_transfer_config is None and args.additional_config == {}
+    )
+    assert "computed again" in plan.fallbacks[0].reason
+
+
+@pytest.mark.parametrize("given", [None, "somebody.elses.Scheduler"])
+def test_other_schedulers_are_left_alone(given: str | None) -> None:
+    args = Namespace(scheduler_cls=given, additional_config={"a": 1}, kv_transfer_config=1)
+    assert not settle.settle(args, None, LaunchPlan([]))
+    assert args.additional_config == {"a": 1}
+
+
+def test_counters_have_a_directory_while_our_scheduler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = pytest.importorskip("prometheus_client").values
+    monkeypatch.delenv(settle.METRICS_ENV, raising=False)
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
+    with settle.counted(LaunchPlan(["--model", "m"])):
+        assert settle.METRICS_ENV not in os.environ
+    with settle.counted(LaunchPlan(["--scheduler-cls", SCHEDULER_CLS])):
+        place = Path(os.environ[settle.METRICS_ENV])
+        assert place.is_dir()
+    assert not place.exists() and settle.METRICS_ENV not in os.environ

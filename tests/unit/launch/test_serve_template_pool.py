@@ -1,0 +1,222 @@
+"""The templates of a user: started once, found, told apart from dead ones, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.waiting import wait_until
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import CommandFailed, Usage
+from coldstart.launch import server_process, template_pool
+from coldstart.system import timeline
+from coldstart.system.proc import processes
+
+KEY = "sha256:" + "a" * 64
+PLAN = LaunchPlan(["serves"], key=KEY)
+FakeEngine = Callable[[str], None]
+
+
+@pytest.fixture(autouse=True)
+def user(home: Path) -> Path:
+    return home
+
+
+def test_a_template_is_started_listed_found_and_stopped(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    assert list(template_pool.listed()) == [] and template_pool.find("engine", KEY) is None
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    assert list(template_pool.listed()) == [warm] == [template_pool.find("engine", KEY)]
+    assert warm.ready and warm.servers == ()
+    assert (
+        template_pool.find("engine", "sha256:" + "b" * 64) is None
+        and template_pool.find("runtime", KEY) is None
+    )
+    template_pool.stop(warm)
+    assert list(template_pool.listed()) == [] and not warm.directory.exists()
+    assert warm.pid is not None and not template_pool._lives(warm.pid, warm.directory, None)
+
+
+def test_a_runtime_template_serves_every_key_of_its_own_interpreter(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("runtime", PLAN, "tiny", 20)
+    assert template_pool.find("runtime", "sha256:" + "b" * 64) == warm
+    monkeypatch.setattr(sys, "executable", "/another/venv/bin/python")
+    assert template_pool.find("runtime", KEY) is None
+    template_pool.stop(warm)
+
+
+def test_a_second_start_is_refused(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    with pytest.raises(Usage, match="runs already for tiny"):
+        template_pool.start("engine", PLAN, "tiny", 20)
+    assert template_pool.find("engine", KEY) == warm
+    template_pool.stop(warm)
+
+
+def test_a_second_start_is_refused_while_the_first_is_under_way(
+    fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    fake_engine(f"waits-for:{gate}")
+    first: list[template_pool.Warm] = []
+    thread = threading.Thread(target=lambda: first.append(template_pool.start("engine", PLAN, "tiny", 60)))
+    thread.start()
+    wait_until(lambda: list(template_pool._root().glob("*/log")))
+    with pytest.raises(Usage, match="is being started for tiny"):
+        template_pool.start("engine", PLAN, "tiny", 20)
+    gate.touch()
+    thread.join()
+    assert list(template_pool.listed()) == first
+    template_pool.stop(first[0])
+
+
+def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine) -> None:
+    fake_engine("dies")
+    with pytest.raises(
+        CommandFailed, match=r"ended\. The end of its log:\nno memory for the template"
+    ) as caught:
+        template_pool.start("engine", PLAN, "tiny", 20)
+    assert caught.value.exit_code == 1
+    assert list(template_pool._root().glob("*/")) == []
+
+
+def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
+    fake_engine("never-ready")
+    with pytest.raises(CommandFailed, match=r"not ready within 0\.3 s") as caught:
+        template_pool.start("engine", PLAN, "tiny", 0.3)
+    assert caught.value.mend == "give it longer: --ready-timeout SECONDS"
+    assert list(template_pool._root().glob("*/")) == []
+
+
+def test_an_interrupted_start_leaves_no_process(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("never-ready")
+    real, started = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*args, **options))
+        return started[-1]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(template_pool, "_await", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        template_pool.start("engine", PLAN, "tiny", 20)
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
+    assert list(template_pool._root().glob("*/")) == []
+
+
+def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    template_pool.start("engine", PLAN, "tiny", 20)
+    process, reader = server_process.forked(PLAN, next(iter(template_pool.listed())).socket)
+    (warm,) = template_pool.listed()
+    assert warm.servers == (process.pid,)
+    with pytest.raises(CommandFailed, match="1 server"):
+        template_pool.stop(warm)
+    assert process.poll() is None
+    template_pool.stop(warm, force=True)
+    assert process.wait() == 1
+    os.close(reader)
+
+
+def test_a_server_does_nothing_before_its_client_has_judged_the_template(fake_engine: FakeEngine) -> None:
+    """It is forked meanwhile, and ends where the client finds that the template does not fit."""
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    forked: list[psutil.Process] = []
+
+    def judge() -> None:
+        while not forked:
+            forked.extend(psutil.Process(warm.pid).children())
+        time.sleep(0.3)  # a server of the fake engine is ready in less
+        assert forked[0].is_running()
+        raise RuntimeError("another release")
+
+    with pytest.raises(RuntimeError, match="another release"):
+        server_process.forked(PLAN, warm.socket, judge=judge)
+    assert psutil.wait_procs(forked, 20)[1] == []
+    process, reader = server_process.forked(PLAN, warm.socket, judge=lambda: None)
+    assert server_process.acknowledged(process, reader, timeline.now(), 20).report
+    template_pool.stop(warm, force=True)
+
+
+def test_a_killed_template_is_gone_and_can_be_replaced(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGKILL)
+    os.waitpid(warm.pid, 0)
+    (dead,) = template_pool.listed()
+    assert dead.pid is None and not dead.ready and template_pool.find("engine", KEY) is None
+    again = template_pool.start("engine", PLAN, "tiny", 20)
+    assert template_pool.find("engine", KEY) == again
+    template_pool.stop(again)
+
+
+def _recorded(directory: Path, **about: object) -> template_pool.Warm:
+    directory.mkdir(exist_ok=True)
+    record = {"level": "engine", "key": KEY, "model": "m", "pid": os.getpid()} | about
+    (directory / "about.json").write_text(json.dumps(record))
+    return next(warm for warm in template_pool.listed() if warm.directory == directory)
+
+
+def test_a_pid_that_belongs_to_something_else_is_no_template() -> None:
+    found = _recorded(template_pool._root() / "engine-000000000000")
+    assert found.pid is None
+    template_pool.stop(found)
+    assert not found.directory.exists()
+
+
+def test_a_pid_that_belongs_to_another_template_is_never_signalled(fake_engine: FakeEngine) -> None:
+    """The number of a template that died may have become that of the next one, which has the same words but for its place."""
+    fake_engine("serves")
+    other = template_pool.start("engine", PLAN, "tiny", 20)
+    stale = _recorded(template_pool._root() / "engine-000000000000", pid=other.pid)
+    assert stale.pid is None and template_pool.find("engine", KEY) == other
+    template_pool.stop(
+        replace(stale, pid=other.pid), force=True
+    )  # as if it had become another's after it was listed
+    assert other.pid is not None and template_pool._lives(other.pid, other.directory, None)
+    template_pool.stop(other)
+
+
+def test_a_process_with_the_very_words_but_another_birth_is_no_template(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    about = json.loads((warm.directory / "about.json").read_text())
+    assert about["birth"] == processes.birth(about["pid"])
+    (warm.directory / "about.json").write_text(json.dumps(about | {"birth": about["birth"] + "1"}))
+    (found,) = template_pool.listed()
+    assert found.pid is None and template_pool.find("engine", KEY) is None
+    template_pool.stop(warm)
+
+
+def test_templates_of_another_root_are_their_owners_alone(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine("serves")
+    (tmp_path / "own").mkdir()
+    warm = template_pool.start("engine", PLAN, "tiny", 20, root=tmp_path / "own")
+    assert list(template_pool.listed()) == [] and template_pool.find("engine", KEY) is None
+    assert list(template_pool.listed(tmp_path / "own")) == [warm]
+    assert template_pool.find("engine", KEY, tmp_path / "own") == warm
+    template_pool.stop(warm)
+    assert list(template_pool.listed(tmp_path / "own")) == []

@@ -1,0 +1,25 @@
+"""Flags that no server here acts on are said, each with its reason; what asks for what there is, is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from coldstart.contract.arguments import Arguments
+from coldstart.launch import unserved
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--api-server-count", "2"], ["--api-server-count"]),
+        (["-asc", "4", "--grpc-port", "9000"], ["--api-server-count", "--grpc-port"]),
+        (["--grpc"], ["--grpc"]),
+        (["--api-server-count", "1", "--no-grpc", "--seed", "3"], []),
+        (["--api-server-count=0"], []),
+        ([], []),
+    ],
+)
+def test_what_is_not_honoured_is_named(words: list[str], named: list[str]) -> None:
+    said = unserved.fallbacks(Arguments(words))
+    assert [line.reason.split()[0] for line in said] == named
+    assert all(line.stage == "server" and "is not honoured: " in line.reason for line in said)

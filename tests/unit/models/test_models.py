@@ -1,0 +1,139 @@
+"""Names come to models, and every way of failing has its own exit code and mend."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from coldstart.errors import ColdstartError, NeedsAuth, Usage
+from coldstart.models import resolution
+from coldstart.models.aliases import ALIASES
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    place = tmp_path / "my model"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return place
+
+
+def failing(error: Exception) -> Callable[..., str]:
+    def download(*_: Any, **__: Any) -> str:
+        raise error
+
+    return download
+
+
+def http(kind: type[errors.HfHubHTTPError], text: str) -> errors.HfHubHTTPError:
+    request = httpx.Request("GET", "https://hub.example/config.json")
+    return kind(text, response=httpx.Response(403, request=request))
+
+
+def test_the_ten_models_of_the_paper_have_aliases() -> None:
+    sizes = ["0.5b", "1.8b", "4b", "7b", "14b"]
+    ten = ["falcon-7b", "llama2-7b", "llama2-13b", "yi-6b", "yi-9b", *(f"qwen1.5-{size}" for size in sizes)]
+    assert set(ten) <= set(ALIASES)
+
+
+def test_a_directory_is_named_without_its_path(directory: Path) -> None:
+    model = resolution.resolve(str(directory))
+    assert (model.name, model.path, model.repo_id, model.revision) == ("my-model", directory, None, None)
+    assert model.argument == str(directory)
+
+
+def test_a_snapshot_directory_knows_repository_and_commit(tmp_path: Path) -> None:
+    place = tmp_path / "models--facebook--opt-125m" / "snapshots" / COMMIT
+    place.mkdir(parents=True)
+    (place / "config.json").write_text("{}")
+    model = resolution.resolve(str(place))
+    assert (model.name, model.repo_id, model.revision) == ("opt-125m", "facebook/opt-125m", COMMIT)
+
+
+def test_alias_and_repository_are_one_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / COMMIT / "config.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    asked: list[str] = []
+
+    def download(repo_id: str, *_: Any, **__: Any) -> str:
+        asked.append(repo_id)
+        return str(file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert resolution.resolve("OPT-125m") == resolution.resolve("facebook/opt-125m")
+    assert asked == ["facebook/opt-125m"] * 2
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(Usage) as caught:
+        resolution.resolve("lama2-7b")
+    assert "llama2-7b" in str(caught.value.mend)
+
+
+def test_gated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", failing(http(errors.GatedRepoError, "gated")))
+    with pytest.raises(NeedsAuth) as caught:
+        resolution.resolve("llama2-7b")
+    assert "https://huggingface.co/meta-llama/Llama-2-7b-hf" in str(caught.value.mend)
+    assert "hf auth login" in str(caught.value.mend)
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.LocalEntryNotFoundError("not cached"), 4),
+        (errors.OfflineModeIsEnabled("offline"), 4),
+        (http(errors.RepositoryNotFoundError, "404"), 2),
+        (http(errors.RevisionNotFoundError, "404"), 2),
+        (http(errors.HfHubHTTPError, "500"), 2),
+    ],
+)
+def test_exit_codes_of_hub_failures(monkeypatch: pytest.MonkeyPatch, error: Exception, code: int) -> None:
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", failing(error))
+    with pytest.raises(ColdstartError) as caught:
+        resolution.resolve("facebook/opt-125m")
+    assert caught.value.exit_code == code
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_bad_configuration_is_named(directory: Path, text: str) -> None:
+    (directory / "config.json").write_text(text)
+    with pytest.raises(Usage, match=r"config\.json"):
+        resolution.resolve(str(directory))
+
+
+def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(Usage, match=r"config\.json"):
+        resolution.resolve(str(tmp_path))
+
+
+def test_weights_must_be_there(directory: Path) -> None:
+    model = resolution.resolve(str(directory))
+    with pytest.raises(Usage, match="no weights") as caught:
+        resolution.ensure_weights(model)
+    assert "--load-format dummy" in str(caught.value.mend)
+    (directory / "model.safetensors").write_bytes(b"")
+    assert resolution.ensure_weights(model) is model
+
+
+def test_a_revision_of_a_directory_is_refused(directory: Path) -> None:
+    with pytest.raises(Usage, match="--revision"):
+        resolution.resolve(str(directory), revision="main")
+
+
+def test_offline_without_weights_in_the_cache(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(directory))
+    model = resolution.ResolvedModel("opt-125m", directory, "facebook/opt-125m", COMMIT, {})
+    with pytest.raises(NeedsAuth, match="not in the local hub cache"):
+        resolution.ensure_weights(model, offline=True)
+    (directory / "model.safetensors").write_bytes(b"")
+    assert resolution.ensure_weights(model, offline=True).path == directory

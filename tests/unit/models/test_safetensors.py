@@ -1,0 +1,128 @@
+"""The header reader agrees with the format's own library, on what it reads and on what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file as numpy_save_file
+from tools.examples import examples
+
+from coldstart.errors import Usage
+from coldstart.models import safetensors
+
+DTYPES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")
+
+
+def _write(path: Path, header: Any, body: bytes = b"") -> Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    return path
+
+
+def _check_against_library(path: Path, framework: str, to_bytes: Callable[[Any], bytes]) -> None:
+    """Compare names, shapes, dtypes and bytes of all tensors with those that `safe_open` reads."""
+    found, data = safetensors.entries(path), path.read_bytes()
+    assert [entry.offset for entry in found] == sorted(entry.offset for entry in found)
+    with safe_open(path, framework) as reference:
+        assert {entry.name for entry in found} == set(reference.keys())
+        for entry in found:
+            part = reference.get_slice(entry.name)
+            assert (entry.dtype, list(entry.shape)) == (part.get_dtype(), part.get_shape())
+            content = to_bytes(reference.get_tensor(entry.name))
+            assert data[entry.offset : entry.offset + entry.size] == content
+
+
+def _array(dtype: str, shape: tuple[int, ...]) -> Any:
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.frombuffer(bytes(index % 2 for index in range(size)), dtype).reshape(shape)
+
+
+@examples(60)
+@given(
+    tensors=st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8),
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3).map(tuple)),
+        max_size=6,
+    ).filter(lambda tensors: "__metadata__" not in tensors),
+    # Without tensors and with empty metadata the library writes a header that it does not read.
+    metadata=st.none() | st.dictionaries(st.text(max_size=4), st.text(max_size=4), min_size=1, max_size=2),
+)
+def test_entries_are_those_of_safe_open_when_numpy_arrays_are_saved(
+    tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str] | None
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "m.safetensors"
+        numpy_save_file({name: _array(*kind) for name, kind in tensors.items()}, path, metadata)
+        _check_against_library(path, "np", lambda array: array.tobytes())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metadata", [None, {"format": "pt", "__metadata__": '{"a": 1}'}])
+def test_entries_are_those_of_safe_open_when_torch_tensors_are_saved(
+    tmp_path: Path, metadata: dict[str, str] | None
+) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    kinds = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool"
+    shapes = [(), (0,), (3, 0, 2), (5,), (2, 3)]
+    written = {
+        f"{kind}.{shape}": torch.full(shape, 3.0).to(getattr(torch, kind))
+        for kind in kinds.split()
+        for shape in shapes
+    }
+    path = tmp_path / "m.safetensors"
+    save_file(written, path, metadata)
+    _check_against_library(path, "pt", lambda tensor: tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    assert {entry.dtype for entry in safetensors.entries(path)} >= {"BF16", "F8_E4M3", "BOOL", "I64"}
+
+
+def test_entries_is_empty_when_the_file_holds_no_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    numpy_save_file({}, path, {"format": "pt"})
+    assert safetensors.entries(path) == []
+
+
+def test_a_header_over_the_librarys_cap_is_refused_by_both(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", safetensors.MAX_HEADER + 1))
+        file.truncate(safetensors.MAX_HEADER + 100)  # sparse: it takes no room
+    with pytest.raises(Usage, match="a header of 100000001 bytes"):
+        safetensors.entries(path)
+    with pytest.raises(SafetensorError, match=r"HeaderTooLarge|header too large"), safe_open(path, "np"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [],
+        None,
+        {"a": {}},
+        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0]}},
+        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 0]}},
+        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [-1, 0]}},
+        {"a": {"dtype": "U8", "shape": ["1"], "data_offsets": [0, 1]}},
+        {"a": {"dtype": "U8", "shape": [1.5], "data_offsets": [0, 1]}},
+        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, True]}},
+    ],
+)
+def test_nonsense_is_named_by_its_file(tmp_path: Path, header: Any) -> None:
+    path = _write(tmp_path / "m.safetensors", header, b"\0")
+    with pytest.raises(Usage, match=r"m\.safetensors is no safetensors file") as caught:
+        safetensors.entries(path)
+    assert caught.value.mend == "fetch the model again"
+    with pytest.raises(SafetensorError), safe_open(path, "np"):
+        pass

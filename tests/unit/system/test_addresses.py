@@ -1,0 +1,87 @@
+"""Addresses that a client of this machine can use: the standard library takes each apart again."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from coldstart.system.ipc import addresses
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.1", "::1", "10.1.2.3", "fe80::1"])
+def test_a_url_names_where_to_connect(host: str) -> None:
+    parts = urlsplit(addresses.url(host, 8000))
+    found = ip_address(str(parts.hostname))
+    given = ip_address(host)
+    assert parts.port == 8000 and str(found) == addresses.reachable(host)
+    assert (found.is_loopback and found.version == given.version) if given.is_unspecified else found == given
+
+
+def test_a_name_stays_and_so_does_the_scheme() -> None:
+    assert addresses.url("gpu-3.example", 443, "https") == "https://gpu-3.example:443"
+
+
+def test_a_free_port_is_none_that_the_kernel_hands_out() -> None:
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(50):
+        port = addresses.free_port("127.0.0.1")
+        assert 1024 <= port < first_ephemeral
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_taken_port_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = addresses.free_port("127.0.0.1")
+    monkeypatch.setattr(addresses, "_SPAN", 1)
+    monkeypatch.setattr(addresses, "_EPHEMERAL", tmp_path / "range")
+    (tmp_path / "range").write_text(f"{taken + 1}\t60999\n")
+    assert addresses.free_port("127.0.0.1") == taken
+    with socket.create_server(("127.0.0.1", taken)):
+        assert addresses.free_port("127.0.0.1") not in (taken, 0)
+
+
+def test_where_all_ports_are_the_kernels_it_hands_one_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "_EPHEMERAL", tmp_path / "range")
+    (tmp_path / "range").write_text("1024\t60999\n")
+    assert addresses.free_port("127.0.0.1") >= 1024
+    with pytest.raises(OSError):
+        addresses.free_port("192.0.2.77")
+
+
+def test_a_process_stops_listening_and_its_descriptors_stay_its_own(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as two,
+        socket.socket(socket.AF_UNIX) as local,
+        socket.create_connection(one.getsockname()) as connected,
+    ):
+        local.bind(str(tmp_path / "socket"))
+        local.listen()
+        ports = [held.getsockname() for held in (one, two)]
+        numbers = [held.fileno() for held in (one, two)]
+        code = (
+            "import os, socket, sys\n"
+            "from coldstart.system import addresses\n"
+            "numbers = [int(word) for word in sys.argv[1:]]\n"
+            "print(addresses.stop_listening(), all(os.readlink(f'/proc/self/fd/{n}') == 'anon_inode:[eventfd]' for n in"
+            " numbers[:2]), [socket.socket(fileno=n).getsockname() != '' for n in numbers[2:]])\n"
+        )
+        kept = [local.fileno(), connected.fileno()]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, numbers + kept)],
+            pass_fds=numbers + kept,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == "2 True [True, True]\n"
+    # Nobody else holds them: who asks for the same ports has them.
+    for family, address in zip((socket.AF_INET, socket.AF_INET6), ports, strict=True):
+        socket.create_server(address[:2], family=family).close()

@@ -1,0 +1,185 @@
+"""A frozen process whose memory was moved into a file runs on with the same memory, and shares what it does not write to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.machine import criu as program
+
+from coldstart.system.snapshot import criu, criu_memory
+
+SIZE = 8 << 20
+# Whenever it is asked: says what its memory is and from where, then writes to one page of it.
+HOLDER = """
+import hashlib, json, os, sys, time
+held, where = bytearray(os.urandom(int(sys.argv[1]))), sys.argv[2]
+while True:
+    if os.path.exists(where + "/ask"):
+        with open("/proc/self/maps") as maps:
+            mapped = [line for line in maps if line.rstrip().endswith(".img")]
+        with open(where + "/part", "w") as said:
+            json.dump({"digest": hashlib.sha256(held).hexdigest(), "mapped": mapped}, said)
+        held[len(held) // 2] ^= 1
+        os.unlink(where + "/ask")
+        os.rename(where + "/part", where + "/said")
+    time.sleep(0.01)
+"""
+OPTIONS = ("-v1", "-o", "log")
+NOWHERE: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """(a directory with images/ of a process with SIZE random bytes, their digest)."""
+    place = tmp_path_factory.mktemp("frozen")
+    (place / "images").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(criu.VARIABLE, program() or "")
+        if (reason := criu.missing()) is not None:
+            pytest.skip(reason)
+        command = [sys.executable, "-c", HOLDER, str(SIZE), str(place)]
+        holder = subprocess.Popen(command, start_new_session=True, cwd="/", **NOWHERE)
+        try:
+            ask(place)
+            said = ask(place)  # what it writes to is in place by now
+            done = criu.run("dump", "-t", str(holder.pid), "-D", str(place / "images"), *OPTIONS)
+        finally:
+            holder.kill()
+            holder.wait()
+        assert done.returncode == 0, (place / "images" / "log").read_text()
+        assert said["mapped"] == []
+        with thawed(place):
+            digest = ask(place)["digest"]
+        yield place, digest
+
+
+def ask(place: Path) -> dict[str, Any]:
+    """What the process in `place` says."""
+    (place / "said").unlink(missing_ok=True)
+    (place / "ask").touch()
+    deadline = time.monotonic() + 60
+    while not (place / "said").exists():
+        assert time.monotonic() < deadline, "nothing was said within a minute"
+        time.sleep(0.01)
+    said: dict[str, Any] = json.loads((place / "said").read_text())
+    return said
+
+
+@contextmanager
+def thawed(place: Path, images: str = "images") -> Iterator[None]:
+    """The frozen process runs, in namespaces of its own, from those images."""
+    restore = [program() or "", "restore", "-D", str(place / images), "-W", str(place), *OPTIONS]
+    guardian = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *restore], **NOWHERE
+    )
+    try:
+        yield
+    finally:
+        guardian.kill()
+        guardian.wait()
+
+
+@pytest.fixture
+def moved(frozen: tuple[Path, str]) -> Iterator[Path]:
+    """Those images with the memory moved, at images-moved/."""
+    place, _ = frozen
+    images = place / "images-moved"
+    shutil.copytree(place / "images", images)
+    assert criu_memory.move(images, images / criu_memory.MEMORY) >= SIZE
+    yield images
+    shutil.rmtree(images)
+
+
+def test_it_thaws_with_the_same_memory_from_the_file(frozen: tuple[Path, str], moved: Path) -> None:
+    place, digest = frozen
+    before, after = ((images / "pages-1.img").stat().st_size for images in (place / "images", moved))
+    assert after + (moved / criu_memory.MEMORY).stat().st_size == before and before - after >= SIZE
+    with thawed(place, moved.name):
+        said = ask(place)
+    assert said["digest"] == digest
+    assert all(line.rstrip().endswith(criu_memory.MEMORY) for line in said["mapped"])
+    spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in said["mapped"]]
+    assert max(end - start for start, end in spans) >= SIZE  # one mapping, although CRIU cuts what it keeps
+
+
+def test_what_one_writes_no_other_sees(frozen: tuple[Path, str], moved: Path) -> None:
+    place, digest = frozen
+    kept = hashlib.sha256((moved / criu_memory.MEMORY).read_bytes()).digest()
+    with thawed(place, moved.name):
+        assert ask(place)["digest"] == digest != ask(place)["digest"]
+    assert hashlib.sha256((moved / criu_memory.MEMORY).read_bytes()).digest() == kept
+    with thawed(place, moved.name):
+        assert ask(place)["digest"] == digest
+
+
+def test_a_file_of_another_length_is_not_mapped(frozen: tuple[Path, str], moved: Path) -> None:
+    place, _ = frozen
+    os.truncate(moved / criu_memory.MEMORY, SIZE // 2)
+    restore = [program() or "", "restore", "-D", str(moved), "-W", str(place), *OPTIONS]
+    namespaces = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    done = subprocess.run([*namespaces, *restore], timeout=60, check=False, **NOWHERE)
+    assert done.returncode != 0
+    assert criu_memory.MEMORY in (place / "log").read_text()
+
+
+def test_nobody_else_can_read_it(moved: Path) -> None:
+    assert {(moved / name).stat().st_mode & 0o077 for name in (criu_memory.MEMORY, "pages-1.img")} == {0}
+
+
+@pytest.mark.parametrize("image", ["mm", "pagemap", "files"])
+def test_images_that_are_not_understood_stay_as_they_are(
+    frozen: tuple[Path, str], tmp_path: Path, image: str
+) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(frozen[0] / "images", images)
+    damaged = next(images.glob(f"{image}*.img"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    there = {file.name: file.read_bytes() for file in images.iterdir()}
+    with pytest.raises(criu_memory.Unknown):
+        criu_memory.move(images, images / criu_memory.MEMORY)
+    assert {file.name: file.read_bytes() for file in images.iterdir()} == there
+
+
+def test_pages_that_are_not_those_of_the_map_are_left(frozen: tuple[Path, str], tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(frozen[0] / "images", images)
+    with (images / "pages-1.img").open("ab") as pages:
+        pages.write(struct.pack("<I", 0))
+    with pytest.raises(criu_memory.Unknown, match="does not hold the pages"):
+        criu_memory.move(images, images / criu_memory.MEMORY)
+
+
+def test_images_of_several_processes_are_not_understood(tmp_path: Path) -> None:
+    for name in ("mm-1.img", "mm-2.img"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(criu_memory.Unknown, match="2 images mm"):
+        criu_memory.move(tmp_path, tmp_path / criu_memory.MEMORY)
+
+
+PRIVATE, WRITABLE, ANONYMOUS = (7, 0x201), (5, 3), (6, 0x22)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "moved"),
+    [
+        ([WRITABLE, ANONYMOUS, PRIVATE], True),
+        ([WRITABLE, (6, 0x122), PRIVATE], False),  # grows downwards: a stack
+        ([(5, 1), ANONYMOUS, PRIVATE], False),  # read only
+        ([WRITABLE, (6, 0x2), (7, 0x41)], False),  # of a file already
+        ([WRITABLE, ANONYMOUS, PRIVATE, (9, 1 << 18)], False),  # to be wiped in a child
+    ],
+)
+def test_only_ordinary_memory_is_moved(mapping: list[tuple[int, int]], moved: bool) -> None:
+    assert criu_memory._plain([*mapping]) is moved

@@ -1,0 +1,134 @@
+"""doctor on simulated GPU machines: the right modes, and for all that is missing the right mend."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from fake_nvml import A100, H200, Fake
+
+from coldstart.launch.modes import availability
+from coldstart.system import doctor, probes, runtime
+from coldstart.system.devices import nvml
+from coldstart.system.paths import Cache
+from coldstart.system.probes import Probe
+
+
+@pytest.fixture(autouse=True)
+def gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's GPU build, a driver with checkpoints, root."""
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+    monkeypatch.setattr(probes, "_exports", lambda library, symbol: True)
+    monkeypatch.setattr(probes, "criu", lambda: Probe("criu", "ok", "4.2"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+
+def _found(tmp_path: Path) -> tuple[dict[str, Probe], dict[str, bool]]:
+    found = doctor.examine(Cache(tmp_path))
+    return {probe.name: probe for probe in found}, availability.permitted(found)
+
+
+def test_one_device(fake: Fake, tmp_path: Path) -> None:
+    fake.add()
+    found, ways = _found(tmp_path)
+    assert found["gpu"].status == "ok" and found["cuda checkpoint"].mend is None
+    # Nothing of ours drives a CUDA checkpoint, whatever the driver can do.
+    assert ways == {
+        "standby": True, "template-engine": False, "snapshot": False, "template-runtime": True,
+        "runtime-snapshot": False, "fresh": True
+    }  # fmt: skip
+    assert found["cuda checkpoint"].status == "note" and "vllm snapshot" in found["cuda checkpoint"].found
+
+
+def test_a_driver_without_the_call(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number alone says nothing: libcuda has to have it."""
+    fake.add()
+    monkeypatch.setattr(probes, "_exports", lambda library, symbol: False)
+    found, _ = _found(tmp_path)
+    assert "install driver" in str(found["cuda checkpoint"].mend)
+
+
+def test_no_gpu(fake: Fake, tmp_path: Path) -> None:
+    found, ways = _found(tmp_path)
+    assert found["gpu"].status == "missing" and "driver" in str(found["gpu"].mend)
+    assert not any(ways.values())
+
+
+def test_a_lost_gpu(fake: Fake, tmp_path: Path) -> None:
+    fake.add()
+    fake.fail("nvmlDeviceGetMemoryInfo", 15)
+    found, ways = _found(tmp_path)
+    assert found["gpu"].status == "missing" and "device 0: GPU is lost" in str(found["gpu"].mend)
+    assert not any(ways.values())
+
+
+def test_without_privileges(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    found, ways = _found(tmp_path)
+    assert "run as root" in str(found["cuda checkpoint"].mend) and ways["fresh"] and ways["template-runtime"]
+
+
+def test_a_driver_that_is_too_old(fake: Fake, tmp_path: Path) -> None:
+    fake.add()
+    fake.c.fake_driver(b"560.35.03")
+    found, ways = _found(tmp_path)
+    assert found["cuda checkpoint"].mend == "install driver 570 or newer" and ways["fresh"]
+
+
+def test_an_instance(fake: Fake, tmp_path: Path) -> None:
+    fake.add(mig=1)
+    fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0)
+    found, ways = _found(tmp_path)
+    assert "MIG 3g.71gb" in found["gpu"].found and ways["fresh"]
+    assert "one whole device" in str(found["cuda checkpoint"].mend)
+
+
+def test_a_mask_that_names_nothing(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add()
+    monkeypatch.setenv(nvml.VISIBLE, "GPU-ffff")
+    found, ways = _found(tmp_path)
+    assert "GPU-ffff, which is not there" in str(found["gpu"].mend) and not ways["fresh"]
+
+
+def test_masks_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add(A100)
+    wanted = fake.add(H200)
+    monkeypatch.setenv(nvml.VISIBLE, wanted)
+    found, ways = _found(tmp_path)
+    # One device of those there are: nothing of their order matters.
+    assert found["gpu"].status == "ok" and "H200" in found["gpu"].found and "A100" not in found["gpu"].found
+    assert ways["fresh"] and ways["template-runtime"] and ways["standby"]
+
+
+def test_an_instance_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add(A100)
+    fake.add(mig=1)
+    wanted = fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=1)
+    monkeypatch.setenv(nvml.VISIBLE, wanted)
+    found, ways = _found(tmp_path)
+    assert "MIG 3g.71gb" in found["gpu"].found and "A100" not in found["gpu"].found and ways["fresh"]
+    assert "one whole device" in str(found["cuda checkpoint"].mend)
+
+
+def test_two_kinds(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add(A100)
+    fake.add(H200)
+    found, ways = _found(tmp_path)
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in str(found["gpu"].mend) and ways["fresh"]
+    monkeypatch.setenv(nvml.ORDER, "PCI_BUS_ID")
+    found, _ = _found(tmp_path)
+    assert found["gpu"].status == "ok"
+
+
+def test_modes_that_a_gpu_engine_has_not() -> None:
+    assert set(availability.reasons()) == {"template-engine", "snapshot", "runtime-snapshot"}
+    assert all(found.reason and found.hint for found in availability.reasons().values())
+
+
+def test_a_cpu_engine_has_all_but_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    assert set(availability.reasons()) == {"standby"}
+    assert "--level engine" in availability.reasons()["standby"].hint

@@ -1,0 +1,69 @@
+"""The fingerprint reads what decides generated code, and nothing that differs between equal machines."""
+
+import os
+import socket
+
+import pytest
+
+from coldstart.system.devices import hardware, nvml
+from coldstart.system.devices.nvml import Gpu, Machine
+
+X86 = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
+model name\t: Intel(R) Xeon(R)
+cpu MHz\t\t: {mhz}
+flags\t\t: fpu sse sse2 avx2 fma avx512f amx_tile avx512_bf16 {noise}
+
+processor\t: 1
+vendor_id\t: GenuineIntel
+"""
+ARM = """processor : 0
+Features : fp asimd sve sve2 bf16 evtstrm cpuid
+CPU implementer : 0x41
+CPU architecture: 8
+CPU part : 0xd4f
+"""
+
+
+def test_x86() -> None:
+    fields = hardware.cpu(X86.format(mhz=2000, noise="md_clear smep"))
+    assert (fields["cpu.vendor"], fields["cpu.family"], fields["cpu.model"]) == ("GenuineIntel", "6", "143")
+    assert fields["cpu.isa"] == "amx_tile avx2 avx512_bf16 avx512f fma sse sse2"
+
+
+def test_clock_and_mitigations_do_not_count() -> None:
+    quiet, noisy = (
+        X86.format(mhz=mhz, noise=noise) for mhz, noise in ((2000, ""), (3100.5, "ibpb hypervisor"))
+    )
+    assert hardware.cpu(quiet) == hardware.cpu(noisy)
+
+
+def test_a_missing_extension_counts() -> None:
+    assert hardware.cpu(X86.format(mhz=1, noise="")) != hardware.cpu(X86.format(mhz=1, noise="gfni"))
+
+
+def test_arm() -> None:
+    fields = hardware.cpu(ARM)
+    assert (fields["cpu.vendor"], fields["cpu.model"], fields["cpu.isa"]) == (
+        "ARM",
+        "0xd4f",
+        "asimd bf16 sve sve2",
+    )
+
+
+def test_this_machine_without_names_or_paths() -> None:
+    values = [str(value) for value in hardware.fingerprint().values()]
+    assert hardware.fingerprint()["cpu.threads"] == len(os.sched_getaffinity(0))
+    assert not any(socket.gethostname() in value or value.startswith("/") for value in values)
+
+
+def test_gpu_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Gpu("H200", 132, "9.0", 150_000_000_000, "580.159.03")
+    monkeypatch.setattr(nvml, "machine", lambda: Machine([device]))
+    fields = hardware.gpu()
+    assert fields["gpu.name"] == "H200" and fields["gpu.multiprocessors"] == 132
+    assert fields["gpu.driver"] == "580"
+    monkeypatch.setattr(nvml, "machine", lambda: Machine([device], undecided=("A100", "H200")))
+    assert hardware.gpu() == {"gpu.name": "A100 or H200"}

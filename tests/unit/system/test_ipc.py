@@ -1,0 +1,154 @@
+"""Messages arrive whole with their descriptors, or are refused and leave nothing open."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coldstart.system.ipc import json_lines
+from coldstart.system.ipc.json_lines import Channel, MalformedMessage
+
+Pair = tuple[Channel, Channel]
+REQUEST = {"plan": {"vllm_args": ["--model", "ü"]}, "cwd": "/", "env": {"A": "b" * 5000}}
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two connected ends."""
+    one, two = map(Channel, socket.socketpair())
+    with one, two:
+        yield one, two
+
+
+def test_a_request_arrives_with_its_descriptors(pair: Pair, tmp_path: Path) -> None:
+    client, server = pair
+    with (tmp_path / "log").open("w") as log:
+        client.send(REQUEST, (log.fileno(), log.fileno()))
+    assert server.request() == REQUEST and len(server.descriptors) == 2
+    for word in (b"one ", b"two"):
+        descriptor = server.take()
+        assert not os.get_inheritable(descriptor)
+        os.write(descriptor, word)
+        os.close(descriptor)
+    assert (tmp_path / "log").read_text() == "one two"
+    assert server.socket.gettimeout() is None
+
+
+def test_a_large_request_arrives_in_many_pieces(pair: Pair) -> None:
+    client, server = pair
+    request = {"env": {"A": "x" * (json_lines.MAX_REQUEST - 100)}}
+    sender = threading.Thread(target=client.send, args=(request,))
+    sender.start()
+    assert server.request() == request
+    sender.join()
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"", "cut short"),
+        (b"\0\0", "cut short"),
+        (b'{"a": 1}', "cut short"),
+        (b"no json\n", "no JSON"),
+        (b"\xff\xfe{}\n", "no JSON"),
+        (b"[" * 100_000 + b"\n", "no JSON"),
+        (b"[1]\n", "no JSON object"),
+        (b"null\n", "no JSON object"),
+        (b"{}\n{}\n", "more than one"),
+        (b"{}\n{", "more than one"),
+        (b"GET / HTTP/1.1\r\n\r\n", "no JSON"),
+    ],
+)
+def test_a_malformed_request_is_refused_and_its_descriptors_are_closed(
+    pair: Pair, sent: bytes, reason: str
+) -> None:
+    client, server = pair
+    kept, given = socket.socketpair()
+    with kept, given:
+        if sent:
+            socket.send_fds(client.socket, [sent], [given.fileno()] * 3)
+        given.close()
+        client.socket.shutdown(socket.SHUT_WR)
+        with pytest.raises(MalformedMessage, match=reason):
+            server.request()
+        server.close_descriptors()
+        kept.setblocking(False)
+        assert kept.recv(1) == b"", "the end of the stream: nobody holds what was sent"
+
+
+def test_a_request_that_is_too_large_is_refused_before_it_is_held(pair: Pair) -> None:
+    client, server = pair
+    sender = threading.Thread(target=_send_much, args=(client.socket,))
+    sender.start()
+    with pytest.raises(MalformedMessage, match="more than 1048576 bytes"):
+        server.request()
+    server.close()
+    sender.join()
+
+
+def _send_much(connection: socket.socket) -> None:
+    with pytest.raises(OSError, match=r"Broken pipe|reset"):
+        connection.sendall(b"x" * (8 << 20))
+
+
+def test_who_says_nothing_or_goes_slowly_is_not_waited_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_lines, "PATIENCE_S", 0.2)
+    ended = threading.Event()
+
+    def trickle() -> None:
+        while not ended.wait(0.05):
+            pair[0].socket.send(b" ")
+
+    slow = threading.Thread(target=trickle)
+    slow.start()
+    try:
+        with pytest.raises(MalformedMessage, match=r"no request within 0\.2 s"):
+            pair[1].request()
+    finally:
+        ended.set()
+        slow.join()
+
+
+def test_too_many_descriptors_are_refused(pair: Pair) -> None:
+    client, server = pair
+    for _ in range(2):
+        socket.send_fds(client.socket, [b" "], [0] * 5)
+    with pytest.raises(MalformedMessage, match="too many descriptors"):
+        server.request()
+
+
+def test_replies_end_with_the_connection(pair: Pair) -> None:
+    client, server = pair
+    server.send({"pid": 1})
+    server.send({"exit": 0})
+    server.close()
+    assert list(client.replies()) == [{"pid": 1}, {"exit": 0}]
+
+
+def test_replies_end_when_the_server_is_killed_before_it_has_read_everything(pair: Pair) -> None:
+    client, server = pair
+    client.send({"signal": 15})
+    server.close()  # with bytes unread, which is a reset for the other end
+    assert list(client.replies()) == []
+
+
+def test_sending_to_one_that_went_away(pair: Pair) -> None:
+    client, server = pair
+    server.close()
+    with pytest.raises(OSError, match="Broken pipe"):
+        client.send(REQUEST)
+
+
+def test_a_message_is_one_line_of_plain_json(pair: Pair) -> None:
+    client, server = pair
+    client.send(REQUEST)
+    raw = server.socket.recv(1 << 20)
+    assert raw.endswith(b"}\n") and raw.count(b"\n") == 1 and json.loads(raw) == REQUEST

@@ -1,0 +1,65 @@
+"""A process whose parent was killed, and what it has started."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+PARENT = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+time.sleep(60)
+"""
+GROUP = """
+import os, signal, subprocess, sys, time
+from coldstart.system.proc.lifeline import die_as_a_group
+die_as_a_group()
+forked = os.fork()
+if not forked:
+    signal.pause()
+else:
+    asked = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print(os.getpid(), forked, asked.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def gone(pids: list[int]) -> bool:
+    deadline_s = time.monotonic() + 20
+    while not all(map(ended, pids)) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return all(map(ended, pids))
+
+
+def test_what_it_has_started_ends_with_it() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, GROUP], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    family = [*map(int, parent.stdout.readline().split())]
+    parent.kill()
+    parent.communicate(timeout=30)
+    assert len(family) == 3 and gone(family)
+
+
+def test_what_it_has_forked_ends_alone() -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-c", GROUP], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert first.stdout is not None
+    _, forked, asked = map(int, first.stdout.readline().split())
+    psutil.Process(forked).send_signal(signal.SIGTERM)
+    assert gone([forked])
+    assert first.poll() is None and not ended(asked)
+    first.terminate()
+    first.communicate(timeout=30)
+    assert first.returncode == -signal.SIGKILL and gone([asked])

@@ -1,0 +1,60 @@
+"""An error shows why a child process failed, however much was written after that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coldstart.system.proc import logs
+
+ROOT_CAUSE = "ValueError: Load format `strange` is not supported"
+LAST = "RuntimeError: Engine core initialization failed. See root cause above."
+
+
+def test_the_root_cause_comes_before_the_end_and_noise_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "\n".join(
+            [
+                "INFO loading",
+                f"(EngineCore pid=7) ERROR 11-21 [core.py:1] {ROOT_CAUSE}",
+                *(f'  File "frame {number}"' for number in range(40)),
+                ROOT_CAUSE,
+                *(f'  File "later frame {number}"' for number in range(20)),
+                LAST,
+                "nanobind: leaked 513 functions!",
+                *(f' - leaked function "{number}"' for number in range(30)),
+                " - ... skipped remainder",
+                "See https://nanobind.readthedocs.io/en/latest/refleaks.html",
+            ]
+        )
+    )
+    shown = logs.end(log).splitlines()
+    assert shown[0] == ROOT_CAUSE and shown[-1] == LAST and len(shown) == 16
+
+
+def test_a_short_log_is_shown_whole(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"starting\n{LAST}\n")
+    assert logs.end(log) == f"starting\n{LAST}"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "ValidationError: 1 validation error for ModelConfig\n"
+            "  Value error, No architecture ['X'] here. [type=value_error, input_value=ArgsKwargs()]\nIt ends.",
+            "No architecture ['X'] here.",
+        ),
+        (
+            "KeyError: 'first'\nDuring handling of the above:\nRuntimeError: and last\nleaked",
+            "RuntimeError: and last",
+        ),
+        ("Killed", None),
+    ],
+)
+def test_the_error_that_ended_a_process_is_one_line(tmp_path: Path, said: str, expected: str | None) -> None:
+    (tmp_path / "log").write_text(said)
+    assert logs.words(tmp_path / "log") == expected

@@ -1,0 +1,133 @@
+"""nvidia-ml-py over a management library of a page, whose answers are those of NVML's manual."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from ctypes.util import find_library
+
+import pytest
+from fake_nvml import A100, GIB, H200, Fake
+
+from coldstart.system.devices import nvml
+
+RETURN_CODES = [2, 4, 5, 7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 999]
+
+
+def test_devices_are_read(fake: Fake) -> None:
+    one, other = fake.add(), fake.add(free=7)
+    first, second = nvml.query()
+    assert first == nvml.Gpu("NVIDIA H200", 132, "9.0", 140 * GIB, "580.65.06", one)
+    assert second.uuid == other and first.branch == "580"
+    assert (nvml.free_bytes(), nvml.free_bytes(1), nvml.free_bytes(2)) == (100 * GIB, 7 * GIB, None)
+
+
+MANDATORY = (
+    "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetUUID",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("code", RETURN_CODES)
+@pytest.mark.parametrize("name", MANDATORY)
+def test_no_return_code_becomes_a_figure(fake: Fake, name: str, code: int) -> None:
+    """CUDA's numbering ends at a device that does not answer, so nothing behind it is renumbered."""
+    for _ in range(3):
+        fake.add()
+    fake.fail(name, code, device=1)
+    found = nvml.machine()
+    assert len(found.devices) == 1 and found.devices[0].memory_bytes == 140 * GIB
+    assert len(found.problems) == 1 and "device 1" in found.problems[0]
+
+
+@pytest.mark.parametrize("code", RETURN_CODES)
+@pytest.mark.parametrize("name", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlSystemGetDriverVersion"])
+def test_a_library_that_does_not_answer_is_named(fake: Fake, name: str, code: int) -> None:
+    fake.add()
+    fake.fail(name, code)
+    found = nvml.machine()
+    assert found.devices == [] and nvml.free_bytes() is None and len(found.problems) == 1
+
+
+OPTIONAL = ("nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMigMode")
+UNSUPPORTED = (3, 6, 13)
+
+
+@pytest.mark.parametrize("code", sorted(set(RETURN_CODES) - set(UNSUPPORTED)))
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_what_a_device_need_not_have_may_not_fail_either(fake: Fake, name: str, code: int) -> None:
+    fake.add()
+    fake.fail(name, code)
+    found = nvml.machine()
+    assert found.devices == [] and len(found.problems) == 1
+
+
+def test_an_old_driver_does_not_count_cores(fake: Fake) -> None:
+    fake.add()
+    fake.fail("nvmlDeviceGetNumGpuCores", 3)
+    assert [g.multiprocessors for g in nvml.query()] == [None] and nvml.machine().problems == []
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected", "problems"),
+    [
+        (None, [0, 1, 2], 0), ("1", [1], 0), ("2,0", [2, 0], 0), ("-1", [], 0), ("", [], 0), ("9", [], 1),
+        ("0,9,1", [0], 1), ("0,-1,1", [0], 0), (" 1 , 2 ", [1, 2], 0), ("GPU-00000002", [2], 0),
+        ("GPU-00000001-0000-0000-0000-000000000000,GPU-00000000", [1, 0], 0), ("GPU-0000000", [], 1),
+        ("GPU-ffff", [], 1), ("MIG-ffff", [], 1), ("none", [], 1),
+    ],
+)  # fmt: skip
+def test_masks(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, mask: str | None, expected: list[int], problems: int
+) -> None:
+    """By index, by UUID or its unique beginning; the list ends at the first word that names nothing."""
+    uuids = [fake.add() for _ in range(3)]
+    if mask is not None:
+        monkeypatch.setenv(nvml.VISIBLE, mask)
+    found = nvml.machine()
+    assert [g.uuid for g in found.devices] == [uuids[i] for i in expected]
+    assert len(found.problems) == problems
+
+
+def test_a_divided_device_is_its_instance(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add(mig=1)
+    first = fake.add(("NVIDIA H200 MIG 1g.18gb", 0, 0, 0, 16), parent=0, free=17)
+    second = fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0, free=70)
+    (device,) = nvml.query()
+    assert (device.uuid, device.multiprocessors, device.compute_capability, device.mig) == (
+        first,
+        16,
+        "9.0",
+        True,
+    )
+    assert nvml.free_bytes() == 17 * GIB
+    monkeypatch.setenv(nvml.VISIBLE, second)
+    assert [(g.uuid, g.multiprocessors) for g in nvml.query()] == [(second, 60)]
+
+
+def test_a_divided_device_without_instances_is_none(fake: Fake) -> None:
+    fake.add(mig=1)
+    assert nvml.query() == []
+
+
+def test_two_kinds_are_told_apart_only_in_the_order_of_the_bus(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.add(A100)
+    fake.add(H200)
+    found = nvml.machine()
+    assert found.undecided == (A100[0], H200[0]) and "CUDA_DEVICE_ORDER=PCI_BUS_ID" in found.problems[0]
+    monkeypatch.setenv(nvml.ORDER, "PCI_BUS_ID")
+    assert nvml.machine().undecided == () and nvml.query()[0].name == A100[0]
+    monkeypatch.delenv(nvml.ORDER)
+    monkeypatch.setenv(nvml.VISIBLE, "GPU-00000001")
+    assert nvml.machine().undecided == () and nvml.query()[0].name == H200[0]
+
+
+@pytest.mark.skipif(find_library("nvidia-ml") is not None, reason="a driver is installed")
+def test_a_library_that_is_absent_is_an_answer() -> None:
+    code = "from coldstart.system import nvml; m = nvml.machine(); print(m.devices, m.problems)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    assert done.stdout.strip() == "[] []"

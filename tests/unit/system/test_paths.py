@@ -1,0 +1,59 @@
+"""Directories follow XDG and the two overrides, and a socket directory is never shared."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from coldstart.errors import Usage
+from coldstart.system import paths
+from coldstart.system.paths import Cache
+
+
+def test_override_wins_over_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLDSTART_CACHE_DIR", str(tmp_path / "env"))
+    assert Cache.at().root == tmp_path / "env"
+    assert Cache.at(tmp_path / "flag").bundles == tmp_path / "flag" / "bundles"
+
+
+def test_relative_xdg_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("COLDSTART_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert Cache.at().root == tmp_path / ".cache" / "coldstart"
+
+
+def test_state_does_not_move_with_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("COLDSTART_CACHE_DIR", str(tmp_path / "cache"))
+    assert paths.state_dir() == tmp_path / "state" / "coldstart"
+
+
+def test_runtime_dir_is_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert paths.runtime_dir().stat().st_mode & 0o777 == 0o700
+
+
+def test_an_open_runtime_dir_is_left_for_one_that_is_private(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    taken = paths.runtime_dir()
+    taken.chmod(0o777)
+    own = paths.runtime_dir()
+    assert own != taken and own == paths.runtime_dir()
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["coldstart", own.name, "state"])
+
+
+def test_without_any_private_place_the_reason_and_the_mend_are_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "state").write_text("a file")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    paths.runtime_dir().chmod(0o777)
+    with pytest.raises(Usage, match="mode 0777") as caught:
+        paths.runtime_dir()
+    assert "set XDG_RUNTIME_DIR" in str(caught.value.mend)

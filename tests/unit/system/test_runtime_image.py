@@ -1,0 +1,133 @@
+"""An image is read only where it was made and as it was made; of one that fails nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coldstart.system import digests, fingerprint
+from coldstart.system.paths import Cache
+from coldstart.system.snapshot import runtime_image
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def root(home: Path) -> Path:
+    return Cache.at().runtimes
+
+
+@pytest.fixture
+def make(root: Path) -> Make:
+    """make(name): a published image that no CRIU has seen, made of this file."""
+
+    def made(name: str = "a" * 64, kernel: str | None = None) -> Path:
+        image = root / name
+        with runtime_image.published(image) as partial:
+            (partial / "pages-1.img").write_bytes(b"x" * 999)
+            machine = fingerprint.machine() | ({"kernel": kernel} if kernel else {})
+            about = {"format": fingerprint.FORMAT, "machine": machine}
+            (partial / fingerprint.ABOUT).write_text(json.dumps(about))
+            (partial / fingerprint.LIST).write_text(digests.listing([__file__]))
+            said = {"python": sys.executable, "vllm": "0.32.0", "made": "2026-01-01T00:00:00Z"}
+            (partial / runtime_image.ABOUT).write_text(json.dumps(said))
+        return image
+
+    return made
+
+
+def test_what_was_made_here_fits(make: Make) -> None:
+    previous = os.umask(0)
+    try:
+        image = make()
+    finally:
+        os.umask(previous)
+    described = runtime_image.described(image)
+    assert described.obstacle is None and described.vllm == "0.32.0" and described.size >= 999
+    assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
+    assert image.stat().st_mode & 0o777 == 0o700 and image.parent.stat().st_mode & 0o022 == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda image: (image / "pages-1.img").write_bytes(b"x" * 99), "pages-1.img has changed since it was made"),
+        (lambda image: os.truncate(image / "pages-1.img", 500), "pages-1.img has changed since it was made"),
+        (lambda image: (image / "pages-1.img").unlink(), "pages-1.img is gone"),
+        (lambda image: image.chmod(0o755), "mode 0755, wanted"),
+        (lambda image: (image / "pages-1.img").chmod(0o644), "pages-1.img has changed since it was made"),
+    ],
+)  # fmt: skip
+def test_what_was_changed_since_is_not_read(make: Make, spoil: Callable[[Path], object], reason: str) -> None:
+    image = make()
+    spoil(image)
+    assert reason in str(runtime_image.obstacle(image))
+
+
+def test_what_was_made_elsewhere_is_not_read(make: Make, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    image = make()
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
+    assert runtime_image.obstacle(image) == f"{image} was not made here"
+
+
+def test_the_image_of_another_user_is_not_read(make: Make) -> None:
+    if os.getuid() != 0:
+        pytest.skip("another owner needs root")
+    image = make()
+    os.chown(image, 64321, 64321)
+    assert "has owner 64321" in str(runtime_image.obstacle(image))
+
+
+def test_a_maker_that_fails_leaves_the_former_image(make: Make, root: Path) -> None:
+    image = make()
+    with pytest.raises(OSError, match="No space"), runtime_image.published(image) as partial:
+        (partial / "pages-1.img").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+    assert runtime_image.obstacle(image) is None
+    assert sorted(path.name for path in root.iterdir()) == [".lock", image.name]
+
+
+def test_what_a_killed_maker_left_goes_with_the_next_one(make: Make, root: Path) -> None:
+    image = make()
+    left = root / f".{image.name}.0123.partial"
+    left.mkdir()
+    (left / "pages-1.img").write_bytes(b"half")
+    make()
+    assert not left.exists() and runtime_image.obstacle(image) is None
+
+
+def test_prune_takes_what_fits_no_more_and_what_was_left(make: Make, root: Path) -> None:
+    kept, old = make("a" * 64), make("b" * 64, kernel="3.1")
+    left = root / f".{'c' * 64}.0123.partial"
+    left.mkdir()
+    (left / "pages-1.img").write_bytes(b"half" * 4096)
+    planned = runtime_image.prune(root, dry_run=True)
+    assert {*planned.paths} == {old, left} and old.is_dir() and left.is_dir()
+    assert runtime_image.prune(root, dry_run=False) == planned and planned.freed > 4096
+    assert kept.is_dir() and not old.exists() and not left.exists()
+    assert [one.directory for one in runtime_image.listed(root)] == [kept]
+
+
+def test_prune_leaves_what_is_being_made(make: Make, root: Path) -> None:
+    with runtime_image.published(root / ("d" * 64)) as partial:
+        runtime_image.prune(root, dry_run=False)
+        assert partial.is_dir()
+
+
+def test_discarded(make: Make, root: Path) -> None:
+    image = make()
+    runtime_image.discard(runtime_image.described(image))
+    assert not image.exists() and list(runtime_image.listed(root)) == []
+    assert runtime_image.obstacle(image) == f"{image} is not there"
+
+
+def test_one_place_for_each_interpreter(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = runtime_image.place(root)
+    assert here == runtime_image.place(root) and here.parent == root
+    monkeypatch.setattr(sys, "executable", "/another/python")
+    assert runtime_image.place(root) != here

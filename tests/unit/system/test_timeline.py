@@ -1,0 +1,167 @@
+"""The timeline merges processes on one clock, is valid trace-event JSON, and draws within its width."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coldstart.system import drawing, timeline
+from coldstart.system.timeline import Span, Timeline
+
+
+def sample() -> Timeline:
+    result = Timeline()
+    result.span("imports", 10.0, 12.0, track="server", pid=1)
+    result.span("weights", 12.0, 12.5, track="server", pid=1, args={"bytes": 7})
+    result.span("listen", 11.0, 13.0, track="api", pid=2)
+    return result
+
+
+def test_emit_does_nothing_without_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(timeline.EVENTS_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    timeline.emit("a", 0.0, 1.0, "t")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "gone" / "events"))
+    timeline.emit("a", 0.0, 1.0, "t")
+    with pytest.raises(FileNotFoundError):
+        timeline.append(tmp_path / "gone" / "events", timeline.Span("a", 0.0, 1.0, "t", None))
+
+
+def test_several_processes_merge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
+    code = "from coldstart.system.timeline import emit\nfor i in range(50): emit('x', i, i + 1, 'child')"
+    children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    assert [child.wait() for child in children] == [0, 0, 0]
+    with timeline.measure("own", track="parent", args={"k": 1}):
+        pass
+    spans = Timeline.read(events).spans
+    assert len(spans) == 151
+    assert {span.pid for span in spans} >= {child.pid for child in children}
+    assert spans[-1].args == {"k": 1}
+
+
+def test_measure_emits_when_the_block_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
+    with pytest.raises(KeyError), timeline.measure("broken", "t"):
+        raise KeyError
+    assert Timeline.read(events).spans[0].name == "broken"
+
+
+def test_a_server_outlives_its_recorder_and_a_full_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "gone" / "events"))
+    timeline.emit("a", 0.0, 1.0, "t")
+    assert list(tmp_path.iterdir()) == []
+    events = tmp_path / "events"
+    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
+    monkeypatch.setattr(timeline, "MAX_BYTES", 300)
+    for _ in range(10):
+        timeline.emit("a", 0.0, 1.0, "t")
+    assert 0 < len(Timeline.read(events).spans) < 10 and events.stat().st_size <= 300
+
+
+def test_lanes_nest_or_do_not_touch() -> None:
+    made = Timeline(
+        Span(name, start, end, "t", pid=1)
+        for name, start, end in [("a", 0, 4), ("b", 1, 2), ("c", 1, 5), ("d", 2, 3), ("e", 4, 6), ("f", 4, 4)]
+    )
+    lanes = {event["name"]: event["tid"] for event in made.to_chrome()["traceEvents"] if event["ph"] == "X"}  # type: ignore[attr-defined]
+    assert lanes == {"a": 1, "b": 1, "c": 2, "d": 1, "e": 1, "f": 1}
+
+
+@pytest.mark.parametrize("line", ["{", "{}", "[]", '{"name": 1, "surprise": 2}'])
+def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
+    events = tmp_path / "events"
+    timeline.append(events, Span("a", 0, 1, "t"))
+    with events.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match="line 2"):
+        Timeline.read(events)
+
+
+def test_a_span_cannot_end_before_it_starts() -> None:
+    with pytest.raises(ValueError, match="before it starts"):
+        Span("a", 2, 1, "t")
+
+
+def test_chrome_events_are_in_microseconds_from_the_origin() -> None:
+    chrome = json.loads(json.dumps(sample().to_chrome()))
+    complete = {event["name"]: event for event in chrome["traceEvents"] if event["ph"] == "X"}
+    assert (complete["imports"]["ts"], complete["imports"]["dur"]) == (0, 2e6)
+    assert (complete["listen"]["ts"], complete["listen"]["pid"]) == (1e6, 2)
+    assert complete["weights"]["args"] == {"bytes": 7}
+    names = {event["args"]["name"] for event in chrome["traceEvents"] if event["name"] == "thread_name"}
+    assert names == {"server", "api"}
+
+
+spans = st.builds(
+    lambda name, start, length, track, pid: Span(name, start, start + length, track, pid=pid),
+    st.text(max_size=60),
+    st.integers(0, 100),
+    st.integers(0, 50),
+    st.sampled_from(["a", "b"]),
+    st.integers(1, 2),
+)
+
+
+@given(st.lists(spans, max_size=12))
+def test_spans_of_one_thread_nest_or_are_apart(members: list[Span]) -> None:
+    chrome = Timeline(members).to_chrome()["traceEvents"]
+    assert isinstance(chrome, list)
+    complete = [event for event in chrome if event["ph"] == "X"]
+    assert len(complete) == len(members)
+    for i, a in enumerate(complete):
+        for b in complete[i + 1 :]:
+            if a["tid"] == b["tid"]:
+                (a0, a1), (b0, b1) = [(e["ts"], e["ts"] + e["dur"]) for e in (a, b)]
+                assert a1 <= b0 or b1 <= a0 or (a0 <= b0 and b1 <= a1) or (b0 <= a0 and a1 <= b1)
+
+
+@given(st.lists(spans, min_size=1, max_size=12), st.integers(0, 200), st.sampled_from(["utf-8", "ascii"]))
+def test_the_drawing_keeps_its_width(members: list[Span], width: int, encoding: str) -> None:
+    members = [Span(s.name.replace("\n", " "), s.start_s, s.end_s, s.track) for s in members]
+    text = drawing.draw(Timeline(members), width, encoding=encoding)
+    text.encode(encoding)
+    assert max(map(len, text.split("\n"))) <= max(width, drawing.MIN_WIDTH)
+    assert text.count("\n") == len(members) + len({span.track for span in members})
+
+
+def test_the_drawing_shows_when_and_how_long() -> None:
+    lines = drawing.draw(sample(), 60, encoding="utf-8").splitlines()
+    imports, weights = (next(line for line in lines if name in line) for name in ("imports", "weights"))
+    assert imports.index("█") < weights.index("█")
+    assert imports.count("█") > weights.count("█") > 0
+    assert imports.endswith("2.000 s")
+    assert "█" not in drawing.draw(sample(), 60, encoding="ascii")
+
+
+def test_no_spans_draw_nothing() -> None:
+    assert drawing.draw(Timeline()) == ""
+    assert Timeline().to_chrome()["traceEvents"] == []
+
+
+def test_phases_sum_by_name() -> None:
+    timeline_ = sample()
+    timeline_.span("imports", 20.0, 21.0, track="api")
+    assert timeline_.phases() == {"imports": 3.0, "listen": 2.0, "weights": 0.5}
+
+
+def test_importing_it_is_cheap() -> None:
+    root = Path(timeline.__file__).parents[2]
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); import coldstart.system.timeline; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "coldstart.system.timeline" in done.stdout.split()
+    assert not {"json", "dataclasses", "typing", "pathlib", "rich"} & set(done.stdout.split())
