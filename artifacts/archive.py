@@ -17,10 +17,10 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import LayoutSource, payloads, signed_by, small
 from coldstart.artifacts.errors import (
     BundleError,
-    DestinationExists,
-    InvalidTree,
-    MissingBlob,
-    NotALayout,
+    DestinationExistsError,
+    InvalidTreeError,
+    MissingBlobError,
+    NotALayoutError,
     named_os_errors,
 )
 from coldstart.artifacts.limits import LIMITS
@@ -36,12 +36,12 @@ def export_archive(
     """Write `bundles` with their signatures to `path` and return the number of bytes. The file appears complete or not at all.
 
     A bundle that holds a process's memory is written only with `memory`; other users cannot read the file then. Raises
-    MemoryInside, DestinationExists, DigestMismatch, MissingBlob, NoSpace, ReadOnlyStore.
+    ProcessMemoryError, DestinationExistsError, DigestMismatchError, MissingBlobError, NoSpaceError, ReadOnlyStoreError.
     """
     for bundle in bundles:
         bundle.may_leave(memory)
     if path.exists() and not replace:
-        raise DestinationExists(f"{path.name} exists already")
+        raise DestinationExistsError(f"{path.name} exists already")
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     with named_os_errors(f"writing {path.name}"):
         try:
@@ -58,7 +58,7 @@ def export_archive(
 
 
 def import_archive(store: Store, path: Path) -> list[Bundle]:
-    """Copy every bundle of the archive. Raises NotALayout and the errors of tar.members and Store.receive."""
+    """Copy every bundle of the archive. Raises NotALayoutError and the errors of tar.members and Store.receive."""
     with closing(ArchiveSource(path)) as source:
         return [store.receive(source, entry) for entry in source.bundles()]
 
@@ -67,16 +67,16 @@ class ArchiveSource:
     """The layout inside a tar file, read in place; nothing is unpacked."""
 
     def __init__(self, path: Path) -> None:
-        """Raises NotALayout, InvalidTree, UnsafePath, UnsafeLink, UnsafeMember, DuplicateMember or Bomb."""
+        """Raises NotALayoutError, InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError or ArchiveBombError."""
         self._file = path.open("rb")
         self._found: dict[str, tuple[int, int]] = {}
         try:
             self._scan()
             oci.check_layout(self._small(oci.LAYOUT_FILE, LIMITS.pax_header))
             self.entries = oci.parse_index(self._small(oci.INDEX_FILE, LIMITS.index))
-        except InvalidTree as error:
+        except InvalidTreeError as error:
             self.close()
-            raise NotALayout(f"{path.name} is not an OCI archive: {error.message}") from error
+            raise NotALayoutError(f"{path.name} is not an OCI archive: {error.message}") from error
         except BaseException:
             self.close()
             raise
@@ -86,10 +86,10 @@ class ArchiveSource:
         return [entry for entry in self.entries if self._kind(entry) == oci.BUNDLE_TYPE]
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
-        """A blob's bytes in place. Raises MissingBlob."""
+        """A blob's bytes in place. Raises MissingBlobError."""
         name = _BLOBS + fields.digest(blob.digest, "digest").removeprefix("sha256:")
         if name not in self._found:
-            raise MissingBlob(f"blob {blob.digest} is not in the archive")
+            raise MissingBlobError(f"blob {blob.digest} is not in the archive")
         start, size = self._found[name]
         return _slice(self._file, start + min(offset, size), start + size)
 
@@ -118,7 +118,7 @@ class ArchiveSource:
 
     def _small(self, name: str, cap: int) -> bytes:
         if name not in self._found:
-            raise NotALayout(f"the archive has no {name}")
+            raise NotALayoutError(f"the archive has no {name}")
         start, size = self._found[name]
         self._file.seek(start)
         return read_full(self._file, min(size, cap + 1))

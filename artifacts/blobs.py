@@ -15,34 +15,34 @@ from typing import BinaryIO
 from coldstart.artifacts import fields
 from coldstart.artifacts.errors import (
     BundleError,
-    DigestMismatch,
-    MissingBlob,
-    TooLarge,
-    Unreadable,
-    UnsafeLink,
+    DigestMismatchError,
+    MissingBlobError,
+    TooLargeError,
+    UnreadableError,
+    UnsafeLinkError,
 )
 
 
 def blob_path(root: Path, digest: str) -> Path:
-    """Where the blob lives. Raises InvalidManifest unless `digest` is sha256:<hex>, so it cannot climb."""
+    """Where the blob lives. Raises InvalidManifestError unless `digest` is sha256:<hex>, so it cannot climb."""
     return root / "blobs" / "sha256" / fields.digest(digest, "digest").removeprefix("sha256:")
 
 
 def open_unverified(root: Path, digest: str) -> BinaryIO:
-    """The raw file. Raises MissingBlob, UnsafeLink or Unreadable; the caller hashes what it reads."""
+    """The raw file. Raises MissingBlobError, UnsafeLinkError or Unreadable; the caller hashes what it reads."""
     try:
         handle = os.open(blob_path(root, digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise MissingBlob(f"blob {digest} is not in the store") from error
+        raise MissingBlobError(f"blob {digest} is not in the store") from error
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UnsafeLink(f"blob {digest} is a link") from error
-        raise Unreadable(f"blob {digest} cannot be opened: {error.strerror}") from error
+            raise UnsafeLinkError(f"blob {digest} is a link") from error
+        raise UnreadableError(f"blob {digest} cannot be opened: {error.strerror}") from error
     return os.fdopen(handle, "rb", buffering=0)
 
 
 class VerifiedReader(io.RawIOBase):
-    """A stream that hashes what passes and raises DigestMismatch at its end unless digest and size are
+    """A stream that hashes what passes and raises DigestMismatchError at its end unless digest and size are
     right.
     """
 
@@ -59,11 +59,11 @@ class VerifiedReader(io.RawIOBase):
         try:
             data = self._source.read(len(buffer))
         except OSError as error:
-            raise Unreadable(f"blob {self._digest} cannot be read: {error.strerror}") from error
+            raise UnreadableError(f"blob {self._digest} cannot be read: {error.strerror}") from error
         self._hash.update(data)
         self._seen += len(data)
         if self._seen > self._size:
-            raise DigestMismatch(f"blob {self._digest} is longer than its {self._size} bytes")
+            raise DigestMismatchError(f"blob {self._digest} is longer than its {self._size} bytes")
         if not data and len(buffer):
             self._check()
         buffer[: len(data)] = data
@@ -82,30 +82,30 @@ class VerifiedReader(io.RawIOBase):
     def _check(self) -> None:
         digest = "sha256:" + self._hash.hexdigest()
         if digest != self._digest or self._seen != self._size:
-            raise DigestMismatch(
+            raise DigestMismatchError(
                 f"blob {self._digest} of {self._size} bytes hashes to {digest} over {self._seen} bytes"
             )
         self._checked = True
 
 
 def open_verified(root: Path, digest: str, size: int) -> VerifiedReader:
-    """Stream a blob, verified at its end. Raises MissingBlob, UnsafeLink; reading raises DigestMismatch."""
+    """Stream a blob, verified at its end. Raises MissingBlobError, UnsafeLinkError; reading raises DigestMismatchError."""
     return VerifiedReader(open_unverified(root, digest), digest, size)
 
 
 def read(root: Path, digest: str, size: int, *, cap: int) -> bytes:
-    """A whole blob, verified. Raises TooLarge past `cap`, MissingBlob, UnsafeLink, DigestMismatch."""
+    """A whole blob, verified. Raises TooLargeError past `cap`, MissingBlobError, UnsafeLinkError, DigestMismatchError."""
     if size > cap:
-        raise TooLarge(f"blob {digest} is {size} bytes, the cap is {cap}")
+        raise TooLargeError(f"blob {digest} is {size} bytes, the cap is {cap}")
     with open_verified(root, digest, size) as reader:
         return reader.readall() or b""
 
 
 def fault(root: Path, digest: str, size: int) -> BundleError | None:
-    """What is wrong with a blob: MissingBlob, DigestMismatch, UnsafeLink, Unreadable, or None."""
+    """What is wrong with a blob: MissingBlobError, DigestMismatchError, UnsafeLinkError, Unreadable, or None."""
     try:
         with open_verified(root, digest, size) as reader:
             reader.drain()
-    except (MissingBlob, DigestMismatch, UnsafeLink, Unreadable) as error:
+    except (MissingBlobError, DigestMismatchError, UnsafeLinkError, UnreadableError) as error:
         return error
     return None

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, canonical, manifest, oci
 from coldstart.artifacts.errors import (
-    IndexMismatch,
-    InvalidReference,
-    MemoryInside,
-    SectionMissing,
-    SectionUnsupported,
-    Untrusted,
+    IndexMismatchError,
+    InvalidReferenceError,
+    ProcessMemoryError,
+    SectionMissingError,
+    SectionUnsupportedError,
+    UntrustedError,
 )
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
@@ -78,7 +78,7 @@ class Bundle:
     def image(self) -> oci.ImageManifest:
         """Return the OCI image manifest.
 
-        Raises DigestMismatch, MissingBlob, InvalidManifest, InvalidJson, TooLarge.
+        Raises DigestMismatchError, MissingBlobError, InvalidManifestError, InvalidJsonError, TooLargeError.
         """
         return oci.parse_manifest(self.image_bytes())
 
@@ -90,7 +90,7 @@ class Bundle:
     def manifest(self) -> Manifest:
         """Key, provenance and section table.
 
-        Raises what `image` does, IndexMismatch, SectionTable, FormatTooNew and FormatTooOld.
+        Raises what `image` does, IndexMismatchError, SectionTableError, FormatTooNewError and FormatTooOldError.
         """
         config = self.image.config
         data = blobs.read(self.layout.root, config.digest, config.size, cap=LIMITS.config)
@@ -98,7 +98,7 @@ class Bundle:
         says = self.descriptor.annotations
         named = (says.get(oci.NAME, parsed.provenance.model_name), says.get(oci.KEY, parsed.key.digest))
         if named != (parsed.provenance.model_name, parsed.key.digest):
-            raise IndexMismatch(
+            raise IndexMismatchError(
                 f"the index calls {parsed.provenance.model_name} {named[0]} with key {named[1]}"
             )
         return parsed
@@ -134,23 +134,25 @@ class Bundle:
         return entry is not None and supported(entry)
 
     def entry(self, name: str) -> SectionEntry:
-        """Return the entry of a readable section. Raises SectionMissing or SectionUnsupported."""
+        """Return the entry of a readable section. Raises SectionMissingError or SectionUnsupportedError."""
         entry = self.manifest.section(name)
         if entry is None:
-            raise SectionMissing(f"{self.name} v{self.version} has no section {name}")
+            raise SectionMissingError(f"{self.name} v{self.version} has no section {name}")
         if not supported(entry):
-            raise SectionUnsupported(f"section {name} is of version {entry.version} ({entry.media_type})")
+            raise SectionUnsupportedError(
+                f"section {name} is of version {entry.version} ({entry.media_type})"
+            )
         return entry
 
     def json(self, name: str) -> object:
         """Read a JSON section.
 
-        Raises SectionMissing, SectionUnsupported, DigestMismatch, MissingBlob, InvalidJson.
+        Raises SectionMissingError, SectionUnsupportedError, DigestMismatchError, MissingBlobError, InvalidJsonError.
         """
         entry = self.entry(name)
         if SECTION_TYPES[name].encoding != "json":
-            raise SectionUnsupported(
-                f"section {name} is a tree", mend="unpack it: coldstart inspect REF --tree"
+            raise SectionUnsupportedError(
+                f"section {name} is a tree", hint="unpack it: coldstart inspect REF --tree"
             )
         data = blobs.read(self.layout.root, entry.digest, entry.size, cap=LIMITS.json_section)
         return canonical.loads(data, cap=LIMITS.json_section, what=f"section {name}")
@@ -160,42 +162,42 @@ class Bundle:
 
         An executable section is unpacked only if `trust` accepts the bundle; `anyone` is the explicit override. Returns the
         number of members. Raises Untrusted,
-        DestinationExists, DigestMismatch, MissingBlob, Bomb, InvalidTree, UnsafePath, UnsafeLink,
-        UnsafeMember, DuplicateMember, PickleFound, CodeFound, NoSpace.
+        DestinationExistsError, DigestMismatchError, MissingBlobError, Bomb, InvalidTreeError, UnsafePathError, UnsafeLinkError,
+        UnsafeMemberError, DuplicateMemberError, PickleFoundError, CodeFoundError, NoSpaceError.
         """
         from coldstart.artifacts import unpack  # a start whose trees are unpacked already does without it
 
         entry, declared = self.entry(name), SECTION_TYPES[name]
         if declared.encoding != "tar.zst":
-            raise SectionUnsupported(f"section {name} is not a tree", mend="read it with Bundle.json")
+            raise SectionUnsupportedError(f"section {name} is not a tree", hint="read it with Bundle.json")
         if declared.executable:
             self._require(trust, name)
         with self.open_blob(name) as reader:
             return unpack.extract(reader, entry, dest, plain=not declared.executable)
 
     def open_blob(self, name: str) -> blobs.VerifiedReader:
-        """Open a section as stored; reading to the end raises DigestMismatch if it is damaged."""
+        """Open a section as stored; reading to the end raises DigestMismatchError if it is damaged."""
         entry = self._stored(name)
         return blobs.open_verified(self.layout.root, entry.digest, entry.size)
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
         """Read `length` bytes of a section as stored, from `offset`; only the 16 MiB chunks they touch are hashed.
 
-        Raises InvalidReference for a range outside the section, DigestMismatch, MissingBlob.
+        Raises InvalidReferenceError for a range outside the section, DigestMismatchError, MissingBlobError.
         """
         entry = self._stored(name)
         if offset < 0 or length < 0 or offset + length > entry.size:
-            raise InvalidReference(
-                f"bytes {offset}+{length} of {entry.size} do not exist", mend="ask for bytes inside it"
+            raise InvalidReferenceError(
+                f"bytes {offset}+{length} of {entry.size} do not exist", hint="ask for bytes inside it"
             )
         with blobs.open_unverified(self.layout.root, entry.digest) as file:
             return read_range(file, entry, offset, length)
 
     def may_leave(self, memory: bool) -> None:
-        """Raise MemoryInside if a section holds the memory of a process, unless `memory` allows it to leave this machine."""
+        """Raise ProcessMemoryError if a section holds the memory of a process, unless `memory` allows it to leave this machine."""
         inside = [entry.type for entry in self.manifest.sections if holds_memory(entry.media_type)]
         if inside and not memory:
-            raise MemoryInside(
+            raise ProcessMemoryError(
                 f"{self.name}:v{self.version} holds the memory of a process ({', '.join(inside)})"
             )
 
@@ -208,12 +210,12 @@ class Bundle:
     def _stored(self, name: str) -> SectionEntry:
         entry = self.manifest.section(name)
         if entry is None:
-            raise SectionMissing(f"{self.name} v{self.version} has no section {name}")
+            raise SectionMissingError(f"{self.name} v{self.version} has no section {name}")
         return entry
 
     def _require(self, trust: Trust | None, name: str) -> None:
         if trust is None:
-            raise Untrusted(f"section {name} is code and no trust was given")
+            raise UntrustedError(f"section {name} is code and no trust was given")
         result = trust(self)
         if not result.ok:
-            raise Untrusted(f"section {name} of {self.ref} is code and is not trusted: {result.reason}")
+            raise UntrustedError(f"section {name} of {self.ref} is code and is not trusted: {result.reason}")

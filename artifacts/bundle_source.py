@@ -8,7 +8,7 @@ from itertools import islice
 from typing import BinaryIO, Protocol
 
 from coldstart.artifacts import blobs, canonical, oci
-from coldstart.artifacts.errors import BundleError, DigestMismatch, TooLarge
+from coldstart.artifacts.errors import BundleError, DigestMismatchError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.ranges import read_full
@@ -23,7 +23,7 @@ class BundleSource(Protocol):
     """A place that bundles are copied from; the receiver verifies the bytes."""
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
-        """Open the bytes of `blob` from `offset`. Raises MissingBlob or RemoteFailed."""
+        """Open the bytes of `blob` from `offset`. Raises MissingBlobError or RemoteFailedError."""
         ...
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
@@ -71,13 +71,15 @@ def payloads(
 
 
 def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
-    """Read and verify a small blob. Raises TooLarge, DigestMismatch, MissingBlob."""
+    """Read and verify a small blob. Raises TooLargeError, DigestMismatchError, MissingBlobError."""
     if blob.size > cap:
-        raise TooLarge(f"blob {blob.digest} is {blob.size} bytes, the cap is {cap}")
+        raise TooLargeError(f"blob {blob.digest} is {blob.size} bytes, the cap is {cap}")
     with source.open(blob) as file:
         data = read_full(file, blob.size + 1)
     if len(data) != blob.size or canonical.digest(data) != blob.digest:
-        raise DigestMismatch(f"blob {blob.digest} of {blob.size} bytes hashes to {canonical.digest(data)}")
+        raise DigestMismatchError(
+            f"blob {blob.digest} of {blob.size} bytes hashes to {canonical.digest(data)}"
+        )
     return data
 
 

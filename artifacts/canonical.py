@@ -10,35 +10,35 @@ import json
 from hashlib import sha256
 from typing import NoReturn
 
-from coldstart.artifacts.errors import DuplicateKey, InvalidJson, TooLarge
+from coldstart.artifacts.errors import DuplicateKeyError, InvalidJsonError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 
 
 def dumps(value: object) -> bytes:
     """Canonical bytes of `value`.
 
-    Raises InvalidJson for what JSON cannot carry, such as NaN or a lone surrogate.
+    Raises InvalidJsonError for what JSON cannot carry, such as NaN or a lone surrogate.
     """
     try:
         _check_names(value, 0)
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidJson(f"cannot be written as JSON: {error}") from error
+        raise InvalidJsonError(f"cannot be written as JSON: {error}") from error
 
 
 def loads(data: bytes, *, cap: int, what: str) -> object:
     """Parse `data`.
 
-    Raises TooLarge, DuplicateKey or InvalidJson; `what` names the document in the message.
+    Raises TooLargeError, DuplicateKeyError or InvalidJsonError; `what` names the document in the message.
     """
     if len(data) > cap:
-        raise TooLarge(f"{what} is {len(data)} bytes, the cap is {cap}")
+        raise TooLargeError(f"{what} is {len(data)} bytes, the cap is {cap}")
     try:
         value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
         _check_names(value, 0)
     except (ValueError, RecursionError) as error:
-        raise InvalidJson(f"{what} is not valid JSON: {error}") from error
+        raise InvalidJsonError(f"{what} is not valid JSON: {error}") from error
     return value
 
 
@@ -51,7 +51,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
     if len(members) != len(pairs):
         names = [name for name, _ in pairs]
-        raise DuplicateKey(f"member {next(n for n in names if names.count(n) > 1)!r} appears twice")
+        raise DuplicateKeyError(f"member {next(n for n in names if names.count(n) > 1)!r} appears twice")
     return members
 
 

@@ -32,7 +32,7 @@ def publish(
     """Publish the bundle whose manifest is `descriptor`, together with signature documents about it.
 
     `identity` holds the NAME and KEY annotations. A bundle that the index lists already keeps its version.
-    Raises NoSpace, ReadOnlyStore.
+    Raises NoSpaceError, ReadOnlyStoreError.
     """
     signed = [_stage_signature(staging, descriptor, payload) for payload in signatures]
     with layout.exclusive():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickletools
 import re
 
-from coldstart.artifacts.errors import CodeFound, PickleFound
+from coldstart.artifacts.errors import CodeFoundError, PickleFoundError
 
 HEAD = 1 << 20
 _PICKLE_NAMES = frozenset({".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".joblib", ".dill", ".npy", ".npz"})
@@ -20,13 +20,13 @@ _CALLS = frozenset({"GLOBAL", "INST", "OBJ", "STACK_GLOBAL", "REDUCE"})
 
 
 def check_plain(name: str, head: bytes) -> None:
-    """Check a member by its name and its first bytes. Raises PickleFound or CodeFound."""
+    """Check a member by its name and its first bytes. Raises PickleFoundError or CodeFoundError."""
     base = name.rpartition("/")[2].lstrip(".").lower()
     suffixes = {f".{part}" for part in base.split(".")[1:]}
     if suffixes & _PICKLE_NAMES or _looks_pickled(head):
-        raise PickleFound(f"{name} is a pickle, or a container of pickles")
+        raise PickleFoundError(f"{name} is a pickle, or a container of pickles")
     if suffixes & _CODE_NAMES or head.startswith(_CODE_MAGIC):
-        raise CodeFound(f"{name} is program code")
+        raise CodeFoundError(f"{name} is program code")
 
 
 def _looks_pickled(head: bytes) -> bool:

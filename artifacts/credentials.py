@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coldstart.artifacts.errors import RemoteDenied
+from coldstart.artifacts.errors import RemoteDeniedError
 
 # Docker's own registry answers at another host than the one its logins are stored under.
 HUB_KEY, HUB_HOSTS = (
@@ -46,7 +46,7 @@ class Login:
 
 
 def stored(host: str, environment: Mapping[str, str] = os.environ) -> Login | None:
-    """The login for HOST[:PORT], None where there is none. Raises RemoteDenied when a helper fails."""
+    """The login for HOST[:PORT], None where there is none. Raises RemoteDeniedError when a helper fails."""
     config = _config(environment)
     key = HUB_KEY if host in HUB_HOSTS else host
     helper = _helper(config, key)
@@ -81,21 +81,21 @@ def _from_helper(helper: str, key: str) -> Login | None:
             [program, "get"], input=key.encode(), capture_output=True, timeout=_HELPER_S, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise RemoteDenied(
-            f"{program} cannot be asked: {type(error).__name__}", mend=f"run {program} get"
+        raise RemoteDeniedError(
+            f"{program} cannot be asked: {type(error).__name__}", hint=f"run {program} get"
         ) from error
     if done.returncode:
         output = (done.stdout or done.stderr).decode(errors="replace").strip()[:200]
         if _NOT_FOUND in output:
             return None
-        raise RemoteDenied(
-            f"{program} failed: {output}", mend=f"unlock what {program} keeps, or docker login {key}"
+        raise RemoteDeniedError(
+            f"{program} failed: {output}", hint=f"unlock what {program} keeps, or docker login {key}"
         )
     try:
         document = json.loads(done.stdout)
         user, secret = str(document["Username"]), str(document["Secret"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise RemoteDenied(f"{program} answers with no credentials") from error
+        raise RemoteDeniedError(f"{program} answers with no credentials") from error
     return Login(identity=secret) if user == _TOKEN_USER else Login(user, secret)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import LayoutSource
-from coldstart.artifacts.errors import Ambiguous, NotALayout
+from coldstart.artifacts.errors import AmbiguousReferenceError, NotALayoutError
 from coldstart.artifacts.store import Store
 
 
@@ -14,12 +14,14 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
     """The bundle `digest` of a layout, or its only one; of several versions of one key the newest."""
     other = Store(directory)
     if not other.layout.exists:
-        raise NotALayout(f"{directory.name} is not an image layout")
+        raise NotALayoutError(f"{directory.name} is not an image layout")
     matches = [bundle for bundle in other.list() if digest in (None, bundle.digest)]
     if not matches:
-        raise NotALayout(f"{directory.name} holds no such bundle")
+        raise NotALayoutError(f"{directory.name} holds no such bundle")
     if len({bundle.key_digest for bundle in matches}) > 1:
-        raise Ambiguous(f"{directory.name} holds bundles of several keys", mend="choose one: DIR@sha256:...")
+        raise AmbiguousReferenceError(
+            f"{directory.name} holds bundles of several keys", hint="choose one: DIR@sha256:..."
+        )
     return store.receive(
         LayoutSource(other.layout), max(matches, key=lambda bundle: bundle.version).descriptor
     )

@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol, cast
 
 from coldstart.artifacts import canonical, commit, oci, pack
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import DraftClosed, SectionUnsupported, TooLarge
+from coldstart.artifacts.errors import DraftClosedError, SectionUnsupportedError, TooLargeError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import MEMBERS, UNPACKED, Manifest, Provenance, SectionEntry, parse
@@ -48,11 +48,14 @@ class Draft:
     def add_json(
         self, name: str, value: object, annotations: Mapping[str, str] | None = None
     ) -> SectionEntry:
-        """Add a JSON section. Raises DraftClosed, SectionUnsupported, InvalidJson, TooLarge or NoSpace."""
+        """Add a JSON section.
+
+        Raises DraftClosedError, SectionUnsupportedError, InvalidJsonError, TooLargeError or NoSpaceError.
+        """
         declared = self._declared(name, "json")
         data = canonical.dumps(value)
         if len(data) > LIMITS.json_section:
-            raise TooLarge(f"section {name} is {len(data)} bytes, the cap is {LIMITS.json_section}")
+            raise TooLargeError(f"section {name} is {len(data)} bytes, the cap is {LIMITS.json_section}")
         with self.staging.file() as file:
             file.write(data)
         return self._enter(declared, file, annotations or {})
@@ -69,7 +72,7 @@ class Draft:
     ) -> SectionEntry:
         """Add a directory as one tar.zst. For gigabytes take level 1 to 3 and threads=-1 (all cores).
 
-        Raises DraftClosed, SectionUnsupported, NoSpace and what pack.pack raises.
+        Raises DraftClosedError, SectionUnsupportedError, NoSpaceError and what pack.pack raises.
         """
         declared = self._declared(name, "tar.zst")
         with self.staging.file(mode=blob_mode(declared.media_type)) as file:
@@ -87,7 +90,7 @@ class Draft:
     def keep(self, bundle: Bundle, name: str) -> SectionEntry:
         """Copy a section of an earlier bundle unchanged.
 
-        Raises DigestMismatch, SectionMissing, NoSpace.
+        Raises DigestMismatchError, SectionMissingError, NoSpaceError.
         """
         entry = bundle.entry(name)
         self._declared(name, SECTION_TYPES[name].encoding)
@@ -101,7 +104,7 @@ class Draft:
     def publish(self, provenance: Provenance, *, signer: Signer | None = None) -> Bundle:
         """Publish the bundle as the key's next version, durable and complete; the signature is part of the same step.
 
-        Raises DraftClosed, NoSpace, ReadOnlyStore, TooLarge, InvalidManifest.
+        Raises DraftClosedError, NoSpaceError, ReadOnlyStoreError, TooLargeError, InvalidManifestError.
         """
         self._check_open()
         manifest = Manifest(
@@ -135,11 +138,11 @@ class Draft:
         self._check_open()
         declared = SECTION_TYPES.get(name)
         if declared is None or declared.encoding != encoding:
-            raise SectionUnsupported(f"{name} is not a section of encoding {encoding}")
+            raise SectionUnsupportedError(f"{name} is not a section of encoding {encoding}")
         if name in self.sections:
-            raise DraftClosed(f"section {name} was added already")
+            raise DraftClosedError(f"section {name} was added already")
         return declared
 
     def _check_open(self) -> None:
         if self.closed:
-            raise DraftClosed("this draft was published or abandoned")
+            raise DraftClosedError("this draft was published or abandoned")

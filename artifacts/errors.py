@@ -16,256 +16,256 @@ class BundleError(Exception):
     """Base of every error raised by this package: `code` (stable), `message`, `mend` (what to do next)."""
 
     code: ClassVar[str] = "CS-BUNDLE"
-    default_mend: ClassVar[str] = "materialize the bundle again: coldstart materialize MODEL"
+    default_hint: ClassVar[str] = "materialize the bundle again: coldstart materialize MODEL"
 
-    def __init__(self, message: str, *, mend: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = message
-        self.mend = mend or self.default_mend
-        super().__init__(f"{self.code}: {message} ({self.mend})")
+        self.hint = hint or self.default_hint
+        super().__init__(f"{self.code}: {message} ({self.hint})")
 
 
-class InvalidJson(BundleError):
+class InvalidJsonError(BundleError):
     """Not the JSON this format allows: syntax, encoding, NaN, or nesting."""
 
     code = "CS-JSON"
 
 
-class DuplicateKey(InvalidJson):
+class DuplicateKeyError(InvalidJsonError):
     """A JSON object names one member twice, so two readers may see two values."""
 
     code = "CS-DUPKEY"
 
 
-class TooLarge(BundleError):
+class TooLargeError(BundleError):
     """A document or count passes its cap."""
 
     code = "CS-SIZE"
-    default_mend = "do not use this bundle; materialize it on this machine: coldstart materialize MODEL"
+    default_hint = "do not use this bundle; materialize it on this machine: coldstart materialize MODEL"
 
 
-class Bomb(TooLarge):
+class ArchiveBombError(TooLargeError):
     """A compressed section unpacks to more bytes, members or ratio than allowed or declared."""
 
     code = "CS-BOMB"
 
 
-class DigestMismatch(BundleError):
+class DigestMismatchError(BundleError):
     """Bytes on disk or on the wire differ from their sha256."""
 
     code = "CS-DIGEST"
-    default_mend = "fetch the bad blob again: coldstart validate REF --level checksum --repair"
+    default_hint = "fetch the bad blob again: coldstart validate REF --level checksum --repair"
 
 
-class MissingBlob(BundleError):
+class MissingBlobError(BundleError):
     """A blob that a manifest names is not there."""
 
     code = "CS-BLOB-MISSING"
-    default_mend = DigestMismatch.default_mend
+    default_hint = DigestMismatchError.default_hint
 
 
-class Unreadable(BundleError):
+class UnreadableError(BundleError):
     """The operating system refuses to read a blob: permissions, or a failing disk."""
 
     code = "CS-UNREADABLE"
-    default_mend = "check the permissions and the disk, or fetch it again: coldstart validate REF --repair"
+    default_hint = "check the permissions and the disk, or fetch it again: coldstart validate REF --repair"
 
 
-class InvalidManifest(BundleError):
+class InvalidManifestError(BundleError):
     """The manifest or its config blob breaks the schema."""
 
     code = "CS-MANIFEST"
 
 
-class SectionTable(InvalidManifest):
+class SectionTableError(InvalidManifestError):
     """The section table in the config and the layers of the manifest disagree."""
 
     code = "CS-SECTION-TABLE"
 
 
-class IndexMismatch(InvalidManifest):
+class IndexMismatchError(InvalidManifestError):
     """The index names another key or model than the config."""
 
     code = "CS-INDEX"
-    default_mend = "prune the entry and take the bundle over again: coldstart import, or coldstart pull"
+    default_hint = "prune the entry and take the bundle over again: coldstart import, or coldstart pull"
 
 
-class InvalidKey(BundleError):
+class InvalidKeyError(BundleError):
     """A key field has a name or value that a key may not carry."""
 
     code = "CS-KEY"
-    default_mend = "give flat dotted names and values that are neither paths nor containers"
+    default_hint = "give flat dotted names and values that are neither paths nor containers"
 
 
-class FormatTooNew(BundleError):
+class FormatTooNewError(BundleError):
     """Written by a newer major version of the format."""
 
     code = "CS-FORMAT-NEW"
-    default_mend = "install a newer release of coldstart, from where this one came"
+    default_hint = "install a newer release of coldstart, from where this one came"
 
 
-class FormatTooOld(BundleError):
+class FormatTooOldError(BundleError):
     """Written by an older major version for which no migration exists."""
 
     code = "CS-FORMAT-OLD"
 
 
-class NotALayout(BundleError):
+class NotALayoutError(BundleError):
     """The directory or archive is not an OCI image layout."""
 
     code = "CS-LAYOUT"
-    default_mend = "name a directory or archive that coldstart export or an OCI client wrote"
+    default_hint = "name a directory or archive that coldstart export or an OCI client wrote"
 
 
-class SectionMissing(BundleError):
+class SectionMissingError(BundleError):
     """The bundle has no section of this type."""
 
     code = "CS-SECTION-MISSING"
 
 
-class SectionUnsupported(BundleError):
+class SectionUnsupportedError(BundleError):
     """The section's type, version or encoding is not one this version reads."""
 
     code = "CS-SECTION-UNSUPPORTED"
-    default_mend = FormatTooNew.default_mend
+    default_hint = FormatTooNewError.default_hint
 
 
-class UnsafePath(BundleError):
+class UnsafePathError(BundleError):
     """A member's name is absolute, climbs out of its tree, or is not portable."""
 
     code = "CS-PATH"
-    default_mend = TooLarge.default_mend
+    default_hint = TooLargeError.default_hint
 
 
-class UnsafeLink(BundleError):
+class UnsafeLinkError(BundleError):
     """A member is a symbolic or hard link."""
 
     code = "CS-LINK"
-    default_mend = TooLarge.default_mend
+    default_hint = TooLargeError.default_hint
 
 
-class UnsafeMember(BundleError):
+class UnsafeMemberError(BundleError):
     """A member is a device, a FIFO, a sparse file or another special kind."""
 
     code = "CS-SPECIAL"
-    default_mend = TooLarge.default_mend
+    default_hint = TooLargeError.default_hint
 
 
-class DuplicateMember(BundleError):
+class DuplicateMemberError(BundleError):
     """Two members of one tree have the same name."""
 
     code = "CS-DUPMEMBER"
-    default_mend = TooLarge.default_mend
+    default_hint = TooLargeError.default_hint
 
 
-class InvalidTree(BundleError):
+class InvalidTreeError(BundleError):
     """A tar or zstd stream is malformed or cut short."""
 
     code = "CS-TREE"
 
 
-class PickleFound(BundleError):
+class PickleFoundError(BundleError):
     """A section that is not executable holds a pickle."""
 
     code = "CS-PICKLE"
-    default_mend = "leave pickles out of this section; only executable, signed sections may carry code"
+    default_hint = "leave pickles out of this section; only executable, signed sections may carry code"
 
 
-class CodeFound(BundleError):
+class CodeFoundError(BundleError):
     """A section that is not executable holds program code."""
 
     code = "CS-CODE"
-    default_mend = "leave code out of this section; only executable, signed sections may carry code"
+    default_hint = "leave code out of this section; only executable, signed sections may carry code"
 
 
-class Untrusted(BundleError):
+class UntrustedError(BundleError):
     """An executable section of a bundle that nobody trusted has signed."""
 
     code = "CS-UNTRUSTED"
-    default_mend = "trust the signer's public key, or materialize here: coldstart materialize MODEL"
+    default_hint = "trust the signer's public key, or materialize here: coldstart materialize MODEL"
 
 
-class MemoryInside(BundleError):
+class ProcessMemoryError(BundleError):
     """A bundle that holds a process's memory was to leave this machine without a word for it."""
 
     code = "CS-MEMORY"
-    default_mend = "if its memory may be read by whoever gets it: --include-snapshot; else materialize without --snapshot"
+    default_hint = "if its memory may be read by whoever gets it: --include-snapshot; else materialize without --snapshot"
 
 
-class InvalidSignature(BundleError):
+class InvalidSignatureError(BundleError):
     """A signature, or a key file, is malformed or does not verify."""
 
     code = "CS-SIGNATURE"
-    default_mend = "sign the bundle again, or materialize here: coldstart materialize MODEL"
+    default_hint = "sign the bundle again, or materialize here: coldstart materialize MODEL"
 
 
-class InvalidName(BundleError):
+class InvalidNameError(BundleError):
     """The name of a key holds other characters than letters, digits, `.`, `_` and `-`, or more than 64."""
 
     code = "CS-NAME"
-    default_mend = "name it with letters, digits, '.', '_' and '-': --name build-host"
+    default_hint = "name it with letters, digits, '.', '_' and '-': --name build-host"
 
 
-class Ambiguous(BundleError):
+class AmbiguousReferenceError(BundleError):
     """A reference names several bundles."""
 
     code = "CS-AMBIGUOUS"
-    default_mend = "name one by digest: NAME@sha256:..."
+    default_hint = "name one by digest: NAME@sha256:..."
 
 
-class InvalidReference(BundleError):
+class InvalidReferenceError(BundleError):
     """A reference to a bundle or remote cannot be parsed."""
 
     code = "CS-REFERENCE"
-    default_mend = "write NAME, NAME:vN, NAME@sha256:... or a digest prefix of 12 or more hex digits"
+    default_hint = "write NAME, NAME:vN, NAME@sha256:... or a digest prefix of 12 or more hex digits"
 
 
-class NoSpace(BundleError, OSError):
+class NoSpaceError(BundleError, OSError):
     """The disk or quota is full; the store is as it was before. Who can do without what was to be written catches OSError."""
 
     code = "CS-NOSPACE"
-    default_mend = "free space (coldstart prune), or choose another disk: --cache-dir DIR"
+    default_hint = "free space (coldstart prune), or choose another disk: --cache-dir DIR"
 
 
-class ReadOnlyStore(BundleError, OSError):
-    """A write was asked of a store that cannot be written. As NoSpace, an OSError."""
+class ReadOnlyStoreError(BundleError, OSError):
+    """A write was asked of a store that cannot be written. As NoSpaceError, an OSError."""
 
     code = "CS-READONLY"
-    default_mend = "choose a writable store: --cache-dir DIR"
+    default_hint = "choose a writable store: --cache-dir DIR"
 
 
-class NoLocks(BundleError, OSError):
-    """The file system of the store knows no locks, so that two writers could tear it. As NoSpace, an OSError."""
+class NoLocksError(BundleError, OSError):
+    """The file system of the store knows no locks, so that two writers could tear it. As NoSpaceError, an OSError."""
 
     code = "CS-LOCK"
-    default_mend = "choose a store on a file system with locks, such as a local disk: --cache-dir DIR"
+    default_hint = "choose a store on a file system with locks, such as a local disk: --cache-dir DIR"
 
 
-class DestinationExists(BundleError):
+class DestinationExistsError(BundleError):
     """The place to write to is already taken."""
 
     code = "CS-EXISTS"
-    default_mend = "name a path that does not exist yet"
+    default_hint = "name a path that does not exist yet"
 
 
-class DraftClosed(BundleError):
+class DraftClosedError(BundleError):
     """A draft was used after it was published or left, or was given one section twice."""
 
     code = "CS-DRAFT"
-    default_mend = "begin a new draft: Store.begin(key)"
+    default_hint = "begin a new draft: Store.begin(key)"
 
 
-class RemoteFailed(BundleError):
+class RemoteFailedError(BundleError):
     """A registry, hub or directory could not serve the request."""
 
     code = "CS-REMOTE"
-    default_mend = "check the address and the network, then run the command again"
+    default_hint = "check the address and the network, then run the command again"
 
 
-class RemoteDenied(RemoteFailed):
+class RemoteDeniedError(RemoteFailedError):
     """A registry or hub wants credentials."""
 
     code = "CS-AUTH"
-    default_mend = "log in (docker login REGISTRY, or hf auth login), then run the command again"
+    default_hint = "log in (docker login REGISTRY, or hf auth login), then run the command again"
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -274,7 +274,7 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 @contextmanager
 def named_os_errors(what: str) -> Iterator[None]:
-    """Turn a full disk and a read-only file system into NoSpace and ReadOnlyStore.
+    """Turn a full disk and a read-only file system into NoSpaceError and ReadOnlyStoreError.
 
     Pass everything else on.
     """
@@ -282,7 +282,7 @@ def named_os_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise NoSpace(f"no space left while {what}") from error
+            raise NoSpaceError(f"no space left while {what}") from error
         if error.errno in _READ_ONLY:
-            raise ReadOnlyStore(f"not writable while {what}") from error
+            raise ReadOnlyStoreError(f"not writable while {what}") from error
         raise

@@ -1,6 +1,6 @@
 """Typed access to parsed JSON.
 
-Every wrong type is InvalidManifest naming the place, never an AttributeError.
+Every wrong type is InvalidManifestError naming the place, never an AttributeError.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import cast
 
-from coldstart.artifacts.errors import InvalidManifest, TooLarge
+from coldstart.artifacts.errors import InvalidManifestError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -18,41 +18,41 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 def mapping(value: object, where: str) -> Mapping[str, object]:
     """`value` if it is an object."""
     if not isinstance(value, dict):
-        raise InvalidManifest(f"{where} is not an object")
+        raise InvalidManifestError(f"{where} is not an object")
     return cast("Mapping[str, object]", value)
 
 
 def items(value: object, where: str, *, cap: int) -> list[object]:
     """`value` if it is an array of at most `cap` items."""
     if not isinstance(value, list):
-        raise InvalidManifest(f"{where} is not an array")
+        raise InvalidManifestError(f"{where} is not an array")
     if len(value) > cap:
-        raise TooLarge(f"{where} has {len(value)} items, the cap is {cap}")
+        raise TooLargeError(f"{where} has {len(value)} items, the cap is {cap}")
     return cast("list[object]", value)
 
 
 def text(value: object, where: str, *, cap: int = LIMITS.text) -> str:
     """`value` if it is a string of at most `cap` characters."""
     if not isinstance(value, str):
-        raise InvalidManifest(f"{where} is not a string")
+        raise InvalidManifestError(f"{where} is not a string")
     if len(value) > cap:
-        raise TooLarge(f"{where} is longer than {cap} characters")
+        raise TooLargeError(f"{where} is longer than {cap} characters")
     return value
 
 
 def count(value: object, where: str, *, cap: int) -> int:
     """`value` if it is an integer in [0, cap]."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InvalidManifest(f"{where} is not a non-negative integer")
+        raise InvalidManifestError(f"{where} is not a non-negative integer")
     if value > cap:
-        raise TooLarge(f"{where} is {value}, the cap is {cap}")
+        raise TooLargeError(f"{where} is {value}, the cap is {cap}")
     return value
 
 
 def number(value: object, where: str) -> float:
     """`value` if it is a number."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidManifest(f"{where} is not a number")
+        raise InvalidManifestError(f"{where} is not a number")
     return float(value)
 
 
@@ -62,7 +62,7 @@ def digest(value: object, where: str) -> str:
     This is also what keeps a digest from being a path.
     """
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
-        raise InvalidManifest(f"{where} is not a sha256 digest")
+        raise InvalidManifestError(f"{where} is not a sha256 digest")
     return value
 
 
@@ -70,5 +70,5 @@ def texts(value: object, where: str, *, cap: int = 256) -> dict[str, str]:
     """`value` if it is an object of strings; an absent one is empty."""
     members = mapping({} if value is None else value, where)
     if len(members) > cap:
-        raise TooLarge(f"{where} has {len(members)} members, the cap is {cap}")
+        raise TooLargeError(f"{where} has {len(members)} members, the cap is {cap}")
     return {text(name, where): text(item, f"{where}.{name}") for name, item in members.items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from coldstart.artifacts.errors import NoLocks, TooLarge, named_os_errors
+from coldstart.artifacts.errors import NoLocksError, TooLargeError, named_os_errors
 
 # What file systems say that have no hard links (FAT, some network and overlay ones) or no locks.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
@@ -38,7 +38,7 @@ def make_private(directory: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace `path` by `data`; a reader sees the old or the new bytes. Raises NoSpace or ReadOnlyStore."""
+    """Replace `path` by `data`; a reader sees the old or the new bytes. Raises NoSpaceError or ReadOnlyStoreError."""
     with named_os_errors(f"writing {path.name}"), replacing(path, mode=mode) as file:
         file.write(data)
 
@@ -69,11 +69,11 @@ def create(path: Path, mode: int) -> BinaryIO:
 
 
 def read_capped(path: Path, cap: int) -> bytes:
-    """The bytes of a small file. Raises TooLarge past `cap`, OSError if it cannot be read."""
+    """The bytes of a small file. Raises TooLargeError past `cap`, OSError if it cannot be read."""
     with path.open("rb") as file:
         data = file.read(cap + 1)
     if len(data) > cap:
-        raise TooLarge(f"{path.name} is larger than {cap} bytes")
+        raise TooLargeError(f"{path.name} is larger than {cap} bytes")
     return data
 
 
@@ -108,14 +108,17 @@ def _flock(handle: int, operation: int, path: Path) -> None:
         fcntl.flock(handle, operation)
     except OSError as error:
         if error.errno in _NO_LOCKS:
-            raise NoLocks(f"{path.parent} lies on a file system without locks: {error.strerror}") from error
+            raise NoLocksError(
+                f"{path.parent} lies on a file system without locks: {error.strerror}"
+            ) from error
         raise
 
 
 def create_once(path: Path, data: bytes, mode: int) -> None:
     """Make `path` with `data`, unless somebody made it first: of several writers one wins, and its bytes are whole.
 
-    A hard link settles who is first. Where the file system has none, a lock does. Raises NoSpace, ReadOnlyStore, NoLocks.
+    A hard link settles who is first. Where the file system has none, a lock does. Raises NoSpaceError, ReadOnlyStoreError,
+    NoLocksError.
     """
     fresh = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     with named_os_errors(f"making {path.name}"):

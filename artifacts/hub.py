@@ -18,10 +18,10 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import (
     BundleError,
-    InvalidReference,
-    MissingBlob,
-    RemoteDenied,
-    RemoteFailed,
+    InvalidReferenceError,
+    MissingBlobError,
+    RemoteDeniedError,
+    RemoteFailedError,
     named_os_errors,
 )
 from coldstart.artifacts.files import write_atomic
@@ -48,7 +48,10 @@ class Hub(Protocol):
 
 
 def push(bundle: Bundle, reference: str, hub: Hub | None = None) -> str:
-    """Upload to ORG/REPO[:TAG] and return the full reference. Raises RemoteDenied, RemoteFailed, InvalidReference."""
+    """Upload to ORG/REPO[:TAG] and return the full reference.
+
+    Raises RemoteDeniedError, RemoteFailedError, InvalidReferenceError.
+    """
     repo, tag = _parse(reference)
     tag = tag or _own_tag(bundle, repo)
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
@@ -65,7 +68,7 @@ def push(bundle: Bundle, reference: str, hub: Hub | None = None) -> str:
 def pull(store: Store, reference: str, hub: Hub | None = None) -> Bundle:
     """Download ORG/REPO[:TAG]; without a tag the repository must hold one bundle.
 
-    Raises RemoteDenied, RemoteFailed, MissingBlob, InvalidReference and what Store.receive raises.
+    Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, InvalidReferenceError and what Store.receive raises.
     """
     repo, tag = _parse(reference)
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
@@ -78,7 +81,9 @@ def pull(store: Store, reference: str, hub: Hub | None = None) -> Bundle:
         except Exception as error:
             raise _named(error, repo) from error
         if not (Path(scratch) / chosen).is_dir():
-            raise MissingBlob(f"{repo} has no bundle {chosen}", mend=f"list the files of {repo} on the hub")
+            raise MissingBlobError(
+                f"{repo} has no bundle {chosen}", hint=f"list the files of {repo} on the hub"
+            )
         return pull_directory(store, Path(scratch) / chosen)
 
 
@@ -96,8 +101,8 @@ def _lay_out(bundle: Bundle, directory: Path) -> None:
 def _own_tag(bundle: Bundle, repo: str) -> str:
     tag = bundle.descriptor.annotations.get(oci.REF_NAME, f"v{bundle.version}")
     if not re.fullmatch(_TAG, tag):
-        raise InvalidReference(
-            f"the ref name {tag[:200]!r} of {bundle.name} is not a tag", mend=f"name one: hf://{repo}:TAG"
+        raise InvalidReferenceError(
+            f"the ref name {tag[:200]!r} of {bundle.name} is not a tag", hint=f"name one: hf://{repo}:TAG"
         )
     return tag
 
@@ -105,21 +110,21 @@ def _own_tag(bundle: Bundle, repo: str) -> str:
 def _only_tag(listed: Sequence[str], repo: str) -> str:
     tags = sorted({matched["tag"] for name in listed if (matched := _LISTED.fullmatch(name))})
     if len(tags) != 1:
-        mend = f"name one: {', '.join(f'{repo}:{tag}' for tag in tags[:8])}" if tags else None
-        raise MissingBlob(f"{repo} holds {len(tags)} bundles", mend=mend)
+        hint = f"name one: {', '.join(f'{repo}:{tag}' for tag in tags[:8])}" if tags else None
+        raise MissingBlobError(f"{repo} holds {len(tags)} bundles", hint=hint)
     return tags[0]
 
 
 def _parse(reference: str) -> tuple[str, str | None]:
     matched = _REFERENCE.fullmatch(reference)
     if not matched:
-        raise InvalidReference(f"{reference!r} is not a hub repository", mend="write ORG/REPO[:TAG]")
+        raise InvalidReferenceError(f"{reference!r} is not a hub repository", hint="write ORG/REPO[:TAG]")
     return matched["repo"], matched["tag"]
 
 
-def _named(error: Exception, repo: str) -> RemoteFailed:
+def _named(error: Exception, repo: str) -> RemoteFailedError:
     status = getattr(getattr(error, "response", None), "status_code", None)
-    kind = RemoteDenied if status in _DENIED else RemoteFailed
+    kind = RemoteDeniedError if status in _DENIED else RemoteFailedError
     return kind(f"the hub could not serve {repo}: {type(error).__name__}: {str(error)[:200]}")
 
 

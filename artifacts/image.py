@@ -26,7 +26,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 def push(bundle: Bundle, place: Repository, *, memory: bool = False) -> str:
     """Send the image; the digest of its manifest. The archive lies among the temporary files meanwhile.
 
-    Raises MemoryInside, RemoteDenied, RemoteFailed, DigestMismatch, NoSpace.
+    Raises ProcessMemoryError, RemoteDeniedError, RemoteFailedError, DigestMismatchError, NoSpaceError.
     """
     with tempfile.TemporaryDirectory(prefix="coldstart-image-") as scratch:
         archive = Path(scratch) / "layer.tar"

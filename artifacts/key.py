@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple, cast
 
 from coldstart.artifacts import canonical
-from coldstart.artifacts.errors import InvalidKey
+from coldstart.artifacts.errors import InvalidKeyError
 from coldstart.artifacts.limits import LIMITS
 
 Scalar = str | int | float | bool | None
@@ -33,14 +33,14 @@ class Mismatch(NamedTuple):
 class Key:
     """Flat dotted names to scalars, such as {"hardware.name": "...", "engine.dtype": "bfloat16"}.
 
-    Raises InvalidKey for a bad name, a container, a non-finite number, or a value that is a path.
+    Raises InvalidKeyError for a bad name, a container, a non-finite number, or a value that is a path.
     """
 
     fields: Mapping[str, Scalar]
 
     def __post_init__(self) -> None:
         if not self.fields or len(self.fields) > LIMITS.key_fields:
-            raise InvalidKey(f"a key has 1 to {LIMITS.key_fields} fields, not {len(self.fields)}")
+            raise InvalidKeyError(f"a key has 1 to {LIMITS.key_fields} fields, not {len(self.fields)}")
         clean = {name: _scalar(name, value) for name, value in self.fields.items()}
         object.__setattr__(self, "fields", MappingProxyType(dict(sorted(clean.items()))))
 
@@ -75,11 +75,11 @@ def _same(wanted: Key, found: Key, pair: Mismatch) -> bool:
 
 def _scalar(name: str, value: object) -> Scalar:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 128:
-        raise InvalidKey(f"{name!r} is not a dotted field name such as engine.dtype")
+        raise InvalidKeyError(f"{name!r} is not a dotted field name such as engine.dtype")
     if isinstance(value, str):
         return _text(name, value)
     if value is not None and not isinstance(value, bool | int | float):
-        raise InvalidKey(f"{name} is a {type(value).__name__}, not a scalar")
+        raise InvalidKeyError(f"{name} is a {type(value).__name__}, not a scalar")
     if isinstance(value, float):
         return _number(name, value)
     return cast("Scalar", value)
@@ -87,16 +87,16 @@ def _scalar(name: str, value: object) -> Scalar:
 
 def _text(name: str, value: str) -> str:
     if len(value) > LIMITS.text:
-        raise InvalidKey(f"{name} is longer than {LIMITS.text} characters")
+        raise InvalidKeyError(f"{name} is longer than {LIMITS.text} characters")
     if _PATH.match(value):
-        raise InvalidKey(
-            f"{name} is a path: {value!r}", mend="put the digest of the content in the key instead"
+        raise InvalidKeyError(
+            f"{name} is a path: {value!r}", hint="put the digest of the content in the key instead"
         )
     return value
 
 
 def _number(name: str, value: float) -> int | float:
     if value != value or value in (float("inf"), float("-inf")):
-        raise InvalidKey(f"{name} is not a finite number")
+        raise InvalidKeyError(f"{name} is not a finite number")
     # 1.0 and 1 mean the same setting, so they must give the same key.
     return int(value) if value.is_integer() else value

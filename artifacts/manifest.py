@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import cast
 
 from coldstart.artifacts import canonical, fields, oci
-from coldstart.artifacts.errors import InvalidManifest, SectionTable
+from coldstart.artifacts.errors import InvalidManifestError, SectionTableError
 from coldstart.artifacts.key import Key, Scalar
 from coldstart.artifacts.limits import CHUNK, LIMITS
 from coldstart.artifacts.migrate import FORMAT_VERSION, migrate
@@ -39,9 +39,9 @@ class Provenance:
 
     def __post_init__(self) -> None:
         if not _CREATED.fullmatch(self.created):
-            raise InvalidManifest(f"provenance.created {self.created!r} is not an ISO 8601 time in UTC")
+            raise InvalidManifestError(f"provenance.created {self.created!r} is not an ISO 8601 time in UTC")
         if not _NAME.fullmatch(self.model_name) or len(self.model_name) > 128:
-            raise InvalidManifest(
+            raise InvalidManifestError(
                 f"provenance.model_name {self.model_name!r} is not a name such as org/model"
             )
 
@@ -131,8 +131,9 @@ class Manifest:
 def parse(config: bytes, image: oci.ImageManifest) -> Manifest:
     """The manifest in `config`, checked against the layers of `image`.
 
-    Raises InvalidManifest, SectionTable, FormatTooNew, FormatTooOld, InvalidKey, TooLarge, InvalidJson,
-    DuplicateKey.
+    Raises InvalidManifestError, SectionTableError, FormatTooNewError, FormatTooOldError, InvalidKeyError, TooLargeError,
+    InvalidJsonError,
+    DuplicateKeyError.
     """
     raw = canonical.loads(config, cap=LIMITS.config, what="config")
     document = migrate(fields.mapping(raw, "config"))
@@ -149,23 +150,23 @@ def parse(config: bytes, image: oci.ImageManifest) -> Manifest:
 
 def _check(manifest: Manifest, image: oci.ImageManifest) -> None:
     if image.artifact_type != oci.BUNDLE_TYPE or image.config.media_type != oci.CONFIG_TYPE:
-        raise InvalidManifest(f"{image.artifact_type} is not a coldstart bundle")
+        raise InvalidManifestError(f"{image.artifact_type} is not a coldstart bundle")
     names = [section.type for section in manifest.sections]
     if len(set(names)) != len(names):
-        raise SectionTable("a section type appears twice in the section table")
+        raise SectionTableError("a section type appears twice in the section table")
     for section, layer in zip_longest(manifest.sections, image.layers):
         if section is None or layer is None or section.layer != layer.bare():
             name = section.type if section else layer.media_type
-            raise SectionTable(f"section {name} and the layers of the manifest disagree")
+            raise SectionTableError(f"section {name} and the layers of the manifest disagree")
     if image.annotations.get(oci.KEY, manifest.key.digest) != manifest.key.digest:
-        raise InvalidManifest("the manifest's key annotation is not the digest of the key")
+        raise InvalidManifestError("the manifest's key annotation is not the digest of the key")
 
 
 def _section(value: object, where: str) -> SectionEntry:
     members = fields.mapping(value, where)
     name = fields.text(members.get("type"), f"{where}.type")
     if not _TYPE.fullmatch(name):
-        raise InvalidManifest(f"{where}.type {name!r} is not a section name")
+        raise InvalidManifestError(f"{where}.type {name!r} is not a section name")
     section = SectionEntry(
         type=name,
         version=fields.count(members.get("version"), f"{where}.version", cap=1 << 16),
@@ -176,7 +177,7 @@ def _section(value: object, where: str) -> SectionEntry:
         chunks=_chunks(members.get("chunks"), f"{where}.chunks"),
     )
     if section.chunks and len(section.chunks) != -(-section.size // CHUNK):
-        raise InvalidManifest(f"{where} lists {len(section.chunks)} chunks for {section.size} bytes")
+        raise InvalidManifestError(f"{where} lists {len(section.chunks)} chunks for {section.size} bytes")
     return section
 
 

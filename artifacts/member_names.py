@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from coldstart.artifacts.errors import Bomb, DuplicateMember, UnsafePath
+from coldstart.artifacts.errors import ArchiveBombError, DuplicateMemberError, UnsafePathError
 from coldstart.artifacts.limits import LIMITS
 
 
@@ -18,19 +18,19 @@ class _Kind(Enum):
 
 
 def check_name(name: str) -> None:
-    """Raises UnsafePath unless `name` is relative, plain and portable."""
+    """Raises UnsafePathError unless `name` is relative, plain and portable."""
     if not name or len(name) > LIMITS.path or name.startswith("/"):
-        raise UnsafePath(f"{name[:200]!r} is not a plain relative path")
+        raise UnsafePathError(f"{name[:200]!r} is not a plain relative path")
     if name.count("/") >= LIMITS.path_depth:
-        raise UnsafePath(f"{name[:200]!r} has more than {LIMITS.path_depth} components")
+        raise UnsafePathError(f"{name[:200]!r} has more than {LIMITS.path_depth} components")
     parts = name.split("/")
     if not {"", ".", ".."}.isdisjoint(parts):
-        raise UnsafePath(f"{name[:200]!r} is not a plain relative path")
+        raise UnsafePathError(f"{name[:200]!r} is not a plain relative path")
     if not name.isprintable() or "\\" in name or ":" in parts[0][1:2]:
-        raise UnsafePath(f"{name[:200]!r} has characters that no portable path has")
+        raise UnsafePathError(f"{name[:200]!r} has characters that no portable path has")
     # A shorter name cannot have a component that is too long: a character has at most four bytes.
     if len(name) > 63 and max(len(part.encode("utf-8", "surrogatepass")) for part in parts) > 255:
-        raise UnsafePath(f"{name[:200]!r} has a component of more than 255 bytes")
+        raise UnsafePathError(f"{name[:200]!r} has a component of more than 255 bytes")
 
 
 class MemberNames:
@@ -46,13 +46,13 @@ class MemberNames:
     def add(self, name: str, *, is_directory: bool, header_bytes: int = 0) -> None:
         """Add a checked name, whose pax header has `header_bytes` bytes.
 
-        Raises DuplicateMember, UnsafePath (a file and a directory of one name), or Bomb past a cap.
+        Raises DuplicateMemberError, UnsafePathError (a file and a directory of one name), or ArchiveBombError past a cap.
         """
         known = self._kinds.get(name)
         if known not in (None, _Kind.IMPLIED):
-            raise DuplicateMember(f"{name!r} appears twice")
+            raise DuplicateMemberError(f"{name!r} appears twice")
         if known is _Kind.IMPLIED and not is_directory:
-            raise UnsafePath(f"{name!r} is a file, and other members lie below it")
+            raise UnsafePathError(f"{name!r} is a file, and other members lie below it")
         if known is None:
             self._add_parents(name)
         self._enter(name, _Kind.DIRECTORY if is_directory else _Kind.FILE, max(len(name), header_bytes))
@@ -63,7 +63,7 @@ class MemberNames:
             if known is _Kind.IMPLIED:
                 return  # its parents were checked with it
             if known is _Kind.FILE:
-                raise UnsafePath(f"{name!r} lies below a file")
+                raise UnsafePathError(f"{name!r} lies below a file")
             self._enter(parent, _Kind.IMPLIED, len(parent))
             parent = parent.rpartition("/")[0]
 
@@ -71,6 +71,6 @@ class MemberNames:
         self._kinds[name] = kind
         self._length += length
         if len(self._kinds) > self._cap:
-            raise Bomb(f"more than {self._cap} members and directories above them")
+            raise ArchiveBombError(f"more than {self._cap} members and directories above them")
         if self._length > LIMITS.tree_names:
-            raise Bomb(f"the names of the members have more than {LIMITS.tree_names} bytes")
+            raise ArchiveBombError(f"the names of the members have more than {LIMITS.tree_names} bytes")

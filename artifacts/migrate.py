@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from coldstart.artifacts import fields
-from coldstart.artifacts.errors import FormatTooNew, FormatTooOld, InvalidManifest
+from coldstart.artifacts.errors import FormatTooNewError, FormatTooOldError, InvalidManifestError
 
 FORMAT_VERSION = "1.0"
 _VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
@@ -22,21 +22,21 @@ STEPS: dict[int, Callable[[Document], Document]] = {}
 
 
 def major(version: str) -> int:
-    """The major part. Raises InvalidManifest unless `version` is MAJOR.MINOR."""
+    """The major part. Raises InvalidManifestError unless `version` is MAJOR.MINOR."""
     matched = _VERSION.fullmatch(version)
     if not matched:
-        raise InvalidManifest(f"format_version {version!r} is not MAJOR.MINOR")
+        raise InvalidManifestError(f"format_version {version!r} is not MAJOR.MINOR")
     return int(matched[1])
 
 
 def migrate(document: Document) -> Document:
-    """`document` in the current major. Raises FormatTooNew or FormatTooOld."""
+    """`document` in the current major. Raises FormatTooNewError or FormatTooOldError."""
     version = fields.text(document.get("format_version"), "config.format_version")
     present, wanted = major(version), major(FORMAT_VERSION)
     if present > wanted:
-        raise FormatTooNew(f"format {version} is newer than {FORMAT_VERSION}")
+        raise FormatTooNewError(f"format {version} is newer than {FORMAT_VERSION}")
     for step in range(present, wanted):
         if step not in STEPS:
-            raise FormatTooOld(f"format {version} is older than {FORMAT_VERSION} and has no migration")
+            raise FormatTooOldError(f"format {version} is older than {FORMAT_VERSION} and has no migration")
         document = STEPS[step](document)
     return document

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from coldstart.artifacts import canonical, fields
-from coldstart.artifacts.errors import InvalidManifest, NotALayout, TooLarge
+from coldstart.artifacts.errors import InvalidManifestError, NotALayoutError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 
 LAYOUT_FILE = "oci-layout"
@@ -62,7 +62,7 @@ def describe(data: bytes, media_type: str) -> Descriptor:
 
 
 def parse_descriptor(value: object, where: str) -> Descriptor:
-    """Raises InvalidManifest or TooLarge."""
+    """Raises InvalidManifestError or TooLargeError."""
     members = fields.mapping(value, where)
     kind = members.get("artifactType")
     return Descriptor(
@@ -106,14 +106,14 @@ class ImageManifest:
 
 
 def parse_manifest(data: bytes) -> ImageManifest:
-    """Raises TooLarge, InvalidJson, DuplicateKey or InvalidManifest."""
+    """Raises TooLargeError, InvalidJsonError, DuplicateKeyError or InvalidManifestError."""
     members = fields.mapping(canonical.loads(data, cap=LIMITS.manifest, what="manifest"), "manifest")
     if members.get("schemaVersion") != 2 or members.get("mediaType") != MANIFEST_TYPE:
-        raise InvalidManifest("manifest is not an OCI image manifest")
+        raise InvalidManifestError("manifest is not an OCI image manifest")
     if "artifactType" not in members:
-        raise InvalidManifest(
+        raise InvalidManifestError(
             "the manifest is a container image's, not a bundle's",
-            mend="mount the image where the store is, or pull what coldstart push sent without --as-image",
+            hint="mount the image where the store is, or pull what coldstart push sent without --as-image",
         )
     layers = fields.items(members.get("layers"), "manifest.layers", cap=LIMITS.sections)
     subject = members.get("subject")
@@ -133,7 +133,7 @@ def index_document(entries: list[Descriptor]) -> bytes:
 
 
 def parse_index(data: bytes) -> list[Descriptor]:
-    """Entries in file order. Raises TooLarge, InvalidJson or InvalidManifest."""
+    """Entries in file order. Raises TooLargeError, InvalidJsonError or InvalidManifestError."""
     return [parse_descriptor(item, f"index.manifests[{n}]") for n, item in enumerate(_listed(data)[1])]
 
 
@@ -164,13 +164,13 @@ def _listed(data: bytes) -> tuple[Mapping[str, object], list[object]]:
 def _entry(item: object) -> Descriptor | None:
     try:
         return parse_descriptor(item, "index.manifests")
-    except (InvalidManifest, TooLarge):
+    except (InvalidManifestError, TooLargeError):
         return None
 
 
 def check_layout(data: bytes) -> None:
-    """Raises NotALayout unless `data` is an oci-layout file of version 1."""
+    """Raises NotALayoutError unless `data` is an oci-layout file of version 1."""
     members = canonical.loads(data, cap=LIMITS.pax_header, what=LAYOUT_FILE)
     version = members.get("imageLayoutVersion") if isinstance(members, dict) else None
     if not isinstance(version, str) or not version.startswith("1."):
-        raise NotALayout(f"image layout version {version!r} is not 1.x")
+        raise NotALayoutError(f"image layout version {version!r} is not 1.x")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from coldstart.artifacts import files, oci
 from coldstart.artifacts.blobs import blob_path
-from coldstart.artifacts.errors import NotALayout, named_os_errors
+from coldstart.artifacts.errors import NotALayoutError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 
 
@@ -43,7 +43,7 @@ class OciLayout:
         return (self.root / oci.LAYOUT_FILE).exists()
 
     def create(self) -> None:
-        """Make an empty layout where there is none. Raises ReadOnlyStore, NoSpace or NotALayout."""
+        """Make an empty layout where there is none. Raises ReadOnlyStoreError, NoSpaceError or NotALayoutError."""
         with named_os_errors("creating the store"):
             for directory in (self.blobs, self.staging, self.private / "locks"):
                 directory.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class OciLayout:
     def entries(self) -> list[oci.Descriptor]:
         """What index.json lists and this release understands; nothing for a store that does not exist yet.
 
-        Raises NotALayout for a directory that holds something else, InvalidJson or InvalidManifest for a bad
+        Raises NotALayoutError for a directory that holds something else, InvalidJsonError or InvalidManifestError for a bad
         index.
         """
         if not self.exists:
@@ -72,7 +72,7 @@ class OciLayout:
             oci.check_layout(files.read_capped(self.root / oci.LAYOUT_FILE, LIMITS.pax_header))
             return files.read_capped(self.root / oci.INDEX_FILE, LIMITS.index)
         except FileNotFoundError as error:
-            raise NotALayout(f"{self.root.name} has no {oci.INDEX_FILE}") from error
+            raise NotALayoutError(f"{self.root.name} has no {oci.INDEX_FILE}") from error
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

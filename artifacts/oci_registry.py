@@ -15,10 +15,10 @@ from urllib.parse import urljoin, urlsplit
 from coldstart.artifacts import blobs, fields, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, payloads, signed_by
-from coldstart.artifacts.errors import InvalidReference, MissingBlob, RemoteFailed
+from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.net import origin
-from coldstart.artifacts.net.http_client import Answer, RemoteUnreachable
+from coldstart.artifacts.net.http_client import Answer, RemoteUnreachableError
 from coldstart.artifacts.net.pace import Bounds
 from coldstart.artifacts.ranges import read_full
 from coldstart.artifacts.registry_auth import RegistrySession
@@ -47,12 +47,12 @@ class Repository:
         return f"{self.session.base(self.host)}/v2/{self.name}/{kind}/{what}"
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
-        """Stream a manifest or blob from `offset`. Raises MissingBlob, RemoteDenied or RemoteFailed."""
+        """Stream a manifest or blob from `offset`. Raises MissingBlobError, RemoteDeniedError or RemoteFailedError."""
         kind = "manifests" if blob.media_type in (oci.MANIFEST_TYPE, oci.INDEX_TYPE) else "blobs"
         headers = _ACCEPT if kind == "manifests" else {"Range": f"bytes={offset}-"}
         answer = self.session.ask("GET", self.url(kind, blob.digest), headers=headers)
         if answer.status == 404:
-            raise MissingBlob(f"{blob.digest} is not in {self.host}/{self.name}")
+            raise MissingBlobError(f"{blob.digest} is not in {self.host}/{self.name}")
         _expect(answer, 200, 206)
         body = cast("BinaryIO", _Body(answer))
         if offset and answer.status == 200:
@@ -60,17 +60,22 @@ class Repository:
         return body
 
     def resolve(self) -> oci.Descriptor:
-        """Return the manifest that tag or digest names. Raises MissingBlob, RemoteDenied, RemoteFailed, TooLarge."""
+        """Return the manifest that tag or digest names.
+
+        Raises MissingBlobError, RemoteDeniedError, RemoteFailedError, TooLargeError.
+        """
         reference = self.reference or "latest"
         answer = self.session.ask("GET", self.url("manifests", reference), headers=_ACCEPT)
         if answer.status == 404:
-            raise MissingBlob(f"{self.host}/{self.name}:{reference} does not exist", mend="check the tag")
+            raise MissingBlobError(
+                f"{self.host}/{self.name}:{reference} does not exist", hint="check the tag"
+            )
         _expect(answer, 200)
         data = _document(answer, LIMITS.manifest)
         oci.parse_manifest(data)
         descriptor = oci.describe(data, oci.MANIFEST_TYPE)
         if reference.startswith("sha256:") and descriptor.digest != reference:
-            raise RemoteFailed(f"{self.host} answered {descriptor.digest} for {reference}")
+            raise RemoteFailedError(f"{self.host} answered {descriptor.digest} for {reference}")
         return descriptor
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
@@ -96,12 +101,12 @@ class Repository:
                 self._send(blob, file)
 
     def upload(self, blob: oci.Descriptor, file: Readable) -> None:
-        """Upload a blob that is in no store, unless the registry has it. Raises RemoteDenied, RemoteFailed."""
+        """Upload a blob that is in no store, unless the registry has it. Raises RemoteDeniedError, RemoteFailedError."""
         if not self._has(blob):
             self._send(blob, file)
 
     def put(self, manifest: bytes) -> None:
-        """Upload a manifest under the reference. Raises RemoteDenied, RemoteFailed."""
+        """Upload a manifest under the reference. Raises RemoteDeniedError, RemoteFailedError."""
         self._put(self.reference or "latest", manifest)
 
     def _has(self, blob: oci.Descriptor) -> bool:
@@ -120,9 +125,9 @@ class Repository:
         try:
             where = origin.parse_origin(place)
         except ValueError as error:
-            raise RemoteFailed(f"{self.host} wants an upload at what is no address: {error}") from error
+            raise RemoteFailedError(f"{self.host} wants an upload at what is no address: {error}") from error
         if where.scheme != "https" and where != origin.parse_origin(answer.url):
-            raise RemoteFailed(f"{self.host} wants an upload at {where}, without TLS")
+            raise RemoteFailedError(f"{self.host} wants an upload at {where}, without TLS")
         return f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
 
     def _put(self, reference: str, data: bytes, media_type: str = oci.MANIFEST_TYPE) -> str:
@@ -155,16 +160,16 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """A response's bytes; a connection that breaks is RemoteFailed."""
+    """A response's bytes; a connection that breaks is RemoteFailedError."""
 
     answer: Answer
 
     def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes, never more than a MiB at once. Raises RemoteFailed."""
+        """Up to `size` bytes, never more than a MiB at once. Raises RemoteFailedError."""
         try:
             return self.answer.read(size if size >= 0 else 1 << 20)
-        except RemoteUnreachable as error:
-            raise RemoteFailed(f"the connection broke: {error}") from error
+        except RemoteUnreachableError as error:
+            raise RemoteFailedError(f"the connection broke: {error}") from error
 
     def __enter__(self) -> _Body:
         return self
@@ -174,11 +179,11 @@ class _Body:
 
 
 def repository(reference: str, bounds: Bounds | None = None) -> Repository:
-    """HOST[:PORT]/NAME[:TAG|@DIGEST]. Raises InvalidReference."""
+    """HOST[:PORT]/NAME[:TAG|@DIGEST]. Raises InvalidReferenceError."""
     matched = _REFERENCE.fullmatch(reference)
     if not matched:
-        mend = "write HOST[:PORT]/NAME[:TAG], such as registry.example/models/llama2-7b:v1"
-        raise InvalidReference(f"{reference!r} is not a registry reference", mend=mend)
+        hint = "write HOST[:PORT]/NAME[:TAG], such as registry.example/models/llama2-7b:v1"
+        raise InvalidReferenceError(f"{reference!r} is not a registry reference", hint=hint)
     chosen = matched["tag"] or matched["digest"]
     host, name = matched["host"], matched["name"]
     return Repository(host, name, chosen, RegistrySession(host, name, bounds))
@@ -199,9 +204,9 @@ def _expect(answer: Answer, *statuses: int) -> Answer:
     where = urlsplit(answer.url).path
     try:
         body = answer.up_to(_SAID).decode(errors="replace")
-    except RemoteUnreachable as error:
+    except RemoteUnreachableError as error:
         body = str(error)
-    raise RemoteFailed(f"{where} answered {answer.status}: {body}")
+    raise RemoteFailedError(f"{where} answered {answer.status}: {body}")
 
 
 def _skip(body: BinaryIO, count: int) -> None:

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import zstandard
 from coldstart.artifacts import tar
 from coldstart.artifacts.content import HEAD, check_plain
-from coldstart.artifacts.errors import InvalidTree, UnsafeLink, UnsafeMember
+from coldstart.artifacts.errors import InvalidTreeError, UnsafeLinkError, UnsafeMemberError
 from coldstart.artifacts.member_names import MemberNames, check_name
 
 
@@ -49,8 +49,9 @@ def pack(
 ) -> Packed:
     """Write `directory` to `sink`. With `follow_symlinks`, links to files are stored as the files they name.
 
-    Raises UnsafeLink, UnsafeMember, UnsafePath, PickleFound, CodeFound, Bomb (too many members or too long names),
-    InvalidTree (a file changed).
+    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, PickleFoundError, CodeFoundError, Bomb (too many members or
+    too long names),
+    InvalidTreeError (a file changed).
     """
     compressor = zstandard.ZstdCompressor(level=level, threads=threads, write_checksum=False)
     with compressor.stream_writer(sink, closefd=False) as writer:
@@ -67,7 +68,7 @@ def pack(
 
 def _walk(directory: Path, follow: bool) -> Iterator[tuple[Path, tar.Member]]:
     if not directory.is_dir():
-        raise InvalidTree(f"{directory.name} is not a directory", mend="give an existing directory")
+        raise InvalidTreeError(f"{directory.name} is not a directory", hint="give an existing directory")
     for name in sorted(_names(directory, "")):
         path = directory / name
         yield path, _member(path, name, follow)
@@ -86,11 +87,11 @@ def _names(directory: Path, above: str) -> Iterator[str]:
 def _member(path: Path, name: str, follow: bool) -> tar.Member:
     status = path.stat() if follow else path.lstat()
     if stat.S_ISLNK(status.st_mode) or (path.is_symlink() and stat.S_ISDIR(status.st_mode)):
-        raise UnsafeLink(f"{name} is a link", mend="copy the tree with its links resolved first")
+        raise UnsafeLinkError(f"{name} is a link", hint="copy the tree with its links resolved first")
     if stat.S_ISDIR(status.st_mode):
         return tar.Member(name, 0, is_directory=True)
     if not stat.S_ISREG(status.st_mode):
-        raise UnsafeMember(f"{name} is neither a file nor a directory", mend="remove it from the tree")
+        raise UnsafeMemberError(f"{name} is neither a file nor a directory", hint="remove it from the tree")
     return tar.Member(name, status.st_size, executable=bool(status.st_mode & 0o100))
 
 
@@ -105,5 +106,7 @@ def _write_file(path: Path, member: tar.Member, counter: _Counter, *, plain: boo
             left -= len(data)
             data = file.read(min(HEAD, left))
     if left:
-        raise InvalidTree(f"{member.name} shrank while it was read", mend="pack a tree that nobody writes to")
+        raise InvalidTreeError(
+            f"{member.name} shrank while it was read", hint="pack a tree that nobody writes to"
+        )
     counter.write(tar.padding(member.size))

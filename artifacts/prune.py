@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.artifacts import blobs, oci
-from coldstart.artifacts.errors import BundleError, NoSpace, named_os_errors
+from coldstart.artifacts.errors import BundleError, NoSpaceError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.staging import abandoned
@@ -72,7 +72,7 @@ def _collect(layout: OciLayout, garbage: _Garbage, kept: list[oci.Descriptor] | 
     if kept is not None:
         try:
             layout.write_index(kept)
-        except NoSpace:
+        except NoSpaceError:
             # Manifests and configs stay: without them a prune after a kill could not tell what to drop.
             _remove(garbage.sections)
             layout.write_index(kept)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import BinaryIO
 
-from coldstart.artifacts.errors import DigestMismatch
+from coldstart.artifacts.errors import DigestMismatchError
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.manifest import SectionEntry
 
@@ -22,11 +22,11 @@ def chunk_digests(entry: SectionEntry) -> tuple[str, ...]:
 
 
 def read_range(file: BinaryIO, entry: SectionEntry, offset: int, length: int) -> bytes:
-    """Bytes [offset, offset+length). Raises DigestMismatch if a chunk that covers them is bad."""
+    """Bytes [offset, offset+length). Raises DigestMismatchError if a chunk that covers them is bad."""
     digests = chunk_digests(entry)
     if not digests:
-        raise DigestMismatch(
-            f"section {entry.type} lists no chunks", mend="read the whole section: Bundle.open_blob"
+        raise DigestMismatchError(
+            f"section {entry.type} lists no chunks", hint="read the whole section: Bundle.open_blob"
         )
     first, last = offset // CHUNK, max(offset, offset + length - 1) // CHUNK
     parts = [_chunk(file, entry, digests, number) for number in range(first, min(last + 1, len(digests)))]
@@ -62,5 +62,5 @@ def _chunk(file: BinaryIO, entry: SectionEntry, digests: tuple[str, ...], number
     file.seek(offset)
     data = read_full(file, length)
     if sha256(data).hexdigest() != digests[number]:
-        raise DigestMismatch(f"chunk {number} of section {entry.type} ({entry.digest}) is damaged")
+        raise DigestMismatchError(f"chunk {number} of section {entry.type} ({entry.digest}) is damaged")
     return data

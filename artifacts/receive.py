@@ -12,7 +12,7 @@ from uuid import uuid4
 from coldstart.artifacts import blobs, commit, manifest, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import BundleSource, small
-from coldstart.artifacts.errors import DigestMismatch, TooLarge
+from coldstart.artifacts.errors import DigestMismatchError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.section import blob_mode
@@ -22,14 +22,15 @@ from coldstart.artifacts.staging import HashingFile, Staging, staging
 def receive(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
     """Copy the bundle `descriptor` of `source` into `layout`, with its signatures and under the same digest.
 
-    Raises the errors of parsing a manifest, DigestMismatch, MissingBlob, RemoteFailed, NoSpace, ReadOnlyStore.
+    Raises the errors of parsing a manifest, DigestMismatchError, MissingBlobError, RemoteFailedError, NoSpaceError,
+    ReadOnlyStoreError.
     """
     data = small(source, descriptor, LIMITS.manifest)
     image = oci.parse_manifest(data)
     config = small(source, image.config, LIMITS.config)
     parsed = manifest.parse(config, image)
     if sum(layer.size for layer in image.layers) > LIMITS.bundle:
-        raise TooLarge(f"the bundle is larger than {LIMITS.bundle} bytes")
+        raise TooLargeError(f"the bundle is larger than {LIMITS.bundle} bytes")
     with staging(layout) as place:
         for layer in image.blobs[1:]:
             if not _link(layout, place, layer):
@@ -42,7 +43,7 @@ def receive(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor)
 
 
 def fetch(place: Staging, source: BundleSource, blob: oci.Descriptor) -> None:
-    """Stream one blob into staging. Raises DigestMismatch, MissingBlob, RemoteFailed, NoSpace."""
+    """Stream one blob into staging. Raises DigestMismatchError, MissingBlobError, RemoteFailedError, NoSpaceError."""
     mode = blob_mode(blob.media_type)
     with source.open(blob) as file, place.file(cap=blob.size + 1, mode=mode) as target:
         _copy_exactly(file, target, blob)
@@ -52,7 +53,7 @@ def _copy_exactly(file: BinaryIO, target: HashingFile, blob: oci.Descriptor) -> 
     while target.size <= blob.size and (data := file.read(1 << 20)):
         target.write(data[: blob.size + 1 - target.size])
     if target.size != blob.size or target.digest != blob.digest:
-        raise DigestMismatch(f"blob {blob.digest} of {blob.size} bytes arrived as {target.digest}")
+        raise DigestMismatchError(f"blob {blob.digest} of {blob.size} bytes arrived as {target.digest}")
 
 
 def _link(layout: OciLayout, place: Staging, blob: oci.Descriptor) -> bool:

@@ -13,9 +13,15 @@ from urllib.parse import urlencode, urlsplit
 
 from coldstart.artifacts import canonical, credentials, fields
 from coldstart.artifacts.credentials import Login
-from coldstart.artifacts.errors import BundleError, RemoteDenied, RemoteFailed
+from coldstart.artifacts.errors import BundleError, RemoteDeniedError, RemoteFailedError
 from coldstart.artifacts.net import origin
-from coldstart.artifacts.net.http_client import Answer, Forbidden, HttpClient, RemoteUnreachable, Secret
+from coldstart.artifacts.net.http_client import (
+    Answer,
+    ForbiddenError,
+    HttpClient,
+    RemoteUnreachableError,
+    Secret,
+)
 from coldstart.artifacts.net.pace import Bounds
 
 REALMS_VARIABLE = "COLDSTART_TOKEN_REALMS"
@@ -47,7 +53,10 @@ class RegistrySession:
         headers: Mapping[str, str] | None = None,
         body: object = None,
     ) -> Answer:
-        """One request, repeated once with credentials if the registry itself asks. Raises RemoteDenied, RemoteFailed."""
+        """One request, repeated once with credentials if the registry itself asks.
+
+        Raises RemoteDeniedError, RemoteFailedError.
+        """
         answer = self._send(method, url, headers, body, self._secret)
         if answer.status == 401 and not answer.redirected and origin.parse_origin(answer.url) == self._origin:
             answer.close()
@@ -56,7 +65,7 @@ class RegistrySession:
         if answer.status in (401, 403):
             answer.close()
             where = f", to which {self._host} redirects," if answer.redirected else ""
-            raise RemoteDenied(
+            raise RemoteDeniedError(
                 f"{origin.parse_origin(answer.url).host}{where} denies {method} on {self._name}"
             )
         return answer
@@ -66,10 +75,10 @@ class RegistrySession:
     ) -> Answer:
         try:
             return self._client.ask(method, url, headers=headers, secret=secret, body=body)
-        except Forbidden as error:
-            raise RemoteFailed(f"{self._host}: {error}") from error
-        except RemoteUnreachable as error:
-            raise RemoteFailed(f"{self._host} cannot be reached: {error}") from error
+        except ForbiddenError as error:
+            raise RemoteFailedError(f"{self._host}: {error}") from error
+        except RemoteUnreachableError as error:
+            raise RemoteFailedError(f"{self._host} cannot be reached: {error}") from error
 
     def _authorization(self, answer: Answer, method: str) -> str:
         scheme, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
@@ -79,7 +88,7 @@ class RegistrySession:
         if scheme.lower() == "bearer":
             actions = "pull" if method in _READS else "pull,push"
             return f"Bearer {self._token(dict(_PARAMETER.findall(rest)), login, actions)}"
-        raise RemoteDenied(f"{self._host} wants credentials and none are stored")
+        raise RemoteDeniedError(f"{self._host} wants credentials and none are stored")
 
     def _token(self, challenge: Mapping[str, str], login: Login | None, actions: str) -> str:
         realm = self._realm(challenge.get("realm", ""))
@@ -87,23 +96,25 @@ class RegistrySession:
         try:
             answer = self._ask_realm(challenge["realm"], realm, scope, login)
             status, data = answer.status, answer.up_to(_TOKEN_CAP + 1)
-        except (RemoteUnreachable, Forbidden) as error:
-            raise RemoteDenied(f"{realm} gives no token for {self._name}: {error}") from error
+        except (RemoteUnreachableError, ForbiddenError) as error:
+            raise RemoteDeniedError(f"{realm} gives no token for {self._name}: {error}") from error
         if status != 200:
-            raise RemoteDenied(f"{realm} gives no token for {self._name}: it answers {status}")
+            raise RemoteDeniedError(f"{realm} gives no token for {self._name}: it answers {status}")
         return _token_in(data, str(realm))
 
     def _realm(self, address: str) -> origin.Origin:
         allowed = [name.strip() for name in os.environ.get(REALMS_VARIABLE, "").split(",")]
-        mend = f"if it is right: {REALMS_VARIABLE}={urlsplit(address).hostname or 'HOST'}; else docker login {self._host}"
+        hint = f"if it is right: {REALMS_VARIABLE}={urlsplit(address).hostname or 'HOST'}; else docker login {self._host}"
         try:
             realm = origin.parse_origin(address)
         except ValueError as error:
-            raise RemoteDenied(f"{self._host} names a token realm that is no https address") from error
+            raise RemoteDeniedError(f"{self._host} names a token realm that is no https address") from error
         if not realm.may_hear_secrets:
-            raise RemoteDenied(f"{self._host} names a token realm that is not https")
+            raise RemoteDeniedError(f"{self._host} names a token realm that is not https")
         if not origin.gives_tokens_for(realm, self._origin, allowed):
-            raise RemoteDenied(f"{self._host} names the token realm {realm}, which is another's", mend=mend)
+            raise RemoteDeniedError(
+                f"{self._host} names the token realm {realm}, which is another's", hint=hint
+            )
         return realm
 
     def _ask_realm(
@@ -124,8 +135,8 @@ def _token_in(data: bytes, realm: str) -> str:
     try:
         document = fields.mapping(canonical.loads(data, cap=_TOKEN_CAP, what="token"), "token")
     except BundleError as error:
-        raise RemoteDenied(f"{realm} answers with a token that is not JSON") from error
+        raise RemoteDeniedError(f"{realm} answers with a token that is not JSON") from error
     token = document.get("token") or document.get("access_token")
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise RemoteDenied(f"{realm} answers without a token")
+        raise RemoteDeniedError(f"{realm} answers without a token")
     return token

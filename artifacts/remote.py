@@ -9,7 +9,7 @@ from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import BundleSource, LayoutSource
 from coldstart.artifacts.directory import pull_directory
-from coldstart.artifacts.errors import InvalidReference, NotALayout
+from coldstart.artifacts.errors import InvalidReferenceError, NotALayoutError
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.store import Store
 
@@ -24,7 +24,8 @@ def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
 
     One that holds a process's memory goes only with `memory`.
 
-    Raises MemoryInside, RemoteDenied, RemoteFailed, InvalidReference, DigestMismatch, NoSpace, ReadOnlyStore.
+    Raises ProcessMemoryError, RemoteDeniedError, RemoteFailedError, InvalidReferenceError, DigestMismatchError, NoSpaceError,
+    ReadOnlyStoreError.
     """
     bundle.may_leave(memory)
     if address.startswith(OCI):
@@ -42,12 +43,12 @@ def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
 def push_image(bundle: Bundle, address: str, *, memory: bool = False) -> str:
     """Send a bundle as a container image, which is mounted and not pulled; its address by digest.
 
-    Raises InvalidReference for all that is no registry, and what `image.push` raises.
+    Raises InvalidReferenceError for all that is no registry, and what `image.push` raises.
     """
     from coldstart.artifacts import image
 
     if not address.startswith(OCI):
-        raise InvalidReference(f"{address} is no registry", mend="an image goes to oci://HOST/NAME:TAG")
+        raise InvalidReferenceError(f"{address} is no registry", hint="an image goes to oci://HOST/NAME:TAG")
     place = _repository(address)
     return f"{place.host}/{place.name}@{image.push(bundle, place, memory=memory)}"
 
@@ -55,7 +56,7 @@ def push_image(bundle: Bundle, address: str, *, memory: bool = False) -> str:
 def pull(store: Store, address: str) -> Bundle:
     """Fetch a bundle with its signatures. From a directory, DIR@sha256:... chooses one of several.
 
-    Raises RemoteDenied, RemoteFailed, MissingBlob, NotALayout, Ambiguous and what Store.receive raises.
+    Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, NotALayoutError, Ambiguous and what Store.receive raises.
     """
     if address.startswith(OCI):
         place = _repository(address)
@@ -71,13 +72,13 @@ def pull(store: Store, address: str) -> Bundle:
 def source(address: str) -> BundleSource:
     """Where repair may fetch blobs from: a directory, an archive file, or a registry.
 
-    Raises InvalidReference for the hub, from which single blobs are not fetched; NotALayout, RemoteFailed.
+    Raises InvalidReferenceError for the hub, from which single blobs are not fetched; NotALayoutError, RemoteFailedError.
     """
     if address.startswith(OCI):
         return _repository(address)
     if address.startswith(HUB):
-        raise InvalidReference(
-            "single blobs are not fetched from the hub", mend="pull into a directory first"
+        raise InvalidReferenceError(
+            "single blobs are not fetched from the hub", hint="pull into a directory first"
         )
     path = _directory(address)
     if path.is_file():
@@ -85,7 +86,7 @@ def source(address: str) -> BundleSource:
 
         return ArchiveSource(path)
     if not (path / oci.LAYOUT_FILE).exists():
-        raise NotALayout(f"{path.name} is not an image layout or archive")
+        raise NotALayoutError(f"{path.name} is not an image layout or archive")
     return LayoutSource(OciLayout(path))
 
 

@@ -12,7 +12,13 @@ from hashlib import sha256
 from coldstart.artifacts import blobs, oci, ranges
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import BundleSource
-from coldstart.artifacts.errors import BundleError, DigestMismatch, MissingBlob, RemoteFailed, named_os_errors
+from coldstart.artifacts.errors import (
+    BundleError,
+    DigestMismatchError,
+    MissingBlobError,
+    RemoteFailedError,
+    named_os_errors,
+)
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.manifest import SectionEntry
 from coldstart.artifacts.oci_layout import OciLayout
@@ -36,7 +42,7 @@ class Repair:
 
 
 def repair(layout: OciLayout, bundle: Bundle, sources: Sequence[BundleSource]) -> list[Repair]:
-    """Repair each damaged blob and return one outcome for each. Raises ReadOnlyStore, NoSpace.
+    """Repair each damaged blob and return one outcome for each. Raises ReadOnlyStoreError, NoSpaceError.
 
     If the manifest or config cannot be repaired, the sections are unknown and the list ends there.
     """
@@ -71,7 +77,7 @@ def _mend(
     for source in sources:
         try:
             return Repair(subject, blob.digest, True, _from(layout, source, blob, entry), "mended")
-        except (MissingBlob, DigestMismatch, RemoteFailed) as error:
+        except (MissingBlobError, DigestMismatchError, RemoteFailedError) as error:
             reasons.append(str(error))
     return Repair(subject, blob.digest, False, 0, "; ".join(reasons))
 
@@ -102,7 +108,7 @@ def _patch(
             target.write(data if good else _chunk(source, blob, number))
             fetched += 0 if good else ranges.span(entry, number)[1]
         if target.digest != blob.digest:
-            raise DigestMismatch(f"blob {blob.digest} is still damaged after repair")
+            raise DigestMismatchError(f"blob {blob.digest} is still damaged after repair")
     return fetched
 
 

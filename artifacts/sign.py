@@ -17,7 +17,7 @@ from pathlib import Path
 from coldstart.artifacts import canonical, fields, files, sigstore
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.bundle_source import LayoutSource
-from coldstart.artifacts.errors import BundleError, InvalidName, InvalidSignature, named_os_errors
+from coldstart.artifacts.errors import BundleError, InvalidNameError, InvalidSignatureError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from cryptography.exceptions import InvalidSignature as CryptographyMismatch
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -62,8 +62,8 @@ def fingerprint(public: Ed25519PublicKey) -> str:
 def host_key(state_dir: Path) -> HostKey:
     """Return the key in `state_dir`, created on first use and added to `trust_dir(state_dir)`.
 
-    Raises InvalidSignature for a key file that others can read or that is no ed25519 key; ReadOnlyStore,
-    NoSpace.
+    Raises InvalidSignatureError for a key file that others can read or that is no ed25519 key; ReadOnlyStoreError,
+    NoSpaceError.
     """
     path = state_dir / "signing" / "host.pem"
     with named_os_errors("making the signing key"):
@@ -87,10 +87,10 @@ def public_pem(state_dir: Path) -> bytes:
 def trust(directory: Path, pem: bytes, *, name: str) -> Path:
     """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub.
 
-    Raises InvalidName for a name that is no plain file name, InvalidSignature, ReadOnlyStore, NoSpace.
+    Raises InvalidNameError for a name that is no plain file name, InvalidSignatureError, ReadOnlyStoreError, NoSpaceError.
     """
     if not _NAME.fullmatch(name):
-        raise InvalidName(f"a key cannot be called {name[:200]!r}")
+        raise InvalidNameError(f"a key cannot be called {name[:200]!r}")
     mark = fingerprint(_load_public(pem, name)).removeprefix(f"{ALGORITHM}:")
     path = directory / f"{name}-{mark}.pub"
     with named_os_errors("trusting a key"):
@@ -131,7 +131,7 @@ class TrustStore:
 def trusted(bundle: Bundle, directory: Path) -> TrustResult:
     """Return whether a key in `directory` signed `bundle`.
 
-    Raises InvalidSignature for a malformed key file there.
+    Raises InvalidSignatureError for a malformed key file there.
     """
     return TrustStore(directory)(bundle)
 
@@ -167,13 +167,13 @@ def _parse(payload: bytes, digest: str) -> tuple[Ed25519PublicKey, bytes]:
     document = canonical.loads(payload, cap=LIMITS.signature, what="signature")
     members = fields.mapping(document, "signature")
     if members.get("algorithm") != ALGORITHM or members.get("signs") != digest:
-        raise InvalidSignature("the signature is of another algorithm or about another bundle")
+        raise InvalidSignatureError("the signature is of another algorithm or about another bundle")
     try:
         raw = base64.b64decode(fields.text(members.get("public_key"), "public_key"), validate=True)
         signature = base64.b64decode(fields.text(members.get("signature"), "signature"), validate=True)
         return Ed25519PublicKey.from_public_bytes(raw), signature
     except ValueError as error:
-        raise InvalidSignature("the signature is malformed") from error
+        raise InvalidSignatureError("the signature is malformed") from error
 
 
 def _create_private(path: Path) -> None:
@@ -186,13 +186,13 @@ def _create_private(path: Path) -> None:
 
 def _load_private(path: Path) -> Ed25519PrivateKey:
     if path.stat().st_mode & 0o077:
-        raise InvalidSignature(f"{path.name} can be read by others", mend=f"chmod 600 on {path.name}")
+        raise InvalidSignatureError(f"{path.name} can be read by others", hint=f"chmod 600 on {path.name}")
     try:
         key = serialization.load_pem_private_key(files.read_capped(path, LIMITS.signature), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidSignature(f"{path.name} is not a private key") from error
+        raise InvalidSignatureError(f"{path.name} is not a private key") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise InvalidSignature(f"{path.name} is not an ed25519 key")
+        raise InvalidSignatureError(f"{path.name} is not an ed25519 key")
     return key
 
 
@@ -200,9 +200,11 @@ def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
     try:
         key = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidSignature(f"{name} is not a public key in PEM", mend="remove or replace it") from error
+        raise InvalidSignatureError(
+            f"{name} is not a public key in PEM", hint="remove or replace it"
+        ) from error
     if not isinstance(key, Ed25519PublicKey):
-        raise InvalidSignature(f"{name} is not an ed25519 key", mend="remove or replace it")
+        raise InvalidSignatureError(f"{name} is not an ed25519 key", hint="remove or replace it")
     return key
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from hashlib import sha256
 
 from coldstart.artifacts import canonical, fields
-from coldstart.artifacts.errors import BundleError, InvalidSignature
+from coldstart.artifacts.errors import BundleError, InvalidSignatureError
 from coldstart.artifacts.limits import LIMITS
 from cryptography.exceptions import InvalidSignature as CryptographyMismatch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -73,11 +73,11 @@ def is_bundle(document: bytes) -> bool:
 def signer(document: bytes, digest: str, keys: Iterable[Ed25519PublicKey]) -> Ed25519PublicKey | None:
     """Which of `keys` signed the document about `digest`; the hint in it is not believed.
 
-    Raises InvalidSignature when it is malformed or about something else.
+    Raises InvalidSignatureError when it is malformed or about something else.
     """
     body, signatures = _parse(document)
     if not _is_about(body, digest):
-        raise InvalidSignature("the signature is about another bundle")
+        raise InvalidSignatureError("the signature is about another bundle")
     signed = pae(body)
     return next((key for key in keys if any(_verifies(key, one, signed) for one in signatures)), None)
 
@@ -86,13 +86,13 @@ def _parse(document: bytes) -> tuple[bytes, list[bytes]]:
     members = fields.mapping(canonical.loads(document, cap=LIMITS.signature, what="signature"), "signature")
     envelope = fields.mapping(members.get("dsseEnvelope"), "dsseEnvelope")
     if members.get("mediaType") != MEDIA_TYPE or envelope.get("payloadType") != PAYLOAD_TYPE:
-        raise InvalidSignature("the signature is no sigstore bundle of an in-toto statement")
+        raise InvalidSignatureError("the signature is no sigstore bundle of an in-toto statement")
     listed = fields.items(envelope.get("signatures"), "signatures", cap=_SIGNATURES)
     try:
         parts = [fields.mapping(item, "signatures").get("sig") for item in listed]
         return _bytes(envelope.get("payload")), [_bytes(part) for part in parts]
     except ValueError as error:
-        raise InvalidSignature("the signature is malformed") from error
+        raise InvalidSignatureError("the signature is malformed") from error
 
 
 def _is_about(body: bytes, digest: str) -> bool:

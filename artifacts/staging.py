@@ -18,7 +18,7 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from coldstart.artifacts import files, oci
-from coldstart.artifacts.errors import TooLarge, named_os_errors
+from coldstart.artifacts.errors import TooLargeError, named_os_errors
 from coldstart.artifacts.limits import CHUNK, LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
 
@@ -34,10 +34,10 @@ class HashingFile:
         self._chunks: list[str] = []
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write all of `data`. Raises TooLarge past the cap."""
+        """Write all of `data`. Raises TooLargeError past the cap."""
         view = memoryview(data)
         if self.size + len(view) > self._cap:
-            raise TooLarge(f"more than {self._cap} bytes")
+            raise TooLargeError(f"more than {self._cap} bytes")
         self._file.write(view)
         self._hash.update(view)
         while view:
@@ -91,7 +91,7 @@ class Staging:
     def file(self, cap: int = LIMITS.blob, *, mode: int = 0o666) -> Iterator[HashingFile]:
         """Stage a blob by writing to it; its file has `mode`, less the umask, from the first byte on.
 
-        Its digest is known once the block ends. Raises NoSpace, TooLarge.
+        Its digest is known once the block ends. Raises NoSpaceError, TooLargeError.
         """
         path = self.directory / f"{uuid4().hex}.partial"
         with named_os_errors("writing a blob"), files.create(path, mode) as raw:
@@ -107,7 +107,7 @@ class Staging:
 
 @contextmanager
 def staging(layout: OciLayout) -> Iterator[Staging]:
-    """A fresh staging directory, removed at the end. Raises ReadOnlyStore or NoSpace."""
+    """A fresh staging directory, removed at the end. Raises ReadOnlyStoreError or NoSpaceError."""
     layout.create()
     # Under the index lock, so that prune cannot collect the directory before its own lock is held.
     with named_os_errors("preparing to write to the store"), layout.exclusive():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from coldstart.artifacts import files, oci, selection
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.commit import listed_bundle
-from coldstart.artifacts.errors import Ambiguous, BundleError, InvalidReference
+from coldstart.artifacts.errors import AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.staging import staging
@@ -35,7 +35,7 @@ _PREFIX = re.compile(r"sha256:[0-9a-f]{12,64}")
 _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
 
-class NotFound(BundleError):
+class BundleNotFoundError(BundleError):
     """No bundle, or no trusted one, has the wanted key or reference.
 
     `nearest` is the closest bundle of the same model, `untrusted` the newest of the wanted key; None if there is none.
@@ -64,7 +64,7 @@ class Store:
     def begin(self, key: Key) -> Iterator[Draft]:
         """Open a draft for `key`.
 
-        A draft that is not published when the block ends is discarded. Raises ReadOnlyStore, NoSpace.
+        A draft that is not published when the block ends is discarded. Raises ReadOnlyStoreError, NoSpaceError.
         """
         from coldstart.artifacts.draft import Draft
 
@@ -79,7 +79,7 @@ class Store:
     def lock(self, key: Key) -> Iterator[None]:
         """Hold the lock of the key: one of several processes builds the bundle, and the others wait and find it.
 
-        publish() does not need it. Raises ReadOnlyStore.
+        publish() does not need it. Raises ReadOnlyStoreError.
         """
         self.layout.create()
         with files.locked(self.layout.key_lock(key.digest)):
@@ -94,30 +94,31 @@ class Store:
     def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
         """Return the newest version for `key` that `trust` accepts (None: every signer) and this release can read.
 
-        With `name`, bundles of that name also count as the same model. Raises NotFound, and the error of Bundle.manifest
+        With `name`, bundles of that name also count as the same model. Raises BundleNotFoundError, and the error of
+        Bundle.manifest
         if no version can be read.
         """
         candidates = [bundle for bundle in self.list() if _identity(bundle)[1] == key.digest]
         if not candidates:
-            raise NotFound(f"no bundle for key {key.short}", self._nearest(key, name, trust))
+            raise BundleNotFoundError(f"no bundle for key {key.short}", self._nearest(key, name, trust))
         best = selection.best_first(candidates, trust)[0]
         if best.problem is not None:
             raise best.problem
         if not best.trust.ok:
             message = f"no trusted bundle for key {key.short}: {best.trust.reason}"
-            raise NotFound(message, self._nearest(key, name, trust), best.bundle)
+            raise BundleNotFoundError(message, self._nearest(key, name, trust), best.bundle)
         return best.bundle
 
     def get(self, ref: str, *, trust: Trust | None = None) -> Bundle:
         """Return the bundle for NAME (newest), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
 
         A digest prefix has at least 12 hex digits. Of several versions the best: one that `trust` accepts before one that
-        it does not. Raises NotFound, Ambiguous, or InvalidReference.
+        it does not. Raises BundleNotFoundError, AmbiguousReferenceError, or InvalidReferenceError.
         """
         bundles = self.list()
         matches = self._matching(ref, bundles)
         if not matches:
-            raise NotFound(f"no bundle is called {ref!r}")
+            raise BundleNotFoundError(f"no bundle is called {ref!r}")
         if len(matches) == 1:
             return matches[0]
         return (
@@ -136,7 +137,7 @@ class Store:
     ) -> Pruned:
         """Keep the best `keep` versions of each key (None: all) except `drop`; remove files that nothing refers to.
 
-        A bundle that `trust` accepts is better than any that it does not. Raises ReadOnlyStore.
+        A bundle that `trust` accepts is better than any that it does not. Raises ReadOnlyStoreError.
         """
         from coldstart.artifacts import prune
 
@@ -175,7 +176,7 @@ class Store:
         if "@" in ref:
             name, _, digest = ref.partition("@")
             if not _PREFIX.fullmatch(digest):
-                raise InvalidReference(f"{ref!r} does not end with sha256: and at least 12 hex digits")
+                raise InvalidReferenceError(f"{ref!r} does not end with sha256: and at least 12 hex digits")
             return [b for b in bundles if _identity(b)[0] == name and b.digest.startswith(digest)]
         if named := _by_name(ref, bundles):
             return named
@@ -183,7 +184,7 @@ class Store:
             prefix = f"sha256:{matched[1]}"
             return [b for b in bundles if b.digest.startswith(prefix) or _identity(b)[1].startswith(prefix)]
         if not ref or not ref.isprintable():
-            raise InvalidReference(f"{ref!r} is not a reference")
+            raise InvalidReferenceError(f"{ref!r} is not a reference")
         return []
 
     def _newest_wins(self, ref: str, matches: Sequence[Bundle]) -> bool:
@@ -227,7 +228,7 @@ def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
 
 def _several(ref: str, matches: Sequence[Bundle]) -> Bundle:
     listed = ", ".join(bundle.ref for bundle in matches[:8])
-    raise Ambiguous(f"{ref!r} names {len(matches)} bundles: {listed}")
+    raise AmbiguousReferenceError(f"{ref!r} names {len(matches)} bundles: {listed}")
 
 
 def _same_model(key: Key, name: str | None, bundle: Bundle) -> bool:

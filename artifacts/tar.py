@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple, Protocol
 
 from coldstart.artifacts.errors import (
-    Bomb,
-    InvalidTree,
-    UnsafeLink,
-    UnsafeMember,
+    ArchiveBombError,
+    InvalidTreeError,
+    UnsafeLinkError,
+    UnsafeMemberError,
 )
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.member_names import MemberNames, check_name
@@ -69,17 +69,17 @@ class Body:
     def read(self, size: int = -1, /) -> bytes:
         """Up to `size` bytes.
 
-        Empty at the end of the member. Raises InvalidTree when the stream is cut short.
+        Empty at the end of the member. Raises InvalidTreeError when the stream is cut short.
         """
         wanted = self._left if size < 0 else min(size, self._left)
         data = self._stream.read(wanted) if wanted else b""
         if wanted and not data:
-            raise InvalidTree("the tar stream ends inside a member")
+            raise InvalidTreeError("the tar stream ends inside a member")
         self._left -= len(data)
         return data
 
     def jump(self, file: BinaryIO) -> None:
-        """Pass over what is left without reading it. Raises InvalidTree when the file is shorter."""
+        """Pass over what is left without reading it. Raises InvalidTreeError when the file is shorter."""
         file.seek(max(0, self._left - 1), os.SEEK_CUR)
         self._left = min(self._left, 1)
 
@@ -88,13 +88,14 @@ class Body:
         while self._left:
             self.read(1 << 20)
         if self._pad and exactly(self._stream, self._pad).strip(b"\0"):
-            raise InvalidTree("the padding of a tar member is not zero")
+            raise InvalidTreeError("the padding of a tar member is not zero")
 
 
 def members(stream: Readable, *, cap: int = LIMITS.tree_members) -> Iterator[tuple[Member, Body]]:
     """Each member with its body, in order; the body is valid until the next step.
 
-    Raises InvalidTree, UnsafePath, UnsafeLink, UnsafeMember, DuplicateMember, or Bomb past `cap` members.
+    Raises InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, or ArchiveBombError
+    past `cap` members.
     """
     names = MemberNames(cap)
     while (found := _next(stream)) is not None:
@@ -106,12 +107,12 @@ def members(stream: Readable, *, cap: int = LIMITS.tree_members) -> Iterator[tup
 
 
 def exactly(stream: Readable, size: int) -> bytes:
-    """`size` bytes. Raises InvalidTree when the stream ends before."""
+    """`size` bytes. Raises InvalidTreeError when the stream ends before."""
     parts = []
     while size:
         part = stream.read(size)
         if not part:
-            raise InvalidTree("the tar stream is cut short")
+            raise InvalidTreeError("the tar stream is cut short")
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
@@ -136,14 +137,14 @@ def _next(stream: Readable) -> tuple[_Header, int] | None:
     pax = _pax(stream, header.size)
     member = _parse(exactly(stream, BLOCK))
     if member.kind == tarfile.XHDTYPE:
-        raise InvalidTree("two pax headers before one member")
+        raise InvalidTreeError("two pax headers before one member")
     return _apply(member, pax), header.size
 
 
 def _parse(block: bytes) -> _Header:
     """Parse a ustar header: of its fields only name, size, type, mode and checksum count."""
     if _number(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * ord(" "):
-        raise InvalidTree("a tar header has a wrong checksum")
+        raise InvalidTreeError("a tar header has a wrong checksum")
     kind, name, prefix = block[156:157], _text(block[:100]), _text(block[345:500])
     if prefix and kind in _USTAR:
         name = f"{prefix}/{name}"
@@ -156,7 +157,7 @@ def _text(field: bytes) -> str:
     try:
         return field.partition(b"\0")[0].decode()
     except UnicodeDecodeError as error:
-        raise InvalidTree("a name in a tar header is not UTF-8") from error
+        raise InvalidTreeError("a name in a tar header is not UTF-8") from error
 
 
 def _number(field: bytes) -> int:
@@ -165,7 +166,7 @@ def _number(field: bytes) -> int:
         return int.from_bytes(field[-7:], "big")
     digits = field.partition(b"\0")[0].strip()
     if digits.strip(b"01234567"):
-        raise InvalidTree("a tar header has a field that is not a number")
+        raise InvalidTreeError("a tar header has a field that is not a number")
     return int(digits or b"0", 8)
 
 
@@ -175,12 +176,12 @@ def _end(stream: Readable) -> None:
     while data := stream.read(BLOCK):
         seen += len(data)
         if data.strip(b"\0") or seen > 64 * BLOCK:
-            raise InvalidTree("data after the end of the tar stream")
+            raise InvalidTreeError("data after the end of the tar stream")
 
 
 def _pax(stream: Readable, size: int) -> dict[str, str]:
     if size > LIMITS.pax_header:
-        raise Bomb(f"a pax header of {size} bytes")
+        raise ArchiveBombError(f"a pax header of {size} bytes")
     data = exactly(stream, size)
     exactly(stream, -size % BLOCK)
     records: dict[str, str] = {}
@@ -189,7 +190,7 @@ def _pax(stream: Readable, size: int) -> dict[str, str]:
             return records
         name, value, data = _record(data)
         records[name] = value
-    raise Bomb(f"a pax header of more than {LIMITS.pax_records} records")
+    raise ArchiveBombError(f"a pax header of more than {LIMITS.pax_records} records")
 
 
 def _record(data: bytes) -> tuple[str, str, bytes]:
@@ -200,32 +201,32 @@ def _record(data: bytes) -> tuple[str, str, bytes]:
         or len(digits) > 6
         or not len(digits) + 1 < int(digits) <= len(data)
     ):
-        raise InvalidTree("malformed pax record")
+        raise InvalidTreeError("malformed pax record")
     record, rest = data[len(digits) + 1 : int(digits)], data[int(digits) :]
     name, equals, value = record.partition(b"=")
     if not equals or not value.endswith(b"\n"):
-        raise InvalidTree("malformed pax record")
+        raise InvalidTreeError("malformed pax record")
     try:
         return name.decode(), value[:-1].decode(), rest
     except UnicodeDecodeError as error:
-        raise InvalidTree("a pax record is not UTF-8") from error
+        raise InvalidTreeError("a pax record is not UTF-8") from error
 
 
 def _apply(header: _Header, pax: dict[str, str]) -> _Header:
     if any(name.startswith("GNU.sparse") for name in pax):
-        raise UnsafeMember(f"{header.name!r} is a sparse file")
+        raise UnsafeMemberError(f"{header.name!r} is a sparse file")
     name = pax.get("path", header.name)
     size = pax.get("size", str(header.size))
     if not size.isdecimal() or not size.isascii() or len(size) > 18:
-        raise InvalidTree(f"{name[:200]!r} has the size {size!r}")
+        raise InvalidTreeError(f"{name[:200]!r} has the size {size!r}")
     return header._replace(name=name, size=int(size))
 
 
 def _checked(header: _Header) -> Member:
     if header.kind in _LINKS:
-        raise UnsafeLink(f"{header.name[:200]!r} is a link")
+        raise UnsafeLinkError(f"{header.name[:200]!r} is a link")
     if header.kind not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-        raise UnsafeMember(f"{header.name[:200]!r} is of the special type {header.kind!r}")
+        raise UnsafeMemberError(f"{header.name[:200]!r} is of the special type {header.kind!r}")
     is_directory = header.kind == tarfile.DIRTYPE
     name = header.name.removesuffix("/") if is_directory else header.name
     check_name(name)

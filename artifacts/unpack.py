@@ -19,12 +19,12 @@ from coldstart.artifacts import tar
 from coldstart.artifacts.blobs import VerifiedReader
 from coldstart.artifacts.content import HEAD, check_plain
 from coldstart.artifacts.errors import (
-    Bomb,
+    ArchiveBombError,
     BundleError,
-    DestinationExists,
-    DuplicateMember,
-    InvalidTree,
-    UnsafePath,
+    DestinationExistsError,
+    DuplicateMemberError,
+    InvalidTreeError,
+    UnsafePathError,
     named_os_errors,
 )
 from coldstart.artifacts.limits import LIMITS
@@ -36,7 +36,7 @@ _NO_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 
 
 class Budgeted:
-    """A decompressed stream that raises Bomb past `budget` bytes and InvalidTree on malformed zstd."""
+    """A decompressed stream that raises Bomb past `budget` bytes and InvalidTreeError on malformed zstd."""
 
     def __init__(self, source: tar.Readable, budget: int) -> None:
         decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
@@ -48,10 +48,10 @@ class Budgeted:
         try:
             data = self._reader.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
         except zstandard.ZstdError as error:
-            raise InvalidTree(f"malformed zstd stream: {error}") from error
+            raise InvalidTreeError(f"malformed zstd stream: {error}") from error
         self._left -= len(data)
         if self._left < 0:
-            raise Bomb("the section unpacks to more bytes than it may")
+            raise ArchiveBombError("the section unpacks to more bytes than it may")
         return data
 
 
@@ -70,11 +70,12 @@ def scan(reader: VerifiedReader, entry: SectionEntry, *, plain: bool) -> int:
 def extract(reader: VerifiedReader, entry: SectionEntry, dest: Path, *, plain: bool) -> int:
     """Unpack to the new directory `dest` and return the number of members. `plain` refuses pickles and code.
 
-    Raises DestinationExists, DigestMismatch, Bomb, InvalidTree, UnsafePath, UnsafeLink, UnsafeMember,
-    DuplicateMember, PickleFound, CodeFound, NoSpace, ReadOnlyStore.
+    Raises DestinationExistsError, DigestMismatchError, ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError,
+    UnsafeMemberError,
+    DuplicateMemberError, PickleFoundError, CodeFoundError, NoSpaceError, ReadOnlyStoreError.
     """
     if dest.exists() or dest.is_symlink():
-        raise DestinationExists(f"{dest.name} exists already")
+        raise DestinationExistsError(f"{dest.name} exists already")
     with named_os_errors(f"extracting {entry.type}"), _partial(dest) as partial:
         count = _consume(reader, entry, plain=plain, target=partial)
         _rename(partial, dest)
@@ -97,7 +98,7 @@ def _rename(partial: Path, dest: Path) -> None:
         partial.rename(dest)
     except OSError as error:
         if dest.exists():
-            raise DestinationExists(f"{dest.name} was made meanwhile") from error
+            raise DestinationExistsError(f"{dest.name} was made meanwhile") from error
         raise
 
 
@@ -111,7 +112,7 @@ def _consume(reader: VerifiedReader, entry: SectionEntry, *, plain: bool, target
     reader.drain()
     declared = entry.annotations.get(MEMBERS, "")
     if _is_count(declared) and int(declared) != count:
-        raise InvalidTree(f"section {entry.type} has {count} members and declares {declared}")
+        raise InvalidTreeError(f"section {entry.type} has {count} members and declares {declared}")
     return count
 
 
@@ -146,7 +147,7 @@ class Tree:
         self._directories = {""}
 
     def make_directory(self, name: str) -> None:
-        """Create a directory and its missing parents. Raises DuplicateMember, UnsafePath, OSError."""
+        """Create a directory and its missing parents. Raises DuplicateMemberError, UnsafePathError, OSError."""
         if name in self._directories:
             return
         self.make_directory(name.rpartition("/")[0])
@@ -155,7 +156,7 @@ class Tree:
         self._directories.add(name)
 
     def create_file(self, member: tar.Member) -> BinaryIO:
-        """Create a file and its missing parents. Raises DuplicateMember, UnsafePath, OSError."""
+        """Create a file and its missing parents. Raises DuplicateMemberError, UnsafePathError, OSError."""
         self.make_directory(member.name.rpartition("/")[0])
         mode = 0o755 if member.executable else 0o644
         with _named_conflicts(member.name):
@@ -170,9 +171,11 @@ def _named_conflicts(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _SAME_NAME:
-            raise DuplicateMember(f"{name[:200]!r} is another member's name on this file system") from error
+            raise DuplicateMemberError(
+                f"{name[:200]!r} is another member's name on this file system"
+            ) from error
         if error.errno in _NO_NAME:
-            raise UnsafePath(f"{name[:200]!r} is no name here: {error.strerror}") from error
+            raise UnsafePathError(f"{name[:200]!r} is no name here: {error.strerror}") from error
         raise
 
 

@@ -41,7 +41,7 @@ class Finding:
     code: str
     severity: Severity
     message: str
-    mend: str
+    hint: str
     subject: str
 
 
@@ -61,8 +61,8 @@ def check_manifest(bundle: BundleContent) -> list[Finding]:
         argument.partition("=")[2].startswith("/") or argument.startswith("/")
         for argument in manifest.provenance.arguments
     ):
-        mend = "materialize again with a newer coldstart, which leaves paths out"
-        findings.append(Finding("CS-PROVENANCE", "warning", "provenance names a path", mend, "provenance"))
+        hint = "materialize again with a newer coldstart, which leaves paths out"
+        findings.append(Finding("CS-PROVENANCE", "warning", "provenance names a path", hint, "provenance"))
     return findings
 
 
@@ -101,4 +101,4 @@ def _unknown(entry: SectionEntry) -> Finding:
 
 
 def _finding(error: BundleError, subject: str) -> Finding:
-    return Finding(error.code, "error", error.message, error.mend, subject)
+    return Finding(error.code, "error", error.message, error.hint, subject)

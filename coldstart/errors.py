@@ -4,46 +4,46 @@ Invariant: an error that leaves the engine carries its own exit code, so that th
 and no special case.
 """
 
-OK = 0
-NO = 1
-TROUBLE = 2
+SUCCESS = 0
+CHECK_FAILED = 1
+ERROR = 2
 NO_BUNDLE = 3
-NEEDS_AUTH = 4
+AUTH_REQUIRED = 4
 
 
 class ColdstartError(Exception):
     """A failure with a sentence for the user, the mend where one is known, and an exit code."""
 
-    def __init__(self, message: str, *, mend: str | None = None, exit_code: int = TROUBLE) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = ERROR) -> None:
         super().__init__(message)
         self.message = message
-        self.mend = mend
+        self.hint = hint
         self.exit_code = exit_code
 
 
-class CommandFailed(ColdstartError):
+class CommandFailedError(ColdstartError):
     """The answer is no: an invalid bundle, a regression, a server that died (exit 1)."""
 
-    def __init__(self, message: str, *, mend: str | None = None) -> None:
-        super().__init__(message, mend=mend, exit_code=NO)
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint, exit_code=CHECK_FAILED)
 
 
-class Usage(ColdstartError):
+class UsageError(ColdstartError):
     """The request itself cannot be met as written: arguments, configuration (exit 2)."""
 
-    def __init__(self, message: str, *, mend: str | None = None) -> None:
-        super().__init__(message, mend=mend, exit_code=TROUBLE)
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint, exit_code=ERROR)
 
 
-class NoBundle(ColdstartError):
+class NoBundleError(ColdstartError):
     """No bundle for this key, or none that is compatible (exit 3)."""
 
-    def __init__(self, message: str, *, mend: str | None = None) -> None:
-        super().__init__(message, mend=mend, exit_code=NO_BUNDLE)
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint, exit_code=NO_BUNDLE)
 
 
-class NeedsAuth(ColdstartError):
+class AuthRequiredError(ColdstartError):
     """The hub refuses without a login, or cannot be reached while offline (exit 4)."""
 
-    def __init__(self, message: str, *, mend: str | None = None) -> None:
-        super().__init__(message, mend=mend, exit_code=NEEDS_AUTH)
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint, exit_code=AUTH_REQUIRED)

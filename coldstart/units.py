@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -21,5 +21,5 @@ def parse_size(given: object) -> int:
         return given
     found = _SIZE.fullmatch(given.strip()) if isinstance(given, str) else None
     if found is None:
-        raise Usage(f"invalid size {given!r}", mend="write bytes, or a size such as 14GiB")
+        raise UsageError(f"invalid size {given!r}", hint="write bytes, or a size such as 14GiB")
     return round(float(found[1]) * _UNITS[found[2] or "B"])

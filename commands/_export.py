@@ -18,7 +18,7 @@ from coldstart.commands._output import Output
 from coldstart.bench.report import markdown
 from coldstart.bench.report.frames import Row, Table, write_csv, write_parquet
 from coldstart.bench.report.page import page, table
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 FORMS = ("json", "csv", "parquet", "html", "markdown")
 # The packages that a form needs beside the standard library.
@@ -84,13 +84,15 @@ class Exports:
 
     @classmethod
     def parse(cls, given: Sequence[str]) -> "Exports":
-        """Parse the values of --export. Raises Usage for a form or a file that cannot be written."""
+        """Parse the values of --export. Raises UsageError for a form or a file that cannot be written."""
         pairs = [item.partition("=")[::2] for item in given]
         for form, file in pairs:
             _check(form, file)
         results = [form for form, file in pairs if not file]
         if len(results) > 1:
-            raise Usage("only one --export can replace the result.", mend="name files: --export html=FILE")
+            raise UsageError(
+                "only one --export can replace the result.", hint="name files: --export html=FILE"
+            )
         return cls(next(iter(results), None), {Path(file): form for form, file in pairs if file})
 
     @property
@@ -99,13 +101,13 @@ class Exports:
         return {*(self.files or {}).values(), *([self.form] if self.form else [])}
 
     def and_files(self, files: Mapping[Path, str]) -> "Exports":
-        """Return these exports with further files. Raises Usage for one that cannot be written."""
+        """Return these exports with further files. Raises UsageError for one that cannot be written."""
         for path, form in files.items():
             _check(form, str(path))
         return replace(self, files={**(self.files or {}), **files})
 
     def write(self, result: Result) -> list[str]:
-        """Write every file and return their names. Raises Usage for one that cannot be written."""
+        """Write every file and return their names. Raises UsageError for one that cannot be written."""
         for path, form in (self.files or {}).items():
             try:
                 if path.exists() and not path.is_file():  # a pipe or a device
@@ -115,8 +117,8 @@ class Exports:
                     with replacing(path) as out:
                         result.write(form, out)
             except OSError as error:
-                raise Usage(
-                    f"--export {form}={path}: {error.strerror}.", mend="name a file that can be written"
+                raise UsageError(
+                    f"--export {form}={path}: {error.strerror}.", hint="name a file that can be written"
                 ) from error
         return [path.name for path in self.files or {}]
 
@@ -145,25 +147,25 @@ def give(
 
 def _check(form: str, file: str) -> None:
     if form not in FORMS:
-        raise Usage(
+        raise UsageError(
             f"unknown form in --export {form}: the forms are {', '.join(FORMS)}.",
-            mend=f"--export {FORMS[0]}=FILE, or another of them",
+            hint=f"--export {FORMS[0]}=FILE, or another of them",
         )
     if form == "parquet" and not file:
-        raise Usage(
-            "--export parquet is binary and cannot be printed.", mend="name a file: --export parquet=FILE"
+        raise UsageError(
+            "--export parquet is binary and cannot be printed.", hint="name a file: --export parquet=FILE"
         )
     missing = [package for package in NEEDS.get(form, ()) if find_spec(package) is None]
     if missing:
         names = " and ".join(missing)
-        raise Usage(
+        raise UsageError(
             f"--export {form} needs {names}, which this environment lacks.",
-            mend=f"coldstart install {'parquet' if form == 'parquet' else 'report'}",
+            hint=f"coldstart install {'parquet' if form == 'parquet' else 'report'}",
         )
     if file and not Path(file).parent.is_dir():
-        raise Usage(
+        raise UsageError(
             f"cannot write {file}: {Path(file).parent} is not a directory.",
-            mend="name a file in a directory that exists",
+            hint="name a file in a directory that exists",
         )
     if file and Path(file).is_dir():
-        raise Usage(f"cannot write {file}: it is a directory.", mend="name a file in it")
+        raise UsageError(f"cannot write {file}: it is a directory.", hint="name a file in it")

@@ -9,7 +9,7 @@ import typer
 from coldstart.commands._options import ApiKey, Common, Host, Model, OnMissing, Port
 from coldstart.commands._options import command as declare
 
-from coldstart.errors import CommandFailed, Usage
+from coldstart.errors import CommandFailedError, UsageError
 
 if TYPE_CHECKING:
     from coldstart.fleet.live.local_state import LocalFleet
@@ -81,9 +81,9 @@ def up(
 
     ray_node.require()
     if address is not None and memory is not None:
-        raise Usage(
+        raise UsageError(
             "A cluster's nodes say themselves what they can.",
-            mend="coldstart fleet join ADDRESS --memory 60GiB",
+            hint="coldstart fleet join ADDRESS --memory 60GiB",
         )
     server = None if memory is None else _server(memory, devices, network, load)
 
@@ -129,7 +129,7 @@ def join(
 
     ray_node.require()
     if memory is None:
-        raise Usage("How much may models take on each device here?", mend="--memory 60GiB")
+        raise UsageError("How much may models take on each device here?", hint="--memory 60GiB")
     server = _server(memory, devices, network, load)
     known = local_state.load() if address else local_state.require()
     env = {str(environment.CACHE_DIR): str(common.cache.root)}
@@ -243,7 +243,7 @@ def _ordered(common: Common, url: str | None, key: str | None, method: str, *arg
 def _asked(
     verb: str, path: str, url: str | None, key: str | None, body: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
-    """Raises CommandFailed where no fleet answers, and with what it refuses."""
+    """Raises CommandFailedError where no fleet answers, and with what it refuses."""
     from urllib import error, request
 
     if url is None or key is None:
@@ -263,13 +263,13 @@ def _asked(
             status, content = refused.code, refused.read()
         found = json.loads(content)
     except (OSError, ValueError) as problem:
-        raise CommandFailed(
-            f"No fleet answers at {url}: {type(problem).__name__}", mend="coldstart fleet up --memory 60GiB"
+        raise CommandFailedError(
+            f"No fleet answers at {url}: {type(problem).__name__}", hint="coldstart fleet up --memory 60GiB"
         ) from problem
     if status == 401:
-        raise CommandFailed(f"{url} asks for another key.", mend="--admin-key KEY")
+        raise CommandFailedError(f"{url} asks for another key.", hint="--admin-key KEY")
     if status != 200:
-        raise CommandFailed(f"The fleet refuses: {found.get('error', found)}", mend=found.get("mend"))
+        raise CommandFailedError(f"The fleet refuses: {found.get('error', found)}", hint=found.get("hint"))
     return dict(found)
 
 

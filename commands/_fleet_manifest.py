@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 
 class Operator(StrEnum):
@@ -33,7 +33,7 @@ class Asked:
 
 
 def documents(operator: Operator, pods: Any, asked: Asked) -> list[dict[str, Any]]:
-    """The operator's documents. Raises Usage where something is missing."""
+    """The operator's documents. Raises UsageError where something is missing."""
     return _lws(pods, asked) if operator is Operator.LWS else _kuberay(pods, asked)
 
 
@@ -41,8 +41,8 @@ def _lws(pods: Any, asked: Asked) -> list[dict[str, Any]]:
     from coldstart.fleet.manifests import leaderworkerset
 
     if asked.model is None:
-        raise Usage(
-            "LeaderWorkerSet serves one model.", mend="coldstart fleet manifest MODEL --for lws --image IMAGE"
+        raise UsageError(
+            "LeaderWorkerSet serves one model.", hint="coldstart fleet manifest MODEL --for lws --image IMAGE"
         )
     group = leaderworkerset.GroupOptions(asked.model, tuple(asked.args), asked.ranks, asked.replicas)
     return leaderworkerset.documents(pods, group)
@@ -54,12 +54,12 @@ def _kuberay(pods: Any, asked: Asked) -> list[dict[str, Any]]:
     from coldstart.units import parse_size
 
     if asked.model is not None or asked.args:
-        raise Usage(
+        raise UsageError(
             "A Ray cluster's models are deployed to it.",
-            mend="leave the model away, and deploy it once the fleet is up",
+            hint="leave the model away, and deploy it once the fleet is up",
         )
     if asked.device_memory is None:
-        raise Usage("How much may models take on each device of a server?", mend="--device-memory 24GB")
+        raise UsageError("How much may models take on each device of a server?", hint="--device-memory 24GB")
     server = ServerSpec(
         "server",
         parse_size(asked.device_memory),

@@ -18,7 +18,7 @@ from coldstart.commands._output import Format, Output, Progress
 
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import NeedsAuth, Usage
+from coldstart.errors import AuthRequiredError, UsageError
 from coldstart.system.paths import Cache
 
 if TYPE_CHECKING:
@@ -107,11 +107,11 @@ class Common:
         return shlex.join(["coldstart", *words, *passed])
 
     def require_network(self, address: str) -> None:
-        """Raises NeedsAuth (exit 4) when ``address`` lies on the network and --offline is set."""
+        """Raises AuthRequiredError (exit 4) when ``address`` lies on the network and --offline is set."""
         if self.offline and "://" in address and not address.startswith("dir://"):
-            raise NeedsAuth(
+            raise AuthRequiredError(
                 f"{without_secrets(address)} lies on the network, and --offline is set.",
-                mend="leave --offline away",
+                hint="leave --offline away",
             )
 
 
@@ -193,7 +193,7 @@ def command(
         def run(ctx: typer.Context, **given: Any) -> None:
             rest = Arguments(ctx.obj or ())
             if rest and not takes_vllm_args:
-                raise Usage(f"{ctx.info_name} takes nothing after --, found {' '.join(rest)!r}.")
+                raise UsageError(f"{ctx.info_name} takes nothing after --, found {' '.join(rest)!r}.")
             common = _common(**{name: given.pop(name) for name in SHARED})
             if chooses_scheduler:
                 given["choice"] = _choice(given)

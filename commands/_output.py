@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from coldstart.contract import environment
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.system import secrets
 
 SCHEMA_VERSION = 1
@@ -103,8 +103,8 @@ class Output:
         try:
             self.out_file.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
         except OSError as error:
-            raise Usage(
-                f"-o {self.out_file}: {error.strerror}.", mend="name a file that can be written"
+            raise UsageError(
+                f"-o {self.out_file}: {error.strerror}.", hint="name a file that can be written"
             ) from error
 
 
@@ -165,9 +165,9 @@ def _err(message: str) -> None:
     sys.stderr.flush()
 
 
-def complain(message: str, mend: str | None) -> None:
+def complain(message: str, hint: str | None) -> None:
     """The error that ends a command, and what mends it."""
-    _err(f"error: {message}" + (f"\n  mend: {mend}" if mend else ""))
+    _err(f"error: {message}" + (f"\nhint: {hint}" if hint else ""))
 
 
 def printable(text: str) -> str:

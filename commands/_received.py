@@ -6,16 +6,16 @@ from coldstart.artifacts import selection
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._options import Common
 
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.models import inspection
 
 
 def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
-    """Render the references; warn for each bundle whose signer nobody trusts. Raises CommandFailed for none."""
+    """Render the references; warn for each bundle whose signer nobody trusts. Raises CommandFailedError for none."""
     if not bundles:
-        raise CommandFailed(
+        raise CommandFailedError(
             "There is no bundle in it.",
-            mend="name an archive that was exported, or an address that was pushed to",
+            hint="name an archive that was exported, or an address that was pushed to",
         )
     judged = [inspection.trust(bundle) for bundle in bundles]
     data = [

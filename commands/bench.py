@@ -19,7 +19,7 @@ from coldstart.bench import run_order
 from coldstart.bench.benchmark import BenchRequest, run
 from coldstart.bench.report import markdown, rows
 from coldstart.bench.report.frames import Table
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 
 
 @declare(takes_vllm_args=True, exports=True)
@@ -84,7 +84,7 @@ def _text(document: Mapping[str, Any]) -> str:
 
 def _judge(document: Mapping[str, Any], common: Common, files: list[str]) -> None:
     if document["failures"]:
-        raise CommandFailed("; ".join(document["failures"]), mend="coldstart doctor")
+        raise CommandFailedError("; ".join(document["failures"]), hint="coldstart doctor")
     where = ", ".join(files) or None
     then = "coldstart bench MODEL --export json=baseline.json" if not files else None
     common.out.success(f"Measured {document['model']}", where=where, then=then)

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 import coldstart
 from coldstart.contract import environment
-from coldstart.errors import NEEDS_AUTH, NO, NO_BUNDLE, TROUBLE, ColdstartError
+from coldstart.errors import AUTH_REQUIRED, CHECK_FAILED, ERROR, NO_BUNDLE, ColdstartError
 
 # name: (module, one line of help, heading)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
@@ -58,7 +58,7 @@ HEADINGS = ("Cold start", "Bundles", "Measure", "Machine")
 # Codes of coldstart.artifacts that mean something else than "the bundle is bad" (exit 1).
 _BUNDLE_EXITS: Mapping[str, int] = {
     "CS-NOTFOUND": NO_BUNDLE,
-    "CS-AUTH": NEEDS_AUTH,
+    "CS-AUTH": AUTH_REQUIRED,
     **dict.fromkeys(
         [
             "CS-REFERENCE",
@@ -72,7 +72,7 @@ _BUNDLE_EXITS: Mapping[str, int] = {
             "CS-DRAFT",
             "CS-REMOTE",
         ],
-        TROUBLE,
+        ERROR,
     ),
 }
 
@@ -227,8 +227,8 @@ def _report(error: Exception) -> int:
         traceback.print_exception(error)
     from coldstart.commands._output import complain
 
-    message, mend, code = _explain(error)
-    complain(message, mend)
+    message, hint, code = _explain(error)
+    complain(message, hint)
     return code
 
 
@@ -236,16 +236,16 @@ def _explain(error: Exception) -> tuple[str, str | None, int]:
     from coldstart.artifacts.errors import BundleError
 
     if isinstance(error, ColdstartError):
-        return error.message, error.mend, error.exit_code
+        return error.message, error.hint, error.exit_code
     if isinstance(error, BundleError):
-        return f"{error.message} [{error.code}]", error.mend, _BUNDLE_EXITS.get(error.code, NO)
+        return f"{error.message} [{error.code}]", error.hint, _BUNDLE_EXITS.get(error.code, CHECK_FAILED)
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror}.", None, TROUBLE
+        return f"{place}{error.strerror}.", None, ERROR
     return (
         f"internal error: {type(error).__name__}: {error}",
         "run it again with COLDSTART_DEBUG=1 and report what it prints",
-        TROUBLE,
+        ERROR,
     )
 
 

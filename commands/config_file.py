@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract import environment
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.system import paths
 
 PREFIX = environment.PREFIX
@@ -24,14 +24,14 @@ def locate(argv: Sequence[str]) -> Path | None:
     """The configuration file: ``--config`` in ``argv``, else COLDSTART_CONFIG, else the user's, None if there
     is none.
 
-    Raises Usage when a named file does not exist.
+    Raises UsageError when a named file does not exist.
     """
     named = _flag(argv) or environment.CONFIG.read()
     path = paths.expand(named) if named else paths.config_file()
     if path.is_file():
         return path
     if named:
-        raise Usage(f"The configuration file {path} does not exist.", mend="name another: --config FILE")
+        raise UsageError(f"The configuration file {path} does not exist.", hint="name another: --config FILE")
     return None
 
 
@@ -40,7 +40,7 @@ def load(
 ) -> dict[str, dict[str, Any]]:
     """Defaults per command from the file ``locate`` finds; {} without one.
 
-    ``shared`` are the flags that may stand at the top. Raises Usage for unreadable TOML and unknown names.
+    ``shared`` are the flags that may stand at the top. Raises UsageError for unreadable TOML and unknown names.
     """
     path = locate(argv)
     if path is None:
@@ -54,12 +54,12 @@ def load(
 
 
 def check(names: Collection[str], known: Collection[str], where: str) -> None:
-    """Raises Usage naming the first of ``names`` that is not ``known``, and the nearest that is."""
+    """Raises UsageError naming the first of ``names`` that is not ``known``, and the nearest that is."""
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            mend = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
-            raise Usage(f"{where} sets {name!r}, which is no setting here.", mend=mend)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+            raise UsageError(f"{where} sets {name!r}, which is no setting here.", hint=hint)
 
 
 def _flag(argv: Sequence[str]) -> str | None:
@@ -77,7 +77,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise Usage(f"{path} cannot be read: {error}.") from error
+        raise UsageError(f"{path} cannot be read: {error}.") from error
 
 
 def _plain_names(table: Mapping[str, Any]) -> dict[str, Any]:

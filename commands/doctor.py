@@ -6,7 +6,7 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch.modes import availability
 from coldstart.system import doctor
 from coldstart.system.probes import Probe
@@ -18,7 +18,7 @@ def command(common: Common) -> None:
     with common.out.phase("examine this machine"):
         results = doctor.examine(common.cache)
     modes, able = availability.permitted(results), doctor.able(results)
-    refused = {mode: {"reason": why.reason, "mend": why.hint} for mode, why in availability.reasons().items()}
+    refused = {mode: {"reason": why.reason, "hint": why.hint} for mode, why in availability.reasons().items()}
     data = {
         "able": able,
         "start_modes": modes,
@@ -28,15 +28,15 @@ def command(common: Common) -> None:
     common.out.result(data, lambda: _text(results, modes), brief="yes" if able else "no")
     if not able:
         first = next(probe for probe in results if probe.required and probe.status == "missing")
-        raise CommandFailed(
-            f"Cold starts cannot be served here: {first.name}: {first.found}.", mend=first.mend
+        raise CommandFailedError(
+            f"Cold starts cannot be served here: {first.name}: {first.found}.", hint=first.hint
         )
     common.out.success("Examined this machine", then="coldstart materialize tiny-llama")
 
 
 def _text(results: list[Probe], modes: dict[str, bool]) -> str:
     rows = [(probe.status, probe.name, probe.found) for probe in results]
-    missing = [f"  {probe.name}: {probe.mend}" for probe in results if probe.mend]
+    missing = [f"  {probe.name}: {probe.hint}" for probe in results if probe.hint]
     can = ", ".join(f"{name} {'yes' if yes else 'no'}" for name, yes in modes.items())
     blocks = [table(("", "what", "found"), rows), f"start modes: {can}"]
     refused = [f"  {mode}: {why.reason}; {why.hint}" for mode, why in availability.reasons().items()]

@@ -11,7 +11,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 from typer.core import TyperGroup
 
-from coldstart.errors import CommandFailed, Usage
+from coldstart.errors import CommandFailedError, UsageError
 
 if TYPE_CHECKING:
     from coldstart.host.configuration import HostFile
@@ -128,13 +128,13 @@ def run(
     from coldstart.units import parse_size
 
     if not models and host_file is None:
-        raise Usage(
-            "A host needs models.", mend="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
+        raise UsageError(
+            "A host needs models.", hint="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
         )
     if memory is None and host_file is None:
-        raise Usage("A host needs to know how much memory its models may take.", mend="--memory 60GiB")
+        raise UsageError("A host needs to know how much memory its models may take.", hint="--memory 60GiB")
     if heartbeat <= 0:
-        raise Usage("--heartbeat must be above 0 seconds.", mend="leave it away")
+        raise UsageError("--heartbeat must be above 0 seconds.", hint="leave it away")
     limits = {
         "memory": None if memory is None else parse_size(memory),
         "policy": policy,
@@ -201,31 +201,31 @@ def status(
         common.out.result(found, lambda: render(found))
         return
     if watch <= 0:
-        raise Usage("--watch needs seconds above 0.", mend="--watch 1")
+        raise UsageError("--watch needs seconds above 0.", hint="--watch 1")
     if common.out.format == "json":
-        raise Usage("--watch shows a table.", mend="leave --format json away, or --watch")
+        raise UsageError("--watch shows a table.", hint="leave --format json away, or --watch")
     watching(lambda: _ask(url, api_key), watch)
 
 
 def _ask(url: str, api_key: str | None) -> Mapping[str, Any]:
-    """The host's status. Raises CommandFailed where nobody answers as a host does."""
+    """The host's status. Raises CommandFailedError where nobody answers as a host does."""
     import requests
 
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         answer = requests.get(f"{url.rstrip('/')}/status", headers=headers, timeout=10)
     except requests.RequestException as error:
-        raise CommandFailed(
-            f"No host answers at {url}: {type(error).__name__}", mend="coldstart host MODEL..., or --url URL"
+        raise CommandFailedError(
+            f"No host answers at {url}: {type(error).__name__}", hint="coldstart host MODEL..., or --url URL"
         ) from error
     if answer.status_code == 401:
-        raise CommandFailed(f"{url} asks for a key.", mend="--api-key KEY")
+        raise CommandFailedError(f"{url} asks for a key.", hint="--api-key KEY")
     try:
         found = json.loads(answer.content)
         if answer.status_code != 200 or not {"host", "models"} <= found.keys():
             raise ValueError
     except (ValueError, TypeError, AttributeError) as error:
-        raise CommandFailed(
-            f"{url} answers, but it is no host (status {answer.status_code}).", mend="--url URL"
+        raise CommandFailedError(
+            f"{url} answers, but it is no host (status {answer.status_code}).", hint="--url URL"
         ) from error
     return dict(found)

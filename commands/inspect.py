@@ -15,7 +15,7 @@ from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.models import inspection
 
 
@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Choose the view, and show it."""
     if sum((manifest, tree, key, diff is not None)) > 1:
-        raise Usage("--manifest, --tree, --key and --diff exclude each other.")
+        raise UsageError("--manifest, --tree, --key and --diff exclude each other.")
     asks_key = bool(common.vllm_args or revision) or (key and inspection.names_model(ref))
     bundle = None if asks_key else inspection.find_bundle(common.store(), ref)
     if bundle is None:

@@ -7,7 +7,7 @@ import typer
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.system import installation
 
 
@@ -22,6 +22,8 @@ def command(
 ) -> None:
     """Install one extra into the environment that runs this command."""
     if common.offline:
-        raise Usage("an installation needs the network, and --offline is set", mend="leave out --offline")
+        raise UsageError(
+            "an installation needs the network, and --offline is set", hint="leave out --offline"
+        )
     installation.install(extra, installation.Environment(constraint=constraint), common.out.note)
     common.out.success(f"Installed coldstart[{extra}]", then="coldstart doctor")

@@ -8,7 +8,7 @@ from coldstart.commands._options import Common, Model, Untrusted, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 app = group(__doc__)
 _SOURCE = typer.Option(
@@ -97,6 +97,6 @@ def stop(common: Common) -> None:
     from coldstart.weights.prefetch import ask
 
     if ask.running() is None:
-        raise Usage("No prefetcher runs.", mend="coldstart prefetch start MODEL")
+        raise UsageError("No prefetcher runs.", hint="coldstart prefetch start MODEL")
     pid = ask.stop()
     common.out.result({"stopped": pid}, f"stopped {pid}")

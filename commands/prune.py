@@ -12,7 +12,7 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.launch import process_snapshot
 from coldstart.models import inspection
 from coldstart.system import paths, reclaim
@@ -68,7 +68,7 @@ def _unpacked(common: Common, store: Store, removed: list[str], dry_run: bool) -
         return reclaim.Reclaimed((), 0)  # whose sections these are is not known here
     roots = [common.cache.unpacked, paths.state_dir() / "unpacked", paths.compiled_dir()]
     if any((paths.state_dir() / "unpacked").glob("*")):
-        with suppress(Usage):  # a place that is not this user's holds nothing of ours
+        with suppress(UsageError):  # a place that is not this user's holds nothing of ours
             roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
     return reclaim.reclaim(roots, live, dry_run=dry_run)
 

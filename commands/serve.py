@@ -11,7 +11,7 @@ from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
 from coldstart.contract.fallback import from_json
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.launch import modes
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import secrets
@@ -174,8 +174,8 @@ def _ready(report: Mapping[str, Any]) -> str:
 def _require_place(file: Path) -> None:
     # Asked before the start: a server that came up must not end for want of a directory.
     if not os.access(file.absolute().parent, os.W_OK):
-        raise Usage(
-            f"{file} cannot be written.", mend=f"mkdir -p {file.absolute().parent}, or name another file"
+        raise UsageError(
+            f"{file} cannot be written.", hint=f"mkdir -p {file.absolute().parent}, or name another file"
         )
 
 

@@ -8,7 +8,7 @@ from coldstart.commands._options import READY_TIMEOUT, Common, Model, Untrusted,
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 if TYPE_CHECKING:
     from coldstart.system.snapshot import runtime_image
@@ -81,7 +81,7 @@ def discard(common: Common) -> None:
 
     images = list(runtime_image.listed(common.cache.runtimes))
     if not images:
-        raise Usage("No runtime is frozen here.", mend="coldstart template freeze")
+        raise UsageError("No runtime is frozen here.", hint="coldstart template freeze")
     for image in images:
         runtime_image.discard(image)
     freed = sum(image.size for image in images)
@@ -138,7 +138,7 @@ def stop(
 
     chosen = [warm for warm in template_pool.listed() if level in (None, warm.level)]
     if not chosen:
-        raise Usage("No template runs.", mend="coldstart template start MODEL")
+        raise UsageError("No template runs.", hint="coldstart template start MODEL")
     for warm in chosen:
         template_pool.stop(warm, force=force)
     common.out.result({"stopped": len(chosen)}, f"stopped {len(chosen)}")

@@ -16,7 +16,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
 from coldstart.contract import environment
-from coldstart.errors import CommandFailed, Usage
+from coldstart.errors import CommandFailedError, UsageError
 from coldstart.lab.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
 from coldstart.lab.replay.compare import compare
 from coldstart.lab.replay.plan import TracePlan, run_live, run_simulated
@@ -94,11 +94,13 @@ def command(
 ) -> None:
     """Replay, write the reports, show the result."""
     if simulate == bool(target):
-        raise Usage("choose one of --target and --simulate", mend="coldstart trace-replay FILE --simulate")
+        raise UsageError(
+            "choose one of --target and --simulate", hint="coldstart trace-replay FILE --simulate"
+        )
     if on_bad_row not in ("skip", "refuse"):
-        raise Usage(f"--on-bad-row {on_bad_row!r}: write skip or refuse")
+        raise UsageError(f"--on-bad-row {on_bad_row!r}: write skip or refuse")
     if host is not None and fleet is not None:
-        raise Usage("--host and --fleet are two simulations", mend="give one of them")
+        raise UsageError("--host and --fleet are two simulations", hint="give one of them")
     limits, before = _slo(slo), _baseline(baseline)
     exports = _moved(exports, {"csv": csv, "html": html}, common)
     plan = TracePlan(
@@ -160,7 +162,9 @@ def _on_host(
     from coldstart.lab.host import replay
 
     if not simulate:
-        raise Usage("--host simulates so far", mend="coldstart trace-replay FILE --simulate --host HOST.toml")
+        raise UsageError(
+            "--host simulates so far", hint="coldstart trace-replay FILE --simulate --host HOST.toml"
+        )
     done = replay.replay_on_host(
         plan, host, _profile(profile, common), report, series="html" in exports.forms
     )
@@ -182,8 +186,8 @@ def _on_fleet(
     from coldstart.lab.fleet import replay
 
     if not simulate:
-        raise Usage(
-            "--fleet simulates so far", mend="coldstart trace-replay FILE --simulate --fleet FLEET.toml"
+        raise UsageError(
+            "--fleet simulates so far", hint="coldstart trace-replay FILE --simulate --fleet FLEET.toml"
         )
     times = None if profile is None else _profile(profile, common)
     found = {**replay.replay_on_fleet(plan, fleet, times, report), "rows": asdict(report)}
@@ -195,7 +199,7 @@ def _slo(given: str) -> Slo:
     try:
         return Slo.parse(given)
     except ValueError as problem:
-        raise Usage(f"--slo: {problem}") from problem
+        raise UsageError(f"--slo: {problem}") from problem
 
 
 def _baseline(path: Path | None) -> dict[str, Any] | None:
@@ -205,8 +209,8 @@ def _baseline(path: Path | None) -> dict[str, Any] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
         compare(found, found)
     except (ValueError, AttributeError, TypeError) as problem:
-        mend = "save one with: coldstart trace-replay ... --format json -o FILE"
-        raise Usage(f"--baseline {path}: {problem}", mend=mend) from problem
+        hint = "save one with: coldstart trace-replay ... --format json -o FILE"
+        raise UsageError(f"--baseline {path}: {problem}", hint=hint) from problem
     return dict(found)
 
 
@@ -219,7 +223,7 @@ def _engine(choice: SchedulerSettings, kv_blocks: int | None) -> tuple[Scheduler
             machine = replace(machine, host_blocks=choice.host_bytes // machine.block_bytes)
         return choice, machine
     except ValueError as problem:
-        raise Usage(str(problem)) from problem
+        raise UsageError(str(problem)) from problem
 
 
 def _renamed(
@@ -235,14 +239,14 @@ def _renamed(
 
 def _profile(given: str | None, common: Common) -> IterationProfile:
     if given is None:
-        mend = "name a bundle or a JSON file: --profile REF"
-        raise Usage("--simulate needs the iteration times of a model and machine", mend=mend)
+        hint = "name a bundle or a JSON file: --profile REF"
+        raise UsageError("--simulate needs the iteration times of a model and machine", hint=hint)
     try:
         if Path(given).is_file():
             return IterationProfile.from_json(json.loads(Path(given).read_text(encoding="utf-8")))
         return IterationProfile.from_json(common.store().get(given).json("iterations"))
     except (ProfileError, json.JSONDecodeError) as problem:
-        raise Usage(f"--profile {given}: {problem}") from problem
+        raise UsageError(f"--profile {given}: {problem}") from problem
 
 
 def _moved(exports: Exports, files: dict[str, Path | None], common: Common) -> Exports:
@@ -285,7 +289,7 @@ def _end(done: Replay, requests: int, common: Common) -> None:
         common.out.warn("interrupted: the result covers what was measured until then")
         raise SystemExit(INTERRUPTED)
     if done.ended == "target dead":
-        raise CommandFailed(
-            f"The target does not answer ({done.error}).", mend="start it with: coldstart serve MODEL"
+        raise CommandFailedError(
+            f"The target does not answer ({done.error}).", hint="start it with: coldstart serve MODEL"
         )
     common.out.success(f"Replayed {requests} requests")

@@ -10,7 +10,7 @@ from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.models import inspection
 from coldstart.system import paths
 from coldstart.system.trust import trusted_keys as trust
@@ -66,11 +66,11 @@ def why(common: Common, ref: Annotated[str, typer.Argument(help="A bundle.")]) -
         **asdict(verdict.trust),
         "signatures": [asdict(one) for one in verdict.signatures],
         "taken": verdict.taken.ref if verdict.taken else None,
-        "mend": verdict.mend,
+        "hint": verdict.hint,
     }
     common.out.result(data, lambda: _why(bundle, verdict), brief="yes" if verdict.trust.ok else "no")
     if not verdict.trust.ok:
-        raise CommandFailed(f"{bundle.ref} is not trusted: {verdict.trust.reason}.", mend=verdict.mend)
+        raise CommandFailedError(f"{bundle.ref} is not trusted: {verdict.trust.reason}.", hint=verdict.hint)
 
 
 def _why(bundle: Bundle, verdict: trust.Verdict) -> str:

@@ -18,7 +18,7 @@ from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.validate import renderers, sarif
 from coldstart.validate.checks import FailLevel, Level, ValidationReport
 from coldstart.validate.subject import Source
@@ -89,8 +89,8 @@ def command(
     _show(common, exports, reports, fail_level)
     bad = [report.ref for report in reports if report.fails(fail_level)]
     if bad:
-        raise CommandFailed(
-            f"{len(bad)} of {len(reports)} failed: {', '.join(bad)}", mend="see each finding's mend"
+        raise CommandFailedError(
+            f"{len(bad)} of {len(reports)} failed: {', '.join(bad)}", hint="see each finding's mend"
         )
     common.out.success(f"{len(reports)} valid", then=common.again("inspect", words[0]))
 

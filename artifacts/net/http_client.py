@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 from coldstart.artifacts.net.origin import Origin, parse_origin, without_secrets
-from coldstart.artifacts.net.pace import Bounds, Pace, TooSlow, from_environment
+from coldstart.artifacts.net.pace import Bounds, Pace, TooSlowError, from_environment
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.util.ssl_ import create_urllib3_context
@@ -29,15 +29,15 @@ _BLOCK = 1 << 17
 _SLICE = 1 << 20
 
 
-class RemoteUnreachable(Exception):
+class RemoteUnreachableError(Exception):
     """The response is missing, broken or too slow; a later request may succeed."""
 
 
-class Slow(RemoteUnreachable):
+class SlowServerError(RemoteUnreachableError):
     """The response is slower than the floor; repeating the request at once does not help."""
 
 
-class Forbidden(Exception):
+class ForbiddenError(Exception):
     """The response requires something that is never done: a secret without TLS, endless redirects, a redirect off TLS."""
 
 
@@ -143,13 +143,13 @@ class Answer:
         self.headers: Mapping[str, str] = response.headers
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read what has arrived, up to a MiB, into `buffer`; 0 at the end. Raises RemoteUnreachable."""
+        """Read what has arrived, up to a MiB, into `buffer`; 0 at the end. Raises RemoteUnreachableError."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def read(self, size: int) -> bytes:
-        """Return what has arrived, up to `size` bytes and a MiB; b"" at the end. Raises RemoteUnreachable."""
+        """Return what has arrived, up to `size` bytes and a MiB; b"" at the end. Raises RemoteUnreachableError."""
         try:
             data: bytes = self._response.read1(min(size, _SLICE))
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
@@ -159,7 +159,7 @@ class Answer:
         return data
 
     def up_to(self, cap: int) -> bytes:
-        """Read the body, or its first `cap` bytes, and close the response. Raises RemoteUnreachable."""
+        """Read the body, or its first `cap` bytes, and close the response. Raises RemoteUnreachableError."""
         parts: list[bytes] = []
         with self:
             while cap > 0 and (part := self.read(cap)):
@@ -200,7 +200,7 @@ class HttpClient:
     ) -> Answer:
         """Send one request and return the last response; a GET or HEAD follows redirects.
 
-        Raises RemoteUnreachable, Forbidden.
+        Raises RemoteUnreachableError, Forbidden.
         """
         follow, first = redirects and method in ("GET", "HEAD"), url
         for _ in range(_MAX_REDIRECTS):
@@ -210,7 +210,7 @@ class HttpClient:
                 return answer
             answer.close()
             url = redirected(url, location)
-        raise Forbidden(f"{without_secrets(first)} redirects without an end")
+        raise ForbiddenError(f"{without_secrets(first)} redirects without an end")
 
     def close(self) -> None:
         """Close all connections."""
@@ -260,16 +260,16 @@ def redirected(url: str, location: str) -> str:
         target = urljoin(url, location)
         before, after = parse_origin(url), parse_origin(target)
     except ValueError as error:
-        raise Forbidden(f"{without_secrets(url)} redirects to what is no address: {error}") from error
+        raise ForbiddenError(f"{without_secrets(url)} redirects to what is no address: {error}") from error
     if before.scheme == "https" and after.scheme != "https":
-        raise Forbidden(f"{without_secrets(url)} redirects to an address without TLS")
+        raise ForbiddenError(f"{without_secrets(url)} redirects to an address without TLS")
     return target
 
 
-def failed(error: BaseException) -> RemoteUnreachable:
+def failed(error: BaseException) -> RemoteUnreachableError:
     """Return the error as one line without the address, which may hold a secret."""
-    slow = next((cause for cause in _chain(error) if isinstance(cause, TooSlow)), None)
-    return Slow(str(slow)) if slow else RemoteUnreachable(_reason(error))
+    slow = next((cause for cause in _chain(error) if isinstance(cause, TooSlowError)), None)
+    return SlowServerError(str(slow)) if slow else RemoteUnreachableError(_reason(error))
 
 
 def _reason(error: BaseException) -> str:
@@ -299,7 +299,7 @@ def _own(secret: Secret | None, url: str) -> Mapping[str, str]:
     if secret is None or parse_origin(url) != secret.origin:
         return {}
     if not secret.origin.may_hear_secrets:
-        raise Forbidden(f"{secret.origin} would be told a password or token without TLS")
+        raise ForbiddenError(f"{secret.origin} would be told a password or token without TLS")
     return secret.headers
 
 

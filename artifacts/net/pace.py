@@ -16,7 +16,7 @@ _HEAD_BYTES = 512 << 10
 _FRAMING_BYTES = 4 << 20
 
 
-class TooSlow(TimeoutError):
+class TooSlowError(TimeoutError):
     """Less than the floor came for longer than the window, or more framing than content."""
 
 
@@ -60,12 +60,12 @@ class Pace:
         self._in_head, self._left, self._came = False, self._bounds.window_s, 0
 
     def patience(self) -> float:
-        """Seconds that the next byte may take. Raises TooSlow when there is no more."""
+        """Seconds that the next byte may take. Raises TooSlowError when there is no more."""
         if self._left <= 0:
-            raise TooSlow(self._reason())
+            raise TooSlowError(self._reason())
         cap = _HEAD_BYTES if self._in_head else 2 * self._used + _FRAMING_BYTES
         if self._came > cap:
-            raise TooSlow("the answer is more framing than content")
+            raise TooSlowError("the answer is more framing than content")
         return self._left
 
     def received(self, count: int, waited_s: float) -> None:

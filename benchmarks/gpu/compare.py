@@ -53,7 +53,7 @@ def single(snapshot: Snapshot) -> Array:
 
 
 def compare(a: Snapshot, b: Snapshot) -> list[Score]:
-    """One line per classifier. Raises BaseCollision."""
+    """One line per classifier. Raises BaseCollisionError."""
     truth = differential(a, b, Symbols([]))
     pointers = truth.place[truth.kind == ABSOLUTE]
     ways = {"prefix": prefix(a), "single": single(a), "differential": pointers}

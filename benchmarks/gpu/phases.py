@@ -20,7 +20,7 @@ from coldstart.graphs import capture, combine, contents, gate, table_files
 from coldstart.graphs import overview as inspection
 from coldstart.graphs.api import Captured
 from coldstart.graphs.cuda.calls import bindings, call
-from coldstart.graphs.errors import BaseCollision
+from coldstart.graphs.errors import BaseCollisionError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import load_snapshot
 
@@ -219,7 +219,7 @@ def missing(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     try:
         combine.combine(same, same)
         collision = False
-    except BaseCollision:
+    except BaseCollisionError:
         collision = True
     return {
         "working_graphs_without_a_binary": len(graphs), "captured": sum(not g.restored for g in graphs),

@@ -28,7 +28,7 @@ from typing import Any
 
 from coldstart.graphs.capture import COLLECTIVES
 from coldstart.graphs.elf import Cubin, read_cubin
-from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.fatbin import library_entries, unpacked
 
 ARCHITECTURES = (80, 90)
@@ -54,7 +54,7 @@ def scan(library: Path) -> dict[str, Any]:
                 counts["cubins, all architectures"] += 1
                 if entry.architecture in ARCHITECTURES:
                     _count(data[entry.offset : entry.offset + entry.size], counts, states)
-        except AlteredTable:
+        except AlteredTableError:
             return {}
     found = {"library": library.name, **counts, "variables": sorted(states)[:20]}
     return found | {"seconds": round(time.monotonic() - start, 2)} if counts else {}
@@ -64,7 +64,7 @@ def _count(packed: bytes, counts: Counter[str], states: set[str]) -> None:
     counts["cubins"] += 1
     try:
         cubin = read_cubin(unpacked(packed))
-    except AlteredTable:
+    except AlteredTableError:
         counts["unreadable"] += 1
         return
     counts["kernels"] += len(cubin.kernels)

@@ -57,5 +57,5 @@ def streaming(source: str, plan: Path) -> dict[str, str]:
 
 def stop_prefetcher(place: Path) -> None:
     """End the prefetcher of a runtime directory, where one runs."""
-    with suppress(client.PrefetchLost):
+    with suppress(client.PrefetchLostError):
         client.request("stop", directory=place / "coldstart")

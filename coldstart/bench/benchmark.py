@@ -14,7 +14,7 @@ from coldstart.bench import compare, result, run_order
 from coldstart.bench.launchers import launchers
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench, Progress
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.models import resolution
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
@@ -44,13 +44,13 @@ class BenchRequest:
 def run(request: BenchRequest, progress: Progress) -> result.Document:
     """The document; its `failures` say whether the bench passed.
 
-    Raises Usage for an impossible request, NoBundle, and what resolving the model raises.
+    Raises UsageError for an impossible request, NoBundleError, and what resolving the model raises.
     """
     modes = list(request.modes or run_order.MODES)
     try:
         run_order.check(modes, request.runs)
     except ValueError as error:
-        raise Usage(f"{error}.", mend="coldstart bench --help") from error
+        raise UsageError(f"{error}.", hint="coldstart bench --help") from error
     # Read before the long part: a wrong file name must not cost an hour.
     then = compare.load(request.baseline) if request.baseline else None
     document = _measure(request, subject(request), modes, progress)

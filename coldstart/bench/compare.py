@@ -17,7 +17,7 @@ from typing import Any
 from coldstart.bench import facts
 from coldstart.bench.result import SCHEMA_VERSION, Document
 from coldstart.bench.stats import MIN_SAMPLES, ratio_interval
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 REGRESSION, OK, INCONCLUSIVE = "regression", "ok", "inconclusive"
 MEND = "coldstart bench MODEL --export json -o FILE"
@@ -34,17 +34,17 @@ class Change:
 
 
 def load(path: Path) -> Document:
-    """A saved bench document. Raises Usage when the file is none, or has another schema version."""
+    """A saved bench document. Raises UsageError when the file is none, or has another schema version."""
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise Usage(f"the baseline {path.name} cannot be read: {error}", mend=MEND) from error
+        raise UsageError(f"the baseline {path.name} cannot be read: {error}", hint=MEND) from error
     if not isinstance(document, dict) or document.get("kind") != "bench":
-        raise Usage(f"{path.name} is not a result of coldstart bench", mend=MEND)
+        raise UsageError(f"{path.name} is not a result of coldstart bench", hint=MEND)
     if document.get("schema_version") != SCHEMA_VERSION:
-        raise Usage(
+        raise UsageError(
             f"the baseline has schema version {document.get('schema_version')}, wanted {SCHEMA_VERSION}",
-            mend=MEND,
+            hint=MEND,
         )
     return document
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from coldstart.bench import run_order
 from coldstart.bench.stats import Summary, summarize
-from coldstart.validate.launch import ModeUnavailable
+from coldstart.validate.launch import ModeUnavailableError
 from coldstart.vllm import stock
 
 IMPORTS = """
@@ -77,7 +77,7 @@ class Floor:
 
 
 def imports_s(*, cuda: bool = False, timeout_s: float = 300.0) -> float:
-    """Seconds from launch until everything a server needs is imported. Raises ModeUnavailable."""
+    """Seconds from launch until everything a server needs is imported. Raises ModeUnavailableError."""
     code = IMPORTS.format(imports=stock.imports(cuda=cuda))
     began_s = time.monotonic()
     process = subprocess.Popen(
@@ -86,7 +86,7 @@ def imports_s(*, cuda: bool = False, timeout_s: float = 300.0) -> float:
     output, errors = process.communicate(timeout=timeout_s)
     if output[-1:] != b"x":
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise ModeUnavailable(f"the import closure of vLLM could not be imported: {last[0]}")
+        raise ModeUnavailableError(f"the import closure of vLLM could not be imported: {last[0]}")
     return time.monotonic() - began_s
 
 

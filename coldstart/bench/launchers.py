@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.bench import run_order
-from coldstart.errors import NO_BUNDLE, CommandFailed, NoBundle
+from coldstart.errors import NO_BUNDLE, CommandFailedError, NoBundleError
 from coldstart.system.proc import logs
 from coldstart.system.snapshot import criu
-from coldstart.validate.launch import Command, Launcher, ModeUnavailable, RunFiles
+from coldstart.validate.launch import Command, Launcher, ModeUnavailableError, RunFiles
 from coldstart.validate.launchers import ServeLauncher, Subject, VllmLauncher, console, runtime_variables
 
 PREPARE_S = 600.0
@@ -29,7 +29,7 @@ class TemplateLauncher:
     _started: bool = field(default=False, init=False)
 
     def prepare(self) -> None:
-        """Start the template. Raises NoBundle, or CommandFailed where it does not start."""
+        """Start the template. Raises NoBundleError, or CommandFailedError where it does not start."""
         subject = self.subject
         _run_template(self.mode, self.runtime, "start", subject.model, *self._level(), *subject.passed_args)
         self._started = True
@@ -38,7 +38,7 @@ class TemplateLauncher:
         return ServeLauncher(self.subject, self.mode, self.runtime).command(files)
 
     def close(self) -> None:
-        """Stop the template. Raises CommandFailed where it does not stop."""
+        """Stop the template. Raises CommandFailedError where it does not stop."""
         if self._started:
             self._started = False
             _run_template(self.mode, self.runtime, "stop", *self._level())
@@ -57,9 +57,9 @@ class RuntimeLauncher:
     tells_readiness: bool = True
 
     def prepare(self) -> None:
-        """Freeze the runtime. Raises ModeUnavailable without CRIU, or CommandFailed."""
+        """Freeze the runtime. Raises ModeUnavailableError without CRIU, or CommandFailedError."""
         if (reason := criu.missing()) is not None:
-            raise ModeUnavailable(reason)
+            raise ModeUnavailableError(reason)
         _run_template(self.mode, self.runtime, "freeze", *self.subject.common_args)
 
     def command(self, files: RunFiles) -> Command:
@@ -103,6 +103,10 @@ def _run_template(mode: str, runtime: Path, action: str, *arguments: str) -> Non
         raise _template_error(action, done.returncode, log)
 
 
-def _template_error(action: str, status: int, log: Path) -> CommandFailed | NoBundle:
+def _template_error(action: str, status: int, log: Path) -> CommandFailedError | NoBundleError:
     message = f"coldstart template {action} ended with status {status}: {logs.end(log)}"
-    return NoBundle(message) if status == NO_BUNDLE else CommandFailed(message, mend="coldstart doctor")
+    return (
+        NoBundleError(message)
+        if status == NO_BUNDLE
+        else CommandFailedError(message, hint="coldstart doctor")
+    )

@@ -54,7 +54,7 @@ class Run:
 def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) -> Run:
     """Start the launcher's server once and measure it; it is stopped in every case.
 
-    Raises ServerDied, or CommandFailed when it gave no token in time or did not answer what it was asked.
+    Raises ServerDiedError, or CommandFailedError when it gave no token in time or did not answer what it was asked.
     """
     with serving(launcher, directory) as server:
         return _measure(launcher, server, settings, index)

@@ -17,10 +17,10 @@ from coldstart.bench.measure import Run, RunSettings, run
 from coldstart.bench.stats import Summary, summarize
 from coldstart.bench.steady import Pair
 from coldstart.contract import fallback
-from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailed, NoBundle
+from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailedError, NoBundleError
 from coldstart.validate import process_tree
 from coldstart.validate.completions import CompletionClient
-from coldstart.validate.launch import Launcher, ModeUnavailable, ServerDied
+from coldstart.validate.launch import Launcher, ModeUnavailableError, ServerDiedError
 
 Progress = Callable[[str], None]
 
@@ -73,7 +73,7 @@ class Bench:
     def measure(self, runs: int, warmup: int) -> BenchRuns:
         """Nothing that was started is alive afterwards, however it ends.
 
-        Raises NoBundle when a coldstart mode finds no bundle, ValueError for an impossible plan.
+        Raises NoBundleError when a coldstart mode finds no bundle, ValueError for an impossible plan.
         """
         modes = [launcher.mode for launcher in self.launchers]
         measured = BenchRuns(modes)
@@ -101,9 +101,9 @@ class Bench:
     def _prepare(self, launcher: Launcher, measured: BenchRuns) -> None:
         try:
             launcher.prepare()
-        except ModeUnavailable as error:
+        except ModeUnavailableError as error:
             measured.drop(launcher.mode, str(error))
-        except CommandFailed as error:
+        except CommandFailedError as error:
             measured.failed.add(launcher.mode)
             measured.drop(launcher.mode, error.message)
 
@@ -159,7 +159,7 @@ class Bench:
                             measured.beside[mode] = steady.side_by_side(
                                 one, reference, prompts, tokens, slices
                             )
-                except CommandFailed as error:
+                except CommandFailedError as error:
                     measured.failed.add(mode)
                     measured.drop(mode, error.message)
 
@@ -170,7 +170,7 @@ class Bench:
     def _import_floor(self, measured: BenchRuns) -> None:
         try:
             measured.imports_s.append(floor.imports_s())
-        except ModeUnavailable as error:
+        except ModeUnavailableError as error:
             measured.no_floor = str(error)
 
     def _fork_floor(self, measured: BenchRuns) -> None:
@@ -183,7 +183,7 @@ class Bench:
         for launcher in self.launchers:
             try:
                 launcher.close()
-            except (ModeUnavailable, CommandFailed) as error:
+            except (ModeUnavailableError, CommandFailedError) as error:
                 self.progress(f"{launcher.mode}: {error}")
 
 
@@ -201,7 +201,7 @@ def _reasons(done: Run) -> str:
 
 
 def _require_bundle(error: ColdstartError) -> None:
-    if isinstance(error, ServerDied) and error.status == NO_BUNDLE:
-        raise NoBundle(error.message, mend="coldstart materialize MODEL") from error
-    if not isinstance(error, CommandFailed):
+    if isinstance(error, ServerDiedError) and error.status == NO_BUNDLE:
+        raise NoBundleError(error.message, hint="coldstart materialize MODEL") from error
+    if not isinstance(error, CommandFailedError):
         raise error

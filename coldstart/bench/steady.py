@@ -39,7 +39,7 @@ class Pair:
 
 
 def sample(client: CompletionClient, prompts: Sequence[str], max_tokens: int) -> Steady:
-    """A server that has answered before. Raises NoAnswer."""
+    """A server that has answered before. Raises NoAnswerError."""
     alone = [client.complete(prompts[0], max_tokens).seconds for _ in range(SINGLE_REQUESTS)]
     short = [client.complete(prompts[0], 1).seconds for _ in range(SINGLE_REQUESTS)]
     asked = [prompts[i % len(prompts)] for i in range(2 * CONCURRENCY)]
@@ -53,7 +53,7 @@ def side_by_side(
     max_tokens: int,
     slices: int,
 ) -> list[Pair]:
-    """`slices` samples of both, the one that is asked first changing from slice to slice. Raises NoAnswer."""
+    """`slices` samples of both, the one that is asked first changing from slice to slice. Raises NoAnswerError."""
     pairs = []
     for number in range(-1, slices):
         theirs = sample(reference, prompts, max_tokens) if reference and number % 2 else None

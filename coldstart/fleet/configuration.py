@@ -30,7 +30,7 @@ from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
 from coldstart.host.tables import parse_at, parse_seconds, read_toml, reject_unknown_keys, require_keys
@@ -53,16 +53,16 @@ class FleetFile:
 
 
 def load(path: Path) -> FleetFile:
-    """Raises Usage for a file that cannot be read or describes no fleet."""
+    """Raises UsageError for a file that cannot be read or describes no fleet."""
     table = read_toml(path, "fleet")
     try:
         return parse(table)
-    except Usage as problem:
-        raise Usage(f"fleet file {path}: {problem}", mend=problem.mend) from problem
+    except UsageError as problem:
+        raise UsageError(f"fleet file {path}: {problem}", hint=problem.hint) from problem
 
 
 def parse(table: Mapping[str, Any]) -> FleetFile:
-    """From the file's content. Raises Usage."""
+    """From the file's content. Raises UsageError."""
     top = dict(table)
     servers, models = (_tables(top.pop(kind, {}), kind) for kind in ("servers", "models"))
     settings = FleetSettings(**_members("the fleet", top, FleetSettings, ()))
@@ -77,7 +77,7 @@ def parse(table: Mapping[str, Any]) -> FleetFile:
 
 def _tables(given: Any, kind: str) -> dict[str, dict[str, Any]]:
     if not isinstance(given, dict) or not given or not all(isinstance(one, dict) for one in given.values()):
-        raise Usage(f"no [{kind}.NAME]", mend=f"write [{kind}.NAME] with its members below")
+        raise UsageError(f"no [{kind}.NAME]", hint=f"write [{kind}.NAME] with its members below")
     return given
 
 
@@ -103,7 +103,7 @@ def _names(what: str, name: str, given: Mapping[str, Any]) -> list[str]:
     if count is None:
         return [name]
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise Usage(f"{what}: count = {count!r} is no number from 1", mend="write count = 2")
+        raise UsageError(f"{what}: count = {count!r} is no number from 1", hint="write count = 2")
     return [f"{name}-{number}" for number in range(count)]
 
 
@@ -124,11 +124,11 @@ def _value(what: str, field: Field[Any], given: Any) -> Any:
         return parse_at(where, parse_seconds, given)
     if field.name == "overlap":
         if given not in tuple(Overlap):
-            raise Usage(f"{where} = {given!r}", mend=f"one of {', '.join(Overlap)}")
+            raise UsageError(f"{where} = {given!r}", hint=f"one of {', '.join(Overlap)}")
         return Overlap(given)
     kind, example = _KINDS[str(field.type)]
     if type(given) is not kind:
-        raise Usage(f"{where} = {given!r} is not of the kind {kind.__name__}", mend=f"write {example}")
+        raise UsageError(f"{where} = {given!r} is not of the kind {kind.__name__}", hint=f"write {example}")
     return given
 
 
@@ -136,7 +136,7 @@ def _fits(file: FleetFile) -> None:
     largest = max(server.memory for server in file.servers)
     for model in file.models:
         if model.memory > largest:
-            mend = "name a server with a larger device, or split the model: several devices for a worker are not supported"
-            raise Usage(
-                f"models.{model.name} needs {model.memory} bytes, the largest device has {largest}", mend=mend
+            hint = "name a server with a larger device, or split the model: several devices for a worker are not supported"
+            raise UsageError(
+                f"models.{model.name} needs {model.memory} bytes, the largest device has {largest}", hint=hint
             )

@@ -58,7 +58,7 @@ class HandoverPace:
             self.at_once, self._since = min(self.most, self.at_once + 1), 0
 
 
-class Gap(RuntimeError):
+class TokenGapError(RuntimeError):
     """A side skipped a token: its stream cannot be continued."""
 
 
@@ -125,7 +125,7 @@ class Handover:
         if side is not self.owner or index < self.sent:
             return False
         if index > self.sent:
-            raise Gap(f"the {side} sent token {index} after {self.sent - 1}")
+            raise TokenGapError(f"the {side} sent token {index} after {self.sent - 1}")
         self.sent += 1
         if self.phase is HandoverPhase.MOVING:
             self.phase, self.deadline = HandoverPhase.RESUMED, float("inf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet.specification import ServerSpec
 
 _PREFIX = "coldstart-"
@@ -17,13 +17,16 @@ def labels(server: ServerSpec) -> dict[str, str]:
 
 
 def server(name: str, given: Mapping[str, str]) -> ServerSpec | None:
-    """The server that these labels describe, None for a node that is none. Raises Usage for labels that describe nothing."""
+    """The server that these labels describe, None for a node that is none.
+
+    Raises UsageError for labels that describe nothing.
+    """
     if _label("memory") not in given:
         return None
     try:
         figures = {member: int(given[_label(member)]) for member in _MEMBERS}
     except (KeyError, ValueError) as error:
-        raise Usage(f"node {name}: its labels describe no server: {error}") from error
+        raise UsageError(f"node {name}: its labels describe no server: {error}") from error
     return ServerSpec(name, **figures)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet.cluster import Cluster
 from coldstart.fleet.configuration import FleetFile
 from coldstart.fleet.placement import place
@@ -14,10 +14,12 @@ from coldstart.fleet.specification import PIPELINE, FleetModel
 
 
 def planned(file: FleetFile, names: tuple[str, ...] = (), required: int = 1) -> list[dict[str, Any]]:
-    """A document for each model named, or for all. Raises Usage for one that the file does not know."""
+    """A document for each model named, or for all. Raises UsageError for one that the file does not know."""
     known = {model.name: model for model in file.models}
     if unknown := [name for name in names if name not in known]:
-        raise Usage(f"the fleet knows no model {', '.join(unknown)}", mend=f"it knows {', '.join(known)}")
+        raise UsageError(
+            f"the fleet knows no model {', '.join(unknown)}", hint=f"it knows {', '.join(known)}"
+        )
     return [_planned(file, known[name], required) for name in names or known]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet.sizing import MOST_RANKS, Demand
 from coldstart.fleet.timing import Costs
 
@@ -35,7 +35,9 @@ class ServerSpec:
             or self.devices < 1
             or self.host_memory < 0
         ):
-            raise Usage(f"server {self.name}: memory, network and load must be above 0, devices at least 1")
+            raise UsageError(
+                f"server {self.name}: memory, network and load must be above 0, devices at least 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,12 @@ class FleetModel:
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.memory:
-            raise Usage(f"model {self.name}: its memory must hold its {self.size} bytes")
+            raise UsageError(f"model {self.name}: its memory must hold its {self.size} bytes")
         if self.batch < 1 or not 0 <= self.least <= self.most or self.most < 1 or self.idle_s < 0:
-            raise Usage(f"model {self.name}: batch and most from 1, least from 0 to most, idle_s from 0")
+            raise UsageError(f"model {self.name}: batch and most from 1, least from 0 to most, idle_s from 0")
         for ranks, shares in self.shares.items():
             if len(shares) != ranks or min(shares) <= 0:
-                raise Usage(f"model {self.name}: {len(shares)} shares for {ranks} ranks")
+                raise UsageError(f"model {self.name}: {len(shares)} shares for {ranks} ranks")
 
     def demand(self, waited_s: float, beside: bool) -> Demand:
         return Demand(
@@ -105,6 +107,6 @@ class FleetSettings:
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
-            raise Usage(f"placement {self.placement!r}", mend=f"one of {', '.join(PLACEMENTS)}")
+            raise UsageError(f"placement {self.placement!r}", hint=f"one of {', '.join(PLACEMENTS)}")
         if not 1 <= self.most_ranks <= 16 or self.window_s < 0 or self.hold_s <= 0 or self.retries < 0:
-            raise Usage("most_ranks from 1 to 16, window_s and retries from 0, hold_s above 0")
+            raise UsageError("most_ranks from 1 to 16, window_s and retries from 0, hold_s above 0")

@@ -1,7 +1,7 @@
 """The two protocols behind which a GPU, a simulator and a fake driver are alike.
 
 Handles and addresses are integers.  Nothing here names torch or CUDA types; every driver call that fails
-raises DriverFailure, and a caller that sees one captures normally.
+raises DriverError, and a caller that sees one captures normally.
 """
 
 from __future__ import annotations

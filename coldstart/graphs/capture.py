@@ -12,7 +12,7 @@ from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, NodeKind, Range
 from coldstart.graphs.builder import Builder
-from coldstart.graphs.errors import DriverFailure, Refused
+from coldstart.graphs.errors import DriverError, GraphRefusedError
 from coldstart.graphs.intervals import NONE, Intervals
 from coldstart.graphs.sides import library_ranges
 from coldstart.graphs.snapshot import MAP, Snapshot
@@ -67,12 +67,12 @@ def read_graphs(driver: DriverApi, framework: FrameworkApi, captured: dict[str, 
         try:
             reason = framework.refusal(key)
             if reason is not None:
-                raise Refused(reason)
+                raise GraphRefusedError(reason)
             handles = driver.nodes(capture.graph)
             for handle in handles:
                 _read_node(driver, builder, handle)
             builder.finish(handles, driver.edges(capture.graph))
-        except (Refused, DriverFailure) as failure:
+        except (GraphRefusedError, DriverError) as failure:
             builder.abandon(str(failure))
     return builder.tables()
 
@@ -91,12 +91,12 @@ def _read_node(driver: DriverApi, builder: Builder, handle: int) -> None:
     elif kind == NodeKind.EMPTY:
         builder.other(NodeKind.EMPTY)
     else:
-        raise Refused(f"{NodeKind(kind).name.lower()} node")
+        raise GraphRefusedError(f"{NodeKind(kind).name.lower()} node")
 
 
 def _refuse_collective(kernel: Kernel) -> None:
     if any(mark in kernel.name for mark in COLLECTIVES):
-        raise Refused(f"collective kernel {kernel.name}")
+        raise GraphRefusedError(f"collective kernel {kernel.name}")
 
 
 def _candidates(tables: Tables) -> tuple[Array, Array]:
@@ -167,7 +167,7 @@ def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
         try:
             masks = masks or bit_masks(driver, descriptor)
             address = decode_map(driver, descriptor, masks)
-        except DriverFailure:  # 128 bytes that are no tensor map
+        except DriverError:  # 128 bytes that are no tensor map
             continue
         if address is not None:
             rows.append((place, address, _coded(masks)))

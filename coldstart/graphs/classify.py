@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coldstart.graphs import windows
-from coldstart.graphs.errors import BaseCollision
+from coldstart.graphs.errors import BaseCollisionError
 from coldstart.graphs.intervals import NONE, Reading
 from coldstart.graphs.sides import Pairing, Side, Symbols, Words
 from coldstart.graphs.snapshot import Snapshot
@@ -45,7 +45,7 @@ class Classified:
 
 
 def differential(a: Snapshot, b: Snapshot, symbols: Symbols) -> Classified:
-    """Classify every word of two structurally equal snapshots. Raises BaseCollision."""
+    """Classify every word of two structurally equal snapshots. Raises BaseCollisionError."""
     return _Differential(a, b, symbols).run()
 
 
@@ -191,7 +191,7 @@ def _merge(out: Reading, firsts: list[Reading], seconds: list[Reading]) -> None:
 
 
 def check_collision(a: Snapshot, b: Snapshot) -> None:
-    """Raise BaseCollision: what did not move makes its pointers look like constants."""
+    """Raise BaseCollisionError: what did not move makes its pointers look like constants."""
     stuck = unmoved(a, b)
     if not stuck:
         return
@@ -200,7 +200,7 @@ def check_collision(a: Snapshot, b: Snapshot) -> None:
     equal = first[first == second]
     for region in stuck:
         if ((equal >= region.base) & (equal <= region.base + region.size)).any():
-            raise BaseCollision(
+            raise BaseCollisionError(
                 f"{region.symbol} has one address in both captures and parameter words point into it"
             )
 

@@ -44,7 +44,7 @@ class Combined:
 def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined:
     """The bundle of two captures; `more` captures decide words that two layouts leave with two readings.
 
-    Raises BaseCollision where the two layouts do not differ, GraphError where no graph is left.
+    Raises BaseCollisionError where the two layouts do not differ, GraphError where no graph is left.
     """
     reasons = disagreements(a.tables, b.tables)
     for other in more:

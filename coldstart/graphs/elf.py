@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from mmap import mmap
 
-from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.errors import AlteredTableError
 
 Buffer = bytes | mmap
 KPARAM_INFO, KPARAM_INFO_V2 = 0x17, 0x45
@@ -42,14 +42,14 @@ class Cubin:
 
 
 def read_cubin(image: bytes) -> Cubin:
-    """Parse one cubin. Raises AlteredTable where it is not a whole ELF64 little-endian file."""
+    """Parse one cubin. Raises AlteredTableError where it is not a whole ELF64 little-endian file."""
     try:
         section_list = sections(image)
         infos = {s.name[9:]: parameters(s.data) for s in section_list if s.name.startswith(".nv.info.")}
         names = [s.name[6:] for s in section_list if s.name.startswith(".text.")]
         return Cubin({n: infos.get(n, ()) for n in names}, _globals(section_list))
     except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
-        raise AlteredTable(f"kernel binary is not a whole cubin: {error}") from error
+        raise AlteredTableError(f"kernel binary is not a whole cubin: {error}") from error
 
 
 def sections(image: Buffer) -> list[Section]:

@@ -7,10 +7,10 @@ class GraphError(Exception):
     """Base of all errors of this package; `mend` names what puts it right."""
 
     code = "CS-GRAPH"
-    mend = "materialize the model again; the graph is captured normally until then"
+    hint = "materialize the model again; the graph is captured normally until then"
 
 
-class Refused(GraphError):
+class GraphRefusedError(GraphError):
     """A graph that cannot be relocated safely; `reason` goes into the report."""
 
     code = "CS-GRAPH-REFUSED"
@@ -20,39 +20,39 @@ class Refused(GraphError):
         self.reason = reason
 
 
-class AlteredTable(GraphError):
+class AlteredTableError(GraphError):
     """A table whose bytes, shape or indices are not those that were sealed."""
 
     code = "CS-GRAPH-ALTERED"
 
 
-class MissingKernel(GraphError):
+class MissingKernelError(GraphError):
     """No rung of the ladder produced this kernel."""
 
     code = "CS-GRAPH-KERNEL"
 
 
-class MissingRegion(GraphError):
+class MissingRegionError(GraphError):
     """A region symbol that this process lacks, or holds with another size."""
 
     code = "CS-GRAPH-REGION"
 
 
-class BaseCollision(GraphError):
+class BaseCollisionError(GraphError):
     """Two captures hold one region at one address, so equality proves nothing about its words."""
 
     code = "CS-GRAPH-COLLISION"
-    mend = "capture the second layout again: the bases must differ"
+    hint = "capture the second layout again: the bases must differ"
 
 
-class NotProven(GraphError):
+class NotProvenError(GraphError):
     """The bundle carries no proof for these very tables."""
 
     code = "CS-GRAPH-UNPROVEN"
-    mend = "run the proof in a third process before publishing"
+    hint = "run the proof in a third process before publishing"
 
 
-class DriverFailure(GraphError):
+class DriverError(GraphError):
     """A driver call that answered with an error; `call` is its name."""
 
     code = "CS-GRAPH-DRIVER"

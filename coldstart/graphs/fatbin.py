@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coldstart.graphs.elf import Buffer, spans
-from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.errors import AlteredTableError
 
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 MAGIC, ZSTD_MAGIC = 0xBA55ED50, b"\x28\xb5\x2f\xfd"
@@ -33,7 +33,7 @@ class FatbinEntry:
 
 
 def library_entries(library: Buffer) -> Iterator[FatbinEntry]:
-    """Every cubin of a shared library or of a bare fat binary that can be unpacked. Raises AlteredTable."""
+    """Every cubin of a shared library or of a bare fat binary that can be unpacked. Raises AlteredTableError."""
     try:
         if library[:4] == MAGIC.to_bytes(4, "little"):
             yield from entries(library, 0, len(library))
@@ -42,7 +42,7 @@ def library_entries(library: Buffer) -> Iterator[FatbinEntry]:
             if name in SECTIONS:
                 yield from entries(library, offset, offset + size)
     except (struct.error, ValueError, IndexError) as error:
-        raise AlteredTable(f"no library with whole fat binaries: {error}") from error
+        raise AlteredTableError(f"no library with whole fat binaries: {error}") from error
 
 
 def entries(data: Buffer, at: int, end: int) -> Iterator[FatbinEntry]:
@@ -67,7 +67,7 @@ def _container(data: Buffer, at: int, end: int) -> Iterator[FatbinEntry]:
 
 
 def unpacked(packed: bytes) -> bytes:
-    """The cubin of an entry's bytes. Raises AlteredTable."""
+    """The cubin of an entry's bytes. Raises AlteredTableError."""
     if packed[:4] != ZSTD_MAGIC:
         return packed
     import zstandard  # here: the check on a bare GPU machine has no library of ours
@@ -75,4 +75,4 @@ def unpacked(packed: bytes) -> bytes:
     try:
         return zstandard.ZstdDecompressor().decompress(packed, max_output_size=LARGEST)
     except zstandard.ZstdError as error:
-        raise AlteredTable(f"a kernel binary cannot be unpacked: {error}") from error
+        raise AlteredTableError(f"a kernel binary cannot be unpacked: {error}") from error

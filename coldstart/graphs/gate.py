@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from coldstart.graphs.api import DriverApi, FrameworkApi, Workload
-from coldstart.graphs.errors import GraphError, NotProven
+from coldstart.graphs.errors import GraphError, NotProvenError
 from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.table_files import read_manifest
 
@@ -57,7 +57,7 @@ def prove(
     seal = read_manifest(restorer.directory)["seal"]
     proof = Proof(seal=seal, seeds=list(seeds), adopt=restorer.adopt, eager=workload.has_eager)
     if not restorer.link():
-        raise NotProven(f"the bundle cannot be linked: {restorer.fallbacks['*']}")
+        raise NotProvenError(f"the bundle cannot be linked: {restorer.fallbacks['*']}")
     sizes = restorer.sizes()
     keys = sorted(sizes, key=lambda key: sizes[key])
     restored = {key: restorer.graph_or_none(key) for key in keys}
@@ -118,10 +118,10 @@ def _hash(key: str, graph: Replayable, driver: DriverApi, workload: Workload, se
 
 
 def publish(proof: Proof, directory: Path) -> None:
-    """Write the proof beside the tables. Raises NotProven unless every graph of the bundle passed."""
+    """Write the proof beside the tables. Raises NotProvenError unless every graph of the bundle passed."""
     manifest = read_manifest(directory)
     if proof.failed or sorted(proof.proven) != sorted(manifest["keys"]) or proof.seal != manifest["seal"]:
-        raise NotProven(f"not published: {proof.failed or 'the proof is of other tables'}")
+        raise NotProvenError(f"not published: {proof.failed or 'the proof is of other tables'}")
     (directory / PROOF).write_text(json.dumps(asdict(proof), sort_keys=True))
 
 
@@ -138,15 +138,15 @@ def read_rejected(directory: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def read_proof(directory: Path) -> Proof:
-    """The proof of exactly these tables. Raises NotProven."""
+    """The proof of exactly these tables. Raises NotProvenError."""
     try:
         data = json.loads((directory / PROOF).read_text())
         proof = Proof(**{**data, "canary": tuple(data["canary"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise NotProven(f"no proof can be read: {error}") from error
+        raise NotProvenError(f"no proof can be read: {error}") from error
     manifest = read_manifest(directory)
     if proof.seal != manifest["seal"] or sorted(proof.proven) != sorted(manifest["keys"]):
-        raise NotProven("the proof is of other tables")
+        raise NotProvenError("the proof is of other tables")
     return proof
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from coldstart.graphs.api import DriverApi
-from coldstart.graphs.errors import AlteredTable, MissingRegion
+from coldstart.graphs.errors import AlteredTableError, MissingRegionError
 from coldstart.graphs.table_files import sha256
 from coldstart.graphs.tables import SymbolRegion
 
@@ -46,13 +46,13 @@ class Inputs:
 
     @classmethod
     def from_report(cls, report: Mapping[str, Any]) -> Inputs:
-        """What a bundle's report says. Raises AlteredTable where it says nothing."""
+        """What a bundle's report says. Raises AlteredTableError where it says nothing."""
         try:
             held = report[ENTRY]
             tokens = {symbol: (int(a), int(b)) for symbol, (a, b) in held["tokens"].items()}
             return cls(tokens, list(held["kv"]), dict(held["static"]), _places(held["outputs"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise AlteredTable("the bundle holds no inputs to replay its graphs on") from error
+            raise AlteredTableError("the bundle holds no inputs to replay its graphs on") from error
 
 
 def _places(held: Mapping[str, Any]) -> dict[str, list[Place]]:
@@ -83,15 +83,15 @@ class InputLog:
 
 
 def stored(directory: Path) -> Callable[[str], bytes]:
-    """Reads inputs of a bundle by digest. Raises AlteredTable."""
+    """Reads inputs of a bundle by digest. Raises AlteredTableError."""
 
     def read(digest: str) -> bytes:
         try:
             data = (directory / FOLDER / digest).read_bytes()
         except OSError as error:
-            raise AlteredTable(f"input {digest[:12]} cannot be read: {error}") from error
+            raise AlteredTableError(f"input {digest[:12]} cannot be read: {error}") from error
         if sha256(data) != digest:
-            raise AlteredTable(f"input {digest[:12]} is not what was sealed")
+            raise AlteredTableError(f"input {digest[:12]} is not what was sealed")
         return data
 
     return read
@@ -108,7 +108,7 @@ class View:
     known: Mapping[str, list[Span]] = field(default_factory=dict)
 
     def outputs(self, key: str, inputs: Inputs) -> list[Span]:
-        """(address, bytes) of each output. Raises MissingRegion."""
+        """(address, bytes) of each output. Raises MissingRegionError."""
         return self.known[key] if key in self.known else self._spans(inputs.outputs.get(key, []))
 
     def _spans(self, places: Iterable[Place]) -> list[Span]:
@@ -128,7 +128,7 @@ class StoredInputs:
     has_eager: bool = False
 
     def prepare(self, key: str, seed: int) -> None:
-        """Raises AlteredTable for a damaged input, MissingRegion for one that this process lacks."""
+        """Raises AlteredTableError for a damaged input, MissingRegionError for one that this process lacks."""
         values = np.random.default_rng(seed)
         for symbol, digest in self.inputs.static.get(key, {}).items():
             self.driver.write(self.here(symbol).base, self.read(digest))
@@ -142,17 +142,17 @@ class StoredInputs:
             self.driver.write(address, _noise(seed)[at : at + size])
 
     def observe(self, key: str, *, restored: bool = False) -> bytes:
-        """Outputs, then KV windows. Raises MissingRegion."""
+        """Outputs, then KV windows. Raises MissingRegionError."""
         view = self.restored if restored else self.captured
         if view is None:
-            raise MissingRegion(f"{key} has no {'restored' if restored else 'captured'} form here")
+            raise MissingRegionError(f"{key} has no {'restored' if restored else 'captured'} form here")
         spans = view.outputs(key, self.inputs)
         spans = spans + [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
         return b"".join(self.driver.read(address, size) for address, size in spans)
 
     def eager(self, key: str) -> None:
         """There is no model here to run."""
-        raise MissingRegion(f"{key}: stored inputs have no eager form")
+        raise MissingRegionError(f"{key}: stored inputs have no eager form")
 
     @contextmanager
     def untouched(self, key: str) -> Iterator[None]:
@@ -183,7 +183,7 @@ def windows(region: SymbolRegion) -> list[tuple[int, int]]:
 
 
 def finder(*sources: Callable[[], Iterable[SymbolRegion]]) -> Where:
-    """Regions by symbol in the first source that has it; raises MissingRegion."""
+    """Regions by symbol in the first source that has it; raises MissingRegionError."""
     known: dict[str, SymbolRegion] = {}
 
     def find(symbol: str) -> SymbolRegion:
@@ -191,7 +191,7 @@ def finder(*sources: Callable[[], Iterable[SymbolRegion]]) -> Where:
             for source in reversed(sources):
                 known.update({region.symbol: region for region in source()})
         if symbol not in known:
-            raise MissingRegion(f"{symbol} does not exist in this process")
+            raise MissingRegionError(f"{symbol} does not exist in this process")
         return known[symbol]
 
     return find

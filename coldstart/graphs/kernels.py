@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from coldstart.graphs.api import DriverApi, FrameworkApi
 from coldstart.graphs.elf import Cubin
-from coldstart.graphs.errors import AlteredTable, GraphError, MissingKernel
+from coldstart.graphs.errors import AlteredTableError, GraphError, MissingKernelError
 from coldstart.graphs.tables import Kernel
 
 Identity = tuple[str, str | None]
@@ -38,7 +38,7 @@ class Ladder:
     _triggered: bool = False
 
     def resolve(self, kernel: Kernel) -> int:
-        """The function handle, its attributes set. Raises MissingKernel with what every rung said."""
+        """The function handle, its attributes set. Raises MissingKernelError with what every rung said."""
         reasons: list[str] = []
         for rung in (self._bundled, self._loaded, self._triggering, self._exported):
             try:
@@ -50,13 +50,13 @@ class Ladder:
                 self.driver.set_function_attributes(function, kernel.attributes)
             self.rungs[rung.__name__[1:]] = self.rungs.get(rung.__name__[1:], 0) + 1
             return function
-        raise MissingKernel(f"kernel {kernel.name}: " + "; ".join(reasons))
+        raise MissingKernelError(f"kernel {kernel.name}: " + "; ".join(reasons))
 
     def _bundled(self, kernel: Kernel) -> int:
         if kernel.mutable_globals:
-            raise MissingKernel("its binary has mutable globals")
+            raise MissingKernelError("its binary has mutable globals")
         if kernel.binary is None:
-            raise MissingKernel("its binary is unknown")
+            raise MissingKernelError("its binary is unknown")
         if kernel.binary not in self._libraries:
             self._libraries[kernel.binary] = self._open(kernel.binary)
         return self.driver.library_kernel(self._libraries[kernel.binary], kernel.name)
@@ -70,7 +70,7 @@ class Ladder:
         for function in (self._known.get((kernel.name, binary)) for binary in (kernel.binary, None)):
             if function is not None and self._fits(function, kernel):
                 return function
-        raise MissingKernel("no loaded module holds it")
+        raise MissingKernelError("no loaded module holds it")
 
     def _fits(self, function: int, kernel: Kernel) -> bool:
         """The same binary, or an unknown one where name and parameters leave no doubt."""
@@ -94,9 +94,9 @@ class Ladder:
     def _exported(self, kernel: Kernel) -> int:
         function = self.driver.exported(kernel.name, kernel.library)
         if function is None:
-            raise MissingKernel("no library exports it")
+            raise MissingKernelError("no library exports it")
         if not self._fits(function, kernel):
-            raise MissingKernel("a library exports the name with another binary")
+            raise MissingKernelError("a library exports the name with another binary")
         return function
 
 
@@ -107,10 +107,10 @@ def ambiguous_names(kernels: Iterable[Kernel]) -> frozenset[str]:
 
 
 def check_layout(kernel: Kernel, cubin: Cubin) -> None:
-    """Raise AlteredTable where the binary declares other parameters than the tables, or lacks the kernel.
+    """Raise AlteredTableError where the binary declares other parameters than the tables, or lacks the kernel.
 
     A binary that says nothing of its parameters (a newer attribute) is taken at the driver's word.
     """
     declared = cubin.kernels.get(kernel.name)
     if declared is None or (declared and declared != kernel.layout):
-        raise AlteredTable(f"kernel {kernel.name}: the binary declares other parameters than the tables")
+        raise AlteredTableError(f"kernel {kernel.name}: the binary declares other parameters than the tables")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coldstart.graphs.api import LAUNCH, DriverApi, FrameworkApi
-from coldstart.graphs.errors import MissingRegion
+from coldstart.graphs.errors import MissingRegionError
 from coldstart.graphs.tables import ABSOLUTE, TENSOR_MAP_BYTES, Array, SymbolRegion, Tables
 from coldstart.graphs.trace import live_allocation
 
@@ -30,7 +30,7 @@ class Bases:
     allocated: list[int] = field(default_factory=list)
 
     def find(self, tables: Tables) -> Array:
-        """The address of every symbol (u64). Raises MissingRegion."""
+        """The address of every symbol (u64). Raises MissingRegionError."""
         named = {r.symbol: r for r in self.framework.regions()}
         pools = [r for r in tables.regions if r.symbol.startswith("pool:")]
         reserved = self.framework.reserve_pool([r.size for r in pools]) if pools else []
@@ -53,7 +53,7 @@ class Bases:
         return self.allocated[-1]
 
     def release(self) -> None:
-        """Give everything back: an ordinary capture needs the memory. Raises DriverFailure."""
+        """Give everything back: an ordinary capture needs the memory. Raises DriverError."""
         self.framework.release_pool()
         while self.allocated:
             self.driver.free(self.allocated.pop())
@@ -61,9 +61,11 @@ class Bases:
 
 def _sized(region: SymbolRegion, allocation: tuple[int, int] | None) -> int:
     if allocation is None:
-        raise MissingRegion(f"{region.symbol} does not exist in this process")
+        raise MissingRegionError(f"{region.symbol} does not exist in this process")
     if allocation[1] != region.size:
-        raise MissingRegion(f"{region.symbol} has {allocation[1]} bytes here and {region.size} in the bundle")
+        raise MissingRegionError(
+            f"{region.symbol} has {allocation[1]} bytes here and {region.size} in the bundle"
+        )
     return allocation[0]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from coldstart.graphs import table_files
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.builder import drop_unused_regions, subset
-from coldstart.graphs.errors import Refused
+from coldstart.graphs.errors import GraphRefusedError
 from coldstart.graphs.tables import SymbolRegion, Tables
 
 FILE = "live.json"
@@ -38,7 +38,7 @@ class ContentWatch:
     _last: list[bytes] = field(default_factory=list)
 
     def look(self) -> None:
-        """Compare with the step before. Raises DriverFailure."""
+        """Compare with the step before. Raises DriverError."""
         self.driver.synchronize()
         now = [self.driver.read(address, size) for _, address, size in self.blocks]
         if self._last:
@@ -67,13 +67,15 @@ def settle(work: Path, bundle: Path) -> None:
     """
     seen = _read(work)
     if seen["steps"] < LEAST:
-        raise Refused(f"the recording engine was seen to take {seen['steps']} live steps, {LEAST} are needed")
+        raise GraphRefusedError(
+            f"the recording engine was seen to take {seen['steps']} live steps, {LEAST} are needed"
+        )
     tables = table_files.load(bundle)
     reasons = refusals(tables, set(seen["changed"]))
     if not reasons:
         return
     if set(tables.keys) <= set(reasons):
-        raise Refused(f"no graph can be restored: {next(iter(reasons.values()))}")
+        raise GraphRefusedError(f"no graph can be restored: {next(iter(reasons.values()))}")
     kept = drop_unused_regions(subset(tables, lambda key: key not in reasons, reasons))
     binaries = {d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]}
     table_files.save(kept, bundle, binaries)

@@ -14,7 +14,7 @@ from pathlib import Path
 from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import gate, live, table_files
 from coldstart.graphs.builder import drop_unused_regions, subset
-from coldstart.graphs.errors import NotProven, Refused
+from coldstart.graphs.errors import GraphRefusedError, NotProvenError
 from coldstart.graphs.rounds import BUNDLE, REASON, layouts
 
 LEAST, MOST = 2, 4
@@ -25,7 +25,7 @@ Launch = Callable[[str, EngineTask], None]
 def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
     """A proven bundle below `work`; launch(name, task) runs one process of the engine to its end.
 
-    Raises Refused or NotProven with the reason when no graph of this model can be restored; what `launch` raises.
+    Raises Refused or NotProvenError with the reason when no graph of this model can be restored; what `launch` raises.
     """
     while len(layouts(work)) < LEAST or (len(layouts(work)) < MOST and _ambiguous(work)):
         _record(work, launch, by_reference)
@@ -39,7 +39,7 @@ def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
         if worth_another(work / BUNDLE, len(layouts(work))):
             _record(work, launch, by_reference)
         elif dropped:
-            raise NotProven(
+            raise NotProvenError(
                 "graphs that were proven once failed the second time: nothing of it can be relied on"
             )
         else:
@@ -65,9 +65,9 @@ def _record(work: Path, launch: Launch, by_reference: bool) -> None:
 def _expect(work: Path, done: bool) -> None:
     reason = work / REASON
     if reason.exists():
-        raise Refused(reason.read_text())
+        raise GraphRefusedError(reason.read_text())
     if not done:
-        raise Refused("the engine captured no graph, or did not load the plug-in")
+        raise GraphRefusedError("the engine captured no graph, or did not load the plug-in")
 
 
 def _ambiguous(work: Path) -> bool:
@@ -76,11 +76,11 @@ def _ambiguous(work: Path) -> bool:
 
 
 def keep_proven(bundle: Path) -> None:
-    """Drop the graphs that the gate rejected, with its reasons. Raises NotProven where none is left."""
+    """Drop the graphs that the gate rejected, with its reasons. Raises NotProvenError where none is left."""
     failed, _ = gate.read_rejected(bundle)
     tables = table_files.load(bundle)
     if set(tables.keys) <= set(failed):
-        raise NotProven(f"no graph was proven: {failed}")
+        raise NotProvenError(f"no graph was proven: {failed}")
     kept = drop_unused_regions(subset(tables, lambda key: key not in failed, failed))
     binaries = {d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]}
     table_files.save(kept, bundle, binaries)

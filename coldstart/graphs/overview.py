@@ -12,14 +12,14 @@ import numpy as np
 
 from coldstart.graphs.api import NodeKind
 from coldstart.graphs.combine import NOISE
-from coldstart.graphs.errors import NotProven
+from coldstart.graphs.errors import NotProvenError
 from coldstart.graphs.gate import read_proof
 from coldstart.graphs.table_files import load, read_manifest
 from coldstart.graphs.tables import NO_KERNEL, TENSOR_MAP, Array, Kernel, Tables
 
 
 def summary(directory: Path) -> dict[str, Any]:
-    """Counts and bytes of a bundle on disk; JSON-ready. Raises AlteredTable."""
+    """Counts and bytes of a bundle on disk; JSON-ready. Raises AlteredTableError."""
     tables, references = load(directory), read_manifest(directory)["report"].get("references", {})
     return {
         "graphs": len(tables.keys),
@@ -72,7 +72,7 @@ def by_region(tables: Tables) -> dict[str, int]:
 def _proof(directory: Path) -> dict[str, Any] | None:
     try:
         proof = read_proof(directory)
-    except NotProven:
+    except NotProvenError:
         return None
     return {"graphs": len(proof.proven), "seeds": proof.seeds, "eager": proof.eager}
 

@@ -25,7 +25,7 @@ class Linked:
 
 
 def fill(driver: DriverApi, graph: int, linked: Linked, index: int) -> int:
-    """Build graph number `index` of the tables into the empty `graph`; the executable. Raises DriverFailure."""
+    """Build graph number `index` of the tables into the empty `graph`; the executable. Raises DriverError."""
     nodes, edges, _ = linked.tables.graph(index)
     first = int(linked.tables.graphs[index]["node"])
     handles = _nodes(driver, graph, nodes, linked.rows.rows[first : first + len(nodes)], linked.rows.payload)

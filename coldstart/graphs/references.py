@@ -1,6 +1,6 @@
 """Kernels by reference, not by value: (library, build id, offset, size) of a cubin in a fat binary, packed or not.
 
-Invariant: what `fetch` returns has the digest that the tables name, or MissingKernel is raised.  What no library
+Invariant: what `fetch` returns has the digest that the tables name, or MissingKernelError is raised.  What no library
 holds (code that was compiled on the machine) is bundled by value.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.graphs.elf import spans
-from coldstart.graphs.errors import AlteredTable, MissingKernel
+from coldstart.graphs.errors import AlteredTableError, MissingKernelError
 from coldstart.graphs.fatbin import library_entries, unpacked
 from coldstart.graphs.table_files import sha256
 
@@ -70,15 +70,15 @@ def _places(path: Path, binaries: Mapping[str, bytes]) -> dict[str, tuple[int, i
                 digest = sha256(unpacked(data[entry.offset : entry.offset + entry.size]))
                 if digest in binaries:
                     located.setdefault(digest, (entry.offset, entry.size))
-        except AlteredTable:
+        except AlteredTableError:
             return located
     return located
 
 
 def fetch(digest: str, references: Mapping[str, Mapping[str, Any]], libraries: Iterable[Path]) -> bytes:
-    """The binary, read from a library of this machine and verified. Raises MissingKernel, AlteredTable."""
+    """The binary, read from a library of this machine and verified. Raises MissingKernelError, AlteredTableError."""
     if digest not in references:
-        raise MissingKernel("its binary is neither bundled nor referred to")
+        raise MissingKernelError("its binary is neither bundled nor referred to")
     wanted = Reference(**references[digest])
     for path in libraries:
         if path.name == wanted.library and build_id(path) == wanted.build_id:
@@ -87,4 +87,4 @@ def fetch(digest: str, references: Mapping[str, Mapping[str, Any]], libraries: I
                 data = file.read(wanted.size)
             if sha256(image := unpacked(data)) == digest:
                 return image
-    raise MissingKernel(f"{wanted.library} with build id {wanted.build_id[:12]} is not on this machine")
+    raise MissingKernelError(f"{wanted.library} with build id {wanted.build_id[:12]} is not on this machine")

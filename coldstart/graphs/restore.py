@@ -19,7 +19,7 @@ import numpy as np
 
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi
 from coldstart.graphs.elf import read_cubin
-from coldstart.graphs.errors import GraphError, MissingRegion, Refused
+from coldstart.graphs.errors import GraphError, GraphRefusedError, MissingRegionError
 from coldstart.graphs.kernels import Ladder, ambiguous_names, check_layout
 from coldstart.graphs.link import Bases, broken_assumptions, launch_rows, relocate
 from coldstart.graphs.rebuild import Linked, fill
@@ -152,7 +152,7 @@ class Restorer:
         try:
             captured: Captured = self.framework.capture(key)
         except GraphError as error:
-            raise Refused(
+            raise GraphRefusedError(
                 f"{key} can be neither restored ({self.fallbacks[key]}) nor captured ({error})"
             ) from error
         return Replayable(self.driver, self.framework, captured.executable, restored=False, keep=[captured])
@@ -160,16 +160,16 @@ class Restorer:
     def _build(self, key: str) -> Replayable:
         linked = self._linked
         if linked is None:
-            raise Refused(self.fallbacks.get("*", "not linked"))
+            raise GraphRefusedError(self.fallbacks.get("*", "not linked"))
         if key not in linked.tables.keys:
-            raise Refused(linked.tables.refused.get(key, "the bundle does not hold this graph"))
+            raise GraphRefusedError(linked.tables.refused.get(key, "the bundle does not hold this graph"))
         index = linked.tables.keys.index(key)
         if index in linked.ambiguous:
-            raise Refused(linked.ambiguous[index])
+            raise GraphRefusedError(linked.ambiguous[index])
         nodes = linked.tables.graph(index)[0]
         for number in np.unique(nodes["kernel"][nodes["kind"] == 0]).tolist():
             if number in linked.missing:
-                raise Refused(linked.missing[number])
+                raise GraphRefusedError(linked.missing[number])
         graph = self.driver.new_graph()
         try:
             executable = fill(self.driver, graph, linked, index)
@@ -220,11 +220,11 @@ class Restorer:
         )
 
     def region(self, symbol: str) -> tuple[SymbolRegion, int]:
-        """A symbol and its address here. Raises MissingRegion."""
+        """A symbol and its address here. Raises MissingRegionError."""
         for number, region in enumerate(self._linked.tables.regions if self._linked else []):
             if self._linked is not None and region.symbol == symbol:
                 return region, int(self._linked.base[number])
-        raise MissingRegion(f"the bundle has no region {symbol}")
+        raise MissingRegionError(f"the bundle has no region {symbol}")
 
     def _background(self, keys: Sequence[str], built: Built) -> None:
         """Never a capture: that belongs to the thread that owns the framework."""

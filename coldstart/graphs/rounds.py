@@ -74,7 +74,7 @@ def prove(
 ) -> gate.Proof:
     """Restore before anything is captured, compare, and seal the proof where every graph has passed.
 
-    Raises NotProven, AlteredTable.
+    Raises NotProvenError, AlteredTableError.
     """
     # Unnamed memory of capture is not made by a process that does not capture: the bundle brings it.
     restorer = Restorer(work / BUNDLE, driver, framework, adopt=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from coldstart.graphs.api import Range
 from coldstart.graphs.builder import subset
-from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.table_files import load, load_binary, save
 from coldstart.graphs.tables import Array, SymbolRegion, Tables
 
@@ -58,12 +58,12 @@ class Snapshot:
 
 
 def load_snapshot(directory: Path) -> Snapshot:
-    """Read what save wrote. Raises AlteredTable."""
+    """Read what save wrote. Raises AlteredTableError."""
     try:
         facts = json.loads((directory / "snapshot.json").read_text())
         arrays = {n: np.load(directory / f"{n}.npy", allow_pickle=False) for n in ("trace", "maps")}
     except (OSError, ValueError, EOFError) as error:
-        raise AlteredTable(f"snapshot cannot be read: {error}") from error
+        raise AlteredTableError(f"snapshot cannot be read: {error}") from error
     tables = load(directory / "tables")
     digests = {k.binary for k in tables.kernels if k.binary}
     return Snapshot(

@@ -1,6 +1,6 @@
 """Tables on disk: one .npy per table (memory-mappable) and one sealed JSON.
 
-Invariant: load(save(t)) == t, and any changed byte of any file makes load raise AlteredTable: the JSON holds
+Invariant: load(save(t)) == t, and any changed byte of any file makes load raise AlteredTableError: the JSON holds
 the sha256 of every table file and of itself without that field.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.tables import ARRAYS, Array, Kernel, SymbolRegion, Tables, check
 
 FORMAT = 1
@@ -70,22 +70,24 @@ def _manifest(tables: Tables, digests: dict[str, str], binaries: list[str]) -> d
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The sealed JSON. Raises AlteredTable where it is cut short, changed, or of another format."""
+    """The sealed JSON. Raises AlteredTableError where it is cut short, changed, or of another format."""
     try:
         manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_bytes())
         seal = manifest.pop("seal")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise AlteredTable(f"{MANIFEST} cannot be read: {error}") from error
+        raise AlteredTableError(f"{MANIFEST} cannot be read: {error}") from error
     if seal != sha256(canonical(manifest)):
-        raise AlteredTable(f"{MANIFEST} is not what was sealed")
+        raise AlteredTableError(f"{MANIFEST} is not what was sealed")
     if manifest.get("format") != FORMAT:
-        raise AlteredTable(f"{MANIFEST} has format {manifest.get('format')}, this version reads {FORMAT}")
+        raise AlteredTableError(
+            f"{MANIFEST} has format {manifest.get('format')}, this version reads {FORMAT}"
+        )
     manifest["seal"] = seal
     return manifest
 
 
 def load(directory: Path, *, verify: bool = True) -> Tables:
-    """Memory-map the tables; `verify` hashes them first. Raises AlteredTable."""
+    """Memory-map the tables; `verify` hashes them first. Raises AlteredTableError."""
     manifest = read_manifest(directory)
     arrays = {
         name: _load_array(directory / f"{name}.npy", manifest["tables"].get(name), verify) for name in ARRAYS
@@ -106,10 +108,10 @@ def load(directory: Path, *, verify: bool = True) -> Tables:
 def _load_array(path: Path, digest: str | None, verify: bool) -> Array:
     try:
         if verify and sha256(path.read_bytes()) != digest:
-            raise AlteredTable(f"{path.name} is not what was sealed")
+            raise AlteredTableError(f"{path.name} is not what was sealed")
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise AlteredTable(f"{path.name} cannot be read: {error}") from error
+        raise AlteredTableError(f"{path.name} cannot be read: {error}") from error
     return array
 
 
@@ -119,11 +121,11 @@ def _kernel(data: Mapping[str, Any]) -> Kernel:
 
 
 def load_binary(directory: Path, digest: str) -> bytes:
-    """A bundled kernel binary, verified. Raises AlteredTable."""
+    """A bundled kernel binary, verified. Raises AlteredTableError."""
     try:
         data = (directory / "kernels" / digest).read_bytes()
     except OSError as error:
-        raise AlteredTable(f"kernel binary {digest[:12]} cannot be read: {error}") from error
+        raise AlteredTableError(f"kernel binary {digest[:12]} cannot be read: {error}") from error
     if sha256(data) != digest:
-        raise AlteredTable(f"kernel binary {digest[:12]} is not what was sealed")
+        raise AlteredTableError(f"kernel binary {digest[:12]} is not what was sealed")
     return data

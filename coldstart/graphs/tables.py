@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.errors import AlteredTableError
 
 Array = npt.NDArray[Any]
 
@@ -139,7 +139,7 @@ ARRAYS: dict[str, np.dtype[Any]] = {
 
 def _need(condition: object, what: str) -> None:
     if not bool(condition):
-        raise AlteredTable(f"graph tables: {what}")
+        raise AlteredTableError(f"graph tables: {what}")
 
 
 def _tiles(starts: Array, counts: Array, total: int) -> bool:
@@ -150,7 +150,7 @@ def _tiles(starts: Array, counts: Array, total: int) -> bool:
 
 
 def check(tables: Tables) -> None:
-    """Raise AlteredTable unless every index of every table lies inside the table that it names."""
+    """Raise AlteredTableError unless every index of every table lies inside the table that it names."""
     for name, dtype in ARRAYS.items():
         array = getattr(tables, name)
         _need(array.dtype == dtype and array.ndim == 1, f"{name} has another type or shape")

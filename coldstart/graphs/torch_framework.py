@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from coldstart.graphs.api import AllocationEvent, Captured, DriverApi
-from coldstart.graphs.errors import GraphError, Refused
+from coldstart.graphs.errors import GraphError, GraphRefusedError
 from coldstart.graphs.tables import SymbolRegion
 
 Capture = Callable[[str], Any]
@@ -69,7 +69,7 @@ class TorchFramework:
             graph = self._capture(key)
             raw = int(graph.raw_cuda_graph())
         except RuntimeError as error:
-            raise Refused(f"{key} cannot be captured: {error}") from error
+            raise GraphRefusedError(f"{key} cannot be captured: {error}") from error
         return Captured(raw, self.driver.instantiate(raw), [graph])
 
     def refusal(self, key: str) -> str | None:

@@ -13,7 +13,7 @@ from coldstart.host.residents import Residents
 GIB = 1 << 30
 LONGEST = 120
 _WHERE = re.compile(r"""\w+://\S+|(?<![\w.])(?:~|\.{1,2})?/[^\s'",:;()]+""")
-_END = re.compile(r"(?<=[.;])\s|\s\(mend: |\n")
+_END = re.compile(r"(?<=[.;])\s|\s\(hint: |\n")
 
 
 def refusal(

@@ -29,7 +29,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.launches import Catalogue, Launch
 from coldstart.host.policies import make
 from coldstart.host.specification import AWAKE, TEMPLATE, HostSettings, ModelSpec, Tier, stopped
@@ -98,8 +98,8 @@ def load(path: Path, profiles: Profiles | None = None, typed: Mapping[str, Any] 
     table = read_toml(path, "host")
     try:
         return parse(merge(table, typed or {}), profiles)
-    except Usage as error:
-        raise Usage(f"host file {path}: {error.message}", mend=error.mend) from error
+    except UsageError as error:
+        raise UsageError(f"host file {path}: {error.message}", hint=error.hint) from error
 
 
 def merge(table: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,9 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
 
 def _model_tables(given: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(given, dict) or not given:
-        raise Usage("no [models.NAME]", mend='write [models.NAME] with memory = "14GiB" and start_s = 8.0')
+        raise UsageError(
+            "no [models.NAME]", hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0'
+        )
     return {name: expect_table(one, f"models.{name}") for name, one in given.items()}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.launch import modes
 from coldstart.launch.modes.template_runtime import TEMPLATE_RUNTIME
 
@@ -43,14 +43,18 @@ class Launch:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise Usage(f"models.{self.name}: unknown mode {self.mode!r}", mend=f"one of {', '.join(MODES)}")
+            raise UsageError(
+                f"models.{self.name}: unknown mode {self.mode!r}", hint=f"one of {', '.join(MODES)}"
+            )
         if self.on_miss not in (FAIL, WARN):
-            raise Usage(f"models.{self.name}: on_miss = {self.on_miss!r}", mend=f"write {FAIL} or {WARN}")
+            raise UsageError(
+                f"models.{self.name}: on_miss = {self.on_miss!r}", hint=f"write {FAIL} or {WARN}"
+            )
         for flag in ("host", "port", "uds", "ssl_certfile", "ssl_keyfile"):
             if self.args.gives(flag):
                 where = f"--{flag.replace('_', '-')}"
-                raise Usage(
-                    f"models.{self.name}: {where} is the host's to choose", mend="coldstart host run --help"
+                raise UsageError(
+                    f"models.{self.name}: {where} is the host's to choose", hint="coldstart host run --help"
                 )
 
     @cached_property
@@ -95,7 +99,7 @@ class Route:
 
 
 class Catalogue:
-    """All launches of a host, by name and by what is asked for. Raises Usage where a name means two models."""
+    """All launches of a host, by name and by what is asked for. Raises UsageError where a name means two models."""
 
     def __init__(self, launches: Iterable[Launch]) -> None:
         self.launches: Mapping[str, Launch] = {launch.name: launch for launch in launches}
@@ -104,8 +108,8 @@ class Catalogue:
             for name, served in launch.names():
                 known = self._routes.setdefault(name, Route(launch.name, served))
                 if known.model != launch.name:
-                    raise Usage(
-                        f"{name!r} means {known.model} and {launch.name}", mend="give each its own aliases"
+                    raise UsageError(
+                        f"{name!r} means {known.model} and {launch.name}", hint="give each its own aliases"
                     )
 
     def route(self, asked: str | None) -> Route | None:

@@ -28,7 +28,7 @@ RESIDENT = (State.STARTING, State.READY, State.DRAINING)
 STARTABLE = (State.STOPPED, State.ASLEEP, State.FAILED)
 
 
-class Illegal(RuntimeError):
+class IllegalTransitionError(RuntimeError):
     """An event that this state does not know: a fault of the driver, not of the model."""
 
 
@@ -59,7 +59,7 @@ class Model:
     def start(self, now: float) -> None:
         self._only("start", *STARTABLE)
         if now < self.retry_at:
-            raise Illegal(f"{self.spec.name} may not start before {self.retry_at}")
+            raise IllegalTransitionError(f"{self.spec.name} may not start before {self.retry_at}")
         self._enter(State.STARTING, now)
 
     def ready(self, now: float, seconds: float, memory: int | None) -> None:
@@ -84,7 +84,9 @@ class Model:
     def left(self, now: float) -> None:
         self._only("left", State.DRAINING)
         if self.in_flight or self.target is None:
-            raise Illegal(f"{self.spec.name} left with {len(self.in_flight)} requests in flight")
+            raise IllegalTransitionError(
+                f"{self.spec.name} left with {len(self.in_flight)} requests in flight"
+            )
         self.tier = self.target
         self._enter(State.STOPPED if self.tier is self.spec.tiers[-1] else State.ASLEEP, now)
 
@@ -125,4 +127,4 @@ class Model:
 
     def _only(self, event: str, *states: State) -> None:
         if self.state not in states:
-            raise Illegal(f"{self.spec.name} is {self.state}: no {event}")
+            raise IllegalTransitionError(f"{self.spec.name} is {self.state}: no {event}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.memory_accounts import MemoryAccount
 from coldstart.host.model_state import Model, State
 from coldstart.host.policies import ModelCost, make
@@ -43,7 +43,7 @@ class Residents:
     def configure(self, specs: Iterable[ModelSpec], settings: HostSettings, now: float) -> list[str]:
         """The models and limits from now on; the names of models that are to go.
 
-        Raises Usage, and changes nothing then.
+        Raises UsageError, and changes nothing then.
         """
         specs = tuple(specs)
         _check(specs, settings)
@@ -232,8 +232,10 @@ def _check(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
-        raise Usage(f"models: {', '.join(twice)} is given twice", mend="give each model a name of its own")
+        raise UsageError(
+            f"models: {', '.join(twice)} is given twice", hint="give each model a name of its own"
+        )
     pinned = sum(spec.tiers[0].memory for spec in specs if spec.pinned)
     if pinned > settings.memory:
-        mend = "pin fewer models, or give the host more memory"
-        raise Usage(f"pinned models need {pinned} bytes, the host has {settings.memory}", mend=mend)
+        hint = "pin fewer models, or give the host more memory"
+        raise UsageError(f"pinned models need {pinned} bytes, the host has {settings.memory}", hint=hint)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NoReturn
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.policies import DEFAULT
 from coldstart.host.tables import Seconds, Size
 
@@ -61,8 +61,8 @@ class ModelSpec:
         if self.tiers[0].memory <= 0 or self.tiers[-1].memory or self.tiers[-1].host_memory:
             self._reject(f"{AWAKE} must hold memory and {STOPPED} none", "write a memory above 0")
 
-    def _reject(self, reason: str, mend: str) -> NoReturn:
-        raise Usage(f"models.{self.name}.tiers: {reason}", mend=mend)
+    def _reject(self, reason: str, hint: str) -> NoReturn:
+        raise UsageError(f"models.{self.name}.tiers: {reason}", hint=hint)
 
     @classmethod
     def simple(cls, name: str, memory: int, penalty_s: float, **more: object) -> ModelSpec:
@@ -98,9 +98,9 @@ class HostSettings:
 
     def __post_init__(self) -> None:
         if self.when_full not in (QUEUE, REFUSE):
-            raise Usage(
+            raise UsageError(
                 f"when_full: expected {QUEUE} or {REFUSE}, found {self.when_full!r}",
-                mend=f'write when_full = "{QUEUE}"',
+                hint=f'write when_full = "{QUEUE}"',
             )
         for key, least in _LEAST.items():
             _require_at_least(key, getattr(self, key), least)
@@ -110,7 +110,9 @@ class HostSettings:
 
 def _require_at_least(key: str, found: int, least: int) -> None:
     if found < least:
-        raise Usage(f"{key}: expected {least} or more, found {found}", mend=f"write {key} = {least}, or more")
+        raise UsageError(
+            f"{key}: expected {least} or more, found {found}", hint=f"write {key} = {least}, or more"
+        )
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.units import parse_size
 
 T = TypeVar("T")
@@ -28,9 +28,9 @@ _EXPECTED = {
 
 
 def parse_seconds(given: object) -> float:
-    """Return a time in seconds. Raises Usage unless `given` is a finite number from 0."""
+    """Return a time in seconds. Raises UsageError unless `given` is a finite number from 0."""
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not (isfinite(given) and given >= 0):
-        raise Usage(f"invalid time {given!r}", mend="write seconds from 0, such as 8.0")
+        raise UsageError(f"invalid time {given!r}", hint="write seconds from 0, such as 8.0")
     return float(given)
 
 
@@ -39,15 +39,15 @@ Seconds = Annotated[float, parse_seconds]
 
 
 def read_toml(path: Path, kind: str) -> dict[str, Any]:
-    """Return the content of a file that errors call the `kind` file. Raises Usage where it cannot be read."""
+    """Return the content of a file that errors call the `kind` file. Raises UsageError where it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise Usage(
-            f"cannot read the {kind} file {path}: {error.strerror}", mend="name a file that can be read"
+        raise UsageError(
+            f"cannot read the {kind} file {path}: {error.strerror}", hint="name a file that can be read"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Usage(f"the {kind} file {path} is not TOML: {error}", mend="https://toml.io") from error
+        raise UsageError(f"the {kind} file {path} is not TOML: {error}", hint="https://toml.io") from error
 
 
 def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
@@ -73,32 +73,34 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
 
 
 def expect_table(given: object, place: str) -> dict[str, Any]:
-    """Return `given`. Raises Usage where it is no table."""
+    """Return `given`. Raises UsageError where it is no table."""
     if not isinstance(given, dict):
-        raise Usage(f"{place}: expected a table, found {given!r}", mend=f"write [{place}] and its keys below")
+        raise UsageError(
+            f"{place}: expected a table, found {given!r}", hint=f"write [{place}] and its keys below"
+        )
     return given
 
 
 def reject_unknown_keys(table: Mapping[str, Any], known: Collection[str], place: str) -> None:
-    """Raise Usage where the table has other keys than those `known`."""
+    """Raise UsageError where the table has other keys than those `known`."""
     if unknown := sorted(table.keys() - set(known)):
         message = f"unknown key {', '.join(unknown)}"
-        raise Usage(_named(place, message), mend=f"known keys: {', '.join(sorted(known))}")
+        raise UsageError(_named(place, message), hint=f"known keys: {', '.join(sorted(known))}")
 
 
 def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) -> None:
-    """Raise Usage where one of the keys `needed` is missing."""
+    """Raise UsageError where one of the keys `needed` is missing."""
     if missing := sorted(set(needed) - table.keys()):
         where = f"[{place}]" if place else "the top of the file"
-        raise Usage(_named(place, f"missing key {', '.join(missing)}"), mend=f"add it to {where}")
+        raise UsageError(_named(place, f"missing key {', '.join(missing)}"), hint=f"add it to {where}")
 
 
 def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
     """Return `given` as `parse` reads it. Raises its Usage with the place in front."""
     try:
         return parse(given)
-    except Usage as error:
-        raise Usage(f"{place}: {error.message}", mend=error.mend) from error
+    except UsageError as error:
+        raise UsageError(f"{place}: {error.message}", hint=error.hint) from error
 
 
 def _decoded(kind: Any, given: object, place: str) -> Any:
@@ -121,8 +123,8 @@ def _expect(kind: type, given: object, place: str) -> Any:
     accepted = (int, float) if kind is float else kind
     if not isinstance(given, accepted) or isinstance(given, bool) != (kind is bool):
         name, example = _EXPECTED[kind]
-        mend = f"write {name}, such as {example}"
-        raise Usage(f"{place}: expected {name}, found {given!r}", mend=mend)
+        hint = f"write {name}, such as {example}"
+        raise UsageError(f"{place}: expected {name}, found {given!r}", hint=hint)
     return given
 
 

@@ -20,7 +20,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import PacedFetch, WeightsRequest
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.models import resolution
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel, weight_files
@@ -74,7 +74,8 @@ def choose(
 ) -> Weights:
     """Return where the weights come from: `source`, by the plan in a bundle, or the files in the model's directory.
 
-    `listen` are vLLM's arguments for the address to listen at. Raises CommandFailed where the bundle does not say which weights
+    `listen` are vLLM's arguments for the address to listen at. Raises CommandFailedError where the bundle does not say which
+    weights
     to fetch, or for weights that are not safetensors.
     """
     donor = lookup.weights_donor if source is not None else None
@@ -107,18 +108,18 @@ def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
         known = error
     if isinstance(known, Mapping) and isinstance(known.get("files"), list):
         return known
-    raise CommandFailed(
+    raise CommandFailedError(
         f"{bundle.ref} does not say which weights to fetch.",
-        mend="where the weights are: coldstart materialize MODEL --only weights --force",
+        hint="where the weights are: coldstart materialize MODEL --only weights --force",
     )
 
 
 def _names(plan: Mapping[str, Any]) -> list[str]:
     try:
         return [tensor.name for tensor in tensors.ordered(plan)]
-    except tensors.UnreadableWeights as error:
-        raise CommandFailed(
-            f"These weights cannot be fetched: {error}.", mend="leave --weights-from away"
+    except tensors.UnreadableWeightsError as error:
+        raise CommandFailedError(
+            f"These weights cannot be fetched: {error}.", hint="leave --weights-from away"
         ) from error
 
 
@@ -221,7 +222,7 @@ def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached:
 
     asked = plan.weights_from
     if asked is None:
-        raise client.PrefetchLost(
+        raise client.PrefetchLostError(
             "the weights are not fetched by a prefetcher: --weights-from names a source"
         )
     known = asked.read()

@@ -16,9 +16,9 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import fetch, interrupted, modes, planning, prepare
 from coldstart.launch.modes.fresh import FRESH
-from coldstart.launch.modes.mode import LaunchRefused, StartMode
+from coldstart.launch.modes.mode import LaunchRefusedError, StartMode
 from coldstart.launch.request import ServeRequest, ServerStart
-from coldstart.launch.server_process import Died, Running
+from coldstart.launch.server_process import Running, ServerExitedError
 from coldstart.system import timeline
 from coldstart.system.ipc.peers import PeerError
 
@@ -38,7 +38,7 @@ class Account:
 
     def fall_back(self, stage: str, error: Exception) -> None:
         """Add the reason of a failure."""
-        hint = error.hint if isinstance(error, LaunchRefused) else None
+        hint = error.hint if isinstance(error, LaunchRefusedError) else None
         self.fallbacks += [Fallback(stage, str(error), hint)]
 
 
@@ -80,7 +80,7 @@ class StartedServer:
 def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
     """Start the server by the requested mode, or by the next that works, and wait until it is ready.
 
-    Raises CommandFailed when the server dies or is not ready in time.
+    Raises CommandFailedError when the server dies or is not ready in time.
     """
     account = Account(_remove_unfinished(plan))
     one = ServerStart(request, plan, timeline.now())
@@ -105,12 +105,12 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServ
         with _weights_ahead(mode, one) as ahead:
             running = mode.launch(one)
             ahead.started()
-    except Died as died:
+    except ServerExitedError as died:
         if mode is FRESH:
             return _start_fresh(_without_untrusted_bundle(one, died, account), account)
         account.fall_back(mode.name, died)
         return None
-    except (PeerError, BundleError, LaunchRefused) as error:
+    except (PeerError, BundleError, LaunchRefusedError) as error:
         account.fall_back(mode.name, error)
         return None
     if running.report.get("canary") is not False:
@@ -129,7 +129,7 @@ def _start_fresh(one: ServerStart, account: Account) -> StartedServer:
     return StartedServer(FRESH.name, one.plan, FRESH.launch(one), account, began=one.began)
 
 
-def _without_untrusted_bundle(one: ServerStart, died: Died, account: Account) -> ServerStart:
+def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, account: Account) -> ServerStart:
     """Return the start without a bundle that no trusted key signed: such a bundle must not stop a server. Raises `died`."""
     request, lookup = one.request, one.request.lookup
     if lookup.bundle is None or request.trust(lookup.bundle).ok:

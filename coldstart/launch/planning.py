@@ -19,7 +19,7 @@ DEFAULT_PORT = 8000
 def plan(request: ServeRequest) -> LaunchPlan:
     """Return the plan of the requested start, whose scheduler was checked.
 
-    Raises NoBundle where a bundle is needed, CommandFailed where it is not signed or names no weights to fetch.
+    Raises NoBundleError where a bundle is needed, CommandFailedError where it is not signed or names no weights to fetch.
     """
     lookup = request.lookup
     signed_by = request.trust if request.require_signature else None

@@ -23,7 +23,7 @@ from pathlib import Path
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import template_environment, template_pool
 from coldstart.system import fingerprint, paths
 from coldstart.system.paths import Cache
@@ -40,17 +40,17 @@ _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap"
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
-class SnapshotUnusable(RuntimeError):
+class SnapshotUnusableError(RuntimeError):
     """The snapshot cannot be thawed here; the message says what was wanted and what was found."""
 
 
 def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> str | None:
     """Build a template for `plan` and freeze it into the existing directory `out`; why its memory cannot be shared, if so.
 
-    Raises SnapshotUnusable where CRIU is missing or may not run, CommandFailed when the template or the dump fails.
+    Raises SnapshotUnusableError where CRIU is missing or may not run, CommandFailedError when the template or the dump fails.
     """
     if (reason := criu.missing()) is not None:
-        raise SnapshotUnusable(reason)
+        raise SnapshotUnusableError(reason)
     meeting = meeting_dir()
     # One at a time: every frozen template listens at the same place.
     with locked(meeting / "lock"):
@@ -65,15 +65,15 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
             _end(process)
             _clear(meeting)
     if done.returncode != 0:
-        raise CommandFailed(
-            f"CRIU could not freeze the {level}: {first_error(out / 'dump.log')}", mend="coldstart doctor"
+        raise CommandFailedError(
+            f"CRIU could not freeze the {level}: {first_error(out / 'dump.log')}", hint="coldstart doctor"
         )
     read = template_environment.counted(template_environment.spawned(os.environ, plan))
     about = {"criu": criu.version(), "environment": read, "meeting": str(meeting)}
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
     try:
         criu_memory.move(out, meeting / criu_memory.MEMORY)
-    except criu_memory.Unknown as error:
+    except criu_memory.UnknownImageError as error:
         return f"{error}: each process that is thawed reads all of its own memory"
     return None
 
@@ -134,10 +134,10 @@ def _pidfds(parent: int) -> list[int]:
 def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed:
     """Thaw the bundle's snapshot for the server that `plan` describes.
 
-    Raises SnapshotUnusable with the reason, BundleError when the section is missing, damaged or not trusted.
+    Raises SnapshotUnusableError with the reason, BundleError when the section is missing, damaged or not trusted.
     """
     if (reason := criu.missing()) is not None:
-        raise SnapshotUnusable(reason)
+        raise SnapshotUnusableError(reason)
     images = unpacked(bundle, "snapshot", cache.unpacked, trust)
     if bundle.has("compile"):
         _unpack_kernels(bundle, images, trust)
@@ -145,13 +145,16 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
 
 
 def _meeting(images: Path) -> Path:
-    """Where the frozen template listened, beside its kernels. Raises SnapshotUnusable where that is no private place here."""
+    """Where the frozen template listened, beside its kernels.
+
+    Raises SnapshotUnusableError where that is no private place here.
+    """
     try:
         meeting = Path(json.loads((images / ABOUT).read_text())["meeting"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SnapshotUnusable("the snapshot does not say where it was frozen") from error
+        raise SnapshotUnusableError("the snapshot does not say where it was frozen") from error
     if (reason := ownership.private(meeting.parent)) is not None:
-        raise SnapshotUnusable(f"the snapshot was frozen at {meeting.parent}, and {reason}")
+        raise SnapshotUnusableError(f"the snapshot was frozen at {meeting.parent}, and {reason}")
     return meeting
 
 
@@ -160,23 +163,25 @@ def _unpack_kernels(bundle: Bundle, images: Path, trust: Trust) -> None:
     try:
         unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
     except OSError as error:
-        raise SnapshotUnusable(f"the kernels that the snapshot maps cannot be unpacked: {error}") from error
+        raise SnapshotUnusableError(
+            f"the kernels that the snapshot maps cannot be unpacked: {error}"
+        ) from error
 
 
 def check(images: Path, plan: LaunchPlan) -> None:
-    """Raise SnapshotUnusable unless this machine has what the image was made of, and this start asks for what it has read."""
+    """Raise SnapshotUnusableError unless this machine has what the image was made of, and this start asks for what it has read."""
     reason = fingerprint.obstacle(images, "snapshot")
     if reason is None:
         read = json.loads((images / ABOUT).read_text())["environment"]
         reason = template_environment.difference(read, os.environ | plan.env, "snapshot")
     if reason is not None:
-        raise SnapshotUnusable(reason)
+        raise SnapshotUnusableError(reason)
 
 
 def restored(images: Path, plan: LaunchPlan) -> Thawed:
     """The template of `images`, a directory that nobody else can write to, thawed for the server that `plan` describes.
 
-    Raises SnapshotUnusable with the reason, OSError.
+    Raises SnapshotUnusableError with the reason, OSError.
     """
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -201,7 +206,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     if ended:
         reason = first_error(own / "restore.log")
         thawed.end()
-        raise SnapshotUnusable(f"CRIU could not thaw the snapshot: {reason}")
+        raise SnapshotUnusableError(f"CRIU could not thaw the snapshot: {reason}")
     return thawed
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare, process_snapshot
-from coldstart.launch.process_snapshot import SnapshotUnusable, Thawed
+from coldstart.launch.process_snapshot import SnapshotUnusableError, Thawed
 from coldstart.models import tiny
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
@@ -28,10 +28,10 @@ _NO_MODEL_OF_YOURS = "tiny-llama"
 def freeze(cache: Cache, timeout: float) -> Path:
     """Make the image for this interpreter, in place of one that is there; its directory.
 
-    Raises CommandFailed where none can be made, with the reason.
+    Raises CommandFailedError where none can be made, with the reason.
     """
     if (reason := criu.missing()) is not None:
-        raise CommandFailed(f"The runtime cannot be frozen here: {reason}.", mend="coldstart doctor")
+        raise CommandFailedError(f"The runtime cannot be frozen here: {reason}.", hint="coldstart doctor")
     image = runtime_image.place(cache.runtimes)
     model = tiny.build(_NO_MODEL_OF_YOURS, cache.models)
     # What a start from a bundle has as well: inductor reads its settings when it is imported.
@@ -43,9 +43,9 @@ def freeze(cache: Cache, timeout: float) -> Path:
             process_snapshot.freeze(plan, partial, timeout, level="runtime")
             (partial / runtime_image.ABOUT).write_text(json.dumps(_about()))
     except OSError as error:
-        raise CommandFailed(
+        raise CommandFailedError(
             f"The image cannot be written below {cache.runtimes}: {error.strerror or error}.",
-            mend="free space: coldstart prune, or --cache-dir DIR",
+            hint="free space: coldstart prune, or --cache-dir DIR",
         ) from error
     return image
 
@@ -65,7 +65,7 @@ def made(cache: Cache) -> Path | None:
 
 
 def thaw(image: Path, plan: LaunchPlan) -> Thawed:
-    """The template of `image`, thawed for the server that `plan` describes. Raises SnapshotUnusable, OSError."""
+    """The template of `image`, thawed for the server that `plan` describes. Raises SnapshotUnusableError, OSError."""
     if (reason := criu.missing() or runtime_image.obstacle(image)) is not None:
-        raise SnapshotUnusable(reason)
+        raise SnapshotUnusableError(reason)
     return process_snapshot.restored(image, plan)

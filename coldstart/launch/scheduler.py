@@ -16,7 +16,7 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.scheduling.settings import (
     FALLBACK_PROFILE,
     FCFS,
@@ -40,7 +40,7 @@ STOCK = SchedulerSettings(FCFS)
 
 
 def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
-    """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
+    """Raises UsageError where `vllm_args` choose another scheduler or a setting is wrong."""
     _refuse_removed_class(vllm_args)
     if choice == STOCK:
         return
@@ -50,7 +50,7 @@ def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
         flag = "--" + taken[0].replace("_", "-")
         own = "--kv-host-memory" if choice.policy == FCFS else "--scheduler"
         said = own if choice.policy == FCFS else f"{own} {choice.policy}"
-        raise Usage(f"{said} sets {flag} itself.", mend=f"leave {flag} or {own} away")
+        raise UsageError(f"{said} sets {flag} itself.", hint=f"leave {flag} or {own} away")
 
 
 def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
@@ -81,7 +81,7 @@ def _refuse_removed_class(vllm_args: Arguments) -> None:
 
 
 def _require_valid(choice: SchedulerSettings) -> None:
-    """Raises Usage for settings that the server would refuse."""
+    """Raises UsageError for settings that the server would refuse."""
     from coldstart.scheduling.registry import make_policy
 
     try:
@@ -89,7 +89,7 @@ def _require_valid(choice: SchedulerSettings) -> None:
         choice.check_command_line()
         SchedulerSettings.read(choice.additional_config())
     except ValueError as problem:
-        raise Usage(f"The scheduler's settings: {problem}.", mend="coldstart serve --help") from problem
+        raise UsageError(f"The scheduler's settings: {problem}.", hint="coldstart serve --help") from problem
 
 
 def _batch_cap(batch: int | None) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.system import timeline
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import processes
@@ -45,7 +45,7 @@ class ServerProcess(Protocol):
         """A descriptor that becomes readable when it ends."""
 
 
-class Died(CommandFailed):
+class ServerExitedError(CommandFailedError):
     """The server ended before it was ready."""
 
 
@@ -210,7 +210,7 @@ def forked(
 def acknowledged(process: ServerProcess, reader: int, since: float, timeout: float | None) -> Running:
     """Wait until the server has acknowledged itself; `since` is CLOCK_MONOTONIC at its start.
 
-    Raises Died when it ends first, CommandFailed, after ending it, when `timeout` seconds pass.
+    Raises Died when it ends first, CommandFailedError, after ending it, when `timeout` seconds pass.
     """
     try:
         return _acknowledged(process, reader, since, timeout)
@@ -226,22 +226,22 @@ def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: fl
         ready, _, _ = select.select([reader], [], [], left)
         if not ready:
             process.signal(signal.SIGKILL)
-            raise CommandFailed(
+            raise CommandFailedError(
                 f"The server was not ready within {timeout:g} s and was ended.",
-                mend="give it longer: --ready-timeout SECONDS",
+                hint="give it longer: --ready-timeout SECONDS",
             )
         chunk = os.read(reader, 65536)
         if not chunk:
             from coldstart.system import probes  # what else it imports, no start needs
 
             code = process.wait()
-            raise Died(
+            raise ServerExitedError(
                 f"The server ended with exit code {code} before it was ready; its log says why.",
-                mend=probes.exhausted(),
+                hint=probes.exhausted(),
             )
         line += chunk
     report = json.loads(line)
     if reason := report.get("unfit"):
         process.wait()
-        raise Died(f"what was built before is for something else: {reason}")
+        raise ServerExitedError(f"what was built before is for something else: {reason}")
     return Running(process, report, timeline.now() - since)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.launch.server_process import ServerProcess
 from coldstart.system.proc import scratch
 
@@ -65,6 +65,6 @@ def _woken() -> Iterator[int]:
 
 
 def _sweep(process: ServerProcess) -> None:
-    with suppress(OSError, Usage):
+    with suppress(OSError, UsageError):
         resident = Path(f"/proc/{process.pid}").exists()  # an engine that sleeps again keeps its own
         scratch.sweep(None if resident else process.pid)  # where it was killed it has left its directory

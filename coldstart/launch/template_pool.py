@@ -25,7 +25,7 @@ from typing import IO
 from coldstart.artifacts import files
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import RUNTIME, SLEEP_LEVELS
-from coldstart.errors import CommandFailed, Usage
+from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import template_environment
 from coldstart.system import fingerprint, paths
 from coldstart.system.proc import logs, processes
@@ -93,13 +93,13 @@ def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
 def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path | None = None) -> Warm:
     """Start a template and wait until it listens.
 
-    Raises Usage when one runs already, CommandFailed when it dies or is not ready in `timeout` seconds.
+    Raises UsageError when one runs already, CommandFailedError when it dies or is not ready in `timeout` seconds.
     """
     directory = _root(root) / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
     with _alone(directory, f"A template of level {level} is being started for {model}."):
         if any(warm.directory == directory and warm.pid for warm in listed(root)):
-            raise Usage(
-                f"A template of level {level} runs already for {model}.", mend="coldstart template status"
+            raise UsageError(
+                f"A template of level {level} runs already for {model}.", hint="coldstart template status"
             )
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
@@ -123,7 +123,7 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path |
 def _alone(directory: Path, otherwise: str) -> Iterator[None]:
     lock = files.try_lock(directory.with_name(f"{directory.name}.lock"))
     if lock is None:
-        raise Usage(otherwise, mend="wait for it, then: coldstart template status")
+        raise UsageError(otherwise, hint="wait for it, then: coldstart template status")
     try:
         yield
     finally:
@@ -139,8 +139,10 @@ def _spawn_logged(
     except BaseException as error:
         tail = logs.end(directory / "log")
         shutil.rmtree(directory, ignore_errors=True)
-        if isinstance(error, CommandFailed):
-            raise CommandFailed(f"{error.message} The end of its log:\n{tail}", mend=error.mend) from error
+        if isinstance(error, CommandFailedError):
+            raise CommandFailedError(
+                f"{error.message} The end of its log:\n{tail}", hint=error.hint
+            ) from error
         raise
 
 
@@ -154,7 +156,7 @@ def spawn(
     bound: bool = False,
     alone: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """A template process that listens at `socket`. Raises CommandFailed when it dies or is not ready in `timeout` seconds.
+    """A template process that listens at `socket`. Raises CommandFailedError when it dies or is not ready in `timeout` seconds.
 
     A `bound` one ends with the thread that calls this; with `alone` it is the one child of the process returned, and has one
     thread.
@@ -201,20 +203,20 @@ def spawn(
 
 def _await(reader: int, timeout: float) -> None:
     if not select.select([reader], [], [], timeout)[0]:
-        raise CommandFailed(
+        raise CommandFailedError(
             f"The template was not ready within {timeout:g} s.",
-            mend="give it longer: --ready-timeout SECONDS",
+            hint="give it longer: --ready-timeout SECONDS",
         )
     if os.read(reader, 1) == b"":
-        raise CommandFailed("The template ended.")
+        raise CommandFailedError("The template ended.")
 
 
 def stop(warm: Warm, *, force: bool = False) -> None:
-    """End a template and forget it. Raises CommandFailed while servers that it forked run, unless `force`."""
+    """End a template and forget it. Raises CommandFailedError while servers that it forked run, unless `force`."""
     if warm.servers and not force:
-        raise CommandFailed(
+        raise CommandFailedError(
             f"{len(warm.servers)} server(s) forked from this template still run and would end with it.",
-            mend="stop them first, or: coldstart template stop --force",
+            hint="stop them first, or: coldstart template stop --force",
         )
     if warm.pid is not None:
         _end(warm.pid, warm.directory)

@@ -23,7 +23,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import caches, fetch, prepare, server_process
 from coldstart.materialize import graphs, progress
 from coldstart.materialize.progress import Phase, Steps
@@ -67,7 +67,7 @@ class Assembly:
         self._say: Steps = progress.silent
 
     def run(self, *, with_graphs: bool = True) -> None:
-        """All stages in order. Raises CommandFailed when the engine or the proof fails."""
+        """All stages in order. Raises CommandFailedError when the engine or the proof fails."""
         self.offline()
         self.weights()
         if with_graphs:
@@ -155,7 +155,7 @@ class Assembly:
             if (self.out / section).is_dir():
                 try:
                     return self._proof_start()
-                except CommandFailed as error:
+                except CommandFailedError as error:
                     self._leave_out(section, f"the proof start failed with it: {error.message}")
         return self._proof_start()
 
@@ -180,8 +180,8 @@ class Assembly:
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
                 _require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
-            except CommandFailed as error:
-                raise CommandFailed(
+            except CommandFailedError as error:
+                raise CommandFailedError(
                     f"{error.message} Its end:\n{logs.end(self.work / 'proof.log')}"
                 ) from error
             finally:
@@ -272,11 +272,11 @@ class Assembly:
 
 def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
     if not all(report["fast_path"].get(name) for name in sections):
-        raise CommandFailed(
+        raise CommandFailedError(
             f"The proof start did not take its fast path: {report['fallbacks']}. Nothing was published."
         )
     if canary and not report.get("canary"):
-        raise CommandFailed(
+        raise CommandFailedError(
             "The proof start answered another token than the reference. Nothing was published."
         )
 
@@ -294,7 +294,7 @@ def _run_child(command: list[str], log: Path, events: Path, say: Steps = progres
             raise
     if code != 0:
         said = logs.words(log)
-        raise CommandFailed(
+        raise CommandFailedError(
             f"vLLM gives up: {said}\n" * bool(said)
             + f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import fetch, prepare, process_snapshot
 from coldstart.materialize.expectation import estimates, of_another
 from coldstart.materialize.workspace import workspace
@@ -28,7 +28,7 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
     """Freeze an engine template started from `bundle` and publish both as the key's next version.
 
-    Raises CommandFailed where snapshots cannot be taken, with the reason.
+    Raises CommandFailedError where snapshots cannot be taken, with the reason.
     """
     plan = prepare.prepare(
         lookup,
@@ -50,9 +50,9 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
                 unshared = process_snapshot.freeze(
                     replace(plan, env=plan.env | _LOOPBACK), images, _TIMEOUT_S
                 )
-            except process_snapshot.SnapshotUnusable as error:
-                raise CommandFailed(
-                    f"No snapshot can be taken here: {error}.", mend="coldstart doctor"
+            except process_snapshot.SnapshotUnusableError as error:
+                raise CommandFailedError(
+                    f"No snapshot can be taken here: {error}.", hint="coldstart doctor"
                 ) from error
             if unshared is not None:
                 say(unshared)

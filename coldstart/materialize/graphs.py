@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
 from coldstart.system import runtime
@@ -39,7 +39,7 @@ def make(
     work.mkdir()
     try:
         offline.make(work, launch, by_reference=kernels == "reference").rename(target)
-    except (GraphError, CommandFailed) as error:
+    except (GraphError, CommandFailedError) as error:
         return f"every start captures its CUDA graphs itself: {error}"
     return None
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch.modes.snapshot import SNAPSHOT
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
@@ -28,12 +28,13 @@ from coldstart.system.snapshot import criu
 def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
     """Make and publish the bundle; `phase` is entered around each stage for whoever shows progress.
 
-    Raises CommandFailed when the engine or the proof fails, or no snapshot can be taken (asked first); NoSpace, ReadOnlyStore.
+    Raises CommandFailedError when the engine or the proof fails, or no snapshot can be taken (asked first); NoSpaceError,
+    ReadOnlyStoreError.
     """
     if options.snapshot and (why := SNAPSHOT.unavailable()):
-        raise CommandFailed(f"No snapshot can be taken here: {why.reason}.", mend=why.hint)
+        raise CommandFailedError(f"No snapshot can be taken here: {why.reason}.", hint=why.hint)
     if options.snapshot and (reason := criu.missing()) is not None:
-        raise CommandFailed(f"No snapshot can be taken here: {reason}.", mend="coldstart doctor")
+        raise CommandFailedError(f"No snapshot can be taken here: {reason}.", hint="coldstart doctor")
     with requested.store.lock(requested.key):
         # Looked up again: another process may have made it while this one waited for the lock.
         lookup = requested.refresh()

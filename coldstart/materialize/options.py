@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.materialize.graphs import Kernels
 from coldstart.scheduling import profiling
 
@@ -29,14 +29,14 @@ class Options:
 
     def __post_init__(self) -> None:
         if unknown := set(self.only) - set(SECTIONS):
-            raise Usage(
+            raise UsageError(
                 f"There is no section {', '.join(sorted(unknown))}.",
-                mend=f"choose among {', '.join(SECTIONS)}",
+                hint=f"choose among {', '.join(SECTIONS)}",
             )
         if not self.profile_s > 0 or math.isinf(self.profile_s):
-            raise Usage(
+            raise UsageError(
                 f"An iteration profile cannot be given {self.profile_s} seconds.",
-                mend="--profile-seconds 120, or fewer for fewer sizes and rounds",
+                hint="--profile-seconds 120, or fewer for fewer sizes and rounds",
             )
 
     @property

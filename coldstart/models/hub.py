@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coldstart.errors import ColdstartError, NeedsAuth
+from coldstart.errors import AuthRequiredError, ColdstartError
 
 _PAGE = "https://huggingface.co/{repo_id}"
 # One form of the weights is enough; formats of other frameworks never load in vLLM.
@@ -18,14 +18,14 @@ _IGNORE = ["*.msgpack", "*.h5", "*.onnx", "*.tflite", "original/*", "consolidate
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
 
-class NotThere(Exception):
+class ModelNotFoundError(Exception):
     """The hub has no such repository, revision or file; the caller knows what the user meant."""
 
 
 def config_dir(repo_id: str, revision: str | None, offline: bool) -> Path:
     """The local snapshot directory that holds config.json.
 
-    Raises NotThere, or NeedsAuth when gated, or when offline and not cached.
+    Raises ModelNotFoundError, or AuthRequiredError when gated, or when offline and not cached.
     """
     from huggingface_hub import hf_hub_download
 
@@ -37,7 +37,7 @@ def config_dir(repo_id: str, revision: str | None, offline: bool) -> Path:
 def snapshot(repo_id: str, revision: str | None, offline: bool, *, weights: bool = True) -> Path:
     """The local directory of the whole repository (or all but its ``weights``) at ``revision``, downloading what is missing.
 
-    Raises NotThere, or NeedsAuth when gated, or when offline and not cached.
+    Raises ModelNotFoundError, or AuthRequiredError when gated, or when offline and not cached.
     """
     from huggingface_hub import list_repo_files, snapshot_download
 
@@ -66,24 +66,26 @@ def _named_errors(repo_id: str) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError as error:
-        raise NeedsAuth(
+        raise AuthRequiredError(
             f"{repo_id} is gated, and the hub does not accept your login for it.",
-            mend=f"ask for access at {page}, then: hf auth login",
+            hint=f"ask for access at {page}, then: hf auth login",
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         raise _not_cached(repo_id) from error
     except errors.HFValidationError as error:
-        raise NotThere(str(error)) from error
+        raise ModelNotFoundError(str(error)) from error
     except (errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError) as error:
-        raise NotThere(str(error).splitlines()[0]) from error
+        raise ModelNotFoundError(str(error).splitlines()[0]) from error
     except errors.RepositoryNotFoundError as error:
-        raise NotThere(f"the hub knows no public {repo_id}; if it is private: hf auth login") from error
+        raise ModelNotFoundError(
+            f"the hub knows no public {repo_id}; if it is private: hf auth login"
+        ) from error
     except errors.HfHubHTTPError as error:
         raise ColdstartError(f"The hub failed for {repo_id}: {str(error).splitlines()[0]}") from error
 
 
-def _not_cached(repo_id: str) -> NeedsAuth:
-    return NeedsAuth(
+def _not_cached(repo_id: str) -> AuthRequiredError:
+    return AuthRequiredError(
         f"{repo_id} is not in the local hub cache, and the hub is not reachable (or --offline is set).",
-        mend=f"on a machine with network: hf download {repo_id}; or name a local directory",
+        hint=f"on a machine with network: hf download {repo_id}; or name a local directory",
     )

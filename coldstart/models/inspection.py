@@ -13,9 +13,9 @@ from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch
-from coldstart.artifacts.store import NotFound, Store
+from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import CommandFailed, NoBundle
+from coldstart.errors import CommandFailedError, NoBundleError
 from coldstart.models import keys, resolution
 from coldstart.models.aliases import NAMES
 from coldstart.models.resolution import ResolvedModel
@@ -56,7 +56,7 @@ class Lookup:
         """Look the same key up once more: another process may have published the bundle meanwhile."""
         try:
             bundle = self.store.find(self.key, name=self.model.name, trust=self.accepts or trust)
-        except NotFound as error:
+        except BundleNotFoundError as error:
             nearest, mismatches = error.nearest or (None, [])
             notes = tuple(_unvouched(nearest)) if nearest else ()
             return replace(
@@ -95,11 +95,11 @@ class Lookup:
 def find_bundle(store: Store, ref: str) -> Bundle | None:
     """Return the bundle that ``ref`` names, a trusted version before others, None if there is none.
 
-    Raises Ambiguous and InvalidReference.
+    Raises Ambiguous and InvalidReferenceError.
     """
     try:
         return store.get(ref, trust=trust)
-    except NotFound:
+    except BundleNotFoundError:
         return None
 
 
@@ -150,13 +150,13 @@ def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
             yield f"{other.name}:v{other.version} was passed over for v{chosen.version}: {why}"
 
 
-def miss(lookup: Lookup) -> NoBundle:
+def miss(lookup: Lookup) -> NoBundleError:
     """Build the error of a look-up without a bundle: field, wanted, found, and the command that creates one."""
     if lookup.untrusted is not None:
-        return NoBundle(
+        return NoBundleError(
             f"The only bundle for {lookup.model.name} with key {lookup.key.short}, {lookup.untrusted.ref}, is not trusted: "
             f"{trust(lookup.untrusted).reason}",
-            mend="coldstart trust add FILE, with its maker's public key; or take it as it is: --untrusted; or "
+            hint="coldstart trust add FILE, with its maker's public key; or take it as it is: --untrusted; or "
             + shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)]),
         )
     if lookup.nearest is None:
@@ -164,16 +164,16 @@ def miss(lookup: Lookup) -> NoBundle:
     else:
         lines = [f"\n  {m.field}: wanted {m.wanted}, found {m.found}" for m in lookup.mismatches]
         detail = f"the nearest, {lookup.nearest.name}:v{lookup.nearest.version}, differs in" + "".join(lines)
-    return NoBundle(
+    return NoBundleError(
         f"No bundle for {lookup.model.name} with key {lookup.key.short} in the store; {detail}",
-        mend=shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)]),
+        hint=shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)]),
     )
 
 
 def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> str:
     """Return why there is no bundle, "" where there is one.
 
-    Raises NoBundle where there is none and `bundle` asks for one, CommandFailed where `signed_by` does not accept it.
+    Raises NoBundleError where there is none and `bundle` asks for one, CommandFailedError where `signed_by` does not accept it.
     """
     if lookup.bundle is None:
         missing = miss(lookup)
@@ -181,9 +181,9 @@ def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> 
             raise missing
         return missing.message
     if signed_by is not None and not (judged := signed_by(lookup.bundle)).ok:
-        raise CommandFailed(
+        raise CommandFailedError(
             f"{lookup.bundle.ref} is not signed by anyone trusted here: {judged.reason}.",
-            mend="coldstart trust add FILE, with the signer's public key",
+            hint="coldstart trust add FILE, with the signer's public key",
         )
     return ""
 

@@ -20,7 +20,7 @@ Scalar = str | int | float | bool | None
 def compose(model: ResolvedModel, vllm_args: Arguments) -> Key:
     """The key of ``model`` run on this machine, in this environment, with vLLM's arguments.
 
-    Raises ColdstartError where vLLM is not installed, Usage for unreadable weights.
+    Raises ColdstartError where vLLM is not installed, UsageError for unreadable weights.
     """
     groups: dict[str, Mapping[str, Scalar]] = {
         "hardware": hardware_fields(on_cpu=runtime.targets_cpu()),

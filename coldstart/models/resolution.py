@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.models import hub, tiny
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.system import paths
@@ -61,7 +61,7 @@ def resolve(
 ) -> ResolvedModel:
     """Find ``model`` and read its configuration; weights are not fetched.
 
-    Raises Usage (2) when there is no such model or its configuration is unreadable, NeedsAuth (4) when the
+    Raises UsageError (2) when there is no such model or its configuration is unreadable, AuthRequiredError (4) when the
     hub refuses, or is not to be asked (``offline``) and the configuration is not cached.
     """
     if model in tiny.NAMES:
@@ -90,14 +90,14 @@ def is_local(word: str) -> bool:
 def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedModel:
     """Return ``model`` with a ``path`` that holds its weights and tokenizer, downloading what is missing.
 
-    Raises NeedsAuth as ``resolve`` does, Usage when a local directory holds no weights.
+    Raises AuthRequiredError as ``resolve`` does, UsageError when a local directory holds no weights.
     """
     if model.repo_id is not None:
         model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline))
     if not model.weight_files:
-        raise Usage(
+        raise UsageError(
             f"{model.name} has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)}).",
-            mend="bring them there, or do without them: coldstart materialize "
+            hint="bring them there, or do without them: coldstart materialize "
             f"{model.argument} -- --load-format dummy",
         )
     return model
@@ -106,7 +106,7 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
 def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> ResolvedModel:
     """Return ``model`` with a ``path`` that holds all but its weights, downloading what is missing.
 
-    Raises NeedsAuth as ``resolve`` does.
+    Raises AuthRequiredError as ``resolve`` does.
     """
     if model.repo_id is not None:
         model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline, weights=False))
@@ -116,7 +116,7 @@ def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> Resolved
 def weight_files(directory: Path) -> list[Path]:
     """The weight files of a model directory by name; safetensors alone where there are any, as in vLLM.
 
-    Raises Usage for one that is no regular file: whoever opened a pipe would wait for ever.
+    Raises UsageError for one that is no regular file: whoever opened a pipe would wait for ever.
     """
     for pattern in hub.WEIGHT_PATTERNS:
         if files := sorted(directory.glob(pattern)):
@@ -128,7 +128,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 def _refuse_revision(model: str, revision: str | None) -> None:
     if revision is not None:
-        raise Usage(f"--revision {revision} has no meaning for {model}, which is on this machine.")
+        raise UsageError(f"--revision {revision} has no meaning for {model}, which is on this machine.")
 
 
 def _local(name: str | None, directory: Path) -> ResolvedModel:
@@ -155,7 +155,7 @@ def _name(text: str) -> str:
 def _from_hub(name: str, repo_id: str, revision: str | None, offline: bool) -> ResolvedModel:
     try:
         directory = hub.config_dir(repo_id, revision, offline)
-    except hub.NotThere as error:
+    except hub.ModelNotFoundError as error:
         raise _unknown(name, error) from error
     commit = directory.name if _COMMIT.fullmatch(directory.name) else None
     return ResolvedModel(_name(repo_id), directory, repo_id, commit, _read_config(directory))
@@ -167,24 +167,26 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise Usage(f"{directory} holds no config.json, so it is no Hugging Face model directory.") from error
+        raise UsageError(
+            f"{directory} holds no config.json, so it is no Hugging Face model directory."
+        ) from error
     except ValueError as error:
-        raise Usage(f"{path} is not valid JSON: {error}.", mend="fetch the model again") from error
+        raise UsageError(f"{path} is not valid JSON: {error}.", hint="fetch the model again") from error
     if not isinstance(config, dict):
-        raise Usage(f"{path} is not a JSON object.", mend="fetch the model again")
+        raise UsageError(f"{path} is not a JSON object.", hint="fetch the model again")
     return config
 
 
 def _require_regular(path: Path) -> None:
     if path.exists() and not path.is_file():
-        raise Usage(f"{path} is no regular file.", mend="fetch the model again")
+        raise UsageError(f"{path} is no regular file.", hint="fetch the model again")
 
 
-def _unknown(model: str, cause: Exception | None = None) -> Usage:
+def _unknown(model: str, cause: Exception | None = None) -> UsageError:
     near = difflib.get_close_matches(model.lower(), NAMES, n=3, cutoff=0.5)
     detail = f" ({cause})" if cause else ""
     meant = f"did you mean {', '.join(near)}? " if near else ""
-    return Usage(
+    return UsageError(
         f"No model {model!r}: neither an alias, nor a local directory, nor a repository of the hub{detail}.",
-        mend=f"{meant}name one of {', '.join(NAMES[:4])}, ..., OWNER/NAME, or a directory",
+        hint=f"{meant}name one of {', '.join(NAMES[:4])}, ..., OWNER/NAME, or a directory",
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 # As `MAX_HEADER_SIZE` of huggingface/safetensors, safetensors/src/tensor.rs.
 MAX_HEADER = 100_000_000
@@ -33,7 +33,9 @@ def entries(path: Path) -> list[TensorEntry]:
     try:
         return _read(path)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as error:
-        raise Usage(f"{path.name} is no safetensors file: {error}.", mend="fetch the model again") from error
+        raise UsageError(
+            f"{path.name} is no safetensors file: {error}.", hint="fetch the model again"
+        ) from error
 
 
 def _read(path: Path) -> list[TensorEntry]:

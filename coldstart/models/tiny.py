@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts import files
-from coldstart.errors import ColdstartError, Usage
+from coldstart.errors import ColdstartError, UsageError
 
 GENERATION = 1
 NAMES = ("tiny-llama", "tiny-qwen2", "tiny-opt")
@@ -40,10 +40,10 @@ def build(name: str, models: Path) -> Path:
     """Return the directory of the tiny model ``name`` under ``models``, building it on first use.
 
     Safe with several processes at once: one builds under a lock, the rename publishes it whole.
-    Raises Usage for an unknown name, ColdstartError when torch or transformers is missing.
+    Raises UsageError for an unknown name, ColdstartError when torch or transformers is missing.
     """
     if name not in NAMES:
-        raise Usage(f"No tiny model is called {name!r}; there are {', '.join(NAMES)}.")
+        raise UsageError(f"No tiny model is called {name!r}; there are {', '.join(NAMES)}.")
     final = models / f"tiny-v{GENERATION}" / name
     if final.is_dir():
         return final
@@ -72,7 +72,7 @@ def _run_child(name: str, draft: Path) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ColdstartError(f"Building {name} failed: {reason}", mend="coldstart install cpu")
+        raise ColdstartError(f"Building {name} failed: {reason}", hint="coldstart install cpu")
 
 
 def _sentences(count: int = 4000) -> Iterator[str]:

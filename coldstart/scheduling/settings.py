@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.scheduling.declaration import Setting, setting
 from coldstart.scheduling.profile import IterationProfile
 
@@ -186,9 +186,9 @@ def options() -> Iterator[tuple[str, Setting]]:
 
 
 def refuse_removed(policy: object) -> None:
-    """Raise Usage if `policy` is the removed express lane."""
+    """Raise UsageError if `policy` is the removed express lane."""
     if policy == REMOVED:
-        raise Usage(
+        raise UsageError(
             f"cannot use scheduler {REMOVED!r}: it was removed, because its gain on a live server could not be measured",
-            mend=f"use --scheduler {AUTO} or --scheduler {MLFQ}",
+            hint=f"use --scheduler {AUTO} or --scheduler {MLFQ}",
         )

@@ -22,7 +22,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from coldstart.errors import ColdstartError, Usage
+from coldstart.errors import ColdstartError, UsageError
 
 DISTRIBUTION = "coldstart-vllm"
 LEFT_OUT = frozenset({"torch", "torchaudio", "torchcodec", "torchvision"})
@@ -82,7 +82,7 @@ class Environment:
         if done.returncode:
             raise ColdstartError(
                 f"cannot import torch and vLLM after the installation: {_last_line(done.stderr)}",
-                mend="create a new virtual environment and install into that",
+                hint="create a new virtual environment and install into that",
             )
         return (done.stdout.strip().splitlines() or [""])[-1]
 
@@ -104,7 +104,7 @@ def install(extra: str, environment: Environment, report: Report) -> None:
     """
     known = extras()
     if extra not in known:
-        raise Usage(f"no extra is called {extra!r}", mend=f"choose one of: {', '.join(sorted(known))}")
+        raise UsageError(f"no extra is called {extra!r}", hint=f"choose one of: {', '.join(sorted(known))}")
     wanted = [_without_marker(requirement) for requirement in known[extra]]
     if extra == "cpu":
         install_cpu_engine(wanted, environment, report)
@@ -128,7 +128,7 @@ def install_cpu_engine(wanted: Iterable[str], environment: Environment, report: 
     if not found.endswith("cpu"):
         raise ColdstartError(
             f"vLLM would not run on the CPU here, but on {found!r}",
-            mend="remove the distribution `vllm`, or use a new virtual environment",
+            hint="remove the distribution `vllm`, or use a new virtual environment",
         )
     report(f"torch and vLLM can be imported: {found}")
 
@@ -144,7 +144,7 @@ def _install_torch(version: str, environment: Environment, report: Report) -> No
         failures.append(f"{source}: {failure}")
     raise ColdstartError(
         f"torch {version} cannot be installed from any source: " + "; ".join(failures),
-        mend="check the network and pip's configuration (pip config list)",
+        hint="check the network and pip's configuration (pip config list)",
     )
 
 
@@ -201,7 +201,7 @@ def _require(failure: str | None, what: str) -> None:
     if failure is not None:
         raise ColdstartError(
             f"pip cannot install {what}: {failure}",
-            mend="check the network, and that this environment can be written",
+            hint="check the network, and that this environment can be written",
         )
 
 

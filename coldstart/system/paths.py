@@ -17,7 +17,7 @@ from pathlib import Path
 from coldstart.artifacts import files
 from coldstart.contract import environment
 from coldstart.contract.environment import Variable
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.system.trust import ownership
 
 
@@ -112,7 +112,7 @@ def config_file() -> Path:
 def runtime_dir() -> Path:
     """A directory for sockets, owned by this user with mode 0700; made if missing.
 
-    Raises Usage where none can be had.
+    Raises UsageError where none can be had.
     """
     base = environment.XDG_RUNTIME_DIR.read()
     fallback = Path(tempfile.gettempdir()) / f"coldstart-{os.getuid()}"
@@ -120,14 +120,14 @@ def runtime_dir() -> Path:
 
 
 def temporary_dir() -> Path:
-    """Where servers have their temporary files: a private directory below the one for such. Raises Usage."""
+    """Where servers have their temporary files: a private directory below the one for such. Raises UsageError."""
     return _private(Path(tempfile.gettempdir()).absolute() / f"coldstart-{os.getuid()}")
 
 
 def frozen_dir() -> Path:
     """Where a process snapshot finds the files that it maps: one place per user, the same on every machine.
 
-    A frozen process knows its files by absolute path, so this one follows neither HOME nor the cache root. Raises Usage.
+    A frozen process knows its files by absolute path, so this one follows neither HOME nor the cache root. Raises UsageError.
     """
     return _private(Path("/var/tmp") / f"coldstart-{os.getuid()}")
 
@@ -141,9 +141,9 @@ def _private(wanted: Path) -> Path:
     try:
         return _stand_in(wanted, remembered)
     except OSError as error:
-        raise Usage(
+        raise UsageError(
             f"A private directory is wanted, but {reason}, and none can be made beside it: {error.strerror}.",
-            mend=f"remove it, or set XDG_RUNTIME_DIR: rm -r {wanted}",
+            hint=f"remove it, or set XDG_RUNTIME_DIR: rm -r {wanted}",
         ) from error
 
 

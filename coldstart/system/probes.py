@@ -38,7 +38,7 @@ class Probe:
     name: str
     status: Status
     found: str
-    mend: str | None = None
+    hint: str | None = None
     required: bool = False
 
 
@@ -54,8 +54,8 @@ def cpu() -> Probe:
         f"{fields['cpu.threads']} threads, {best or 'no usable vector extension'}"
     )
     bad = best is None and runtime.targets_cpu()
-    mend = "run on a processor with AVX2 or NEON" if bad else None
-    return Probe("cpu", "missing" if bad else "ok", summary, mend, required=True)
+    hint = "run on a processor with AVX2 or NEON" if bad else None
+    return Probe("cpu", "missing" if bad else "ok", summary, hint, required=True)
 
 
 def memory() -> Probe:
@@ -67,17 +67,17 @@ def memory() -> Probe:
 def gpu() -> Probe:
     """The NVIDIA devices; required only where the installed vLLM is built for one."""
     state = nvml.machine()
-    mends = "; ".join(state.problems) or None
+    hints = "; ".join(state.problems) or None
     if state.devices:
         first = state.devices[0]
         size = first.memory_bytes / 2**30
         text = f"{len(state.devices)} x {first.name}, {size:.0f} GiB, capability {first.compute_capability}"
-        return Probe("gpu", "note" if mends else "ok", text, mends)
-    if mends:
-        return Probe("gpu", "missing", "none that answers", mends, required=not runtime.targets_cpu())
+        return Probe("gpu", "note" if hints else "ok", text, hints)
+    if hints:
+        return Probe("gpu", "missing", "none that answers", hints, required=not runtime.targets_cpu())
     needed = runtime.vllm_distribution() is not None and not runtime.targets_cpu()
-    mend = "install the NVIDIA driver, or the CPU engine: coldstart install cpu" if needed else None
-    return Probe("gpu", "missing" if needed else "note", "none", mend, required=needed)
+    hint = "install the NVIDIA driver, or the CPU engine: coldstart install cpu" if needed else None
+    return Probe("gpu", "missing" if needed else "note", "none", hint, required=needed)
 
 
 def cuda_checkpoint() -> Probe:
@@ -86,15 +86,15 @@ def cuda_checkpoint() -> Probe:
     if not devices:
         return Probe("cuda checkpoint", "note", "no GPU, not needed")
     if int(devices[0].branch or 0) < _CHECKPOINT_DRIVER or not _exports("libcuda.so.1", _CHECKPOINT_CALL):
-        mend = f"install driver {_CHECKPOINT_DRIVER} or newer"
+        hint = f"install driver {_CHECKPOINT_DRIVER} or newer"
     elif devices[0].mig or len(devices) > 1:
-        mend = f"name one whole device in {nvml.VISIBLE}: a snapshot holds one"
+        hint = f"name one whole device in {nvml.VISIBLE}: a snapshot holds one"
     elif os.geteuid() != 0:
-        mend = "run as root: CRIU and cuda-checkpoint need CAP_SYS_ADMIN and CAP_SYS_PTRACE"
+        hint = "run as root: CRIU and cuda-checkpoint need CAP_SYS_ADMIN and CAP_SYS_PTRACE"
     else:
-        mend = None
+        hint = None
     label = f"driver {devices[0].driver}, for `vllm snapshot` alone"
-    return Probe("cuda checkpoint", "missing" if mend else "note", label, mend)
+    return Probe("cuda checkpoint", "missing" if hint else "note", label, hint)
 
 
 def criu() -> Probe:
@@ -109,8 +109,8 @@ def criu() -> Probe:
         return Probe("criu", "missing", str(error), f"name another CRIU in {snapshots.VARIABLE}")
     last = ((checked.stdout + checked.stderr).strip().splitlines() or [""])[-1]
     label = f"{version[0] if version else '?'}, check: {last}"
-    mend = f"{snapshots.command()[0]} check -v4" if checked.returncode else None
-    return Probe("criu", "missing" if mend else "ok", label, mend)
+    hint = f"{snapshots.command()[0]} check -v4" if checked.returncode else None
+    return Probe("criu", "missing" if hint else "ok", label, hint)
 
 
 def frozen_runtime(cache: Cache) -> Probe:
@@ -125,7 +125,7 @@ def frozen_runtime(cache: Cache) -> Probe:
         image = runtime_image.described(place) if place.is_dir() else None
     except (ColdstartError, OSError) as error:
         return Probe(
-            name, "note", f"none: {error}", error.mend if isinstance(error, ColdstartError) else None
+            name, "note", f"none: {error}", error.hint if isinstance(error, ColdstartError) else None
         )
     if image is None:
         return Probe(name, "note", "none yet", make)
@@ -141,21 +141,21 @@ def shared_memory() -> Probe:
         return Probe("shared memory", "missing", "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm")
     free = shutil.disk_usage(place).free
     enough = free >= _SHM_BYTES
-    mend = None if enough else "mount -o remount,size=4G /dev/shm (container: --shm-size 4g)"
-    return Probe("shared memory", "ok" if enough else "missing", f"{free / 2**30:.1f} GiB free", mend)
+    hint = None if enough else "mount -o remount,size=4G /dev/shm (container: --shm-size 4g)"
+    return Probe("shared memory", "ok" if enough else "missing", f"{free / 2**30:.1f} GiB free", hint)
 
 
 def exhausted() -> str | None:
     """The mend where a place that every server writes to is full: it may be why one ended, whatever its log says."""
-    mends = {
+    hints = {
         Path("/dev/shm"): "make room there, or: mount -o remount,size=4G /dev/shm (container: --shm-size 4g)",
         Path(
             environment.TMPDIR.read() or "/tmp"
         ): "make room there, or name another place: export TMPDIR=DIRECTORY",
     }
-    for place, mend in mends.items():
+    for place, hint in hints.items():
         if place.is_dir() and (free := shutil.disk_usage(place).free) < _FULL_BYTES:
-            return f"{place} has {free} bytes free: {mend}"
+            return f"{place} has {free} bytes free: {hint}"
     return None
 
 
@@ -175,10 +175,10 @@ def template() -> Probe:
     try:
         place = paths.runtime_dir()
     except (ColdstartError, OSError) as error:
-        mend = (
-            error.mend if isinstance(error, ColdstartError) else "set XDG_RUNTIME_DIR to a directory of yours"
+        hint = (
+            error.hint if isinstance(error, ColdstartError) else "set XDG_RUNTIME_DIR to a directory of yours"
         )
-        return Probe("template", "missing", str(error), mend)
+        return Probe("template", "missing", str(error), hint)
     return Probe("template", "ok", f"sockets in {place}")
 
 
@@ -208,9 +208,9 @@ def vllm() -> Probe:
     name, version = distribution
     fits = runtime.within(version, runtime.SUPPORTED_VLLM)
     low, high = (".".join(map(str, bound)) for bound in runtime.SUPPORTED_VLLM)
-    mend = None if fits else f"pip install '{name}>={low},<{high}'"
+    hint = None if fits else f"pip install '{name}>={low},<{high}'"
     label = f"{name} {version}, torch {runtime.torch_build().get('__version__', 'none')}"
-    return Probe("vllm", "ok" if fits else "missing", label, mend, required=True)
+    return Probe("vllm", "ok" if fits else "missing", label, hint, required=True)
 
 
 def store(cache: Cache) -> Probe:

@@ -109,7 +109,7 @@ def fields() -> dict[str, Scalar]:
     if vllm is None or "__version__" not in build:
         raise ColdstartError(
             "vLLM is not installed in this environment, so there is no runtime to make a key of.",
-            mend="coldstart install cpu (or gpu)",
+            hint="coldstart install cpu (or gpu)",
         )
     on_cpu = targets_cpu()
     return {

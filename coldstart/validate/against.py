@@ -12,7 +12,7 @@ from pathlib import Path
 
 from coldstart.artifacts.key import Scalar
 from coldstart.artifacts.verify import Finding
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 GROUPS = ("hardware", "runtime")
 CODE = "CS-KEY-MISMATCH"
@@ -31,11 +31,11 @@ def host() -> dict[str, Scalar]:
 
 
 def load(path: Path) -> dict[str, Scalar]:
-    """Read a fingerprint: a flat object, or one under "key", "fields" or "fingerprint". Raises Usage."""
+    """Read a fingerprint: a flat object, or one under "key", "fields" or "fingerprint". Raises UsageError."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise Usage(f"cannot read fingerprint {path}: {error}", mend=MEND) from error
+        raise UsageError(f"cannot read fingerprint {path}: {error}", hint=MEND) from error
     for name in WRAPPINGS:
         if isinstance(document, dict) and isinstance(document.get(name), dict):
             document = document[name]
@@ -43,7 +43,7 @@ def load(path: Path) -> dict[str, Scalar]:
         {} if not isinstance(document, dict) else {k: v for k, v in document.items() if _group(k) in GROUPS}
     )
     if not fields:
-        raise Usage(f"cannot use fingerprint {path}: it has no hardware or runtime field", mend=MEND)
+        raise UsageError(f"cannot use fingerprint {path}: it has no hardware or runtime field", hint=MEND)
     return fields
 
 

@@ -37,7 +37,7 @@ class ServerAnswers:
 def collect_answers(launcher: Launcher, directory: Path, settings: PromptSettings) -> ServerAnswers:
     """Start a server, ask it, and stop it in every case.
 
-    Raises ServerDied, or CommandFailed where it gave no token in time or did not answer a request.
+    Raises ServerDiedError, or CommandFailedError where it gave no token in time or did not answer a request.
     """
     with serving(launcher, directory) as server:
         client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
@@ -58,12 +58,12 @@ def _ask(client: CompletionClient, settings: PromptSettings) -> Answers:
 
 
 def ask_alone(client: CompletionClient, prompts: Sequence[str], max_tokens: int) -> list[Answer]:
-    """Ask the prompts one after the other. Raises NoAnswer."""
+    """Ask the prompts one after the other. Raises NoAnswerError."""
     return [_answer(client.complete(prompt, max_tokens)) for prompt in prompts]
 
 
 def ask_crowd(client: CompletionClient, prompts: Sequence[str], max_tokens: int, count: int) -> list[Answer]:
-    """Ask with `count` requests in flight, with prompts repeated until there are as many. Raises NoAnswer."""
+    """Ask with `count` requests in flight, with prompts repeated until there are as many. Raises NoAnswerError."""
     asked = [prompts[index % len(prompts)] for index in range(max(count, len(prompts)))]
     return [_answer(one) for one in client.complete_all(asked, max_tokens, count)]
 

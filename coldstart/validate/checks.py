@@ -70,7 +70,7 @@ class Validation:
 def repair(store: Store, bundle: Bundle, sources: Iterable[BundleSource]) -> list[Finding]:
     """Fetch the damaged blobs again. A repaired blob is a note, any other damaged blob an error.
 
-    Raises ReadOnlyStore and NoSpace.
+    Raises ReadOnlyStoreError and NoSpaceError.
     """
     return [
         Finding(

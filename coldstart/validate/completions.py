@@ -20,11 +20,11 @@ POLL_S = 0.004
 STARTING = (404, 502, 503)
 
 
-class NoAnswer(Exception):
+class NoAnswerError(Exception):
     """The server returned no token; the message is the reason."""
 
 
-class RequestRefused(NoAnswer):
+class RequestRefusedError(NoAnswerError):
     """The server is ready and rejects the request itself, such as a prompt that is too long."""
 
 
@@ -57,7 +57,7 @@ class CompletionClient:
         """Send a request every POLL_S until a streamed token arrives.
 
         `check` is called between attempts and raises when waiting is pointless (the server died).
-        Raises NoAnswer at `deadline_s`, or at once when the server rejects the request itself.
+        Raises NoAnswerError at `deadline_s`, or at once when the server rejects the request itself.
         """
         reason = "no connection was accepted"
         while (left_s := deadline_s - time.monotonic()) > 0:
@@ -66,31 +66,31 @@ class CompletionClient:
                 return self._stream_one(prompt, left_s)
             except ConnectionRefusedError:
                 pass
-            except (OSError, http.client.HTTPException, _Starting) as error:
+            except (OSError, http.client.HTTPException, _StillStartingError) as error:
                 reason = f"{type(error).__name__}: {error}"
             time.sleep(POLL_S)
-        raise NoAnswer(f"no token within the time limit; last: {reason}")
+        raise NoAnswerError(f"no token within the time limit; last: {reason}")
 
     def complete(self, prompt: str, max_tokens: int) -> Completion:
-        """Return the complete answer to one prompt. Raises NoAnswer where the server returns none."""
+        """Return the complete answer to one prompt. Raises NoAnswerError where the server returns none."""
         began_s = time.monotonic()
         try:
             status, body = self._post(_request(prompt, max_tokens, stream=False))
             choice = json.loads(body)["choices"][0] if status == 200 else None
         except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
-            raise NoAnswer(f"{type(error).__name__}: {error}") from error
+            raise NoAnswerError(f"{type(error).__name__}: {error}") from error
         if choice is None:
             raise _no_answer(status, body)
         tokens = tuple(choice.get("token_ids") or ())
         return Completion(tokens, choice["text"], time.monotonic() - began_s)
 
     def complete_all(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> list[Completion]:
-        """Return the answer to each prompt, with `concurrency` requests in flight. Raises NoAnswer."""
+        """Return the answer to each prompt, with `concurrency` requests in flight. Raises NoAnswerError."""
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
 
     def tokens_per_s(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> float:
-        """Measure output tokens per second with `concurrency` requests in flight. Raises NoAnswer."""
+        """Measure output tokens per second with `concurrency` requests in flight. Raises NoAnswerError."""
         began_s = time.monotonic()
         answers = self.complete_all(prompts, max_tokens, concurrency)
         produced = sum(len(answer.tokens) or max_tokens for answer in answers)
@@ -116,12 +116,12 @@ class CompletionClient:
             connection.close()
 
 
-class _Starting(Exception):
+class _StillStartingError(Exception):
     """The answer of a server that is not ready."""
 
 
-def _no_answer(status: int, body: bytes) -> NoAnswer:
-    kind = RequestRefused if 400 <= status < 500 else NoAnswer
+def _no_answer(status: int, body: bytes) -> NoAnswerError:
+    kind = RequestRefusedError if 400 <= status < 500 else NoAnswerError
     return kind(f"HTTP {status}: {body[:300].decode(errors='replace')}")
 
 
@@ -134,7 +134,7 @@ def _request(prompt: str, max_tokens: int, *, stream: bool) -> bytes:
 
 def _first_event_s(response: http.client.HTTPResponse) -> float:
     if response.status in STARTING:
-        raise _Starting(f"HTTP {response.status}")
+        raise _StillStartingError(f"HTTP {response.status}")
     if response.status != 200:
         raise _no_answer(response.status, response.read(300))
     while line := response.readline():
@@ -142,7 +142,7 @@ def _first_event_s(response: http.client.HTTPResponse) -> float:
         try:
             event = openai.parse_event(line)
         except openai.ServerError as error:
-            raise NoAnswer(f"the server answered: {error}") from error
+            raise NoAnswerError(f"the server answered: {error}") from error
         if event is not None and event.token:
             return arrived_s
-    raise _Starting("the stream ended without a token")
+    raise _StillStartingError("the stream ended without a token")

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.system.ipc.addresses import free_port
 from coldstart.system.proc import logs
 from coldstart.validate import process_tree
-from coldstart.validate.completions import NoAnswer
+from coldstart.validate.completions import NoAnswerError
 
 HOST = "127.0.0.1"
 STOP_S = 20.0
@@ -29,17 +29,17 @@ LEFTOVER_S = 5.0
 READY_PATIENCE_S = 30.0
 
 
-class ModeUnavailable(Exception):
+class ModeUnavailableError(Exception):
     """This mode cannot run on this machine; the message is the reason."""
 
 
-class ServerDied(CommandFailed):
+class ServerDiedError(CommandFailedError):
     """The server ended before it was stopped; `status` is its exit status."""
 
     def __init__(self, mode: str, status: int, tail: str) -> None:
         super().__init__(
             f"the {mode} server ended with status {status} before its first token; the end of its log:\n{tail}",
-            mend="coldstart doctor",
+            hint="coldstart doctor",
         )
         self.status = status
 
@@ -89,7 +89,7 @@ class Launcher(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Create what every run needs. Raises ModeUnavailable, CommandFailed, NoBundle."""
+        """Create what every run needs. Raises ModeUnavailableError, CommandFailedError, NoBundleError."""
         ...
 
     def command(self, files: RunFiles) -> Command:
@@ -112,26 +112,29 @@ class Server:
     before: process_tree.Snapshot
 
     def check(self) -> None:
-        """Raise ServerDied if the launched process ended with an error.
+        """Raise ServerDiedError if the launched process ended with an error.
 
         A launcher that hands over to another server may end with status 0.
         """
         status = self.process.poll()
         if status:
-            raise ServerDied(self.mode, status, self.tail())
+            raise ServerDiedError(self.mode, status, self.tail())
 
     def tail(self) -> str:
         """Return the end of the server's output."""
         return logs.end(self.files.log)
 
     def readiness(self, deadline_s: float) -> dict[str, object]:
-        """Wait for the ready file and parse it. Raises ServerDied, or CommandFailed where it is missing at `deadline_s`."""
+        """Wait for the ready file and parse it.
+
+        Raises ServerDiedError, or CommandFailedError where it is missing at `deadline_s`.
+        """
         while not self.files.ready.exists():
             self.check()
             if time.monotonic() > deadline_s:
-                raise CommandFailed(
+                raise CommandFailedError(
                     f"the {self.mode} server answered, but reported no readiness: its fast path is unproven",
-                    mend="coldstart doctor",
+                    hint="coldstart doctor",
                 )
             time.sleep(0.01)
         return _object(self.files.ready)
@@ -195,16 +198,16 @@ def launch(launcher: Launcher, files: RunFiles) -> Server:
 def serving(launcher: Launcher, directory: Path) -> Iterator[Server]:
     """Launch a server without waiting for it, and stop it at the end of the block in every case.
 
-    Raises ServerDied, or CommandFailed where it does not answer a request of the block.
+    Raises ServerDiedError, or CommandFailedError where it does not answer a request of the block.
     """
     server = launch(launcher, RunFiles.make(directory))
     try:
         yield server
-    except NoAnswer as error:
+    except NoAnswerError as error:
         server.check()
-        raise CommandFailed(
+        raise CommandFailedError(
             f"the {launcher.mode} server gave no answer: {error}; the end of its log:\n{server.tail()}",
-            mend="coldstart doctor",
+            hint="coldstart doctor",
         ) from error
     finally:
         server.stop()
@@ -213,7 +216,7 @@ def serving(launcher: Launcher, directory: Path) -> Iterator[Server]:
 def read_readiness(launcher: Launcher, server: Server) -> Mapping[str, object]:
     """Return the content of the ready file, empty for a launcher that writes none.
 
-    Raises ServerDied, or CommandFailed where there is no file within READY_PATIENCE_S.
+    Raises ServerDiedError, or CommandFailedError where there is no file within READY_PATIENCE_S.
     """
     if not launcher.tells_readiness:
         return {}
@@ -224,11 +227,11 @@ def _object(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text())
     except ValueError as error:
-        raise CommandFailed(
-            f"the ready file is not JSON: {error}", mend="coldstart serve MODEL --ready-file FILE"
+        raise CommandFailedError(
+            f"the ready file is not JSON: {error}", hint="coldstart serve MODEL --ready-file FILE"
         ) from error
     if not isinstance(value, dict):
-        raise CommandFailed(
-            "the ready file holds no JSON object", mend="coldstart serve MODEL --ready-file FILE"
+        raise CommandFailedError(
+            "the ready file holds no JSON object", hint="coldstart serve MODEL --ready-file FILE"
         )
     return value

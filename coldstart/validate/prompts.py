@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 MEND = 'one prompt a line, or in a file named *.jsonl one {"prompt": "..."} a line'
 PROMPTS = (
@@ -25,11 +25,11 @@ PROMPTS = (
 
 
 def read(path: Path) -> tuple[str, ...]:
-    """Read the prompts in their order. Raises Usage for a file that cannot be read or holds no prompt."""
+    """Read the prompts in their order. Raises UsageError for a file that cannot be read or holds no prompt."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise Usage(f"cannot read prompts from {path}: {error}", mend=MEND) from error
+        raise UsageError(f"cannot read prompts from {path}: {error}", hint=MEND) from error
     take = _object if path.suffix == ".jsonl" else str
     prompts = []
     for number, line in enumerate(lines, 1):
@@ -37,9 +37,11 @@ def read(path: Path) -> tuple[str, ...]:
             try:
                 prompts.append(take(line))
             except ValueError as error:
-                raise Usage(f"cannot read prompt in line {number} of {path}: {error}", mend=MEND) from error
+                raise UsageError(
+                    f"cannot read prompt in line {number} of {path}: {error}", hint=MEND
+                ) from error
     if not prompts:
-        raise Usage(f"cannot read prompts from {path}: it holds no prompt", mend=MEND)
+        raise UsageError(f"cannot read prompts from {path}: it holds no prompt", hint=MEND)
     return tuple(prompts)
 
 

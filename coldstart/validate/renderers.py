@@ -26,7 +26,7 @@ COLUMNS = {
     "code": "string",
     "subject": "string",
     "message": "string",
-    "mend": "string",
+    "hint": "string",
 }
 
 
@@ -62,7 +62,7 @@ def text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
         lines.append(f"{report.ref}: {verdict} at level {report.level}")
         for finding in report.findings:
             lines.append(f"  {finding.severity} {finding.code} [{finding.subject}] {finding.message}")
-            lines += [f"    mend: {finding.mend}"] if finding.mend else []
+            lines += [f"    hint: {finding.hint}"] if finding.hint else []
     return "\n".join(lines)
 
 
@@ -94,7 +94,7 @@ def _cases(report: ValidationReport, fail_level: FailLevel) -> list[ElementTree.
 def _case(report: ValidationReport, finding: Finding, fail_level: FailLevel) -> ElementTree.Element:
     name = f"{finding.code} {finding.subject}"
     case = ElementTree.Element("testcase", {"classname": _xml(report.ref), "name": _xml(name)})
-    body = _xml(f"{finding.message}\nmend: {finding.mend}")
+    body = _xml(f"{finding.message}\nhint: {finding.hint}")
     if ValidationReport(report.ref, report.level, (finding,)).fails(fail_level):
         about = {"type": finding.code, "message": _xml(finding.message)}
         ElementTree.SubElement(case, "failure", about).text = body
@@ -113,9 +113,9 @@ def _xml(value: str) -> str:
 
 def _command(report: ValidationReport, finding: Finding) -> str:
     title = _property(f"{finding.code} {finding.subject}")
-    mend = f"; mend: {finding.mend}" if finding.mend else ""
+    hint = f"; hint: {finding.hint}" if finding.hint else ""
     return f"::{GITHUB_COMMANDS[finding.severity]} title={title}::" + _data(
-        f"{report.ref}: {finding.message}{mend}"
+        f"{report.ref}: {finding.message}{hint}"
     )
 
 

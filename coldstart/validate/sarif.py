@@ -33,13 +33,13 @@ def render(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
 
 
 def _result(report: ValidationReport, finding: Finding, codes: Sequence[str]) -> dict[str, object]:
-    mend = f" Mend: {finding.mend}." if finding.mend else ""
+    hint = f" Hint: {finding.hint}." if finding.hint else ""
     location = {"name": finding.subject, "fullyQualifiedName": f"{report.ref}/{finding.subject}"}
     return {
         "ruleId": finding.code,
         "ruleIndex": codes.index(finding.code),
         "level": finding.severity,
-        "message": {"text": f"{report.ref}: {finding.message}.{mend}"},
+        "message": {"text": f"{report.ref}: {finding.message}.{hint}"},
         "locations": [{"logicalLocations": [location]}],
         "partialFingerprints": {"coldstart/v1": _fingerprint(report, finding)},
     }

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
-from coldstart.errors import ColdstartError, CommandFailed, Usage
+from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.validate import process_tree, tokens
 from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_answers
 from coldstart.validate.checks import Level
-from coldstart.validate.completions import RequestRefused
-from coldstart.validate.launch import Launcher, ModeUnavailable
+from coldstart.validate.completions import RequestRefusedError
+from coldstart.validate.launch import Launcher, ModeUnavailableError
 from coldstart.validate.launchers import FRESH, ServeLauncher, Subject, VllmLauncher
 from coldstart.validate.readiness import explain_slow_path
 
@@ -39,7 +39,7 @@ class Starts:
     settings: PromptSettings = REPLAY
 
     def __call__(self, bundle: Bundle, level: Level) -> list[Finding]:
-        """Return the findings of `level`. Raises Usage for prompts that every server rejects."""
+        """Return the findings of `level`. Raises UsageError for prompts that every server rejects."""
         with (
             process_tree.adopting_orphans(),
             tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name,
@@ -71,11 +71,11 @@ class Starts:
         try:
             launcher.prepare()
             return collect_answers(launcher, directory, settings)
-        except (CommandFailed, ModeUnavailable) as error:
-            if isinstance(error.__cause__, RequestRefused):
-                raise Usage(
+        except (CommandFailedError, ModeUnavailableError) as error:
+            if isinstance(error.__cause__, RequestRefusedError):
+                raise UsageError(
                     f"the server rejected a prompt: {error.__cause__}",
-                    mend="other prompts (--prompts FILE), fewer tokens (--max-tokens N)",
+                    hint="other prompts (--prompts FILE), fewer tokens (--max-tokens N)",
                 ) from error
             message = error.message if isinstance(error, ColdstartError) else str(error)
             return Finding(code, "error", message, MEND.format(bundle.name), launcher.mode)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from coldstart.artifacts.bundle import Bundle, anyone
-from coldstart.artifacts.errors import InvalidReference
+from coldstart.artifacts.errors import InvalidReferenceError
 from coldstart.artifacts.key import diff
-from coldstart.artifacts.store import NotFound, Store
+from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.artifacts.verify import Finding
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.models import inspection, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache
@@ -49,12 +49,15 @@ def names_model(word: str) -> bool:
 
 
 def find_bundle(store: Store, word: str, source: Source) -> Bundle:
-    """Find the bundle of `word`. Raises NoBundle, NotFound, Ambiguous, InvalidReference, and what models.resolve raises."""
+    """Find the bundle of `word`.
+
+    Raises NoBundleError, BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError, and what models.resolve raises.
+    """
     asks_key = bool(source.vllm_args or source.revision) and source.model is None and names_model(word)
     if not asks_key:
         try:
             return store.get(word)
-        except (NotFound, InvalidReference):
+        except (BundleNotFoundError, InvalidReferenceError):
             if not inspection.names_model(word):
                 raise
     lookup = source.look_up(word, source.vllm_args, None)
@@ -67,7 +70,7 @@ def find_bundle(store: Store, word: str, source: Source) -> Bundle:
 def look_up_bundle(bundle: Bundle, word: str, source: Source) -> Lookup:
     """Look up the model and the arguments of `bundle`, which the user named by `word`, as `serve` does.
 
-    Raises Usage where the model is a directory that the user did not name, and what models.resolve raises.
+    Raises UsageError where the model is a directory that the user did not name, and what models.resolve raises.
     """
     provenance = bundle.manifest.provenance
     named = source.model or (word if names_model(word) else provenance.model_name)
@@ -75,12 +78,12 @@ def look_up_bundle(bundle: Bundle, word: str, source: Source) -> Lookup:
     revision = None if resolution.is_local(named) or not isinstance(commit, str) else commit
     try:
         return source.look_up(named, source.vllm_args or provenance.arguments, revision)
-    except Usage as error:
+    except UsageError as error:
         if named != provenance.model_name or resolution.is_repo_id(named):
             raise
-        raise Usage(
+        raise UsageError(
             f"cannot find the model of {bundle.ref}: it is a directory called {provenance.model_name}, whose path is unknown.",
-            mend=f"coldstart validate {provenance.model_name} --model DIR --level replay",
+            hint=f"coldstart validate {provenance.model_name} --model DIR --level replay",
         ) from error
 
 
@@ -90,21 +93,21 @@ def explain_not_served(bundle: Bundle, lookup: Lookup) -> list[Finding]:
         return []
     if differing := diff(lookup.key, bundle.key):
         listed = "; ".join(f"{one.field}: wanted {one.wanted}, found {one.found}" for one in differing)
-        message, mend = (
+        message, hint = (
             f"this model with these arguments has another key on this machine: {listed}",
             "name the model and the arguments of the bundle",
         )
     elif lookup.bundle is not None:
         message = f"a server would use {lookup.bundle.ref}, another version for the same key"
-        mend = f"coldstart validate {lookup.bundle.ref}"
+        hint = f"coldstart validate {lookup.bundle.ref}"
     else:
         missed = inspection.miss(lookup)
-        message, mend = missed.message, missed.mend or ""
-    return [Finding(NOT_SERVED, "error", message, mend, "serve")]
+        message, hint = missed.message, missed.hint or ""
+    return [Finding(NOT_SERVED, "error", message, hint, "serve")]
 
 
 def prepare_subject(lookup: Lookup) -> Subject:
-    """Build the subject of the launchers, and fetch the files of a hub model. Raises NeedsAuth."""
+    """Build the subject of the launchers, and fetch the files of a hub model. Raises AuthRequiredError."""
     model = lookup.model
     if model.repo_id is not None:
         model = resolution.ensure_weights(model, offline=lookup.offline)

@@ -10,7 +10,7 @@ from coldstart.artifacts import remote
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.validate import against, checks, prompts, subject
 from coldstart.validate.answers import PromptSettings
 from coldstart.validate.start import REPLAY, Starts, pair_launchers
@@ -41,7 +41,8 @@ class ValidationRequest:
 def run(store: Store, request: ValidationRequest) -> list[checks.ValidationReport]:
     """Return one report per word.
 
-    Raises NotFound and NoBundle for a word that names no bundle, Usage for an unreadable fingerprint or prompts that every
+    Raises BundleNotFoundError and NoBundleError for a word that names no bundle, UsageError for an unreadable fingerprint or
+    prompts that every
     server rejects, and what models.resolve raises.
     """
     fingerprint = _fingerprint(request.against)
@@ -91,30 +92,30 @@ def _starter(word: str, request: ValidationRequest) -> checks.StartCheck | None:
 def parse_replay(file: Path | None, concurrency: str, max_tokens: int) -> PromptSettings:
     """Parse the requests of a replay: the prompts of `file` (None: PROMPTS), and the numbers of requests in flight.
 
-    `concurrency` is a list such as "1,8". Raises Usage.
+    `concurrency` is a list such as "1,8". Raises UsageError.
     """
     try:
         counts = sorted({int(word) for word in concurrency.split(",")})
     except ValueError:
         counts = [0]
     if not 1 <= counts[0] <= counts[-1] <= MOST:
-        raise Usage(
+        raise UsageError(
             f"invalid --concurrency {concurrency!r}: expected numbers from 1 to {MOST}.",
-            mend="--concurrency 1,8",
+            hint="--concurrency 1,8",
         )
     asked = prompts.read(file) if file is not None else prompts.PROMPTS
     return PromptSettings(asked, max_tokens, crowds=[count for count in counts if count > 1])
 
 
 def check_request(request: ValidationRequest) -> None:
-    """Raise Usage for options that contradict each other."""
+    """Raise UsageError for options that contradict each other."""
     if request.level in STARTING:
         return
     pinned = [word for word in request.words if not subject.names_model(word)]
     if pinned and request.source.vllm_args:
-        raise Usage(
+        raise UsageError(
             f"cannot use arguments after --: level {request.level} starts no server, and {pinned[0]} is not a model.",
-            mend="--level load",
+            hint="--level load",
         )
     if request.source.model is not None:
-        raise Usage(f"cannot use --model: level {request.level} starts no server.", mend="--level load")
+        raise UsageError(f"cannot use --model: level {request.level} starts no server.", hint="--level load")

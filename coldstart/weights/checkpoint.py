@@ -18,7 +18,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _PREFIX = "sha256:"
 
 
-class InvalidWeightsPlan(ValueError):
+class InvalidWeightsPlanError(ValueError):
     """This is no weights plan; the message says what is wrong."""
 
 
@@ -83,16 +83,16 @@ class Checkpoint:
 
 
 def parse(document: Mapping[str, Any]) -> Checkpoint:
-    """Check a weights plan. Raises InvalidWeightsPlan naming what is wrong."""
+    """Check a weights plan. Raises InvalidWeightsPlanError naming what is wrong."""
     try:
         chunk = _number(document["chunk"], "chunk", 1, MAX_CHUNK)
         files = tuple(_file(entry, chunk) for entry in document["files"])
         _require_unique(file.name for file in files)
         _require_unique(tensor.name for file in files for tensor in file.tensors)
     except KeyError as error:
-        raise InvalidWeightsPlan(f"the plan lacks {error}") from error
+        raise InvalidWeightsPlanError(f"the plan lacks {error}") from error
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise InvalidWeightsPlan(str(error)) from error
+        raise InvalidWeightsPlanError(str(error)) from error
     return Checkpoint(chunk, files)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.files import replacing, write_atomic
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.models import safetensors
 from coldstart.models.resolution import weight_files
 from coldstart.weights.checkpoint import Checkpoint, CheckpointFile, Tensor
@@ -115,5 +115,7 @@ def _checked(path: Path) -> list[Tensor]:
     entries = safetensors.entries(path)
     end = max((entry.offset + entry.size for entry in entries), default=0)
     if end > (size := path.stat().st_size):
-        raise Usage(f"{path.name} is cut short: it has {size} of {end} bytes.", mend="fetch the model again")
+        raise UsageError(
+            f"{path.name} is cut short: it has {size} of {end} bytes.", hint="fetch the model again"
+        )
     return [Tensor(e.name, path.name, e.offset, e.size, e.dtype, e.shape) for e in entries]

@@ -20,7 +20,7 @@ from tools.machine import criu as installed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare, process_snapshot, runtime_snapshot, server_process
 from coldstart.models import tiny
 from coldstart.system import digests, fingerprint, paths
@@ -105,7 +105,7 @@ def test_one_changed_byte_of_a_module_is_refused_by_name(cache: Cache, tmp_path:
     )
     _thawed(cache).end()
     module.write_text("VALUE = 2\n")
-    with pytest.raises(process_snapshot.SnapshotUnusable, match=r"made with .*/module\.py .*, found"):
+    with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"made with .*/module\.py .*, found"):
         _thawed(cache)
     assert list(paths.runtime_dir().glob("thawed-*")) == []
 
@@ -118,10 +118,10 @@ def test_a_refusal_at_any_moment_of_thawing_leaves_nothing(
 
         def refuse(images: Path, plan: LaunchPlan, seconds: float = milliseconds / 1000) -> None:
             time.sleep(seconds)
-            raise process_snapshot.SnapshotUnusable("refused")
+            raise process_snapshot.SnapshotUnusableError("refused")
 
         monkeypatch.setattr(process_snapshot, "check", refuse)
-        with pytest.raises(process_snapshot.SnapshotUnusable, match="refused"):
+        with pytest.raises(process_snapshot.SnapshotUnusableError, match="refused"):
             _thawed(cache)
         assert list(paths.runtime_dir().glob("thawed-*")) == [], milliseconds
 
@@ -143,7 +143,7 @@ def test_what_another_could_have_written_is_never_given_to_criu(
     image = runtime_snapshot.freeze(cache, 60)
     spoil(image)
     monkeypatch.setattr(process_snapshot, "_spawn", lambda *_: pytest.fail("CRIU was started"))
-    with pytest.raises(process_snapshot.SnapshotUnusable):
+    with pytest.raises(process_snapshot.SnapshotUnusableError):
         _thawed(cache)
 
 
@@ -152,7 +152,7 @@ def test_a_cache_from_elsewhere_brings_no_image(
 ) -> None:
     runtime_snapshot.freeze(cache, 60)
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
-    with pytest.raises(process_snapshot.SnapshotUnusable, match="was not made here"):
+    with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not made here"):
         _thawed(cache)
 
 
@@ -196,6 +196,6 @@ def test_a_dump_that_fails_leaves_nothing(
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv(criu.VARIABLE, str(program))
-    with pytest.raises(CommandFailed, match="could not freeze the runtime"):
+    with pytest.raises(CommandFailedError, match="could not freeze the runtime"):
         runtime_snapshot.freeze(cache, 60)
     assert [path.name for path in cache.runtimes.iterdir()] == [".lock"]

@@ -51,7 +51,7 @@ def test_etag_changes_mid_fetch(same: bool, tmp_path: Path) -> None:
             attached.complete()
             assert attached.file(FILE) == data
         else:
-            with pytest.raises(client.PrefetchFailed, match="wrong bytes"):
+            with pytest.raises(client.PrefetchFailedError, match="wrong bytes"):
                 attached.complete()
         errors = attached.stats()["errors"]
     # The half that came of the old file is not completed from the new one: all of it is asked for again.

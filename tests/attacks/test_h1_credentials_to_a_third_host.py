@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import remote
-from coldstart.artifacts.errors import BundleError, RemoteDenied
+from coldstart.artifacts.errors import BundleError, RemoteDeniedError
 from coldstart.artifacts.store import Store
 from tools.raw_server import Asked, RawServer, answer, answering, say
 
@@ -43,7 +43,7 @@ def test_h1_a_challenge_behind_a_redirect_is_not_obeyed(
 
             with answering(redirect) as first:
                 _log_in(tmp_path, first.address, monkeypatch)
-                with pytest.raises(RemoteDenied) as denied:
+                with pytest.raises(RemoteDeniedError) as denied:
                     remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
                 assert second.asked and _heard_nothing(second) and not third.asked
                 assert "127.0.0.2, to which 127.0.0.1" in denied.value.message
@@ -57,7 +57,7 @@ def test_h1_the_registry_itself_may_not_name_a_stranger(
         asks = {"WWW-Authenticate": challenge.format(third.url)}
         with answering(lambda c, _: answer(c, 401, asks)) as first:
             _log_in(tmp_path, first.address, monkeypatch)
-            with pytest.raises(RemoteDenied):
+            with pytest.raises(RemoteDeniedError):
                 remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
             assert not third.asked
 
@@ -76,7 +76,7 @@ def test_h1_a_token_server_that_redirects_takes_nothing_along(
 
         with answering(registry) as first:
             _log_in(tmp_path, first.address, monkeypatch)
-            with pytest.raises(RemoteDenied):
+            with pytest.raises(RemoteDeniedError):
                 remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
             assert _heard_nothing(third)
 

@@ -214,7 +214,7 @@ def test_a_server_that_what_was_built_does_not_fit_is_replaced_with_the_reason(
     warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
     try:
         process, reader = server_process.forked(LaunchPlan(["unfit"]), warm.socket)
-        with pytest.raises(server_process.Died, match="is for something else: a leaf differs"):
+        with pytest.raises(server_process.ServerExitedError, match="is for something else: a leaf differs"):
             server_process.acknowledged(process, reader, time.monotonic(), 20)
     finally:
         template_pool.stop(warm, force=True)

@@ -14,7 +14,7 @@ from tools.bundles import provenance, publish
 from tools.shell import Run
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import NoBundle
+from coldstart.errors import NoBundleError
 from coldstart.models import inspection, keys, resolution
 from coldstart.system import paths
 from coldstart.system.paths import Cache
@@ -91,7 +91,11 @@ def test_h3_an_unsigned_bundle_alone_is_taken_in_words_only(
     found = inspection.look_up(model)
     assert found.bundle is None and found.untrusted is not None
     error = inspection.miss(found)
-    assert isinstance(error, NoBundle) and "not signed" in error.message and "--untrusted" in str(error.mend)
+    assert (
+        isinstance(error, NoBundleError)
+        and "not signed" in error.message
+        and "--untrusted" in str(error.hint)
+    )
     refused = run("serve", model, "--dry-run", code=3)
     assert "is not trusted" in refused.stderr
     assert not list(Cache.at().root.glob("vllm/*/modelinfos/*"))
@@ -114,7 +118,7 @@ def test_h3_the_weights_of_a_stranger_are_not_called_verified(
         with store.begin(wanted) as draft:
             draft.add_json("weights", plan)
             draft.publish(provenance())
-    with pytest.raises(NoBundle):
+    with pytest.raises(NoBundleError):
         ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w")
     asked = ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w", accepts=anyone)
     assert asked.plan == plan and any("maker's word" in note for note in asked.notes)

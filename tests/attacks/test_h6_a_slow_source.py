@@ -96,7 +96,7 @@ def test_h6_a_slow_source_is_given_up(patience_s: int, tmp_path: Path) -> None:
         client.attach(slow.url, plan, directory=runtime) as attached,
     ):
         began = time.monotonic()
-        with pytest.raises(client.PrefetchFailed, match="bytes"):
+        with pytest.raises(client.PrefetchFailedError, match="bytes"):
             attached.complete()
         assert time.monotonic() - began < 30
 
@@ -117,7 +117,7 @@ def test_h6_a_connection_a_byte_is_given_up(tmp_path: Path) -> None:
         answering(behave) as slow,
         prefetcher(tmp_path / "r", **settings) as runtime,
         client.attach(slow.url, plan, directory=runtime) as attached,
-        pytest.raises(client.PrefetchFailed),
+        pytest.raises(client.PrefetchFailedError),
     ):
         attached.complete()
     shutil.rmtree(tmp_path / "r")

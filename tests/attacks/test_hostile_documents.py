@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import canonical, oci
 from coldstart.artifacts.blobs import blob_path
-from coldstart.artifacts.errors import BundleError, DuplicateKey, TooLarge
+from coldstart.artifacts.errors import BundleError, DuplicateKeyError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.store import Store
 from tools.bundles import config, forge, plant, publish
@@ -89,7 +89,7 @@ def test_manifest_refused_with_its_code(name: str, store: Store) -> None:
 
 def test_json_section_with_a_duplicate_key(store: Store) -> None:
     bundle = forge(store, b'{"blocks":1,"blocks":2}', "kv")
-    with pytest.raises(DuplicateKey):
+    with pytest.raises(DuplicateKeyError):
         bundle.json("kv")
 
 
@@ -126,7 +126,7 @@ def test_index_too_large(store: Store, tmp_path: Path) -> None:
     publish(store, tmp_path)
     with (store.root / oci.INDEX_FILE).open("ab") as file:
         file.truncate(LIMITS.index + 1)
-    with pytest.raises(TooLarge):
+    with pytest.raises(TooLargeError):
         store.list()
 
 

@@ -14,7 +14,13 @@ from time import process_time
 import pytest
 import zstandard
 from coldstart.artifacts import member_names, tar, unpack
-from coldstart.artifacts.errors import Bomb, BundleError, DuplicateMember, UnsafeLink, UnsafePath
+from coldstart.artifacts.errors import (
+    ArchiveBombError,
+    BundleError,
+    DuplicateMemberError,
+    UnsafeLinkError,
+    UnsafePathError,
+)
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.store import Store
 from tools.bundles import forge, key, member, tar_zst, write_tree
@@ -118,12 +124,12 @@ def test_a_conflict_with_the_last_name_is_found_within_seconds(name: str, store:
 @pytest.mark.parametrize(
     ("first", "second", "error"),
     [
-        (("a/b", False), ("a", False), UnsafePath),
-        (("a", False), ("a/b", False), UnsafePath),
-        (("a", False), ("a/b/c", True), UnsafePath),
-        (("a/b/c", False), ("a/b", False), UnsafePath),
-        (("a", True), ("a", False), DuplicateMember),
-        (("a", True), ("a", True), DuplicateMember),
+        (("a/b", False), ("a", False), UnsafePathError),
+        (("a", False), ("a/b", False), UnsafePathError),
+        (("a", False), ("a/b/c", True), UnsafePathError),
+        (("a/b/c", False), ("a/b", False), UnsafePathError),
+        (("a", True), ("a", False), DuplicateMemberError),
+        (("a", True), ("a", True), DuplicateMemberError),
     ],
 )
 def test_every_conflict_of_two_names_is_named(
@@ -146,32 +152,32 @@ def test_depth_is_limited_for_readers_and_writers(store: Store, tmp_path: Path) 
     deepest = "/".join(["d"] * LIMITS.path_depth)
     assert forge(store, tar_zst((member(deepest), b"x"))).extract("tokenizer", tmp_path / "out") == 1
     tree = write_tree(tmp_path / "tree", {f"{deepest}/x": b"x"})
-    with store.begin(key()) as draft, pytest.raises(UnsafePath, match="64 components"):
+    with store.begin(key()) as draft, pytest.raises(UnsafePathError, match="64 components"):
         draft.add_tree("tokenizer", tree)
 
 
 def test_implied_directories_count_as_members() -> None:
     names = member_names.MemberNames(cap=3)
     names.add("a/b/c", is_directory=False)
-    with pytest.raises(Bomb):
+    with pytest.raises(ArchiveBombError):
         names.add("d", is_directory=False)
 
 
 def test_a_name_that_the_file_system_does_not_allow_is_named(store: Store, tmp_path: Path) -> None:
     name = "/".join(["d" * 100] * 40)  # with the directory longer than PATH_MAX
     bundle = forge(store, tar_zst((member(name), b"x")))
-    with pytest.raises(UnsafePath, match="too long"):
+    with pytest.raises(UnsafePathError, match="too long"):
         bundle.extract("tokenizer", tmp_path / ("o" * 100) / "out")
 
 
 def test_names_that_the_file_system_does_not_keep_apart_are_named(tmp_path: Path) -> None:
     tree = unpack.Tree(tmp_path)
     tree.create_file(tar.Member("a", 0)).close()
-    with pytest.raises(DuplicateMember):  # as "A" on a file system that ignores case
+    with pytest.raises(DuplicateMemberError):  # as "A" on a file system that ignores case
         tree.create_file(tar.Member("a", 0))
 
 
 def test_a_link_with_a_long_name_is_still_a_link(store: Store, tmp_path: Path) -> None:
     bundle = forge(store, tar_zst((member("a" * 90 + "/" + "b" * 90, type=b"2", linkname="/x"), b"")))
-    with pytest.raises(UnsafeLink):
+    with pytest.raises(UnsafeLinkError):
         bundle.extract("tokenizer", tmp_path / "out")

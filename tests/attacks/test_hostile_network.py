@@ -23,7 +23,7 @@ from tools.bundles import publish
 from tools.raw_server import Asked, answer, answering, dribble, flood
 
 from coldstart.weights.prefetch import http_source
-from coldstart.weights.prefetch.range_source import SourceUnavailable, SourceUnusable
+from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError
 
 SECRET = "hunter2-of-the-origin"
 LOGIN = base64.b64encode(f"me:{SECRET}".encode()).decode()
@@ -222,7 +222,7 @@ def test_a_hostile_weights_server(name: str, monkeypatch: pytest.MonkeyPatch) ->
     with answering(WEIGHTS[name]) as server:
         given = http_source.headers(server.url.replace("//", f"//me:{SECRET}@"), {})
         source, began = http_source.HttpSource(server.url, given), time.monotonic()
-        with _Watch() as watch, suppress(SourceUnavailable, SourceUnusable):
+        with _Watch() as watch, suppress(SourceUnavailableError, SourceUnusableError):
             got = source.read("f", 4096, 0, into, lambda _: None)
             assert 0 < got <= 4096  # whose digest decides
         source.close()

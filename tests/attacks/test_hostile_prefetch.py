@@ -242,14 +242,14 @@ def test_a_hostile_plan_is_refused_by_both_sides(
     server: RangeServer, plan: dict[str, Any], runtime: Path, spoil: Callable[[dict[str, Any]], Any]
 ) -> None:
     spoilt = spoil(plan)
-    with pytest.raises((client.PrefetchRefused, TypeError)):
+    with pytest.raises((client.PrefetchRefusedError, TypeError)):
         client.attach(server.url, spoilt, directory=runtime)
     assert "plan" in _refusal(server, runtime, None, spoilt)
 
 
 @pytest.mark.usefixtures("bystander")
 def test_unknown_names_are_refused(server: RangeServer, plan: dict[str, Any], runtime: Path) -> None:
-    with pytest.raises(client.PrefetchRefused, match="no tensor 'zz'"):
+    with pytest.raises(client.PrefetchRefusedError, match="no tensor 'zz'"):
         client.attach(server.url, plan, names=["zz"], directory=runtime)
     assert "zz" in _refusal(server, runtime, ["zz"], plan)
 
@@ -260,7 +260,7 @@ def test_ranges_outside_of_what_is_wanted_are_refused(
 ) -> None:
     with client.attach(server.url, plan, names=["c"], directory=runtime) as attached:
         for offset, size in ((-8, 16), (0, 8), (10_000, 1 << 40), (0, -5)):
-            with pytest.raises(client.PrefetchRefused):
+            with pytest.raises(client.PrefetchRefusedError):
                 attached.wait(FILE, offset, size)
         with pytest.raises(KeyError):
             attached.file("../secret")

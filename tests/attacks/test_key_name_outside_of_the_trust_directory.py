@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import sign
-from coldstart.artifacts.errors import InvalidName
-from tools.shell import Run
-
+from coldstart.artifacts.errors import InvalidNameError
 from coldstart.machine import paths
+from tools.shell import Run
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "/x", "..", ".hidden", "", "a\nb", "a" * 65, "-x"])
 def test_a_name_that_is_no_plain_file_name_is_refused(name: str, tmp_path: Path) -> None:
     pem = sign.public_pem(tmp_path / "state")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidNameError):
         sign.trust(tmp_path / "trust" / "deep", pem, name=name)
     assert sorted(tmp_path.rglob("*")) == before
 

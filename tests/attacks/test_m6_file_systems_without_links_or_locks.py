@@ -38,7 +38,7 @@ def test_m6_a_store_without_locks_says_so(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(BundleError) as caught:
         publish(Store(tmp_path / "store"), tmp_path)
-    assert caught.value.code == "CS-LOCK" and "--cache-dir" in caught.value.mend
+    assert caught.value.code == "CS-LOCK" and "--cache-dir" in caught.value.hint
 
 
 def test_m6_readers_need_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

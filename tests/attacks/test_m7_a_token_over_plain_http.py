@@ -11,7 +11,7 @@ from tools.raw_server import answer, answering
 from weights_tools import checkpoint, prefetcher
 
 from coldstart.weights.prefetch import backends, client, http_source
-from coldstart.weights.prefetch.range_source import SourceUnusable, shown
+from coldstart.weights.prefetch.range_source import SourceUnusableError, shown
 
 TOKEN = {http_source.TOKEN_VARIABLE: "s3cret"}
 
@@ -29,21 +29,21 @@ def test_m7_tls_and_this_machine_are_safe(address: str) -> None:
 
 
 def test_m7_no_password_without_tls() -> None:
-    with pytest.raises(SourceUnusable, match="without TLS"):
+    with pytest.raises(SourceUnusableError, match="without TLS"):
         http_source.headers("http://me:s3cret@weights.example/m", {})
 
 
 def test_m7_who_adds_a_header_by_hand_is_stopped_too() -> None:
     """The client itself refuses, whoever made the header."""
     source = http_source.HttpSource("http://weights.example/m", {"Authorization": "Bearer s3cret"})
-    with pytest.raises(SourceUnusable, match="without TLS"):
+    with pytest.raises(SourceUnusableError, match="without TLS"):
         source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None)
 
 
 def test_m7_no_session_token_without_tls() -> None:
     pytest.importorskip("obstore", exc_type=ImportError)
     given = {"AWS_ENDPOINT_URL": "http://10.0.0.1:9000", "AWS_SESSION_TOKEN": "s3cret", "AWS_REGION": "x"}
-    with pytest.raises(SourceUnusable, match="without TLS"):
+    with pytest.raises(SourceUnusableError, match="without TLS"):
         backends.open_source("s3://b/m", given)
     backends.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
 
@@ -60,7 +60,7 @@ def test_m1_a_signed_address_is_shown_without_its_signature(tmp_path: Path) -> N
         for url in (server.url, good.url):
             with client.attach(url + query, plan, directory=runtime) as attached:
                 if url == server.url:
-                    with pytest.raises(client.PrefetchFailed) as failed:
+                    with pytest.raises(client.PrefetchFailedError) as failed:
                         attached.complete()
                     assert "s3cret" not in str(failed.value) and "403" in str(failed.value)
                 else:

@@ -23,7 +23,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import publish
 from tools.shell import Run
 
-from coldstart.errors import ColdstartError, CommandFailed, Usage
+from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.materialize import materialize
 from coldstart.materialize.options import Options
 from coldstart.models import inspection, relevance, resolution
@@ -198,7 +198,7 @@ def test_m10_a_snapshot_that_cannot_be_taken_is_refused_before_the_work(
     monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
     asked: Any = None  # whatever it does with what was looked up, it does too early
     with pytest.raises(
-        CommandFailed, match="No snapshot can be taken here: /nonexistent/criu is not to be found"
+        CommandFailedError, match="No snapshot can be taken here: /nonexistent/criu is not to be found"
     ):
         materialize.materialize(asked, Options(snapshot=True), lambda _: nullcontext())
 
@@ -212,6 +212,6 @@ def test_m11_a_pipe_in_the_place_of_a_file(tmp_path: Path, name: str) -> None:
     (model / name).unlink(missing_ok=True)
     os.mkfifo(model / name)
     began = time.monotonic()
-    with pytest.raises((Usage, ColdstartError), match="is no regular file"):
+    with pytest.raises((UsageError, ColdstartError), match="is no regular file"):
         resolution.ensure_weights(resolution.resolve(str(model)))
     assert time.monotonic() - began < 5

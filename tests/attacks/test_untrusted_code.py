@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import canonical, sign
 from coldstart.artifacts.bundle import Bundle, Trust, anyone
-from coldstart.artifacts.errors import Untrusted
+from coldstart.artifacts.errors import UntrustedError
 from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, publish, write_tree
 
@@ -30,8 +30,8 @@ def _bundle(store: Store, scratch: Path, signer: object) -> Bundle:
         return draft.publish(provenance(), signer=signer)  # type: ignore[arg-type]
 
 
-def _refused(bundle: Bundle, dest: Path, trust: Trust | None) -> Untrusted:
-    with pytest.raises(Untrusted) as caught:
+def _refused(bundle: Bundle, dest: Path, trust: Trust | None) -> UntrustedError:
+    with pytest.raises(UntrustedError) as caught:
         bundle.extract("compile", dest, trust=trust)
     assert not dest.exists()
     return caught.value

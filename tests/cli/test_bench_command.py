@@ -11,7 +11,7 @@ import pytest
 from coldstart.commands import cli
 
 from coldstart.bench import benchmark, floor, run_order
-from coldstart.validate.launch import Command, Launcher, ModeUnavailable, RunFiles
+from coldstart.validate.launch import Command, Launcher, ModeUnavailableError, RunFiles
 from coldstart.validate.launchers import Subject
 
 SERVER = Path(__file__).parents[1] / "support" / "fake_server.py"
@@ -28,7 +28,7 @@ class Fake:
 
     def prepare(self) -> None:
         if BEHAVIOUR.get(self.mode) == "unavailable":
-            raise ModeUnavailable("no CRIU here")
+            raise ModeUnavailableError("no CRIU here")
 
     def command(self, files: RunFiles) -> Command:
         argv = [sys.executable, "-I", "-S", str(SERVER), str(files.port), str(files.ready)]

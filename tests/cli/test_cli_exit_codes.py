@@ -9,25 +9,25 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import errors as bundle_errors
-from coldstart.artifacts.store import NotFound
+from coldstart.artifacts.store import BundleNotFoundError
 from coldstart.commands import cli
 from tools.shell import Run
 
-from coldstart.errors import CommandFailed, NeedsAuth, NoBundle, Usage
+from coldstart.errors import AuthRequiredError, CommandFailedError, NoBundleError, UsageError
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (CommandFailed("x"), 1),
-        (Usage("x"), 2),
-        (NoBundle("x"), 3),
-        (NeedsAuth("x"), 4),
-        (NotFound("x"), 3),
-        (bundle_errors.RemoteDenied("x"), 4),
-        (bundle_errors.DigestMismatch("x"), 1),
-        (bundle_errors.InvalidReference("x"), 2),
-        (bundle_errors.NoSpace("x"), 2),
+        (CommandFailedError("x"), 1),
+        (UsageError("x"), 2),
+        (NoBundleError("x"), 3),
+        (AuthRequiredError("x"), 4),
+        (BundleNotFoundError("x"), 3),
+        (bundle_errors.RemoteDeniedError("x"), 4),
+        (bundle_errors.DigestMismatchError("x"), 1),
+        (bundle_errors.InvalidReferenceError("x"), 2),
+        (bundle_errors.NoSpaceError("x"), 2),
         (PermissionError(13, "Permission denied", "file"), 2),
         (RuntimeError("x"), 2),
     ],
@@ -43,7 +43,7 @@ def test_a_traceback_only_on_demand(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLDSTART_DEBUG", "1")
-    cli._report(Usage("x"))
+    cli._report(UsageError("x"))
     assert "Usage: x" in capsys.readouterr().err
 
 

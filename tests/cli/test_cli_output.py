@@ -12,7 +12,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._output import Output, human_bytes, table
 from tools.shell import Run
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 
 def test_text(run: Run, bundle: Bundle) -> None:
@@ -127,7 +127,7 @@ def test_sink_without_quiet_text_keeps_text(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_sink_refuses_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(Usage, match="-o"):
+    with pytest.raises(UsageError, match="-o"):
         Output(out_file=tmp_path).result({}, "x")
 
 

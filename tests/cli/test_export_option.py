@@ -10,7 +10,7 @@ from coldstart.commands._export import Exports, Result
 from support import pages
 from tools.shell import Run
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 COLUMNS = {"name": "string", "size": "Int64"}
 RESULT = Result.from_rows(
@@ -41,15 +41,15 @@ def test_every_form_of_a_plain_table(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_written_is_refused_before_the_work(given: list[str], words: str) -> None:
-    with pytest.raises(Usage, match=words):
+    with pytest.raises(UsageError, match=words):
         Exports.parse(given)
 
 
 def test_a_missing_package_is_named_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_export, "find_spec", lambda name: None if name == "pyarrow" else object())
-    with pytest.raises(Usage, match="needs pyarrow") as refused:
+    with pytest.raises(UsageError, match="needs pyarrow") as refused:
         Exports.parse([f"parquet={tmp_path / 'x'}"])
-    assert refused.value.mend == "coldstart install parquet"
+    assert refused.value.hint == "coldstart install parquet"
     Exports.parse([f"csv={tmp_path / 'x'}"])
 
 
@@ -58,7 +58,7 @@ def test_only_json_is_written_without_packages_for_tables(
 ) -> None:
     monkeypatch.setattr(_export, "find_spec", lambda name: None)
     for form in _export.NEEDS:
-        with pytest.raises(Usage, match=f"--export {form} needs pandas"):
+        with pytest.raises(UsageError, match=f"--export {form} needs pandas"):
             Exports.parse([f"{form}={tmp_path / 'x'}"])
     Exports.parse([f"json={tmp_path / 'x'}"])
 

@@ -96,7 +96,7 @@ def running(tmp_path: Path) -> Iterator[tuple[str, list[Any]]]:
             wrong = asked[-1].get("args") == ["nobody"]
             self._say(
                 400 if wrong else 200,
-                {"error": "not deployed", "mend": "coldstart fleet status"} if wrong else {},
+                {"error": "not deployed", "hint": "coldstart fleet status"} if wrong else {},
             )
 
         def _say(self, status: int, document: Any) -> None:

@@ -11,7 +11,7 @@ from coldstart.artifacts.store import Store
 from coldstart.commands import cli
 from tools.bundles import key, provenance, publish
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.materialize import materialize
 from coldstart.materialize.options import Options
 from coldstart.models import inspection, tiny
@@ -66,5 +66,5 @@ def test_what_is_missing_in_the_bundle_is_said(
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan"])
 def test_a_profile_is_given_seconds(seconds: str) -> None:
-    with pytest.raises(Usage, match="iteration profile"):
+    with pytest.raises(UsageError, match="iteration profile"):
         Options(profile_s=float(seconds))

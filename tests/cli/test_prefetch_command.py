@@ -64,7 +64,7 @@ def test_the_models_own_directory_by_default(run: Run, model: Path) -> None:
     (found,) = json.loads(run("prefetch", "status", "--format", "json").stdout)["models"]
     assert found["source"] == str(model) and found["memory_bytes"] == 0
     running = run("prefetch", "start", str(model), "--streams", "2", code=2)
-    assert "mend: coldstart prefetch stop" in running.stderr
+    assert "hint: coldstart prefetch stop" in running.stderr
 
 
 def test_what_cannot_be_done_is_said(run: Run, model: Path) -> None:

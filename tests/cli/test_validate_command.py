@@ -106,7 +106,7 @@ def test_a_model_with_arguments_is_looked_up_by_its_key(
     assert validate(bundle, "--", "--seed", "7", word="tiny-llama") == 0
     assert capsys.readouterr().out == f"{made.ref}: valid at level checksum\n"
     assert validate(bundle, "--", "--dtype", "float32", word="tiny-llama") == 3
-    assert "mend: coldstart materialize tiny-llama -- --dtype float32" in capsys.readouterr().err
+    assert "hint: coldstart materialize tiny-llama -- --dtype float32" in capsys.readouterr().err
 
 
 def test_a_bundle_of_a_directory_says_how_its_model_is_named(

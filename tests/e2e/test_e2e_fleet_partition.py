@@ -67,7 +67,7 @@ def test_a_link_that_comes_back_soon_costs_no_answer_and_no_server(fleet: Fleet)
         asking = _asking(fleet, stack)
         fleet.links.cut(cut := fleet.busiest("a"))
         fleet.until(lambda status: status["gateway"]["again"] > again)
-        fleet.links.mend(cut)
+        fleet.links.hint(cut)
     assert not any(one.failed for one in asking)
     assert _serving(fleet, fleet.until(lambda status: status["controller"] and status)[0]) == before
     assert [_processes(fleet, number) for number in (1, 2)] == processes
@@ -87,7 +87,7 @@ def test_a_node_behind_a_cut_link_is_lost_and_comes_back_without_what_it_had(fle
         wait_until(lambda: all(len(one.answers) > n for one, n in zip(asking, asked, strict=True)))
     assert not any(one.failed for one in asking)
     # It runs on where it is, and nobody knows: that is what must not be there twice.
-    fleet.links.mend(cut)
+    fleet.links.hint(cut)
     now, _ = fleet.until(lambda status: len(found := _serving(fleet, status)) == 2 and found, 180)
     assert len(set(now.values())) == 2 and len(set(now.values()) & set(before.values())) == 1
     assert not old.is_running()

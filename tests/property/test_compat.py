@@ -23,7 +23,9 @@ def test_the_installed_vllm_runs_it() -> None:
 
 def test_another_version_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature} here.")
-    with pytest.raises(limits.IncompatibleVllm, match=r"no scheduler here\. Serve with --scheduler fcfs"):
+    with pytest.raises(
+        limits.IncompatibleVllmError, match=r"no scheduler here\. Serve with --scheduler fcfs"
+    ):
         limits.require(config())
 
 
@@ -35,7 +37,7 @@ def test_another_version_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_what_it_cannot_drive_is_refused(change: dict[str, object], words: str) -> None:
-    with pytest.raises(limits.IncompatibleVllm, match=words):
+    with pytest.raises(limits.IncompatibleVllmError, match=words):
         limits.require(config(**change))
 
 

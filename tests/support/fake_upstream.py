@@ -30,7 +30,7 @@ from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import host_routes
 from coldstart.host.live.http_server import GatewayServer, loop_factory
 from coldstart.host.live.meter import Meter
-from coldstart.host.live.servers import Ready, StartFailed
+from coldstart.host.live.servers import Ready, StartFailedError
 
 
 class FakeServer:
@@ -62,7 +62,7 @@ class FakeServer:
             reason = self.servers.failing.get(self.launch.name)
             await self._first(self.gate)
             if reason is not None or self.over.is_set():
-                self.ready.set_exception(StartFailed(reason or "told to end"))
+                self.ready.set_exception(StartFailedError(reason or "told to end"))
                 return
             await runner.setup()
             await self._site(runner).start()
@@ -169,7 +169,7 @@ class FakeTemplate(FakeServer):
 
     async def _live(self) -> None:
         if self.servers.templates_fail:
-            self.ready.set_exception(StartFailed("no template"))
+            self.ready.set_exception(StartFailedError("no template"))
         else:
             await self._first(self.gate)
             self.ready.set_result(Ready(f"template-{self.level}", 4243, {}))

@@ -20,12 +20,12 @@ from support.fake_upstream import FakeServers, until
 from coldstart.contract.arguments import Arguments
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live import admin, calls, messages
-from coldstart.fleet.live.contact import ControllerAway
+from coldstart.fleet.live.contact import ControllerAwayError
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.front import FleetFront
 from coldstart.fleet.live.messages import Call
 from coldstart.fleet.live.node import NodeServers
-from coldstart.fleet.live.orders import NodeLost, RankOrder
+from coldstart.fleet.live.orders import NodeLostError, RankOrder
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.live.wire import ModelDeployment
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
@@ -58,7 +58,7 @@ class RigNode:
 
     def _reach(self) -> NodeServers:
         if self.away:
-            raise NodeLost("away")
+            raise NodeLostError("away")
         return self.node
 
     async def launch(self, order: RankOrder) -> None:
@@ -90,14 +90,14 @@ class FleetRig:
         """As ControllerConnection: documents pass between the two, as they do between processes."""
         control = self.control
         if control is None:
-            raise ControllerAway("killed")
+            raise ControllerAwayError("killed")
         sent = json.loads(json.dumps(messages.document(call)))
         waiting = asyncio.ensure_future(calls.answer(control, sent))
         while not waiting.done():
             await asyncio.wait([waiting], timeout=0.02)
             if self.control is not control:
                 waiting.cancel()
-                raise ControllerAway("killed meanwhile")
+                raise ControllerAwayError("killed meanwhile")
         return json.loads(json.dumps(waiting.result()))
 
     def begin(self, count: int = 2, memory: int = 10) -> None:

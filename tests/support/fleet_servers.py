@@ -24,7 +24,7 @@ from support import fake_model
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import PacedFetch, WeightsRequest
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.live import starter
 from coldstart.host.live.servers import Starter
 from coldstart.launch import fetch
@@ -102,7 +102,7 @@ class _Server(ThreadingHTTPServer):
 def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     """In the place of planning and starting: this process is the server."""
     if message["model"] == "broken":
-        raise Usage("no weights at /nowhere")
+        raise UsageError("no weights at /nowhere")
     words = list(message["args"])
     if "--max-model-len" in words:
         time.sleep(int(words[words.index("--max-model-len") + 1]) / 1000)

@@ -75,7 +75,7 @@ class LinkCluster:
         """Nothing comes in or goes out any more, and nobody is told."""
         _run("ip", "link", "set", self._outer(name), "down")
 
-    def mend(self, name: str) -> None:
+    def hint(self, name: str) -> None:
         """As it was before `cut`."""
         _run("ip", "link", "set", self._outer(name), "up")
 

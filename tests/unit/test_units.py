@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.units import parse_size
 
 
@@ -15,6 +15,6 @@ def test_parse_size_returns_bytes(given: object, size: int) -> None:
 
 @pytest.mark.parametrize("given", ["24 apples", "", "-1", -1, 1.5, True, None, ["1GiB"]])
 def test_parse_size_names_what_it_found_when_that_is_no_size(given: object) -> None:
-    with pytest.raises(Usage, match="invalid size") as error:
+    with pytest.raises(UsageError, match="invalid size") as error:
         parse_size(given)
-    assert repr(given) in error.value.message and "14GiB" in str(error.value.mend)
+    assert repr(given) in error.value.message and "14GiB" in str(error.value.hint)

@@ -20,12 +20,12 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet import labels
 from coldstart.fleet.live import calls, wire
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
-from coldstart.fleet.live.orders import NodeLost, NodeReport, RankOrder, WorkerEvent
+from coldstart.fleet.live.orders import NodeLostError, NodeReport, RankOrder, WorkerEvent
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.live.log import Log
@@ -133,11 +133,11 @@ class RemoteNode:
 
 
 async def _asked(reference: Any) -> Any:
-    """What the actor answers. Raises NodeLost."""
+    """What the actor answers. Raises NodeLostError."""
     try:
         return await reference
     except RayError as error:
-        raise NodeLost(f"{type(error).__name__}") from error
+        raise NodeLostError(f"{type(error).__name__}") from error
 
 
 @ray.remote
@@ -188,7 +188,7 @@ class ControllerActor:
             name = f"{node['NodeManagerHostname']}-{node['NodeID'][:8]}"
             try:
                 spec = labels.server(name, node.get("Labels", {}))
-            except Usage as error:
+            except UsageError as error:
                 Log().say("node refused", node=name, reason=error.message)
                 continue
             if spec is not None:

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from coldstart.fleet.live import messages
-from coldstart.fleet.live.contact import ControllerAway
+from coldstart.fleet.live.contact import ControllerAwayError
 from coldstart.fleet.live.front import FleetFront
 from coldstart.fleet.live.messages import AdminOrder
 
@@ -33,7 +33,7 @@ def routes(front: FleetFront, key: str, down: Callable[[], Awaitable[None]]) -> 
                 return JSONResponse({"error": "the admin key is missing or wrong"}, status_code=401)
             try:
                 found = await work(request)
-            except ControllerAway as error:
+            except ControllerAwayError as error:
                 return JSONResponse({"error": f"the controller cannot be reached: {error}"}, status_code=503)
             except (ValueError, KeyError, TypeError) as error:
                 return JSONResponse({"error": f"that is no order: {error}"}, status_code=400)

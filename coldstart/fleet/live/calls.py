@@ -31,9 +31,9 @@ async def answer(control: FleetControl, document: Any) -> Any:
 
 
 def _order(control: FleetControl, call: AdminOrder) -> dict[str, Any]:
-    """Return {}, or {"error", "mend"} if the controller refuses."""
+    """Return {}, or {"error", "hint"} if the controller refuses."""
     try:
         getattr(control, call.method)(*map(wire.thing, call.args))
     except (ColdstartError, ValueError, TypeError, OSError) as error:
-        return {"error": str(error), "mend": getattr(error, "mend", None)}
+        return {"error": str(error), "hint": getattr(error, "hint", None)}
     return {}

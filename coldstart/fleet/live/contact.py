@@ -27,7 +27,7 @@ from coldstart.host.live.log import Log
 AWAY_S = 0.25
 
 
-class ControllerAway(Exception):
+class ControllerAwayError(Exception):
     """The controller cannot be reached."""
 
 
@@ -35,7 +35,7 @@ class ControllerConnection(Protocol):
     """Connection to the controller."""
 
     async def call(self, call: Call) -> Any:
-        """Return the JSON document of the reply. Raises ControllerAway."""
+        """Return the JSON document of the reply. Raises ControllerAwayError."""
 
 
 class Gatekeeper(Protocol):
@@ -105,7 +105,7 @@ class Contact:
         try:
             reply = await self.connection.call(Report(self.name, self.incarnation, batch))
             attached = not isinstance(messages.read(reply, Received | NotAttached), NotAttached)
-        except (ControllerAway, ValueError):
+        except (ControllerAwayError, ValueError):
             attached = False
         if not attached:
             self.away()
@@ -114,7 +114,7 @@ class Contact:
         while True:
             try:
                 await self._pull_once()
-            except ControllerAway:
+            except ControllerAwayError:
                 self.away()
                 await asyncio.sleep(AWAY_S)
             except Exception as error:  # noqa: BLE001 - a bad reply must not end a gateway that serves

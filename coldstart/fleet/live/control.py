@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event, LaunchRank
@@ -178,7 +178,7 @@ class FleetControl:
     def deploy(self, deployment: ModelDeployment) -> None:
         """Take a model, or another way to start or size one; what serves by other words goes once it is done.
 
-        Raises Usage for a name that means another model already.
+        Raises UsageError for a name that means another model already.
         """
         name = deployment.spec.name
         before = self.state.models.get(name)
@@ -193,25 +193,25 @@ class FleetControl:
         self.tell(events.Deployed(deployment.spec))
 
     def scale(self, name: str, least: int, most: int) -> None:
-        """Raises Usage for a model that is not deployed, and for numbers that make no sense."""
+        """Raises UsageError for a model that is not deployed, and for numbers that make no sense."""
         known = self._known(name)
         self.deploy(replace(known, spec=replace(known.spec, least=least, most=most)))
 
     def remove(self, name: str) -> None:
-        """Raises Usage for a model that is not deployed."""
+        """Raises UsageError for a model that is not deployed."""
         self._known(name)
         self.state.remove(name)
         self.tell(events.Removed(name))
 
     def _known(self, name: str) -> ModelDeployment:
         if name not in self.state.models:
-            raise Usage(f"model {name} is not deployed", mend="coldstart fleet status")
+            raise UsageError(f"model {name} is not deployed", hint="coldstart fleet status")
         return self.state.models[name]
 
     def drain(self, server: str) -> None:
-        """Raises Usage for a server that is not there."""
+        """Raises UsageError for a server that is not there."""
         if server not in self.workers.processes.nodes:
-            raise Usage(f"the fleet has no server {server}", mend="coldstart fleet status")
+            raise UsageError(f"the fleet has no server {server}", hint="coldstart fleet status")
         self.state.drain(server)
         self.tell(events.Drained(server))
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from coldstart.contract import environment
 from coldstart.fleet.live import messages
-from coldstart.fleet.live.contact import ControllerAway
+from coldstart.fleet.live.contact import ControllerAwayError
 from coldstart.fleet.live.messages import Call
 from coldstart.host.live.log import Log
 from coldstart.system.ipc import json_lines
@@ -47,7 +47,7 @@ class RayConnection:
         return await self._call({"message": messages.document(call)})
 
     async def end_fleet(self) -> None:
-        """End every server and the controller. Raises ControllerAway."""
+        """End every server and the controller. Raises ControllerAwayError."""
         await self._call({})
 
     async def _call(self, asked: Mapping[str, Any]) -> Any:
@@ -62,7 +62,7 @@ class RayConnection:
                 await loop.sock_sendall(channel.socket, line)
             return await answer
         except OSError as error:
-            raise ControllerAway(str(error)) from error
+            raise ControllerAwayError(str(error)) from error
         finally:
             self._asked.pop(number, None)
 
@@ -70,7 +70,7 @@ class RayConnection:
         if self._channel is not None:
             return self._channel
         if loop.time() < self._not_before:
-            raise ControllerAway("its client has just ended")
+            raise ControllerAwayError("its client has just ended")
         self._not_before = loop.time() + AGAIN_S
         ours, theirs = socket.socketpair()
         given = {str(environment.SUPERVISOR_PID): str(os.getpid()), **self.env}
@@ -102,7 +102,7 @@ class RayConnection:
             if answer is None or answer.done():
                 continue
             if "error" in message:
-                answer.set_exception(ControllerAway(str(message["error"])))
+                answer.set_exception(ControllerAwayError(str(message["error"])))
             else:
                 answer.set_result(message["value"])
 
@@ -115,7 +115,7 @@ class RayConnection:
         asyncio.get_running_loop().run_in_executor(None, self._process.wait)
         for answer in self._asked.values():
             if not answer.done():
-                answer.set_exception(ControllerAway("its client ended"))
+                answer.set_exception(ControllerAwayError("its client ended"))
 
     async def close(self) -> None:
         """End the child."""

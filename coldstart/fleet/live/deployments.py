@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from coldstart.artifacts.errors import BundleError
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet.live.wire import ModelDeployment
 from coldstart.fleet.sizing import MOST_RANKS
 from coldstart.fleet.specification import FleetModel
@@ -40,7 +40,7 @@ class DeployWords:
 
 
 def limits(text: str | None) -> tuple[float, float]:
-    """TTFT and TPOT from `ttft=2,tpot=0.1`, infinite where not given. Raises Usage."""
+    """TTFT and TPOT from `ttft=2,tpot=0.1`, infinite where not given. Raises UsageError."""
     found = {"ttft": inf, "tpot": inf}
     for word in filter(None, (text or "").split(",")):
         name, _, value = word.partition("=")
@@ -49,16 +49,16 @@ def limits(text: str | None) -> tuple[float, float]:
             if name not in found or seconds <= 0:
                 raise ValueError
         except ValueError as error:
-            raise Usage(f"--slo {text!r} is no limit", mend="--slo ttft=2,tpot=0.1") from error
+            raise UsageError(f"--slo {text!r} is no limit", hint="--slo ttft=2,tpot=0.1") from error
         found[name] = seconds
     return found["ttft"], found["tpot"]
 
 
 def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) -> ModelDeployment:
-    """Raises what a look-up raises, NoBundle where one is needed, Usage where a figure is not known."""
+    """Raises what a look-up raises, NoBundleError where one is needed, UsageError where a figure is not known."""
     found = lookups.of_launch(launch, cache, offline=offline)
     if wanted.memory is None and not runtime.targets_cpu():
-        raise Usage("no bundle says how much of a GPU's memory a model takes", mend="--memory 24GB")
+        raise UsageError("no bundle says how much of a GPU's memory a model takes", hint="--memory 24GB")
     shares: dict[int, tuple[int, ...]] = {}
     if wanted.size:
         weights = parse_size(wanted.size)
@@ -66,7 +66,7 @@ def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) ->
         shares = ranks_bytes(found)
         weights = profiles.weights_bytes(found.model.path) or (shares[1][0] if shares else 0)
     if not weights:
-        raise Usage(f"{launch.name}: no weights lie here to say how large they are", mend="--size 24GB")
+        raise UsageError(f"{launch.name}: no weights lie here to say how large they are", hint="--size 24GB")
     memory, start_s = parse_size(wanted.memory) if wanted.memory else 0, wanted.start_s
     if not memory or start_s is None:
         known = profiles.of_lookup(launch, found)
@@ -91,7 +91,7 @@ def ranks_bytes(found: Lookup) -> dict[int, tuple[int, ...]]:
     try:
         plan: Any = found.weights_donor.json("weights") if found.weights_donor else None
         ordered = tensors.ordered(plan) if isinstance(plan, Mapping) else []
-    except (BundleError, tensors.UnreadableWeights):
+    except (BundleError, tensors.UnreadableWeightsError):
         return {}
     config, size = found.model.config, {tensor.name: tensor.size for tensor in ordered}
     most = min(MOST_RANKS, int(config.get("num_hidden_layers") or 1))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import coldstart
-from coldstart.fleet.live.contact import Contact, ControllerAway, ControllerConnection
+from coldstart.fleet.live.contact import Contact, ControllerAwayError, ControllerConnection
 from coldstart.fleet.live.messages import (
     GetStatus,
     GroupReleased,
@@ -36,8 +36,8 @@ from coldstart.fleet.live.targets import Targets
 from coldstart.host.launches import Catalogue, Launch, Route
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import Metrics
-from coldstart.host.live.tickets import AdmissionRefused, Ticket, unknown
-from coldstart.host.live.upstream import NothingSent, Replica
+from coldstart.host.live.tickets import AdmissionRefusedError, Ticket, unknown
+from coldstart.host.live.upstream import NothingSentError, Replica
 from coldstart.host.status import HostFacts
 
 SUSPECT_S = 1.0
@@ -74,11 +74,13 @@ class FleetFront:
     def enter(self, asked: str | None) -> Ticket:
         """As Front."""
         if self.facts.stopping:
-            raise self._counted(AdmissionRefused(503, "the gateway is stopping", 5.0))
+            raise self._counted(AdmissionRefusedError(503, "the gateway is stopping", 5.0))
         route = self.catalogue.route(asked)
         if route is None:
             if not self.contact.incarnation:
-                raise self._counted(AdmissionRefused(503, "the fleet's controller is not there yet", 1.0))
+                raise self._counted(
+                    AdmissionRefusedError(503, "the fleet's controller is not there yet", 1.0)
+                )
             raise self._counted(unknown(asked))
         self.total += 1
         facts = self.facts.of(route.model)
@@ -129,7 +131,7 @@ class FleetFront:
             return ticket
         replica.suspect_until = self.clock() + SUSPECT_S
         # What was never sent does no harm elsewhere; what was may be why its server died.
-        unsent = ticket.unsent + isinstance(error, NothingSent)
+        unsent = ticket.unsent + isinstance(error, NothingSentError)
         if ticket.tries + 1 - unsent > TRIES or unsent > TRIES_UNSENT or self.facts.stopping:
             return None
         ticket.passed_on()
@@ -149,7 +151,7 @@ class FleetFront:
         """As Front."""
         return "starting" if self.connected else "the controller is away"
 
-    def _counted(self, refused: AdmissionRefused) -> AdmissionRefused:
+    def _counted(self, refused: AdmissionRefusedError) -> AdmissionRefusedError:
         self.facts.refused[refused.status] += 1
         return refused
 
@@ -197,7 +199,7 @@ class FleetFront:
 
     def _refuse(self, ticket: FleetTicket, order: RefuseRequest) -> None:
         del self._tickets[ticket.number]
-        refused = AdmissionRefused(order.status, order.reason, order.retry_s)
+        refused = AdmissionRefusedError(order.status, order.reason, order.retry_s)
         ticket.granted.set_exception(self._counted(refused))
         ticket.granted.exception()  # its client may be gone, and no one retrieves it
 
@@ -254,7 +256,7 @@ class FleetFront:
         if self.connected:
             try:
                 self.controlled = await asyncio.wait_for(self.contact.connection.call(GetStatus()), CONNECT_S)
-            except (ControllerAway, TimeoutError):
+            except (ControllerAwayError, TimeoutError):
                 self.contact.away()
         return self.status()
 
@@ -280,7 +282,7 @@ class FleetFront:
         self.facts.stopping = True
         for ticket in list(self._tickets.values()):
             if not ticket.granted.done():
-                ticket.granted.set_exception(AdmissionRefused(503, "the gateway is stopping", 5.0))
+                ticket.granted.set_exception(AdmissionRefusedError(503, "the gateway is stopping", 5.0))
                 ticket.granted.exception()
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from coldstart.artifacts import files
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.system import paths
 
 
@@ -51,11 +51,11 @@ def require() -> LocalFleet:
     """Return the saved fleet.
 
     Raises:
-        CommandFailed: no fleet is saved.
+        CommandFailedError: no fleet is saved.
     """
     found = load()
     if found is None:
-        raise CommandFailed(
-            "No fleet of yours runs on this machine.", mend="coldstart fleet up --memory 60GiB"
+        raise CommandFailedError(
+            "No fleet of yours runs on this machine.", hint="coldstart fleet up --memory 60GiB"
         )
     return found

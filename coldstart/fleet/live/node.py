@@ -28,7 +28,7 @@ from coldstart.fleet.live.orders import (
 )
 from coldstart.host.launches import Launch
 from coldstart.host.live.residence import PATIENCE_S
-from coldstart.host.live.servers import ModelServer, Servers, StartFailed
+from coldstart.host.live.servers import ModelServer, Servers, StartFailedError
 from coldstart.system.ipc.addresses import free_port
 
 WAIT_S = 5.0
@@ -105,7 +105,7 @@ class NodeServers:
         fetching = asyncio.ensure_future(self._fetched(worker, process.fetch))
         try:
             ready = await process.server.ready
-        except StartFailed as failed:
+        except StartFailedError as failed:
             await process.server.ended
             reason = str(failed)
         else:

@@ -10,7 +10,7 @@ from coldstart.fleet.events import LaunchRank
 from coldstart.host.launches import Launch
 
 
-class NodeLost(Exception):
+class NodeLostError(Exception):
     """The server, or its actor, cannot be reached."""
 
 
@@ -83,7 +83,7 @@ class NodeReport:
 
 
 class Node(Protocol):
-    """A server as the controller orders it about. Everything raises NodeLost."""
+    """A server as the controller orders it about. Everything raises NodeLostError."""
 
     async def launch(self, order: RankOrder) -> None:
         """Begin; what becomes of it is said later."""

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet.labels import labels
 from coldstart.fleet.specification import ServerSpec
 from coldstart.system.ipc.addresses import free_port
@@ -64,11 +64,11 @@ def own_directory() -> Path:
 
 
 def require() -> None:
-    """Raises Usage where Ray is not installed; it is not imported."""
+    """Raises UsageError where Ray is not installed; it is not imported."""
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
-        raise Usage("a fleet runs on Ray, which is not installed", mend="coldstart install fleet")
+        raise UsageError("a fleet runs on Ray, which is not installed", hint="coldstart install fleet")
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.contract import environment
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.fleet.live import ray_node
 from coldstart.fleet.specification import ServerSpec
 from coldstart.host.live.log import Log
@@ -45,7 +45,7 @@ class RayProcess:
         return (errors or said or ["it did not say why"])[-1]
 
     def wait(self, go_on: Callable[[], bool] = lambda: True) -> str:
-        """Its address without the port, once it has started. Raises CommandFailed, also where it is not to go on."""
+        """Its address without the port, once it has started. Raises CommandFailedError, also where it is not to go on."""
         end = time.monotonic() + START_S
         over = False
         while not over:
@@ -56,7 +56,7 @@ class RayProcess:
                 where = next(line for line in text.splitlines() if "Local node IP:" in line)
                 return where.rpartition(":")[2].strip()
             time.sleep(LOOK_S)
-        raise CommandFailed(f"Ray did not start on this machine: {self.last_words()}")
+        raise CommandFailedError(f"Ray did not start on this machine: {self.last_words()}")
 
     def end(self) -> None:
         """End it, with all of its processes."""
@@ -99,7 +99,7 @@ class OwnRay:
 
 @contextmanager
 def own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
-    """A started Ray with a token of its own; `server` is what this machine can serve. Raises CommandFailed."""
+    """A started Ray with a token of its own; `server` is what this machine can serve. Raises CommandFailedError."""
     env = {
         **ray_node.ENVIRONMENT,
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -125,7 +125,7 @@ class JoinedNode:
         self._caught: list[int] = []
 
     def run(self) -> int:
-        """Until a signal; the exit code. Raises CommandFailed where it is given up."""
+        """Until a signal; the exit code. Raises CommandFailedError where it is given up."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda caught, _: self._caught.append(caught))
         tries, pause_s, seen_s, began_s = 0, 1.0, 0.0, time.monotonic()
@@ -138,7 +138,7 @@ class JoinedNode:
                 break
             since_s = seen_s or (began_s if SLOW in reason else 0.0)
             if time.monotonic() - since_s > GIVE_UP_S if since_s else tries >= FIRST_TRIES:
-                raise CommandFailed(reason)
+                raise CommandFailedError(reason)
             self.log.say("ray ended", reason=reason, again_s=pause_s)
             self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -152,7 +152,7 @@ class JoinedNode:
         ):
             try:
                 address = node.wait(lambda: not self._caught)
-            except CommandFailed as failed:
+            except CommandFailedError as failed:
                 return 0.0, str(failed)
             self.log.say("joined", address=address)
             while not node.ended() and not self._caught:

@@ -17,9 +17,9 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.fleet.live import admin, local_state, wire
-from coldstart.fleet.live.contact import ControllerAway
+from coldstart.fleet.live.contact import ControllerAwayError
 from coldstart.fleet.live.controller_connection import RayConnection
 from coldstart.fleet.live.front import FleetFront
 from coldstart.fleet.live.local_state import LocalFleet
@@ -68,7 +68,7 @@ class FleetUp:
     def run(self) -> int:
         """Until a signal, or `fleet down`; the exit code.
 
-        Raises Usage where it cannot listen, CommandFailed where a Ray of its own does not start, or ends."""
+        Raises UsageError where it cannot listen, CommandFailedError where a Ray of its own does not start, or ends."""
         options = self.options
         with (
             listen(options.host, options.port) as sock,
@@ -77,8 +77,8 @@ class FleetUp:
         ):
             runner.run(self._main(sock, ray))
             if ray is not None and self.ray_ended:
-                raise CommandFailed(
-                    f"the fleet's Ray ended: {ray.node.last_words()}", mend="coldstart fleet up"
+                raise CommandFailedError(
+                    f"the fleet's Ray ended: {ray.node.last_words()}", hint="coldstart fleet up"
                 )
         return 128 + self.caught[0] if self.caught else 0
 
@@ -140,7 +140,7 @@ class FleetUp:
         self._finish()
 
     async def _down(self) -> None:
-        with suppress(ControllerAway, TimeoutError):
+        with suppress(ControllerAwayError, TimeoutError):
             await asyncio.wait_for(self.connection.end_fleet(), DOWN_S)
 
     def _stop(self, number: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts import files
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet.live import wire
 from coldstart.fleet.live.wire import ModelDeployment
 
@@ -19,7 +19,7 @@ class FleetState:
 
     Invariant: the file is written before a change is obeyed.
 
-    Without a path nothing is kept. Raises Usage for a file that is not ours or cannot be read.
+    Without a path nothing is kept. Raises UsageError for a file that is not ours or cannot be read.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -39,8 +39,8 @@ class FleetState:
             self.drained = {str(name) for name in found["drained"]}
             self.links = {str(name): float(speed) for name, speed in found.get("links", {}).items()}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Usage(
-                f"the fleet's state {path} cannot be read: {error}", mend="move it away to begin anew"
+            raise UsageError(
+                f"the fleet's state {path} cannot be read: {error}", hint="move it away to begin anew"
             ) from error
         self.models = {one.spec.name: one for one in models}
 

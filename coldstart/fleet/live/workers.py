@@ -19,7 +19,7 @@ from coldstart.fleet.events import Event, LaunchRank
 from coldstart.fleet.groups import WHOLE
 from coldstart.fleet.live.gateways import Gateways
 from coldstart.fleet.live.measurements import Measurements
-from coldstart.fleet.live.orders import NodeLost, RankEnded, RankFetched, RankOrder, RankUp, WorkerEvent
+from coldstart.fleet.live.orders import NodeLostError, RankEnded, RankFetched, RankOrder, RankUp, WorkerEvent
 from coldstart.fleet.live.processes import Processes
 from coldstart.fleet.live.state import FleetState
 from coldstart.host.live.log import Log
@@ -67,7 +67,7 @@ class Workers:
         self._log.say("launch", group=first.group, servers=[rank.server for rank in ranks])
         try:
             master = await self.processes.nodes[first.server].rendezvous() if len(ranks) > 1 else None
-        except (NodeLost, KeyError) as lost:
+        except (NodeLostError, KeyError) as lost:
             for rank in ranks:
                 self._unreached(rank.worker, first.server, lost)
             return
@@ -83,7 +83,7 @@ class Workers:
 
     async def _paced(self, worker: str, rate: float | None) -> None:
         if (rank := self.processes.launched.get(worker)) is not None:
-            with suppress(NodeLost, KeyError):  # gone, as will be said
+            with suppress(NodeLostError, KeyError):  # gone, as will be said
                 await self.processes.nodes[rank.server].pace(worker, rate)
 
     async def _launch_rank(self, order: RankOrder) -> None:
@@ -92,7 +92,7 @@ class Workers:
         paced = replace(order, rate=self.processes.rates.get(rank.worker), behind=rank.worker.endswith(WHOLE))
         try:
             await self.processes.nodes[rank.server].launch(paced)
-        except (NodeLost, KeyError) as lost:
+        except (NodeLostError, KeyError) as lost:
             self._unreached(rank.worker, rank.server, lost)
 
     def _unreached(self, worker: str, server: str, lost: Exception) -> None:
@@ -127,7 +127,7 @@ class Workers:
         self._log.say("stop", worker=name)
         try:
             await self.processes.nodes[rank.server].stop(name)
-        except (NodeLost, KeyError):
+        except (NodeLostError, KeyError):
             self._ended(RankEnded(name, f"server {rank.server} is gone", True))
 
     def _names(self, worker: str) -> list[str]:

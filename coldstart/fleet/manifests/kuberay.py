@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from coldstart.contract.environment import PREFIX
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet.labels import labels
 from coldstart.fleet.manifests import manifest
 from coldstart.fleet.manifests.manifest import Document, PodOptions
@@ -33,7 +33,7 @@ class FleetOptions:
 
     def __post_init__(self) -> None:
         if self.servers < 0 or (self.most is not None and self.most < max(1, self.servers)):
-            raise Usage("servers from 0, and no more than the most there may be")
+            raise UsageError("servers from 0, and no more than the most there may be")
 
 
 def documents(pods: PodOptions, fleet: FleetOptions) -> list[Document]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet.manifests import manifest
 from coldstart.fleet.manifests.manifest import Document, PodOptions
 
@@ -28,10 +28,10 @@ class GroupOptions:
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.replicas < 0:
-            raise Usage("a group has 1 rank at least, and there are 0 groups or more")
+            raise UsageError("a group has 1 rank at least, and there are 0 groups or more")
         flags = {"--" + name.replace("_", "-") for name in OURS}
         if given := [word for word in self.args if word.partition("=")[0] in flags | {"-pp"}]:
-            raise Usage(f"{', '.join(given)}: the manifest says it of each rank", mend="give --ranks N")
+            raise UsageError(f"{', '.join(given)}: the manifest says it of each rank", hint="give --ranks N")
 
 
 def documents(pods: PodOptions, group: GroupOptions) -> list[Document]:

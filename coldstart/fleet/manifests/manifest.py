@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coldstart.contract import environment
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 Document = dict[str, Any]
 CACHE, BUNDLES, PRIVATE, HUB, STATE = (
@@ -51,19 +51,19 @@ class PodOptions:
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
-            raise Usage(
+            raise UsageError(
                 f"{self.name!r} is no name for Kubernetes",
-                mend="small letters, digits and hyphens, a letter first",
+                hint="small letters, digits and hyphens, a letter first",
             )
         for quantity in (self.memory, self.cpu, self.shm):
             if _QUANTITY.fullmatch(quantity) is None:
-                raise Usage(f"{quantity!r} is no quantity of Kubernetes", mend="write such as 64Gi")
+                raise UsageError(f"{quantity!r} is no quantity of Kubernetes", hint="write such as 64Gi")
         if self.bundle_image and self.bundles:
-            raise Usage(
-                "the bundles come from an image volume or are pulled, not both", mend="leave one away"
+            raise UsageError(
+                "the bundles come from an image volume or are pulled, not both", hint="leave one away"
             )
         if self.gpus < 0:
-            raise Usage(f"{self.gpus} GPUs")
+            raise UsageError(f"{self.gpus} GPUs")
 
 
 def pod(options: PodOptions, container: Document) -> Document:
@@ -170,9 +170,9 @@ def _pulling(options: PodOptions) -> Document:
 
 
 def text(documents: list[Document]) -> str:
-    """YAML of several documents. Raises Usage without PyYAML."""
+    """YAML of several documents. Raises UsageError without PyYAML."""
     try:
         import yaml
     except ImportError as missing:
-        raise Usage("manifests are written by PyYAML", mend="coldstart install fleet") from missing
+        raise UsageError("manifests are written by PyYAML", hint="coldstart install fleet") from missing
     return str(yaml.safe_dump_all(documents, sort_keys=False, width=120))

@@ -16,7 +16,7 @@ from coldstart.graphs.api import LAUNCH
 from coldstart.graphs.cuda.calls import bytes_at, call
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.cuda.reader import EDGE_BYTES, MEMORY_DEVICE, CudaReader
-from coldstart.graphs.errors import DriverFailure
+from coldstart.graphs.errors import DriverError
 from coldstart.graphs.tables import Array, Attributes
 
 INSTANTIATE = 1 | 8  # auto free on launch, node priorities: what PyTorch instantiates with
@@ -43,7 +43,7 @@ class CudaDriver(CudaReader):
             move(target, at, width)
             error, node = add(handle, None, 0, params)
             if error:
-                raise DriverFailure("cuGraphAddKernelNode", error.name)
+                raise DriverError("cuGraphAddKernelNode", error.name)
             out.append(node)
         return out
 

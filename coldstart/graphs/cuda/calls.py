@@ -1,4 +1,4 @@
-"""Load cuda-bindings lazily; turn error codes into DriverFailure; keep the primary context current."""
+"""Load cuda-bindings lazily; turn error codes into DriverError; keep the primary context current."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from coldstart.graphs.errors import DriverFailure
+from coldstart.graphs.errors import DriverError
 
 OLDEST = 13  # calls with edge data have another signature before
 
 
 @cache
 def bindings() -> Any:
-    """The module cuda.bindings.driver. Raises DriverFailure with the mend where it is missing."""
+    """The module cuda.bindings.driver. Raises DriverError with the mend where it is missing."""
     try:
         driver = import_module("cuda.bindings.driver")
         version = str(import_module("cuda.bindings").__version__)
     except ImportError as error:
-        raise DriverFailure("import cuda.bindings", f"{error}: coldstart install gpu") from error
+        raise DriverError("import cuda.bindings", f"{error}: coldstart install gpu") from error
     if int(version.split(".")[0]) < OLDEST:
-        raise DriverFailure("import cuda.bindings", f"{version} is too old: coldstart install gpu")
+        raise DriverError("import cuda.bindings", f"{version} is too old: coldstart install gpu")
     return driver
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The values after the error code: none, one, or a tuple. Raises DriverFailure."""
+    """The values after the error code: none, one, or a tuple. Raises DriverError."""
     try:
         error, *values = function(*arguments)
     except RuntimeError as missing:  # cuda-bindings: the driver library or the entry point is absent
-        raise DriverFailure(function.__name__, missing) from missing
+        raise DriverError(function.__name__, missing) from missing
     if int(error) != 0:
-        raise DriverFailure(function.__name__, error.name)
+        raise DriverError(function.__name__, error.name)
     return values[0] if len(values) == 1 else tuple(values)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.graphs.cuda.modules import ModuleLog
-from coldstart.graphs.errors import DriverFailure
+from coldstart.graphs.errors import DriverError
 
 DOMAIN_RESOURCE, MODULE_LOADED = 3, 6
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
@@ -36,17 +36,17 @@ def candidates() -> Iterator[str]:
 
 
 def library() -> ctypes.CDLL:
-    """libcupti. Raises DriverFailure."""
+    """libcupti. Raises DriverError."""
     for name in candidates():
         try:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise DriverFailure("dlopen libcupti", "not found: coldstart install gpu")
+    raise DriverError("dlopen libcupti", "not found: coldstart install gpu")
 
 
 class ModuleWatch:
-    """Feeds a ModuleLog from now until stop(). Raises DriverFailure where CUPTI refuses a subscriber."""
+    """Feeds a ModuleLog from now until stop(). Raises DriverError where CUPTI refuses a subscriber."""
 
     def __init__(self, log: ModuleLog) -> None:
         self._log, self._cupti = log, library()
@@ -58,7 +58,7 @@ class ModuleWatch:
     def _call(self, name: str, *arguments: Any) -> None:
         result = getattr(self._cupti, name)(*arguments)
         if result:
-            raise DriverFailure(name, result)
+            raise DriverError(name, result)
 
     def _loaded(self, _: object, domain: int, number: int, data: int) -> None:
         if (domain, number) != (DOMAIN_RESOURCE, MODULE_LOADED):

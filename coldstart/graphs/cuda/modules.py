@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coldstart.graphs.elf import Cubin, read_cubin
-from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.table_files import sha256
 
 Layout = tuple[tuple[int, int], ...]
@@ -33,7 +33,7 @@ class ModuleLog:
             return
         try:
             cubin = read_cubin(image)
-        except AlteredTable:
+        except AlteredTableError:
             self.unreadable += 1
             return
         self.images[digest], self.cubins[digest] = image, cubin

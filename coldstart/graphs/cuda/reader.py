@@ -11,7 +11,7 @@ import numpy as np
 from coldstart.graphs.api import Edge, KernelNode, NodeKind, Range
 from coldstart.graphs.cuda.calls import bindings, bytes_at, call, primary_context
 from coldstart.graphs.cuda.modules import ModuleLog
-from coldstart.graphs.errors import DriverFailure, Refused
+from coldstart.graphs.errors import DriverError, GraphRefusedError
 from coldstart.graphs.tables import MEMCPY, MEMSET, Attributes, Kernel
 
 # Launch attributes that a captured node can carry: cooperative, cluster, scheduling, programmatic, priority,
@@ -62,7 +62,7 @@ class CudaReader:
         get = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
         result = get(ctypes.c_void_p(graph), sources, targets, data, ctypes.byref(count))
         if result:
-            raise DriverFailure("cuGraphGetEdges", result)
+            raise DriverError("cuGraphGetEdges", result)
 
     def kind(self, node: int) -> int:
         return int(call(self.d.cuGraphNodeGetType, self.d.CUgraphNode(node)))
@@ -89,7 +89,7 @@ class CudaReader:
     def _attributes(self, node: int) -> Attributes:
         handle, attributes = self.d.CUgraphNode(node), []
         if self._attribute(handle, 1)[8:16].strip(b"\0"):  # num_bytes of CUaccessPolicyWindow
-            raise Refused("a node has an access-policy window")
+            raise GraphRefusedError("a node has an access-policy window")
         for number in NODE_ATTRIBUTES:
             data = self._attribute(handle, number).rstrip(b"\0")
             if data and data != DEFAULTS.get(number):
@@ -99,7 +99,7 @@ class CudaReader:
     def _attribute(self, node: Any, number: int) -> bytes:
         try:
             value = call(self.d.cuGraphKernelNodeGetAttribute, node, self.d.CUlaunchAttributeID(number))
-        except DriverFailure as failure:
+        except DriverError as failure:
             if failure.result in ABSENT:  # an attribute that this driver does not keep on nodes
                 return b"\0" * 64
             raise
@@ -121,11 +121,11 @@ class CudaReader:
     def _copy_end(self, p: Any, side: str) -> int:
         kind = int(getattr(p, f"{side}MemoryType"))
         if any(int(getattr(p, side + part)) for part in ("XInBytes", "Y", "Z", "LOD")):
-            raise Refused("memory copy that starts inside an array")
+            raise GraphRefusedError("memory copy that starts inside an array")
         address = int(getattr(p, f"{side}Device"))
         held = self.address_range(address) if kind in (MEMORY_DEVICE, 4) else None
         if held is None or held.host:
-            raise Refused("memory copy to or from host memory or an array")
+            raise GraphRefusedError("memory copy to or from host memory or an array")
         return address
 
     # --- functions -----------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class CudaReader:
             if error.name == "CUDA_ERROR_INVALID_VALUE":
                 return tuple(out)
             if int(error):
-                raise DriverFailure("cuFuncGetParamInfo", error.name)
+                raise DriverError("cuFuncGetParamInfo", error.name)
             out.append((int(span[0]), int(span[1])))
 
     def _function_attributes(self, handle: Any) -> tuple[tuple[int, int], ...]:
@@ -222,4 +222,4 @@ def _extra(address: int, size: int) -> bytes:
         if words[at] == 1:
             return bytes_at(words[at + 1], size)
         at += 2
-    raise Refused("a kernel node without readable parameters")
+    raise GraphRefusedError("a kernel node without readable parameters")

@@ -11,7 +11,7 @@ from coldstart.host.live.answers import Receive
 MAX_BODY = 64 << 20
 
 
-class Gone(Exception):
+class ClientGoneError(Exception):
     """The client went."""
 
 
@@ -21,7 +21,7 @@ async def read(receive: Receive, limit: int = MAX_BODY) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientGoneError
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
@@ -49,7 +49,7 @@ async def with_client(receive: Receive, work: Callable[[], Any]) -> None:
         await work()
     except asyncio.CancelledError:
         if gone and not ours.uncancel():
-            raise Gone from None
+            raise ClientGoneError from None
         raise
     finally:
         watcher.cancel()

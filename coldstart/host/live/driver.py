@@ -21,7 +21,7 @@ from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.record import Record
 from coldstart.host.live.servers import Servers
-from coldstart.host.live.tickets import AdmissionRefused, Ticket, unknown
+from coldstart.host.live.tickets import AdmissionRefusedError, Ticket, unknown
 from coldstart.host.live.upstream import Replica
 from coldstart.host.model_state import State
 
@@ -66,9 +66,12 @@ class Driver:
         return self.core.settings.resume_streams
 
     def enter(self, asked: str | None) -> Ticket:
-        """Admit a request. Raises AdmissionRefused for an unknown model; the ticket's `granted` raises every later refusal."""
+        """Admit a request.
+
+        Raises AdmissionRefusedError for an unknown model; the ticket's `granted` raises every later refusal.
+        """
         if self.facts.stopping:
-            raise self._counted(AdmissionRefused(503, STOPPING, 5.0))
+            raise self._counted(AdmissionRefusedError(503, STOPPING, 5.0))
         route = self.catalogue.route(asked)
         if route is None:
             raise self._counted(unknown(asked))
@@ -112,11 +115,11 @@ class Driver:
         known = self.core.models.get(model)
         return str(known.state) if known else "gone"
 
-    def _counted(self, refused: AdmissionRefused) -> AdmissionRefused:
+    def _counted(self, refused: AdmissionRefusedError) -> AdmissionRefusedError:
         self.facts.refused[refused.status] += 1
         return refused
 
-    def _refuse(self, number: str, refused: AdmissionRefused) -> None:
+    def _refuse(self, number: str, refused: AdmissionRefusedError) -> None:
         ticket = self._tickets.pop(number, None)
         if ticket is not None and not ticket.granted.done():
             ticket.refuse(self._counted(refused))
@@ -152,14 +155,14 @@ class Driver:
             case events.Dispatch(number, model):
                 self._dispatch(number, model)
             case events.Refuse(number, code, reason, after, detail):
-                self._refuse(number, AdmissionRefused(code, reason, after, detail))
+                self._refuse(number, AdmissionRefusedError(code, reason, after, detail))
             case _:
                 self.lifecycle.carry_out(action)
 
     # The whole host.
 
     def configure(self, file: HostFile) -> None:
-        """Apply another configuration between two requests. Raises Usage, and changes nothing, where it is invalid."""
+        """Apply another configuration between two requests. Raises UsageError, and changes nothing, where it is invalid."""
         self.emit(events.Configured(file.models, file.settings))
         self.catalogue = file.catalogue
         self.record.describe(file)
@@ -190,7 +193,7 @@ class Driver:
         """Refuse new and waiting requests; stop each model once its running requests have ended."""
         self.facts.stopping = True
         for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:
-            self._refuse(number, AdmissionRefused(503, STOPPING, 5.0))
+            self._refuse(number, AdmissionRefusedError(503, STOPPING, 5.0))
             self.emit(events.Ended(number))
         self.emit(events.Configured(()))
         self.lifecycle.drain()

@@ -14,11 +14,11 @@ from typing import Any
 
 from coldstart.host.live import answers, headers
 from coldstart.host.live.answers import Headers, Receive, Scope, Send
-from coldstart.host.live.client import Gone, read, with_client
+from coldstart.host.live.client import ClientGoneError, read, with_client
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import Front
-from coldstart.host.live.tickets import AdmissionRefused, Ticket
-from coldstart.host.live.upstream import Disconnected, Interrupted, Replica, UpstreamAnswer
+from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
+from coldstart.host.live.upstream import DisconnectedError, Replica, StreamInterruptedError, UpstreamAnswer
 
 
 class Exchange:
@@ -40,12 +40,12 @@ class Exchange:
         """Answer the request."""
         try:
             self.body = await read(self.receive)
-        except Gone:
+        except ClientGoneError:
             return
         except ValueError as error:
             await self._error(413, str(error))
             return
-        with suppress(Gone):
+        with suppress(ClientGoneError):
             await with_client(self.receive, self._answer)
 
     async def _answer(self) -> None:
@@ -56,7 +56,7 @@ class Exchange:
             return
         try:
             self.ticket = self.front.enter(asked)
-        except AdmissionRefused as refused:
+        except AdmissionRefusedError as refused:
             await self._refused(refused)
             return
         try:
@@ -92,17 +92,17 @@ class Exchange:
             ticket.stream = self.stream
             try:
                 replica = await self._granted(ticket)
-            except AdmissionRefused as refused:
+            except AdmissionRefusedError as refused:
                 await self._refused(refused)
                 return
             try:
                 await self._pass(replica, ticket)
                 return
-            except (Interrupted, OSError) as error:  # TimeoutError is one
+            except (StreamInterruptedError, OSError) as error:  # TimeoutError is one
                 if self.stream is not None and self.stream.finished:
                     await self._more(self.stream.ending(), last=True)
                     return
-                if isinstance(error, Interrupted):
+                if isinstance(error, StreamInterruptedError):
                     ticket.interrupted()
                     continue
                 # Nothing was said yet, or what was can go on: somebody else may.
@@ -124,7 +124,7 @@ class Exchange:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
 
     async def _granted(self, ticket: Ticket) -> Replica:
-        """Wait for the model; a stream is kept alive meanwhile by comments. Raises AdmissionRefused."""
+        """Wait for the model; a stream is kept alive meanwhile by comments. Raises AdmissionRefusedError."""
         while self.streams and not ticket.granted.done():
             done, _ = await asyncio.wait([ticket.granted], timeout=self.heartbeat_s)
             if not done:
@@ -182,7 +182,7 @@ class Exchange:
         """The rest of a stream that another server began."""
         if answer.status != 200:
             detail = (await answer.read())[:200].decode(errors="replace")
-            raise Disconnected(f"it does not take the rest of a stream: {answer.status} {detail}")
+            raise DisconnectedError(f"it does not take the rest of a stream: {answer.status} {detail}")
         piece = await answer.piece()
         ticket.went_on()
         await self._kept(stream, answer, piece)
@@ -196,10 +196,10 @@ class Exchange:
                 if facts is not None:
                     facts.chunks_streamed += 1
             if stream.broken:
-                raise Disconnected(stream.broken)
+                raise DisconnectedError(stream.broken)
             piece = await answer.piece()
         if not stream.over:
-            raise Disconnected("the stream ended before its last event")
+            raise DisconnectedError("the stream ended before its last event")
         await self._more(b"", last=True)
 
     async def _broken(self, replica: Replica, error: Exception) -> None:
@@ -219,7 +219,7 @@ class Exchange:
             # Half of an answer must not look like a whole one: without its last piece the connection is broken off.
             raise RuntimeError(reason) from error
 
-    async def _refused(self, refused: AdmissionRefused) -> None:
+    async def _refused(self, refused: AdmissionRefusedError) -> None:
         if refused.detail:
             model = self.ticket.route.model if self.ticket else None
             self.front.log.say(

@@ -29,7 +29,7 @@ class Front(Protocol):
         """Return the metrics of the requests."""
 
     def enter(self, asked: str | None) -> Ticket:
-        """Admit a request for the model that it names, if it names one. Raises AdmissionRefused."""
+        """Admit a request for the model that it names, if it names one. Raises AdmissionRefusedError."""
 
     def leave(self, ticket: Ticket) -> None:
         """Forget a request that was answered, or whose client disconnected."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.live.app import Gateway
 from coldstart.system.ipc import addresses
 
@@ -42,16 +42,16 @@ def create_server(app: Gateway) -> GatewayServer:
 
 @contextmanager
 def listen(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind a socket for the time of the block. Raises Usage where the address cannot be had."""
+    """Bind a socket for the time of the block. Raises UsageError where the address cannot be had."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
-        raise Usage(
+        raise UsageError(
             f"cannot listen at {host}:{port}: {error.strerror or error}",
-            mend="choose another: --host ADDRESS, --port NUMBER",
+            hint="choose another: --host ADDRESS, --port NUMBER",
         ) from error
     with sock:
         yield sock

@@ -15,7 +15,7 @@ from coldstart.host.launches import Launch
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.record import Record
 from coldstart.host.live.residence import Residence
-from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailed
+from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailedError
 from coldstart.host.live.tasks import Tasks
 from coldstart.host.live.templates import Templates
 from coldstart.host.model_state import State
@@ -105,9 +105,9 @@ class Lifecycle:
         left = self.core.settings.start_deadline_s - (self.clock() - began)
         try:
             if left <= 0 or self.facts.stopping:
-                raise StartFailed(STOPPING if self.facts.stopping else self._too_late())
+                raise StartFailedError(STOPPING if self.facts.stopping else self._too_late())
             return self.servers.begin(launch, left)
-        except StartFailed as late:
+        except StartFailedError as late:
             reason = str(late)
         except OSError as error:  # no descriptor, no disk, no process
             reason = f"no server can be started: {error.strerror or error}"

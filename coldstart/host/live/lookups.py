@@ -28,7 +28,7 @@ def by_words(
 
 
 def of_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
-    """Raises what inspection.look_up raises, and NoBundle where the launch needs one."""
+    """Raises what inspection.look_up raises, and NoBundleError where the launch needs one."""
     found = by_words(
         launch.model,
         launch.args,

@@ -12,7 +12,7 @@ from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.configuration import Profile, Profiles
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live import lookups
@@ -34,15 +34,18 @@ _DONE_WITHIN = ("build worker",)
 
 
 def of_bundles(cache: Cache, *, offline: bool) -> Profiles:
-    """Profiles by look-up. They raise what a look-up raises, NoBundle where one is needed, Usage where nothing is known."""
+    """Profiles by look-up.
+
+    They raise what a look-up raises, NoBundleError where one is needed, UsageError where nothing is known.
+    """
 
     def profile(launch: Launch) -> Profile:
         if launch.engine_template and (why := TEMPLATE_ENGINE.unavailable()):
-            raise Usage(f"models.{launch.name}: engine_template: {why.reason}", mend="leave it away")
+            raise UsageError(f"models.{launch.name}: engine_template: {why.reason}", hint="leave it away")
         if not runtime.targets_cpu():
-            raise Usage(
+            raise UsageError(
                 f"models.{launch.name}: no bundle says how much of a GPU's memory a model takes",
-                mend="write memory and start_s for it in the host file",
+                hint="write memory and start_s for it in the host file",
             )
         known = of_lookup(launch, lookups.of_launch(launch, cache, offline=offline))
         if launch.mode not in FORKED:
@@ -53,7 +56,7 @@ def of_bundles(cache: Cache, *, offline: bool) -> Profiles:
 
 
 def of_lookup(launch: Launch, found: Lookup) -> Profile:
-    """What its bundle says, else an assumption. Raises Usage where no weights lie here either."""
+    """What its bundle says, else an assumption. Raises UsageError where no weights lie here either."""
     known = None if found.bundle is None else of_bundle(found.bundle)
     return known or assumed(launch, found.model.path)
 
@@ -86,12 +89,12 @@ def weights_bytes(model: Path | None) -> int:
 
 
 def assumed(launch: Launch, model: Path | None) -> Profile:
-    """From the size of the weights and the KV cache asked for. Raises Usage where no weights lie here."""
+    """From the size of the weights and the KV cache asked for. Raises UsageError where no weights lie here."""
     weights = weights_bytes(model)
     if not weights:
-        raise Usage(
+        raise UsageError(
             f"models.{launch.name}: neither a bundle nor weights say how much memory it takes",
-            mend="write memory and start_s for it in the host file",
+            hint="write memory and start_s for it in the host file",
         )
     kv = launch.args.number("kv_cache_memory_bytes", ASSUMED_KV)
     return Profile(weights + kv + ASSUMED_RUNTIME, ASSUMED_START_S, "assumed")

@@ -14,7 +14,7 @@ from coldstart.host import events
 from coldstart.host.launches import Launch
 from coldstart.host.live.log import Log
 from coldstart.host.live.server_observer import ServerObserver
-from coldstart.host.live.servers import ModelServer, Ready, StartFailed
+from coldstart.host.live.servers import ModelServer, Ready, StartFailedError
 from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.specification import STOPPED, TEMPLATE
 
@@ -61,7 +61,7 @@ class Residence(Replica):
     async def _came_up(self) -> bool:
         try:
             self.ready = await self.server.ready
-        except StartFailed as reason:
+        except StartFailedError as reason:
             await self.server.ended
             self._reason = self._reason or str(reason)
             self.observer.on_start_failed(self.name, self._reason, self.clock() - self.began)

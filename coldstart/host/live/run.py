@@ -62,7 +62,7 @@ class ModelHost:
         self.caught: list[int] = []
 
     def run(self) -> int:
-        """Until a signal; the exit code, 128 + its number. Raises Usage where it cannot listen."""
+        """Until a signal; the exit code, 128 + its number. Raises UsageError where it cannot listen."""
         with (
             listen(self.options.host, self.options.port) as sock,
             own_directory() as directory,

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from coldstart.contract import environment
 from coldstart.contract.weights import PacedFetch
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.launches import Launch
 from coldstart.host.live.server_log import ServerLog
 from coldstart.system.ipc import json_lines
@@ -33,7 +33,7 @@ _LONGEST_SOCKET = 107
 LOOK_AT_LOG_S = 10.0
 
 
-class StartFailed(Exception):
+class StartFailedError(Exception):
     """The server did not become ready; the message is for those who asked for its model."""
 
 
@@ -47,7 +47,7 @@ class Ready:
 
 
 class ModelServer(Protocol):
-    """One server, from its order to its end. `ready` raises StartFailed; `ended` gives how it ended, after all is gone."""
+    """One server, from its order to its end. `ready` raises StartFailedError; `ended` gives how it ended, after all is gone."""
 
     socket: Path
     ready: asyncio.Future[Ready]
@@ -151,7 +151,7 @@ class Supervised:
         reason = self._reason or "the server's supervisor was killed"
         if not self.ready.done():
             cause = self.log.find_error()
-            self.ready.set_exception(StartFailed(f"{reason}: {cause}" if cause else reason))
+            self.ready.set_exception(StartFailedError(f"{reason}: {cause}" if cause else reason))
         self.socket.unlink(missing_ok=True)
         self.log.remove()
         self.ended.set_result(reason)
@@ -168,8 +168,8 @@ class Starter:
         self.env = os.environ if env is None else env
         self.directory, self.cache, self.offline = directory, cache, offline
         if len(str(directory / "99999.sock")) > _LONGEST_SOCKET:
-            raise Usage(
-                f"{directory} is too long a path for sockets", mend="set XDG_RUNTIME_DIR to a shorter one"
+            raise UsageError(
+                f"{directory} is too long a path for sockets", hint="set XDG_RUNTIME_DIR to a shorter one"
             )
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: json_lines.Channel | None = None

@@ -18,7 +18,7 @@ from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.residence import MEASURE_FIRST_S, PATIENCE_S, Residence
-from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailed
+from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailedError
 from coldstart.host.live.tasks import Tasks
 from coldstart.host.specification import TEMPLATE, HostSettings
 
@@ -153,7 +153,7 @@ class Templates:
                 await self._build(launch)
         elif self.runtime is not None and launch.mode in FORKED:
             # What is still to be imported, a start from nothing would have to import as well.
-            with suppress(StartFailed, TimeoutError):
+            with suppress(StartFailedError, TimeoutError):
                 limit = self.settings.start_deadline_s
                 await asyncio.wait_for(asyncio.shield(self.runtime.process.ready), limit)
 
@@ -241,7 +241,7 @@ class Templates:
         name = template.launch.name
         try:
             ready = await template.process.ready
-        except StartFailed as reason:
+        except StartFailedError as reason:
             self.log.say("template failed", model=name, level=level, reason=str(reason))
             return False
         template.pid = ready.pid

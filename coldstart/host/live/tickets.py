@@ -10,7 +10,7 @@ from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.upstream import Replica, UpstreamAnswer
 
 
-class AdmissionRefused(Exception):
+class AdmissionRefusedError(Exception):
     """A request that is not taken: HTTP status, why, and after how many seconds trying again may help.
 
     `reason` is for the client; `detail` is what the log says beside it.
@@ -23,16 +23,16 @@ class AdmissionRefused(Exception):
         self.status, self.reason, self.retry_after_s, self.detail = status, reason, retry_after_s, detail
 
 
-def unknown(asked: str | None) -> AdmissionRefused:
+def unknown(asked: str | None) -> AdmissionRefusedError:
     """For a name that means no model, or none."""
     missing = asked is None
     reason = "the request names no model" if missing else f"The model `{asked}` does not exist."
-    return AdmissionRefused(404, reason)
+    return AdmissionRefusedError(404, reason)
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A request from its arrival to its end. `granted` gives where to send it, or raises AdmissionRefused; `hit`: none waited.
+    """A request from its arrival to its end. `granted` gives where to send it, or raises AdmissionRefusedError; `hit`: none waited.
 
     Requests that waited together are sent in their order: each once the one `before` it is `sent`. `stream` is what is known of
     an answer that can go on elsewhere, `answer` where it comes from now; it was taken in `tries` times before.
@@ -50,7 +50,7 @@ class Ticket:
     answer: UpstreamAnswer | None = None
     tries: int = 0
 
-    def refuse(self, refused: AdmissionRefused) -> None:
+    def refuse(self, refused: AdmissionRefusedError) -> None:
         """Have `granted` raise this, unless the request was granted a server already."""
         if not self.granted.done():
             self.granted.set_exception(refused)

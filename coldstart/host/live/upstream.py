@@ -30,15 +30,15 @@ ASK_S, SILENT_S = 1, 1.9
 LARGE, LARGE_SILENT_S = 1 << 15, 10.0
 
 
-class NothingSent(ConnectionError):
+class NothingSentError(ConnectionError):
     """Nobody takes connections there: nothing was sent."""
 
 
-class Disconnected(ConnectionError):
+class DisconnectedError(ConnectionError):
     """The server went, or said what is no HTTP, before its answer was whole."""
 
 
-class Interrupted(Exception):
+class StreamInterruptedError(Exception):
     """Whoever reads is to read on elsewhere: what had come until then was taken."""
 
 
@@ -52,7 +52,7 @@ class UpstreamAnswer:
         self.whole = False
         self._pieces: deque[bytes] = deque()
         self._unread = 0
-        self._error: Disconnected | None = None
+        self._error: DisconnectedError | None = None
         self._interrupted = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -61,7 +61,7 @@ class UpstreamAnswer:
             while not self.status and self._error is None and not self._interrupted:
                 await self._wait()
             if not self.status and self._interrupted:
-                raise Interrupted
+                raise StreamInterruptedError
             if not self.status and self._error is not None:
                 raise self._error
         except BaseException:
@@ -80,7 +80,7 @@ class UpstreamAnswer:
             if self.whole:
                 return b""
             if self._interrupted:
-                raise Interrupted
+                raise StreamInterruptedError
             if self._error is not None:
                 raise self._error
             await self._wait()
@@ -118,7 +118,7 @@ class UpstreamAnswer:
         self._interrupted = True
         self.wake()
 
-    def fail(self, error: Disconnected) -> None:
+    def fail(self, error: DisconnectedError) -> None:
         """It will never be whole."""
         if not self.whole and self._error is None:
             self._error = error
@@ -191,7 +191,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            answer.fail(Disconnected(f"what the server says is no HTTP: {error}"))
+            answer.fail(DisconnectedError(f"what the server says is no HTTP: {error}"))
             self.transport.abort()
         answer.wake()
 
@@ -205,7 +205,7 @@ class _Connection(asyncio.Protocol):
                 self._answer.whole = True
                 self._answer.wake()
             why = "closed" if error is None else f"lost ({error})"
-            self._answer.fail(Disconnected(f"the connection was {why} before the answer was whole"))
+            self._answer.fail(DisconnectedError(f"the connection was {why} before the answer was whole"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self._answer is not None
@@ -250,7 +250,7 @@ class Upstream:
     ) -> UpstreamAnswer:
         """Send it; `sent` is called when it is on its way. Enter the answer for its head.
 
-        Raises OSError: NothingSent where nothing was sent, Disconnected where the server broke off.
+        Raises OSError: NothingSentError where nothing was sent, Disconnected where the server broke off.
         """
         lines = [f"{method} {target} HTTP/1.1\r\nhost: server\r\ncontent-length: {len(body)}".encode("ascii")]
         lines += [name + b": " + value for name, value in headers]
@@ -274,7 +274,7 @@ class Upstream:
                     connection = await self._connect(loop)
             except OSError as error:  # TimeoutError is one
                 if error.errno != errno.EAGAIN:
-                    raise NothingSent(str(error) or "nobody answered in time") from error
+                    raise NothingSentError(str(error) or "nobody answered in time") from error
             else:
                 self._all.add(connection)
                 return connection

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.policies.arc import ARC
 from coldstart.host.policies.classic import LFU, LRU, SRRIP
 from coldstart.host.policies.gdsf import GDSF
@@ -26,7 +26,7 @@ DEFAULT = "predictive"
 
 
 def make(name: str, costs: Costs, capacity: int) -> Policy:
-    """The policy of that name for a cache of `capacity` bytes. Raises Usage for an unknown name."""
+    """The policy of that name for a cache of `capacity` bytes. Raises UsageError for an unknown name."""
     if name not in POLICIES:
-        raise Usage(f"unknown policy {name!r}", mend=f"one of {', '.join(POLICIES)}")
+        raise UsageError(f"unknown policy {name!r}", hint=f"one of {', '.join(POLICIES)}")
     return POLICIES[name](costs, capacity)

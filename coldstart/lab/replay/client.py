@@ -13,7 +13,7 @@ from hashlib import sha256
 from itertools import chain, islice
 from typing import Protocol
 
-from coldstart.lab.replay.http import Endpoint, HttpError, Unreachable, post_lines
+from coldstart.lab.replay.http import Endpoint, HttpError, UnreachableError, post_lines
 from coldstart.lab.replay.record import RequestRecord
 from coldstart.lab.traces.request import TraceRequest
 from coldstart.validate import openai
@@ -83,7 +83,7 @@ async def send(
         async with asyncio.timeout(timeout_s):
             async for line in post_lines(target.endpoint, body, headers):
                 _event(line, record, clock, answer)
-    except Unreachable as problem:
+    except UnreachableError as problem:
         record.error, connected = str(problem), False
     except TimeoutError:
         record.error = f"no end of the answer within {timeout_s:g} s"

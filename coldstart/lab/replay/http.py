@@ -26,7 +26,7 @@ class HttpError(Exception):
         self.status = status
 
 
-class Unreachable(OSError):
+class UnreachableError(OSError):
     """Nobody takes the connection."""
 
 
@@ -55,7 +55,7 @@ async def post_lines(endpoint: Endpoint, body: object, headers: dict[str, str]) 
             endpoint.host, endpoint.port, ssl=context, limit=MAX_LINE
         )
     except OSError as error:
-        raise Unreachable(f"no connection to {endpoint.host}:{endpoint.port}: {error}") from error
+        raise UnreachableError(f"no connection to {endpoint.host}:{endpoint.port}: {error}") from error
     try:
         writer.write(_request(endpoint, json.dumps(body).encode(), headers))
         await writer.drain()

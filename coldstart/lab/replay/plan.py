@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.lab.replay.client import Target
 from coldstart.lab.replay.http import Endpoint
 from coldstart.lab.replay.open_loop import Keep, Replay, ReplaySettings, replay
@@ -46,9 +46,11 @@ class TracePlan:
     max_output: int | None = None
 
     def over(self, names: Sequence[str], file: Path) -> TracePlan:
-        """This plan over the models that `file` knows, all of them where the plan names none. Raises Usage for another."""
+        """This plan over the models that `file` knows, all of them where the plan names none. Raises UsageError for another."""
         if unknown := sorted(set(self.models) - set(names)):
-            raise Usage(f"{file} knows no model {', '.join(unknown)}", mend=f"it knows {', '.join(names)}")
+            raise UsageError(
+                f"{file} knows no model {', '.join(unknown)}", hint=f"it knows {', '.join(names)}"
+            )
         return replace(self, models=self.models or names)
 
     def rows(self, report: TraceReport) -> Iterator[TraceRequest]:
@@ -79,12 +81,12 @@ def run_live(
     api_key: str | None,
     keep: Keep,
 ) -> Replay:
-    """Replay against servers. Raises Usage for a URL that is none."""
+    """Replay against servers. Raises UsageError for a URL that is none."""
     try:
         targets = [Target(Endpoint.parse(url, "/v1/completions"), model, url, api_key) for url in urls]
         return replay(plan.rows(report), targets, settings, keep=keep)
     except ValueError as problem:
-        raise Usage(str(problem)) from problem
+        raise UsageError(str(problem)) from problem
 
 
 def run_simulated(
@@ -97,14 +99,14 @@ def run_simulated(
 ) -> Replay:
     """Replay on the simulated engine. Ctrl-C ends it and keeps what has finished.
 
-    Raises Usage for an unknown policy or a request that never fits.
+    Raises UsageError for an unknown policy or a request that never fits.
     """
     try:
         engine = Engine(profile, settings, machine, finished=lambda job: keep(record_of(job)))
         with _raising_on_ctrl_c():
             engine.run(plan.rows(report))
     except ValueError as problem:
-        raise Usage(str(problem)) from problem
+        raise UsageError(str(problem)) from problem
     except KeyboardInterrupt:
         return Replay(duration_s=engine.now, ended="interrupted")
     return Replay(duration_s=engine.now)

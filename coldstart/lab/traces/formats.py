@@ -41,7 +41,7 @@ class Columns:
         if missing or unknown or pairs.get("unit", "s") not in units:
             raise TraceError(
                 f"column mapping {text!r}: missing {sorted(missing)}, unknown {sorted(unknown)}",
-                mend="write it as time=COLUMN,prompt=COLUMN,output=COLUMN[,model=COLUMN][,unit=s|ms|us]",
+                hint="write it as time=COLUMN,prompt=COLUMN,output=COLUMN[,model=COLUMN][,unit=s|ms|us]",
             )
         unit = units[pairs.get("unit", "s")]
         return cls(pairs["time"], pairs["prompt"], pairs["output"], pairs.get("model"), unit)

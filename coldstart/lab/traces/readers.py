@@ -36,7 +36,7 @@ def read_trace(
     TraceError at the first malformed row; otherwise it is skipped and noted in `report`.
     """
     if trace_format not in FORMATS:
-        raise TraceError(f"unknown trace format {trace_format!r}", mend=f"one of {', '.join(FORMATS)}")
+        raise TraceError(f"unknown trace format {trace_format!r}", hint=f"one of {', '.join(FORMATS)}")
     return _relative(_read(path, trace_format, columns, tokens, strict, report or TraceReport()))
 
 
@@ -64,7 +64,7 @@ def _read(
 def _malformed(path: Path, line: int, reason: str, strict: bool, report: TraceReport) -> None:
     if strict:
         raise TraceError(
-            f"{path.name}, line {line}: {reason}", mend="mend the row, or allow --on-bad-row skip"
+            f"{path.name}, line {line}: {reason}", hint="mend the row, or allow --on-bad-row skip"
         )
     report.skip(line, reason)
 
@@ -78,7 +78,7 @@ def _rows(handle: TextIO, trace_format: str, columns: Columns | None, tokens: tu
     chosen = columns or formats.CSV_COLUMNS.get(trace_format)
     if chosen is None:
         raise TraceError(
-            "a plain CSV needs a column mapping", mend="--columns time=...,prompt=...,output=..."
+            "a plain CSV needs a column mapping", hint="--columns time=...,prompt=...,output=..."
         )
     return tables.read(handle, chosen, tokens, formats.csv_parser(chosen, tokens))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class BadRow:
     reason: str
 
 
-class TraceError(Usage):
+class TraceError(UsageError):
     """A trace that cannot be used: an unknown format, a missing column, or a refused malformed row."""
 
 

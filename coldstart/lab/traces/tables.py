@@ -60,7 +60,7 @@ def _header(handle: TextIO, needed: Sequence[str]) -> list[str]:
     if missing:
         raise TraceError(
             f"the trace has no column {', '.join(missing)}; it has {', '.join(header) or 'no header'}",
-            mend="choose another --trace-format, or name the columns with --columns",
+            hint="choose another --trace-format, or name the columns with --columns",
         )
     return header
 

@@ -63,7 +63,7 @@ def map_models(
     if not models:
         return iter(rows)
     if mapping not in MODEL_MAPPINGS:
-        raise TraceError(f"unknown model mapping {mapping!r}", mend=f"one of {', '.join(MODEL_MAPPINGS)}")
+        raise TraceError(f"unknown model mapping {mapping!r}", hint=f"one of {', '.join(MODEL_MAPPINGS)}")
     if mapping == "column":
         return _by_column(rows, models)
     return (

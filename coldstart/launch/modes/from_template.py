@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from coldstart.contract.template_levels import RUNTIME
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.launch import server_process, template_pool
-from coldstart.launch.modes.mode import LaunchRefused, Reason, await_ready
+from coldstart.launch.modes.mode import LaunchRefusedError, Reason, await_ready
 from coldstart.launch.template_pool import Warm
 from coldstart.system import runtime
 
@@ -51,7 +51,7 @@ class TemplateMode:
 
         def judge() -> None:
             if (reason := template_pool.obstacle(warm, start.plan)) is not None:
-                raise LaunchRefused(reason, "coldstart template stop, and start it again")
+                raise LaunchRefusedError(reason, "coldstart template stop, and start it again")
 
         return await_ready(start, server_process.forked(start.plan, warm.socket, judge=judge))
 
@@ -65,17 +65,17 @@ class TemplateMode:
             if warm.ready:
                 return warm
         if not found:
-            raise LaunchRefused(f"the {self.name} has ended", "coldstart template status")
+            raise LaunchRefusedError(f"the {self.name} has ended", "coldstart template status")
         if found[0].pid:
-            raise LaunchRefused(f"the {self.name} of {found[0].model} is not ready yet")
-        raise LaunchRefused(f"the {self.name} of {found[0].model} has died", "coldstart template stop")
+            raise LaunchRefusedError(f"the {self.name} of {found[0].model} is not ready yet")
+        raise LaunchRefusedError(f"the {self.name} of {found[0].model} has died", "coldstart template stop")
 
     def _templates(self, start: ServerStart) -> list[Warm]:
         """Return the templates that fit this start, whether they are ready or not, in the order of `levels`."""
         try:
             fitting = [warm for warm in _listed(start) if _fits(warm, start)]
-        except (OSError, Usage) as error:  # no private directory for sockets, or no space in it
-            raise LaunchRefused(str(error)) from error
+        except (OSError, UsageError) as error:  # no private directory for sockets, or no space in it
+            raise LaunchRefusedError(str(error)) from error
         return [warm for level in self.levels for warm in fitting if warm.level == level]
 
 

@@ -21,7 +21,7 @@ class Reason:
     hint: str
 
 
-class LaunchRefused(RuntimeError):
+class LaunchRefusedError(RuntimeError):
     """A mode that exists for this start did not start the server; the message says why."""
 
     def __init__(self, reason: str, hint: str | None = None) -> None:
@@ -51,13 +51,13 @@ class StartMode(Protocol):
     def unavailable(self, start: ServerStart | None = None) -> Reason | None:
         """Return why this machine and vLLM build, with `start` also its bundle and templates, lack this mode; else None.
 
-        Raises LaunchRefused where that cannot be found out.
+        Raises LaunchRefusedError where that cannot be found out.
         """
 
     def launch(self, start: ServerStart) -> Running:
         """Start the server and wait until it is ready.
 
-        Raises LaunchRefused, PeerError or BundleError where this mode cannot be used now, Died when the server ends first.
+        Raises LaunchRefusedError, PeerError or BundleError where this mode cannot be used now, Died when the server ends first.
         """
 
     def remaining(self, costs: StartCosts) -> StartCosts | None:
@@ -65,7 +65,7 @@ class StartMode(Protocol):
 
 
 def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Running:
-    """Wait until the launched server is ready; end it if this is interrupted. Raises Died, CommandFailed."""
+    """Wait until the launched server is ready; end it if this is interrupted. Raises Died, CommandFailedError."""
     process, reader = launched
     with supervise.end_on_error(process):
         return server_process.acknowledged(process, reader, start.began, start.request.ready_timeout)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coldstart.errors import Usage
-from coldstart.launch.modes.mode import LaunchRefused, Reason
+from coldstart.errors import UsageError
+from coldstart.launch.modes.mode import LaunchRefusedError, Reason
 from coldstart.launch.modes.thawing import launch_thawed
 from coldstart.system import runtime
 
@@ -52,8 +52,8 @@ def _image_exists(start: ServerStart) -> bool:
 
     try:
         return runtime_snapshot.made(start.request.lookup.cache) is not None
-    except (Usage, OSError) as error:
-        raise LaunchRefused(str(error)) from error
+    except (UsageError, OSError) as error:
+        raise LaunchRefusedError(str(error)) from error
 
 
 def _thaw(start: ServerStart) -> Thawed:
@@ -61,11 +61,11 @@ def _thaw(start: ServerStart) -> Thawed:
 
     image = runtime_snapshot.made(start.request.lookup.cache)
     if image is None:
-        raise LaunchRefused("the frozen runtime was removed", _FREEZE)
+        raise LaunchRefusedError("the frozen runtime was removed", _FREEZE)
     try:
         return runtime_snapshot.thaw(image, start.plan)
-    except process_snapshot.SnapshotUnusable as error:
-        raise LaunchRefused(str(error), _FREEZE) from error
+    except process_snapshot.SnapshotUnusableError as error:
+        raise LaunchRefusedError(str(error), _FREEZE) from error
 
 
 RUNTIME_SNAPSHOT = RuntimeSnapshotMode()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.launch import server_process
-from coldstart.launch.modes.mode import LaunchRefused, await_ready
+from coldstart.launch.modes.mode import LaunchRefusedError, await_ready
 
 if TYPE_CHECKING:
     from coldstart.launch.process_snapshot import Thawed
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 def launch_thawed(start: ServerStart, thaw: Callable[[ServerStart], Thawed]) -> Running:
     """Thaw a template, have it fork the server, and wait until that is ready.
 
-    Raises LaunchRefused for an image that cannot be used: whatever is wrong with it, another mode starts the server.
+    Raises LaunchRefusedError for an image that cannot be used: whatever is wrong with it, another mode starts the server.
     """
-    from coldstart.launch.process_snapshot import SnapshotUnusable
+    from coldstart.launch.process_snapshot import SnapshotUnusableError
 
     try:
         thawed = thaw(start)
-    except (SnapshotUnusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
-        raise LaunchRefused(str(error)) from error
+    except (SnapshotUnusableError, UsageError, OSError, LookupError, ValueError, TypeError) as error:
+        raise LaunchRefusedError(str(error)) from error
     return await_ready(start, _fork(start, thawed))
 
 

@@ -30,7 +30,7 @@ _RIGHTS = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class MalformedMessage(PeerError):
+class MalformedMessageError(PeerError):
     """The other side does not speak this language."""
 
 
@@ -56,7 +56,7 @@ class Channel:
     def receive(self, limit: int | None = LINE) -> list[dict[str, Any]] | None:
         """The messages that one read completes; None at the end of the connection.
 
-        Raises MalformedMessage for a line over `limit` bytes, one that is no JSON object, or too many descriptors.
+        Raises MalformedMessageError for a line over `limit` bytes, one that is no JSON object, or too many descriptors.
         """
         try:
             # Not socket.recv_fds, which drops the flag that keeps our children from inheriting the descriptors.
@@ -70,27 +70,27 @@ class Channel:
         if not data:
             return None
         if len(self.descriptors) > _MAX_DESCRIPTORS or flags & socket.MSG_CTRUNC:
-            raise MalformedMessage("too many descriptors")
+            raise MalformedMessageError("too many descriptors")
         *lines, self._pending = (self._pending + data).split(b"\n")
         if limit is not None and max(map(len, [*lines, self._pending])) > limit:
-            raise MalformedMessage(f"a line of more than {limit} bytes")
+            raise MalformedMessageError(f"a line of more than {limit} bytes")
         return list(map(_object, lines))
 
     def request(self) -> dict[str, Any]:
         """The one message that a client sends first, within PATIENCE_S seconds in all.
 
-        Raises MalformedMessage on anything cut short, longer than MAX_REQUEST bytes, too slow, or followed by more.
+        Raises MalformedMessageError on anything cut short, longer than MAX_REQUEST bytes, too slow, or followed by more.
         """
         deadline = time.monotonic() + PATIENCE_S
         while select.select([self.socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
             messages = self.receive(MAX_REQUEST)
             if messages is None:
-                raise MalformedMessage("a request that is cut short")
+                raise MalformedMessageError("a request that is cut short")
             if len(messages) > 1 or (messages and self._pending):
-                raise MalformedMessage("more than one request")
+                raise MalformedMessageError("more than one request")
             if messages:
                 return messages[0]
-        raise MalformedMessage(f"no request within {PATIENCE_S:g} s")
+        raise MalformedMessageError(f"no request within {PATIENCE_S:g} s")
 
     def replies(self) -> Iterator[dict[str, Any]]:
         """Messages until the connection ends, blocking."""
@@ -98,9 +98,9 @@ class Channel:
             yield from messages
 
     def take(self) -> int:
-        """The oldest descriptor received, now the caller's. Raises MalformedMessage when there is none."""
+        """The oldest descriptor received, now the caller's. Raises MalformedMessageError when there is none."""
         if not self.descriptors:
-            raise MalformedMessage("a descriptor is missing")
+            raise MalformedMessageError("a descriptor is missing")
         return self.descriptors.popleft()
 
     def close(self) -> None:
@@ -130,9 +130,9 @@ def _object(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise MalformedMessage(f"a line that is no JSON: {error}") from error
+        raise MalformedMessageError(f"a line that is no JSON: {error}") from error
     if not isinstance(message, dict):
-        raise MalformedMessage("a line that is no JSON object")
+        raise MalformedMessageError("a line that is no JSON object")
     return message
 
 
@@ -155,16 +155,16 @@ def sealed(*parts: bytes) -> int:
 
 
 def body(descriptor: int) -> tuple[bytes, bytes]:
-    """The two parts of a `sealed` memfd, which is closed. Raises MalformedMessage for any other descriptor."""
+    """The two parts of a `sealed` memfd, which is closed. Raises MalformedMessageError for any other descriptor."""
     try:
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise MalformedMessage("a descriptor that is not sealed")
+            raise MalformedMessageError("a descriptor that is not sealed")
         size = os.fstat(descriptor).st_size
         if size > MAX_BODY:
-            raise MalformedMessage(f"a body of {size} bytes")
+            raise MalformedMessageError(f"a body of {size} bytes")
         head, _, rest = os.pread(descriptor, size, 0).partition(b"\n")
     except OSError as error:
-        raise MalformedMessage(f"a descriptor of another kind: {error.strerror}") from error
+        raise MalformedMessageError(f"a descriptor of another kind: {error.strerror}") from error
     finally:
         os.close(descriptor)
     return head, rest

@@ -42,7 +42,7 @@ Field = tuple[int, int | bytes]
 Message = list[Field]
 
 
-class Unknown(ValueError):
+class UnknownImageError(ValueError):
     """The images are not as they are known here; they were left as they are."""
 
 
@@ -72,7 +72,7 @@ def move(images: Path, mapped: Path) -> int:
     vmas = [_message(value) for number, value in space if number == _VMAS and isinstance(value, bytes)]
     runs = list(_runs(entries, [(_number(vma, _START), _number(vma, _END)) for vma in vmas]))
     if runs and runs[-1][1].kept + runs[-1][1].count * _PAGE != pages.stat().st_size:
-        raise Unknown(f"{pages.name} does not hold the pages that {pagemap.name} tells of")
+        raise UnknownImageError(f"{pages.name} does not hold the pages that {pagemap.name} tells of")
     filed: list[_Run] = []
     rest: list[tuple[Message, _Run]] = []
     for group in _joined(runs):
@@ -101,14 +101,14 @@ def _runs(entries: Iterable[Message], spans: list[tuple[int, int]]) -> Iterator[
     starts, kept = [start for start, _ in spans], 0
     for entry in entries:
         if any(number == _IN_PARENT and value for number, value in entry):
-            raise Unknown("the image leans on an earlier one")
+            raise UnknownImageError("the image leans on an earlier one")
         address = _number(entry, _ADDRESS)
         count = next((v for n, v in entry if n == _COUNT and isinstance(v, int)), _number(entry, _COUNT_32))
         while count:
             vma = bisect(starts, address) - 1
             here = min(count, (spans[vma][1] - address) // _PAGE) if vma >= 0 else 0
             if here <= 0:
-                raise Unknown(f"no mapping holds the page at {address:#x}")
+                raise UnknownImageError(f"no mapping holds the page at {address:#x}")
             yield entry, _Run(address, here, kept, vma)
             address, count, kept = address + here * _PAGE, count - here, kept + here * _PAGE
 
@@ -173,7 +173,7 @@ def _file(opened: list[Message], identity: int, mapped: Path, size: int) -> Mess
     """The description of a file that is open for reading; whose it is (nobody's signals) as of any other."""
     regular = next((v for entry in opened for n, v in entry if n == _REG and isinstance(v, bytes)), None)
     if regular is None:
-        raise Unknown("the process has no file mapped")
+        raise UnknownImageError("the process has no file mapped")
     owner = next(value for number, value in _message(regular) if number == _REG_OWNER)
     described: Message = [
         (_REG_ID, identity),
@@ -205,7 +205,7 @@ def _private(path: str, flags: int) -> int:
 def _only(images: Path, pattern: str) -> Path:
     found = list(images.glob(f"{pattern}.img"))
     if len(found) != 1:
-        raise Unknown(f"{len(found)} images {pattern}, not of one process")
+        raise UnknownImageError(f"{len(found)} images {pattern}, not of one process")
     return found[0]
 
 
@@ -218,7 +218,7 @@ def _with(message: Message, changed: dict[int, int]) -> Message:
 def _number(message: Message, wanted: int) -> int:
     value = next((value for number, value in message if number == wanted), None)
     if not isinstance(value, int):
-        raise Unknown(f"a message has no number as its field {wanted}")
+        raise UnknownImageError(f"a message has no number as its field {wanted}")
     return value
 
 
@@ -229,7 +229,7 @@ def _read(image: Path) -> list[Message]:
         messages.append(_message(data[at + 4 : at + 4 + length]))
         at += 4 + length
     if at != len(data) or not messages:
-        raise Unknown(f"{image.name} is cut short")
+        raise UnknownImageError(f"{image.name} is cut short")
     return messages
 
 
@@ -253,7 +253,7 @@ def _message(data: bytes) -> Message:
             fields.append((key >> 3, data[at : at + length]))
             at += length
         else:
-            raise Unknown(f"a field of wire type {key & 7}")
+            raise UnknownImageError(f"a field of wire type {key & 7}")
     return fields
 
 
@@ -271,7 +271,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(data):
-            raise Unknown("a message is cut short")
+            raise UnknownImageError("a message is cut short")
         byte = data[at]
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7

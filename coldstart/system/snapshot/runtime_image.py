@@ -73,7 +73,7 @@ def obstacle(image: Path) -> str | None:
 def published(image: Path) -> Iterator[Path]:
     """A private directory for a new image, which takes the place of `image` when the block ends. Nothing stays where it raises.
 
-    One at a time: whoever comes second waits. What makers that were killed have left is removed. Raises OSError, NoLocks.
+    One at a time: whoever comes second waits. What makers that were killed have left is removed. Raises OSError, NoLocksError.
     """
     root = image.parent
     files.make_private(root)

@@ -20,7 +20,7 @@ from coldstart.system import paths
 
 
 def judge(bundle: Bundle) -> TrustResult:
-    """Whether a trusted key signed `bundle`. Raises InvalidSignature for a malformed key file among the trusted."""
+    """Whether a trusted key signed `bundle`. Raises InvalidSignatureError for a malformed key file among the trusted."""
     record = paths.state_dir() / "verdicts" / bundle.digest.removeprefix("sha256:")
     if known := _remembered(record):
         return known

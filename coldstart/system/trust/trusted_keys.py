@@ -14,7 +14,7 @@ from coldstart.artifacts import selection, sign
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.system import paths
 
 
@@ -36,13 +36,13 @@ def listed() -> list[TrustedKey]:
 
 
 def add(file: Path, name: str) -> TrustedKey:
-    """Trust the public key (PEM) in ``file``. Raises Usage if unreadable, InvalidSignature if no key."""
+    """Trust the public key (PEM) in ``file``. Raises UsageError if unreadable, InvalidSignatureError if no key."""
     state = paths.state_dir()
     try:
         pem = file.read_bytes()
     except OSError as error:
-        raise Usage(
-            f"{file} cannot be read: {error.strerror}.", mend="on the other machine: coldstart trust show"
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror}.", hint="on the other machine: coldstart trust show"
         ) from error
     return _read(sign.trust(sign.trust_dir(state), pem, name=name), sign.host_key(state).fingerprint)
 
@@ -54,21 +54,21 @@ class Verdict:
     trust: TrustResult
     signatures: list[TrustResult]
     taken: Bundle | None
-    mend: str | None
+    hint: str | None
 
 
 def why(store: Store, bundle: Bundle) -> Verdict:
-    """Why `bundle` is trusted or not, and which of its key is taken. Raises InvalidSignature for a malformed key file."""
+    """Why `bundle` is trusted or not, and which of its key is taken. Raises InvalidSignatureError for a malformed key file."""
     judge = sign.TrustStore(sign.trust_dir(paths.state_dir()))
     signatures, total = judge.each(bundle), judge(bundle)
     same = [other for other in store.list() if _key_of(other) == bundle.key_digest]
     best = next((one for one in selection.best_first(same, judge) if one.trust.ok), None)
-    mend = None
+    hint = None
     if not total.ok and signatures:
-        mend = "if you know its maker: coldstart trust add FILE, with what this prints there: coldstart trust show"
+        hint = "if you know its maker: coldstart trust add FILE, with what this prints there: coldstart trust show"
     elif not total.ok:
-        mend = "have its maker sign it, or make it here: coldstart materialize MODEL"
-    return Verdict(total, signatures, best.bundle if best else None, mend)
+        hint = "have its maker sign it, or make it here: coldstart materialize MODEL"
+    return Verdict(total, signatures, best.bundle if best else None, hint)
 
 
 def _key_of(bundle: Bundle) -> str | None:

@@ -26,11 +26,11 @@ INDUCTOR_DIR = "inductor"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-class CompiledMismatch(RuntimeError):
+class CompiledMismatchError(RuntimeError):
     """The artifact does not fit this model or these sources; the ordinary compilation must run."""
 
 
-class NotSaved(RuntimeError):
+class NotSavedError(RuntimeError):
     """A compiled forward that cannot be written down: vLLM itself goes on without it, and compiles at every start."""
 
 
@@ -44,20 +44,20 @@ def compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
 def save(model: Any, directory: Path) -> list[str]:
     """Serialise every compiled forward of `model` into `directory`; returns the modules' names.
 
-    Raises NotSaved when a module that vLLM compiles holds no ahead-of-time function, or one that torch cannot serialise.
+    Raises NotSavedError when a module that vLLM compiles holds no ahead-of-time function, or one that torch cannot serialise.
     """
     names = []
     for index, (name, module) in enumerate(compiled_modules(model)):
         function = getattr(module, "aot_compiled_fn", None)
         kind = f"{type(module).__name__} ({name or 'the model itself'})"
         if function is None:
-            raise NotSaved(f"{kind} has no ahead-of-time compiled forward")
+            raise NotSavedError(f"{kind} has no ahead-of-time compiled forward")
         try:
             with functions_by_content():
                 function.save_compiled_function(str(directory / f"{index}.aot"))
         except Exception as error:  # what torch cannot pickle it says with whatever pickle, or dynamo, raises
             reason = _ADDRESS.sub("", (str(error).strip().splitlines() or [""])[0])
-            raise NotSaved(
+            raise NotSavedError(
                 f"the compiled forward of {kind} cannot be serialised: {type(error).__name__}: {reason}"
             ) from error
         names.append(name)
@@ -112,12 +112,12 @@ def kernels(directory: Path) -> set[Path]:
 def restore(model: Any, directory: Path) -> int:
     """Set the compiled forward of every module in `directory`'s index; returns how many.
 
-    All or nothing: raises CompiledMismatch, with nothing set, when the modules or their sources differ.
+    All or nothing: raises CompiledMismatchError, with nothing set, when the modules or their sources differ.
     """
     modules = dict(compiled_modules(model))
     names: list[str] = json.loads((directory / INDEX).read_text())
     if names != list(modules):
-        raise CompiledMismatch(f"compiled modules differ: wanted {list(modules)}, found {names}")
+        raise CompiledMismatchError(f"compiled modules differ: wanted {list(modules)}, found {names}")
     loaded = [_load(modules[name], directory / f"{i}.aot") for i, name in enumerate(names)]
     for name, function in zip(names, loaded, strict=True):
         modules[name].aot_compiled_fn = function
@@ -143,4 +143,4 @@ def _check_sources(info: Any) -> None:
     contents = {source.module: source.content for source in info.inlined_sources}
     for name, content in contents.items():
         if inspect.getsource(importlib.import_module(name)) != content:
-            raise CompiledMismatch(f"{name} has changed since the artifact was made")
+            raise CompiledMismatchError(f"{name} has changed since the artifact was made")

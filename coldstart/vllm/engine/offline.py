@@ -162,7 +162,7 @@ def write_compiled(engine: OfflineEngine, directory: Path) -> str | None:
     directory.mkdir()
     try:
         compiled.save(engine.worker.model_runner.model, directory)
-    except compiled.NotSaved as error:
+    except compiled.NotSavedError as error:
         shutil.rmtree(directory)
         return str(error)
     source = Path(os.environ[TORCHINDUCTOR_CACHE_DIR])

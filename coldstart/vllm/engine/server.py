@@ -151,7 +151,7 @@ def outlive(manager: Any) -> None:
     manager.shutdown = shutdown
 
 
-class Unfit(RuntimeError):
+class UnfitError(RuntimeError):
     """What was built in this process is for something else; the message says what differs."""
 
 
@@ -160,7 +160,7 @@ def _require_built_worker(config: Any) -> None:
     from coldstart.vllm.engine import executor
 
     if reason := executor.obstacle(config):
-        raise Unfit(reason)
+        raise UnfitError(reason)
 
 
 def warm_tokenizer(config: Any) -> None:
@@ -217,7 +217,7 @@ def _run(plan: LaunchPlan, imported: bool) -> int:
     try:
         with scheduler.counted(plan):
             return uvloop.run(serve(args, plan))
-    except Unfit as reason:
+    except UnfitError as reason:
         refuse(str(reason))
         return 1
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from coldstart.graphs.errors import GraphError, Refused
+from coldstart.graphs.errors import GraphError, GraphRefusedError
 
 log = logging.getLogger("vllm.coldstart.graphs")
 Log = Callable[[str], None]
@@ -56,4 +56,4 @@ def refuse_parallel(runner: Any) -> None:
     """Raises Refused for an engine of several ranks."""
     parallel = runner.parallel_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
-        raise Refused("graphs of several ranks hold collectives")
+        raise GraphRefusedError("graphs of several ranks hold collectives")

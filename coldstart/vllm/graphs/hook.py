@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from coldstart.graphs.errors import Refused
+from coldstart.graphs.errors import GraphRefusedError
 from coldstart.vllm import compat
 from coldstart.vllm.graphs import manager, wrapper
 from coldstart.vllm.graphs.graph_source import GraphSource, Log
@@ -21,7 +21,7 @@ from coldstart.vllm.graphs.graph_source import GraphSource, Log
 def require() -> None:
     """Raises Refused where graphs were not checked for this vLLM; imports nothing of vLLM."""
     if reason := compat.check("graphs"):
-        raise Refused(reason)
+        raise GraphRefusedError(reason)
 
 
 def install(runner: Any, source: GraphSource, log: Log) -> Callable[[], None]:
@@ -50,7 +50,7 @@ def _patched(**wraps: Wrap) -> Callable[[], None]:
         places = _places()
         saved = {name: getattr(*place) for name, place in places.items()}
     except AttributeError as error:
-        raise Refused(f"vLLM lacks an integration point of graphs: {error}.") from error
+        raise GraphRefusedError(f"vLLM lacks an integration point of graphs: {error}.") from error
     for name, place in places.items():
         setattr(*place, wraps[name](saved[name]))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.files import replacing
-from coldstart.graphs.errors import AlteredTable, Refused
+from coldstart.graphs.errors import AlteredTableError, GraphRefusedError
 
 SCHEMA = 1
 VARIABLE = "VLLM_ENABLE_STARTUP_PLAN"
@@ -37,7 +37,7 @@ class KvPlan:
     def check_free(self, free: int | None) -> None:
         """Raise Refused when less memory is free than when the plan was measured; None is not known here."""
         if free is not None and free < self.free_memory_baseline:
-            raise Refused(
+            raise GraphRefusedError(
                 f"{free} bytes are free to rank {self.rank} and the KV plan was measured with "
                 f"{self.free_memory_baseline}: vLLM profiles again"
             )
@@ -60,29 +60,29 @@ def note(directory: Path, worker: Any, kv_cache_memory_bytes: int) -> None:
 
 
 def collect(directory: Path) -> list[KvPlan]:
-    """What the workers of an offline start have left, by rank. Raises AlteredTable."""
+    """What the workers of an offline start have left, by rank. Raises AlteredTableError."""
     plans = [parse_plan(json.loads(file.read_text())) for file in directory.glob("rank-*.json")]
     return sorted(plans, key=lambda plan: plan.rank)
 
 
 def parse_plan(data: object) -> KvPlan:
-    """The plan of a kv section. Raises AlteredTable."""
+    """The plan of a kv section. Raises AlteredTableError."""
     try:
         plan = KvPlan(**data)  # type: ignore[arg-type]
     except TypeError as error:
-        raise AlteredTable(f"the kv section holds no start-up plan: {error}") from error
+        raise AlteredTableError(f"the kv section holds no start-up plan: {error}") from error
     sizes = (plan.kv_cache_memory_bytes, plan.free_memory_baseline)
     good = type(plan.rank) is int and plan.rank >= 0 and all(type(n) is int and n > 0 for n in sizes)
     if not good or not all(isinstance(t, str) for t in (plan.vllm, plan.device)):
-        raise AlteredTable("the kv section holds no start-up plan")
+        raise AlteredTableError("the kv section holds no start-up plan")
     return plan
 
 
 def all_of(data: object) -> list[KvPlan]:
-    """The plans of a kv section, one for each rank from 0. Raises AlteredTable."""
+    """The plans of a kv section, one for each rank from 0. Raises AlteredTableError."""
     plans = [parse_plan(one) for one in data] if isinstance(data, list) else []
     if not plans or [plan.rank for plan in plans] != list(range(len(plans))):
-        raise AlteredTable("the kv section does not hold one start-up plan for each rank")
+        raise AlteredTableError("the kv section does not hold one start-up plan for each rank")
     return plans
 
 
@@ -96,11 +96,11 @@ def lay_for(worker: Any, data: object) -> Path:
 
     plans, world = all_of(data), worker.parallel_config.world_size
     if len(plans) != world:
-        raise Refused(f"the bundle has KV plans of {len(plans)} ranks, here are {world}")
+        raise GraphRefusedError(f"the bundle has KV plans of {len(plans)} ranks, here are {world}")
     plan = plans[worker.rank]
     here = (__version__, current_platform.get_device_name())
     if here != (plan.vllm, plan.device):
-        raise Refused(
+        raise GraphRefusedError(
             f"the KV plan was measured with {plan.vllm} on {plan.device}, here is {' on '.join(here)}"
         )
     fingerprint = startup_plan.compute_plan_fingerprint(worker.vllm_config, worker.rank, world)

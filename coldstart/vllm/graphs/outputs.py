@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from coldstart.graphs.errors import Refused
+from coldstart.graphs.errors import GraphRefusedError
 from coldstart.graphs.tables import SymbolRegion
 
 ENTRY = "vllm"
@@ -57,7 +57,7 @@ def spans(output: Any) -> list[tuple[int, int]] | None:
 def view(like: Any, tensor: Callable[[Like], Any]) -> Any:
     """The output again; `tensor` makes one from a leaf. Raises Refused where it was not described."""
     if like is None:
-        raise Refused("its output is no tensor of the pool")
+        raise GraphRefusedError("its output is no tensor of the pool")
     for name, kind in (("tuple", tuple), ("list", list)):
         if name in like:
             return kind(view(part, tensor) for part in like[name])

@@ -12,7 +12,7 @@ from coldstart.graphs import live, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.cupti import ModuleWatch
 from coldstart.graphs.cuda.modules import ModuleLog
-from coldstart.graphs.errors import GraphError, Refused
+from coldstart.graphs.errors import GraphError, GraphRefusedError
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, View, finder
 from coldstart.graphs.tables import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random, kept_class
@@ -131,7 +131,7 @@ def vllm_framework(
 
     def captured(key: str) -> Any:
         if key not in graphs:
-            raise Refused(f"{key} is captured by vLLM itself")
+            raise GraphRefusedError(f"{key} is captured by vLLM itself")
         return graphs[key][1]
 
     sizes = {key: int(d.num_tokens) for key, (d, _, _) in graphs.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from coldstart.graphs import gate, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
-from coldstart.graphs.errors import AlteredTable, GraphError, Refused
+from coldstart.graphs.errors import AlteredTableError, GraphError, GraphRefusedError
 from coldstart.graphs.inputs import Inputs, Span, StoredInputs, View, finder, stored
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
@@ -26,7 +26,7 @@ from coldstart.vllm.graphs.record import captured_graphs, kept_graphs, vllm_fram
 def workload(
     driver: CudaDriver, framework: TorchFramework, restorer: Restorer, captured: View | None
 ) -> StoredInputs:
-    """The bundle's own inputs on this process's memory. Raises AlteredTable."""
+    """The bundle's own inputs on this process's memory. Raises AlteredTableError."""
 
     def restored(symbol: str) -> SymbolRegion:
         region, base = restorer.region(symbol)
@@ -38,10 +38,10 @@ def workload(
 
 
 def extras(directory: Path) -> Mapping[str, Any]:
-    """What was recorded of vLLM's own objects. Raises AlteredTable, Refused for a bundle of another engine."""
+    """What was recorded of vLLM's own objects. Raises AlteredTableError, Refused for a bundle of another engine."""
     held = read_manifest(directory)["report"].get(outputs.ENTRY)
     if not isinstance(held, dict) or not {"attributes", "outputs"} <= set(held):
-        raise Refused("the bundle was not recorded from vLLM")
+        raise GraphRefusedError("the bundle was not recorded from vLLM")
     return held
 
 
@@ -91,7 +91,7 @@ class Proving:
                 graphs.update(captured_graphs(runner))
                 self._look(graphs)
             if key not in graphs:
-                raise Refused(f"{key} was not captured by vLLM in this process")
+                raise GraphRefusedError(f"{key} was not captured by vLLM in this process")
             return graphs[key][1]
 
         framework = TorchFramework(driver, runner_tensors(runner), {}, capture, (0, 0))
@@ -139,7 +139,7 @@ class Restoring:
         """Raises Refused: what a driver keeps in a graph's nodes is its own affair, down to the patch release."""
         wanted, present = self.extras.get("driver"), nvml.driver()
         if wanted != present:
-            raise Refused(f"the graphs were recorded under driver {wanted}, here is {present}")
+            raise GraphRefusedError(f"the graphs were recorded under driver {wanted}, here is {present}")
 
     def _begin(self, runner: Any) -> Online:
         driver = CudaDriver()
@@ -153,13 +153,13 @@ class Restoring:
         if not online.begin():
             for name in self._made:
                 setattr(runner.cudagraph_manager, name, None)
-            raise Refused(online.fallbacks["*"])
+            raise GraphRefusedError(online.fallbacks["*"])
         return online
 
     # --- the hook's Source ----------------------------------------------------------------------------
     def _online(self) -> Online:
         if self.online is None:
-            raise Refused("nothing is linked")
+            raise GraphRefusedError("nothing is linked")
         return self.online
 
     def usable(self, key: str) -> bool:
@@ -174,7 +174,7 @@ class Restoring:
     def replayable(self, key: str) -> Any:
         graph = self._online().restorer.graph_or_none(key)
         if graph is None:
-            raise Refused(self._online().fallbacks[key])
+            raise GraphRefusedError(self._online().fallbacks[key])
         return graph
 
     def output(self, key: str) -> Any:
@@ -185,7 +185,7 @@ class Restoring:
         try:
             return self.framework.view(region, base, like["offset"], like)
         except (KeyError, AttributeError, RuntimeError) as error:
-            raise AlteredTable(f"an output's description does not fit: {error}") from error
+            raise AlteredTableError(f"an output's description does not fit: {error}") from error
 
     def attributes(self) -> Mapping[str, Any]:
         return self._made

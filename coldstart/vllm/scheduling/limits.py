@@ -7,14 +7,14 @@ from typing import Any
 from coldstart.vllm import compat
 
 
-class IncompatibleVllm(RuntimeError):
+class IncompatibleVllmError(RuntimeError):
     """Our scheduler cannot run here; the message says why."""
 
 
 def require(config: Any) -> None:
-    """For a server that was started by hand. Raises IncompatibleVllm where our scheduler cannot run."""
+    """For a server that was started by hand. Raises IncompatibleVllmError where our scheduler cannot run."""
     if reason := compat.check("scheduler") or unsupported(config):
-        raise IncompatibleVllm(f"{reason} Serve with --scheduler fcfs.")
+        raise IncompatibleVllmError(f"{reason} Serve with --scheduler fcfs.")
 
 
 def unsupported(config: Any) -> str | None:

@@ -25,9 +25,9 @@ from coldstart.system import timeline
 from coldstart.vllm.weights.in_place import InPlace
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import report, stage, tensors
-from coldstart.weights.load.ladder import Exhausted, Rung, climb_down
-from coldstart.weights.load.tensor_sources import FileSource, Lost, PrefetchSource, TensorSource
-from coldstart.weights.load.tensors import Tensor, UnreadableWeights
+from coldstart.weights.load.ladder import NoLoaderLeftError, Rung, climb_down
+from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
+from coldstart.weights.load.tensors import Tensor, UnreadableWeightsError
 
 logger = logging.getLogger("vllm.coldstart.loader")
 
@@ -96,14 +96,14 @@ class ColdLoader(DefaultModelLoader):
         self.counter_before_loading_weights: float = time.perf_counter()
         try:
             if reason := self._beyond(model):
-                raise UnreadableWeights(reason)
+                raise UnreadableWeightsError(reason)
             wanted = _Wanted(self, model_config)
         except (ColdstartError, OSError, ValueError) as error:
             yield from self._vllms(model_config, model, None, str(error))
             return
         try:
             yield from self._placed(wanted, model)
-        except Exhausted as error:
+        except NoLoaderLeftError as error:
             if wanted.asked is not None:  # vLLM's own reading checks no digest
                 raise RuntimeError(f"the weights cannot be had: {error}") from error
             yield from self._vllms(model_config, model, {tensor.name for tensor in error.left}, str(error))
@@ -153,7 +153,7 @@ class _Wanted:
             self.plan = weights.headers((self.paths or {}).values())
         every = tensors.ordered(self.plan)
         if strange := next((tensor.dtype for tensor in every if tensor.dtype not in DTYPES), None):
-            raise UnreadableWeights(f"tensors of type {strange} are not known here")
+            raise UnreadableWeightsError(f"tensors of type {strange} are not known here")
         self.tensors = tensors.only(every, _rank_names([tensor.name for tensor in every], model_config))
 
     @property
@@ -174,7 +174,7 @@ class _Wanted:
                 client.attach(self.asked.source, self.plan, names=names, pace=self.asked.pace)
             )
         except client.PrefetchError as error:
-            raise Lost(str(error)) from error
+            raise SourceLostError(str(error)) from error
 
     def _mapped(self, left: Sequence[Tensor]) -> TensorSource:
         assert self.paths is not None
@@ -198,7 +198,7 @@ def _files(loader: ColdLoader, model_config: ModelConfig, optional: bool) -> dic
             return None
         raise
     if not use_safetensors:
-        raise UnreadableWeights("the checkpoint is not in safetensors format")
+        raise UnreadableWeightsError("the checkpoint is not in safetensors format")
     return {Path(file).name: Path(file) for file in files}
 
 

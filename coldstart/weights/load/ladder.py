@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from coldstart.system import timeline
 from coldstart.weights.load.report import LoadReport
-from coldstart.weights.load.tensor_sources import Lost, TensorSource
+from coldstart.weights.load.tensor_sources import SourceLostError, TensorSource
 from coldstart.weights.load.tensors import Tensor
 
 # A rung's name, and what opens it for the tensors that are left.
 Rung = tuple[str, Callable[[Sequence[Tensor]], TensorSource]]
 
 
-class Exhausted(RuntimeError):
+class NoLoaderLeftError(RuntimeError):
     """No rung is left. `left` are the tensors that nobody gave."""
 
     def __init__(self, left: Sequence[Tensor], reason: str) -> None:
@@ -33,7 +33,7 @@ def climb_down(
         report.way = way
         try:
             source = opened(tensors[done:])
-        except Lost as error:
+        except SourceLostError as error:
             reason = f"{way}: {error}"
             report.step_down(reason)
             continue
@@ -44,12 +44,12 @@ def climb_down(
                 done += 1
             report.fetch = source.fetched()
             return
-        except Lost as error:
+        except SourceLostError as error:
             reason = f"{way}, after {done} of {len(tensors)} tensors: {error}"
             report.step_down(reason)
         finally:
             source.close()
-    raise Exhausted(tensors[done:], reason)
+    raise NoLoaderLeftError(tensors[done:], reason)
 
 
 def _timed(source: TensorSource, tensor: Tensor, report: LoadReport) -> memoryview:

@@ -27,7 +27,7 @@ PIECE = 4 << 20
 READERS = 4
 
 
-class Lost(RuntimeError):
+class SourceLostError(RuntimeError):
     """This source will give no more bytes; the message says why."""
 
 
@@ -65,7 +65,7 @@ class PrefetchSource(TensorSource):
                 self._files[tensor.file] = self.attached.file(tensor.file)
                 self._addresses[tensor.file] = memory.address(self._files[tensor.file])
         except (PrefetchError, KeyError) as error:
-            raise Lost(str(error)) from error
+            raise SourceLostError(str(error)) from error
         memory.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
         return self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
 
@@ -101,14 +101,14 @@ class FileSource(TensorSource):
         try:
             view = self._mapped(tensor.file)
         except (OSError, ValueError, KeyError) as error:
-            raise Lost(f"{tensor.file} cannot be mapped: {error}") from error
+            raise SourceLostError(f"{tensor.file} cannot be mapped: {error}") from error
         if tensor.offset + tensor.size > len(view):
-            raise Lost(f"{tensor.file} is cut short: {tensor.name} ends after it")
+            raise SourceLostError(f"{tensor.file} is cut short: {tensor.name} ends after it")
         if self.ahead:
             memory.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
         data = view[tensor.offset : tensor.offset + tensor.size]
         if tensor.digest and tensor.digest != "sha256:" + hashlib.sha256(data).hexdigest():
-            raise Lost(
+            raise SourceLostError(
                 f"{tensor.file} holds other bytes for {tensor.name} at {tensor.offset} than the plan says"
             )
         return data

@@ -13,24 +13,24 @@ from typing import Any
 from coldstart.weights import checkpoint
 from coldstart.weights.checkpoint import Tensor
 
-__all__ = ["Tensor", "UnreadableWeights", "natural", "only", "ordered"]
+__all__ = ["Tensor", "UnreadableWeightsError", "natural", "only", "ordered"]
 
 
-class UnreadableWeights(ValueError):
+class UnreadableWeightsError(ValueError):
     """These weights cannot be handed over tensor by tensor; the message says why."""
 
 
 def ordered(plan: Mapping[str, Any]) -> list[Tensor]:
     """The tensors of a weights plan in load order.
 
-    Raises UnreadableWeights for files without tensors (not safetensors) and for a name that two files hold.
+    Raises UnreadableWeightsError for files without tensors (not safetensors) and for a name that two files hold.
     """
     try:
         files = sorted(checkpoint.parse(plan).files, key=lambda file: natural(file.name))
-    except checkpoint.InvalidWeightsPlan as error:
-        raise UnreadableWeights(str(error)) from error
+    except checkpoint.InvalidWeightsPlanError as error:
+        raise UnreadableWeightsError(str(error)) from error
     if bare := [file.name for file in files if not file.tensors]:
-        raise UnreadableWeights(f"{bare[0]} holds no safetensors")
+        raise UnreadableWeightsError(f"{bare[0]} holds no safetensors")
     return [tensor for file in files for tensor in file.tensors]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.bundle import Trust
-from coldstart.errors import CommandFailed, Usage
+from coldstart.errors import CommandFailedError, UsageError
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import weight_files
@@ -44,7 +44,7 @@ def resolve(
 ) -> Wanted:
     """Look the model up as `serve` does. Its weights come from `weights_from`, else its directory, else the hub.
 
-    Raises what inspection.look_up raises, NoBundle when neither a bundle nor local files say what the weights are.
+    Raises what inspection.look_up raises, NoBundleError when neither a bundle nor local files say what the weights are.
     """
     lookup = inspection.look_up(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
     source = weights_from or _own_source(lookup)
@@ -57,9 +57,9 @@ def _own_source(lookup: Lookup) -> str:
         return str(model.path)
     if model.repo_id is not None:
         return f"hf://{model.repo_id}" + (f"@{model.revision}" if model.revision else "")
-    raise Usage(
+    raise UsageError(
         f"{model.name} has no weights here.",
-        mend="say where they are: coldstart prefetch start MODEL --weights-from SOURCE",
+        hint="say where they are: coldstart prefetch start MODEL --weights-from SOURCE",
     )
 
 
@@ -81,7 +81,7 @@ def fetch_all(
 ) -> dict[str, Any]:
     """Start a prefetcher with `settings` if none runs, and have everything fetched that is wanted; the lease's stats.
 
-    Raises Usage for settings while one runs already or that are no good, CommandFailed when it cannot be done.
+    Raises UsageError for settings while one runs already or that are no good, CommandFailedError when it cannot be done.
     """
     _settle(settings, directory)
     try:
@@ -89,16 +89,18 @@ def fetch_all(
             attached.complete(names)
             return attached.stats()
     except client.PrefetchError as error:
-        raise CommandFailed(str(error), mend="coldstart prefetch status") from error
+        raise CommandFailedError(str(error), hint="coldstart prefetch status") from error
 
 
 def _settle(settings: Mapping[str, str], directory: Path | None) -> None:
     try:
         configuration.from_environment({**os.environ, **settings})
     except ValueError as error:
-        raise Usage(f"{error}.") from error
+        raise UsageError(f"{error}.") from error
     if settings and running(directory):
-        raise Usage("A prefetcher runs already, with settings of its own.", mend="coldstart prefetch stop")
+        raise UsageError(
+            "A prefetcher runs already, with settings of its own.", hint="coldstart prefetch stop"
+        )
     os.environ.update(settings)
 
 
@@ -111,5 +113,5 @@ def running(directory: Path | None = None) -> dict[str, Any] | None:
 
 
 def stop(directory: Path | None = None) -> int:
-    """Stop it and wait for its end; its pid. Raises client.PrefetchLost when none runs."""
+    """Stop it and wait for its end; its pid. Raises client.PrefetchLostError when none runs."""
     return int(client.request("stop", directory=directory)["stopped"])

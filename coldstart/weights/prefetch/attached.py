@@ -18,7 +18,12 @@ from typing import Any
 from coldstart.system.ipc.json_lines import Channel, sealed
 from coldstart.weights.prefetch import region_layout
 from coldstart.weights.prefetch.byte_ranges import Ranges
-from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
+from coldstart.weights.prefetch.errors import (
+    PrefetchError,
+    PrefetchFailedError,
+    PrefetchLostError,
+    PrefetchRefusedError,
+)
 from coldstart.weights.prefetch.mapping import LayoutFiles
 from coldstart.weights.prefetch.range_source import is_local
 
@@ -57,19 +62,21 @@ class Attached:
     def wait(self, file: str, offset: int, size: int) -> None:
         """Block until bytes [offset, offset + size) of `file` are there and verified; they must be wanted.
 
-        Raises PrefetchLost when the prefetcher died first, PrefetchFailed when it gave up on one of them,
-        PrefetchRefused when nobody wanted them through this lease.
+        Raises PrefetchLostError when the prefetcher died first, PrefetchFailedError when it gave up on one of them,
+        PrefetchRefusedError when nobody wanted them through this lease.
         """
         number, end = self._layout.numbers[file], offset + size
         with self._changed:
             if size < 0 or not self._wanted[number].covers(offset, end):
-                raise PrefetchRefused(f"Bytes {offset} to {end} of {file} were not wanted by this client.")
+                raise PrefetchRefusedError(
+                    f"Bytes {offset} to {end} of {file} were not wanted by this client."
+                )
             self._until(lambda: self._there(number, offset, end))
 
     def want(self, names: Collection[str] | None, background: bool = False) -> None:
         """Want more tensors, after those wanted before; in the background: when no foreground want is unfinished.
 
-        Raises PrefetchRefused (no room, an unknown name), PrefetchLost.
+        Raises PrefetchRefusedError (no room, an unknown name), PrefetchLostError.
         """
         more = self._layout.wanted(names)
         with self._asking:
@@ -77,7 +84,7 @@ class Attached:
             send(self._channel, {"op": "want", "background": background}, names_part(names), b"")
             answer = self._take("wanted")
         if not answer["wanted"]:
-            raise PrefetchRefused(str(answer["refused"]))
+            raise PrefetchRefusedError(str(answer["refused"]))
         with self._changed:
             for wanted, ranges in zip(self._wanted, more, strict=True):
                 for span in ranges:
@@ -104,19 +111,19 @@ class Attached:
         """{"fetched_bytes", "wanted_bytes", "ready_bytes", "refetched", "streams", "began", "ended", "errors"}.
 
         Bytes of this model, by all its clients; `began` and `ended` are seconds on CLOCK_MONOTONIC or None. Raises
-        PrefetchLost.
+        PrefetchLostError.
         """
         with self._asking:
             try:
                 self._channel.send({"op": "stats"})
             except OSError as error:
-                raise PrefetchLost("The prefetcher has ended.") from error
+                raise PrefetchLostError("The prefetcher has ended.") from error
             return dict(self._take("stats")["stats"])
 
     def close(self) -> None:
         """Give the lease back. Mapped files stay readable while somebody holds a view of them.
 
-        Whoever waits in another thread gets PrefetchLost.
+        Whoever waits in another thread gets PrefetchLostError.
         """
         with suppress(OSError):
             if self._reading:
@@ -135,7 +142,7 @@ class Attached:
             return True
         for file, a, b, reason in self._failed:
             if file == number and a < end and start < b:
-                raise PrefetchFailed(reason)
+                raise PrefetchFailedError(reason)
         return False
 
     def _take(self, kind: str) -> dict[str, Any]:
@@ -184,7 +191,11 @@ class Attached:
                 self._refused, self._lost = str(message["refused"]), True
 
     def _end(self) -> PrefetchError:
-        return PrefetchRefused(self._refused) if self._refused else PrefetchLost("The prefetcher has ended.")
+        return (
+            PrefetchRefusedError(self._refused)
+            if self._refused
+            else PrefetchLostError("The prefetcher has ended.")
+        )
 
 
 def names_part(names: Collection[str] | None) -> bytes:
@@ -193,11 +204,11 @@ def names_part(names: Collection[str] | None) -> bytes:
 
 
 def send(channel: Channel, message: dict[str, Any], *parts: bytes) -> None:
-    """Send a message with its body. Raises PrefetchLost."""
+    """Send a message with its body. Raises PrefetchLostError."""
     descriptor = sealed(*parts)
     try:
         channel.send(message, (descriptor,))
     except OSError as error:
-        raise PrefetchLost("The prefetcher has ended.") from error
+        raise PrefetchLostError("The prefetcher has ended.") from error
     finally:
         os.close(descriptor)

@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from coldstart.weights.prefetch.range_source import Count, RangeSource, SourceUnusable
+from coldstart.weights.prefetch.range_source import Count, RangeSource, SourceUnusableError
 
 
 def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
-    """A new source for one stream; `environment` is that of the client. Raises SourceUnusable."""
+    """A new source for one stream; `environment` is that of the client. Raises SourceUnusableError."""
     scheme = address.partition("://")[0]
     if scheme in ("http", "https"):
         from coldstart.weights.prefetch.http_source import HttpSource, headers
@@ -42,9 +42,9 @@ class LocalSource:
             os.posix_fadvise(descriptor, start, len(buffer), os.POSIX_FADV_WILLNEED)
             got = os.preadv(descriptor, [buffer], start)
         except OSError as error:
-            raise SourceUnusable(f"{self.directory / name}: {error.strerror}") from error
+            raise SourceUnusableError(f"{self.directory / name}: {error.strerror}") from error
         if not got:
-            raise SourceUnusable(f"{self.directory / name} has become shorter")
+            raise SourceUnusableError(f"{self.directory / name} has become shorter")
         count(got)
         return got
 
@@ -57,7 +57,7 @@ class LocalSource:
             descriptor = os.open(self.directory / name, os.O_RDONLY | os.O_CLOEXEC)
             self._open[name] = descriptor
             if (actual := os.fstat(descriptor).st_size) != size:
-                raise SourceUnusable(
+                raise SourceUnusableError(
                     f"{self.directory / name} has {actual} bytes, the weights plan says {size}"
                 )
         return self._open[name]

@@ -20,16 +20,21 @@ from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.timeline import EVENTS_VARIABLE
 from coldstart.weights.prefetch import region_layout, spawning
 from coldstart.weights.prefetch.attached import ANSWER_S, Attached, names_part, send
-from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
+from coldstart.weights.prefetch.errors import (
+    PrefetchError,
+    PrefetchFailedError,
+    PrefetchLostError,
+    PrefetchRefusedError,
+)
 from coldstart.weights.prefetch.range_source import normal
 
 __all__ = [
     "Attached",
     "Early",
     "PrefetchError",
-    "PrefetchFailed",
-    "PrefetchLost",
-    "PrefetchRefused",
+    "PrefetchFailedError",
+    "PrefetchLostError",
+    "PrefetchRefusedError",
     "attach",
     "request",
     "start_early",
@@ -58,7 +63,8 @@ def attach(
     prefetcher's socket lies (default: the user's runtime directory); `start` starts a prefetcher when none runs. A `pace`
     names the fetch, for `told`.
     A local directory's files are read and verified, too, but mapped themselves: the page cache is the shared copy.
-    Raises PrefetchRefused (no room, a bad plan), PrefetchLost when none runs and not `start`, or when it dies meanwhile.
+    Raises PrefetchRefusedError (no room, a bad plan), PrefetchLostError when none runs and not `start`, or when it dies
+    meanwhile.
     """
     layout = region_layout.read(plan)
     wanted = layout.wanted(names)
@@ -69,12 +75,12 @@ def attach(
             # One that is being killed may still take a connection, and nothing over it.
             channel = _ask(source, plan, names, directory, start=start, background=background, pace=pace)
             return Attached(channel, layout, wanted, normal(source))
-        except PrefetchLost as error:
+        except PrefetchLostError as error:
             if channel is None and not start:
                 raise
             _closed(channel)
             if attempt + 1 == _TRIES or monotonic() - began > ANSWER_S:
-                raise PrefetchLost(f"{error}{spawning.last_words(directory)}") from error
+                raise PrefetchLostError(f"{error}{spawning.last_words(directory)}") from error
         except BaseException:
             _closed(channel)
             raise
@@ -105,18 +111,19 @@ def start_early(
 def told(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
     """Tell the fetch of that name its rate: {"rate", "bytes", "seconds" (first to last of them), "limited", "ended"}.
 
-    `limited`: by a rate, now or before. None where it has not begun. Raises PrefetchLost where none runs, PrefetchRefused.
+    `limited`: by a rate, now or before. None where it has not begun. Raises PrefetchLostError where none runs,
+    PrefetchRefusedError.
     """
     found = request("pace", directory=directory, **asdict(pace))
     if "refused" in found:
-        raise PrefetchRefused(str(found["refused"]))
+        raise PrefetchRefusedError(str(found["refused"]))
     return None if found["pace"] is None else dict(found["pace"])
 
 
 def request(operation: str, *, directory: Path | None = None, **more: Any) -> dict[str, Any]:
     """Ask the running prefetcher for its "status", or to "stop" (and wait for its end).
 
-    Raises PrefetchLost when none runs, or it says nothing for ANSWER_S.
+    Raises PrefetchLostError when none runs, or it says nothing for ANSWER_S.
     """
     channel = Channel(spawning.connection(directory, start=False))
     if operation != "stop":
@@ -125,11 +132,11 @@ def request(operation: str, *, directory: Path | None = None, **more: Any) -> di
         channel.send({"op": operation, **more})
         answers = list(channel.replies()) if operation == "stop" else [next(channel.replies(), {})]
     except OSError as error:
-        raise PrefetchLost("The prefetcher has ended.") from error
+        raise PrefetchLostError("The prefetcher has ended.") from error
     finally:
         channel.close()
     if not answers or not answers[0]:
-        raise PrefetchLost("The prefetcher has ended, or does not answer.")
+        raise PrefetchLostError("The prefetcher has ended, or does not answer.")
     return dict(answers[0].get("status", answers[0]))
 
 

@@ -7,13 +7,13 @@ class PrefetchError(RuntimeError):
     """The prefetcher cannot give these bytes; the message says why."""
 
 
-class PrefetchRefused(PrefetchError):
+class PrefetchRefusedError(PrefetchError):
     """It does not take the request: no room, a malformed plan, a source that it cannot read."""
 
 
-class PrefetchLost(PrefetchError):
+class PrefetchLostError(PrefetchError):
     """Its process has ended. What was waited for stays readable; nothing more will come."""
 
 
-class PrefetchFailed(PrefetchError):
+class PrefetchFailedError(PrefetchError):
     """It gave up on some bytes: the message names file, tensor and offset."""

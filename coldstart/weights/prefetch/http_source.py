@@ -12,13 +12,19 @@ from time import monotonic
 from urllib.parse import quote, unquote, urlsplit
 
 from coldstart.artifacts.net import http_client, origin
-from coldstart.artifacts.net.http_client import Answer, Forbidden, HttpClient, RemoteUnreachable, Secret
+from coldstart.artifacts.net.http_client import (
+    Answer,
+    ForbiddenError,
+    HttpClient,
+    RemoteUnreachableError,
+    Secret,
+)
 from coldstart.contract.environment import PREFETCH_TOKEN
 from coldstart.weights.prefetch.range_source import (
     Count,
-    SourceTooSlow,
-    SourceUnavailable,
-    SourceUnusable,
+    SourceTooSlowError,
+    SourceUnavailableError,
+    SourceUnusableError,
     shown,
 )
 
@@ -33,13 +39,15 @@ def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
     """The Authorization header: from user:password@ in the address, else the bearer token of the environment.
 
     The token is meant for whatever source it fits, so it is left away where it would go over plain HTTP; a password in the
-    address is meant for just that one. Raises SourceUnusable then.
+    address is meant for just that one. Raises SourceUnusableError then.
     """
     parts = urlsplit(address)
     safe = origin.parse_origin(address).may_hear_secrets
     if parts.username:
         if not safe:
-            raise SourceUnusable(f"{shown(address)} would be told a password without TLS: write https://")
+            raise SourceUnusableError(
+                f"{shown(address)} would be told a password without TLS: write https://"
+            )
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
     token = environment.get(TOKEN_VARIABLE)
@@ -66,12 +74,12 @@ class HttpSource:
             with self._range(name, size, start, start + len(buffer)) as answer:
                 self._versions[name] = answer.headers.get("ETag", "")
                 return _fill(answer, buffer, count)
-        except http_client.Slow as error:
-            raise SourceTooSlow(f"{shown(self._locate(name))}: {error}") from error
-        except RemoteUnreachable as error:
-            raise SourceUnavailable(f"{shown(self._locate(name))}: {error}") from error
-        except Forbidden as error:
-            raise SourceUnusable(str(error)) from error
+        except http_client.SlowServerError as error:
+            raise SourceTooSlowError(f"{shown(self._locate(name))}: {error}") from error
+        except RemoteUnreachableError as error:
+            raise SourceUnavailableError(f"{shown(self._locate(name))}: {error}") from error
+        except ForbiddenError as error:
+            raise SourceUnusableError(str(error)) from error
 
     def version(self, name: str) -> str:
         """As Source: the ETag."""
@@ -94,7 +102,7 @@ class HttpSource:
             answer.close()  # its body is not wanted
             url = self._elsewhere(answer, name, url, first)
             self._moved[name] = url
-        raise SourceUnusable(f"{shown(first)} redirects without an end")
+        raise SourceUnusableError(f"{shown(first)} redirects without an end")
 
     def _elsewhere(self, answer: Answer, name: str, url: str, first: str) -> str:
         status, location = answer.status, answer.headers.get("Location")
@@ -102,14 +110,14 @@ class HttpSource:
             return http_client.redirected(url, location)
         # A redirect to a signed address holds for a time only: ask its origin again.
         if self._moved.pop(name, None) is not None or status in _PASSING:
-            raise SourceUnavailable(f"{shown(first)} answers {status}")
+            raise SourceUnavailableError(f"{shown(first)} answers {status}")
         if status == 200:
-            raise SourceUnusable(
+            raise SourceUnusableError(
                 f"{shown(first)} does not serve byte ranges (it answers 200 to a range request)"
             )
         unsent = not self._headers and not origin.parse_origin(first).may_hear_secrets
         hint = f"; over plain HTTP no {TOKEN_VARIABLE} is sent" if unsent and status in (401, 403) else ""
-        raise SourceUnusable(f"{shown(first)} answers {status} {answer.reason}{hint}")
+        raise SourceUnusableError(f"{shown(first)} answers {status} {answer.reason}{hint}")
 
 
 def _fill(answer: Answer, buffer: memoryview, count: Count) -> int:
@@ -124,13 +132,13 @@ def _fill(answer: Answer, buffer: memoryview, count: Count) -> int:
             count(got)
             quick = monotonic() - began < _MOMENT_S
             step = min(2 * step, _MOST) if quick else max(step // 2, _LEAST)
-    except http_client.Slow:
+    except http_client.SlowServerError:
         raise
-    except RemoteUnreachable:
+    except RemoteUnreachableError:
         if not filled:
             raise
     if not filled:
-        raise RemoteUnreachable("the answer ends before its first byte")
+        raise RemoteUnreachableError("the answer ends before its first byte")
     return filled
 
 
@@ -146,4 +154,4 @@ def _check(answer: Answer, url: str, size: int, start: int, end: int) -> None:
         wrong = "is sent encoded"
     if wrong:
         answer.close()
-        raise SourceUnusable(f"{url} {wrong}")
+        raise SourceUnusableError(f"{url} {wrong}")

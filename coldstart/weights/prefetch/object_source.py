@@ -8,7 +8,12 @@ from typing import Any
 from coldstart.artifacts.net import origin
 from coldstart.contract.environment import AWS_ENDPOINT, AWS_ENDPOINT_URL, HF_ENDPOINT, HF_TOKEN
 from coldstart.weights.prefetch.http_source import HttpSource
-from coldstart.weights.prefetch.range_source import Count, RangeSource, SourceUnavailable, SourceUnusable
+from coldstart.weights.prefetch.range_source import (
+    Count,
+    RangeSource,
+    SourceUnavailableError,
+    SourceUnusableError,
+)
 
 # The standard variables' values are given on: this process has another environment than its clients.
 _PREFIX = "AWS_"
@@ -22,14 +27,14 @@ class ObjectSource:
         try:
             from obstore.store import S3Store
         except ImportError as error:
-            raise SourceUnusable(f"{address} needs a library: coldstart install s3") from error
+            raise SourceUnusableError(f"{address} needs a library: coldstart install s3") from error
         bucket, _, self._prefix = address.partition("://")[2].partition("/")
         config: Any = {key: value for key, value in environment.items() if key.startswith(_PREFIX)}
         endpoint = AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)
         plain = endpoint.startswith("http://")
         # A signed request shows no key, but a session's token it carries as it is.
         if plain and "AWS_SESSION_TOKEN" in config and not origin.parse_origin(endpoint).may_hear_secrets:
-            raise SourceUnusable(
+            raise SourceUnusableError(
                 f"{origin.parse_origin(endpoint)} would be told AWS_SESSION_TOKEN without TLS"
             )
         # Trying again is the daemon's: it must not keep a stream from other models meanwhile.
@@ -46,12 +51,12 @@ class ObjectSource:
         try:
             data = memoryview(obstore.get_range(self._store, path, start=start, length=len(buffer)))
         except (FileNotFoundError, PermissionError, PermissionDeniedError, UnauthenticatedError) as error:
-            raise SourceUnusable(f"{path}: {str(error).splitlines()[0]}") from error
+            raise SourceUnusableError(f"{path}: {str(error).splitlines()[0]}") from error
         except Exception as error:  # obstore's own base: the network, a server's trouble
-            raise SourceUnavailable(f"{path}: {str(error).splitlines()[0]}") from error
+            raise SourceUnavailableError(f"{path}: {str(error).splitlines()[0]}") from error
         count(len(data))
         if len(data) != len(buffer):
-            raise SourceUnusable(f"{path} ends before byte {start + len(buffer)} of {size}")
+            raise SourceUnusableError(f"{path} ends before byte {start + len(buffer)} of {size}")
         buffer[:] = data
         return len(data)
 
@@ -64,11 +69,11 @@ class ObjectSource:
 
 
 def hub_source(address: str, environment: Mapping[str, str]) -> RangeSource:
-    """hf://owner/name@revision over HTTP ranges. Raises SourceUnusable without huggingface_hub."""
+    """hf://owner/name@revision over HTTP ranges. Raises SourceUnusableError without huggingface_hub."""
     try:
         from huggingface_hub import get_token, hf_hub_url
     except ImportError as error:
-        raise SourceUnusable(f"{address} needs huggingface_hub, which is not installed") from error
+        raise SourceUnusableError(f"{address} needs huggingface_hub, which is not installed") from error
     repository, _, revision = address.partition("://")[2].partition("@")
     token = HF_TOKEN.read(environment) or get_token()
     given = {"Authorization": f"Bearer {token}"} if token else {}

@@ -1,7 +1,8 @@
 """What a source of weights is: it reads byte ranges of named files.
 
-Each stream opens its own, so none needs to be safe for threads. What may pass is SourceUnavailable (and tried again), what will
-not is SourceUnusable.
+Each stream opens its own, so none needs to be safe for threads. What may pass is SourceUnavailableError (and tried again),
+what will
+not is SourceUnusableError.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ Count = Callable[[int], None]
 SCHEMES = ("http", "https", "s3", "hf")
 
 
-class SourceUnavailable(Exception):
+class SourceUnavailableError(Exception):
     """It does not answer, or broke off; it may come back."""
 
 
-class SourceTooSlow(SourceUnavailable):
+class SourceTooSlowError(SourceUnavailableError):
     """It answers slower than the floor: not asked again at once."""
 
 
-class Changed(SourceUnavailable):
+class SourceChangedError(SourceUnavailableError):
     """Another file than a moment ago: what came before belongs to the old one."""
 
 
-class SourceUnusable(Exception):
+class SourceUnusableError(Exception):
     """It answers, and the answer will not change: no such file, no byte ranges, another size, no permission."""
 
 
@@ -38,7 +39,8 @@ class RangeSource(Protocol):
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
         """Fill `buffer` from byte `start` of file `name`, which has `size` bytes; how many bytes came before it broke off.
 
-        Calls `count` with every number of bytes received. Raises SourceUnavailable when none came, and SourceUnusable.
+        Calls `count` with every number of bytes received. Raises SourceUnavailableError when none came, and
+        SourceUnusableError.
         """
 
     def version(self, name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from coldstart.weights import checkpoint
 from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.prefetch.byte_ranges import Ranges
-from coldstart.weights.prefetch.errors import PrefetchRefused
+from coldstart.weights.prefetch.errors import PrefetchRefusedError
 
 # Files start on such a boundary of the region, so that huge pages hold one file only.
 ALIGN = 2 << 20
@@ -39,7 +39,7 @@ class RegionLayout:
     def wanted(self, names: Collection[str] | None) -> list[Ranges]:
         """The bytes of the tensors `names`, by file; a file all of whose tensors are wanted counts as a whole.
 
-        None means every byte. Raises PrefetchRefused for a name that the plan does not know.
+        None means every byte. Raises PrefetchRefusedError for a name that the plan does not know.
         """
         if names is None:
             return [Ranges([(0, file.size)]) for file in self.files]
@@ -59,22 +59,22 @@ class RegionLayout:
         try:
             return self.tensors[name]
         except (KeyError, TypeError):
-            raise PrefetchRefused(f"The plan has no tensor {name!r}.") from None
+            raise PrefetchRefusedError(f"The plan has no tensor {name!r}.") from None
 
 
 def read(document: Mapping[str, Any]) -> RegionLayout:
-    """Check a plan as `coldstart.weights.weights_plan.plan` makes it. Raises PrefetchRefused naming what is wrong."""
+    """Check a plan as `coldstart.weights.weights_plan.plan` makes it. Raises PrefetchRefusedError naming what is wrong."""
     try:
         plan = checkpoint.parse(document)
-    except checkpoint.InvalidWeightsPlan as error:
-        raise PrefetchRefused(f"The weights plan is malformed: {error}.") from error
+    except checkpoint.InvalidWeightsPlanError as error:
+        raise PrefetchRefusedError(f"The weights plan is malformed: {error}.") from error
     files = tuple(_placed(plan.files))
     tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
     total = sum(_rounded(file.size) for file in files)
     if not 0 < total <= checkpoint.MAX_BYTES:
-        raise PrefetchRefused(f"The weights plan describes {total} bytes.")
+        raise PrefetchRefusedError(f"The weights plan describes {total} bytes.")
     if not all(tensor.digest for tensor in tensors.values()):
-        raise PrefetchRefused("The weights plan has no digests.")
+        raise PrefetchRefusedError("The weights plan has no digests.")
     return RegionLayout(plan.chunk, files, total, tensors, {file.name: n for n, file in enumerate(files)})
 
 
@@ -82,7 +82,7 @@ def _placed(files: Iterable[checkpoint.CheckpointFile]) -> Iterable[RegionFile]:
     base = 0
     for file in files:
         if file.chunks is None:
-            raise PrefetchRefused(f"The weights plan has no digests of {file.name}.")
+            raise PrefetchRefusedError(f"The weights plan has no digests of {file.name}.")
         yield RegionFile(file.name, file.size, base, file.chunks, file.tensors)
         base += _rounded(file.size)
 

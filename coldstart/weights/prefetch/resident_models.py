@@ -13,7 +13,7 @@ from time import monotonic
 
 from coldstart.weights.prefetch import configuration, region_layout
 from coldstart.weights.prefetch.byte_ranges import Ranges
-from coldstart.weights.prefetch.errors import PrefetchRefused
+from coldstart.weights.prefetch.errors import PrefetchRefusedError
 from coldstart.weights.prefetch.model import PrefetchedModel
 from coldstart.weights.prefetch.range_source import normal
 from coldstart.weights.prefetch.region import Allocator
@@ -42,16 +42,16 @@ class Memory:
         return sum(model.charged for model in self.models.values())
 
     def find(self, source: str, plan: bytes, environment: Mapping[str, str]) -> PrefetchedModel:
-        """The model of a source and a plan (its JSON), made if unknown. Raises PrefetchRefused."""
+        """The model of a source and a plan (its JSON), made if unknown. Raises PrefetchRefusedError."""
         address = normal(source)
         key = hashlib.sha256(address.encode() + b"\n" + plan).hexdigest()
         if key not in self.models:
             try:
                 document = json.loads(plan)
             except (ValueError, RecursionError) as error:
-                raise PrefetchRefused(f"The weights plan is no JSON: {error}.") from error
+                raise PrefetchRefusedError(f"The weights plan is no JSON: {error}.") from error
             if not isinstance(document, dict):
-                raise PrefetchRefused("The weights plan is no JSON object.")
+                raise PrefetchRefusedError("The weights plan is no JSON object.")
             self._add(key, address, environment, region_layout.read(document))
         self.models[key].newest(environment)
         return self.models[key]
@@ -62,10 +62,12 @@ class Memory:
         try:
             self.models[key] = PrefetchedModel(key, address, environment, layout)
         except OSError as error:
-            raise PrefetchRefused(f"No shared memory for {layout.total} bytes: {error.strerror}.") from error
+            raise PrefetchRefusedError(
+                f"No shared memory for {layout.total} bytes: {error.strerror}."
+            ) from error
 
     def want(self, model: PrefetchedModel, wanted: Sequence[Ranges]) -> list[UnitEntry]:
-        """Plan what is wanted of a model, making room. Raises PrefetchRefused when there is none to make."""
+        """Plan what is wanted of a model, making room. Raises PrefetchRefusedError when there is none to make."""
         units = model.board.new_units(wanted)
         if model.region is None:
             return model.board.want(wanted, units)
@@ -86,7 +88,7 @@ class Memory:
 
     def _make_room(self, model: PrefetchedModel, needed: int) -> None:
         if needed > self.budget:
-            raise PrefetchRefused(
+            raise PrefetchRefusedError(
                 f"{needed} bytes are wanted, the prefetcher may hold {self.budget} "
                 "(coldstart prefetch stop, then start --memory-bytes N)."
             )
@@ -96,7 +98,7 @@ class Memory:
         while self.used + needed > self.budget and unused:
             self._evict(unused.pop(0))
         if needed and self.used + needed > self.budget:
-            raise PrefetchRefused(
+            raise PrefetchRefusedError(
                 f"{needed} bytes are wanted, {self.used} of {self.budget} are held by models in use."
             )
 

@@ -19,13 +19,13 @@ from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.peers import Listener, trusted
 from coldstart.weights.prefetch import configuration
 from coldstart.weights.prefetch.connections import ClientConnection
-from coldstart.weights.prefetch.errors import PrefetchRefused
+from coldstart.weights.prefetch.errors import PrefetchRefusedError
 from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel
 from coldstart.weights.prefetch.paces import Paces
-from coldstart.weights.prefetch.range_source import SourceUnavailable, SourceUnusable, shown
+from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, shown
 from coldstart.weights.prefetch.resident_models import Memory
 from coldstart.weights.prefetch.schedule import Lease, UnitEntry, pick
-from coldstart.weights.prefetch.streams import FetchJob, NoMemory, Streams, WrongBytes
+from coldstart.weights.prefetch.streams import FetchJob, NoMemoryError, Streams, WrongBytesError
 
 # A source that nothing is fetched from gets a stream after so long, however many there are; up to so many in all.
 STARVED_S, MAX_JOBS = 0.4, 64
@@ -97,7 +97,7 @@ class Service:
                 client.gone = True
             for message in messages or ():
                 self._answer(client, message)
-        except (json_lines.MalformedMessage, PrefetchRefused) as error:
+        except (json_lines.MalformedMessageError, PrefetchRefusedError) as error:
             client.say({"refused": str(error)})
             client.gone = True
 
@@ -119,7 +119,7 @@ class Service:
         elif operation == "adopt":
             self._take_over(client)
         else:
-            raise json_lines.MalformedMessage(f"no such operation: {str(operation)[:40]!r}")
+            raise json_lines.MalformedMessageError(f"no such operation: {str(operation)[:40]!r}")
 
     def _take_over(self, client: ClientConnection) -> None:
         """Another prefetcher lost the race for the lock, and hands on the client that it was started for."""
@@ -128,14 +128,14 @@ class Service:
             self.adopt(socket.socket(fileno=descriptor))
         except OSError as error:
             os.close(descriptor)
-            raise json_lines.MalformedMessage("a descriptor that is no socket") from error
+            raise json_lines.MalformedMessageError("a descriptor that is no socket") from error
         client.say({"adopted": True})
 
     def _attach(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, plan = json_lines.body(client.channel.take())
         source, environment = message.get("source"), message.get("environment", {})
         if client.model is not None or not isinstance(source, str) or not isinstance(environment, dict):
-            raise json_lines.MalformedMessage("a malformed attach")
+            raise json_lines.MalformedMessageError("a malformed attach")
         wanted_names = _names(names)
         model = self.memory.find(source, plan, {str(k): str(v) for k, v in environment.items()})
         if message.get("pace") is not None:
@@ -163,10 +163,10 @@ class Service:
     def _want(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, _ = json_lines.body(client.channel.take())
         if client.model is None:
-            raise json_lines.MalformedMessage("a want before an attach")
+            raise json_lines.MalformedMessageError("a want before an attach")
         try:
             self._enlist(client, _names(names), bool(message.get("background")))
-        except PrefetchRefused as error:
+        except PrefetchRefusedError as error:
             client.say({"wanted": False, "refused": str(error)})
         else:
             client.say({"wanted": True})
@@ -203,10 +203,10 @@ class Service:
             self._tell(model, [entry])
         elif job.generation != model.generation:
             model.board.back(entry)
-        elif isinstance(error, SourceUnavailable) and model.unavailable(self.settings.patience_s):
+        elif isinstance(error, SourceUnavailableError) and model.unavailable(self.settings.patience_s):
             model.note(str(error))
             model.board.back(entry)
-        elif isinstance(error, WrongBytes) and entry.wrong + 1 < MAX_WRONG:
+        elif isinstance(error, WrongBytesError) and entry.wrong + 1 < MAX_WRONG:
             entry.wrong += 1
             model.note(f"{error}; fetched again")
             model.board.back(entry)
@@ -216,18 +216,18 @@ class Service:
 
     def _give_up(self, model: PrefetchedModel, entry: UnitEntry, error: Exception) -> None:
         reason = f"{shown(model.address)}: {error}"
-        if isinstance(error, WrongBytes):
+        if isinstance(error, WrongBytesError):
             reason = f"{error}, {MAX_WRONG} times, from {shown(model.address)}"
-        if isinstance(error, NoMemory):
+        if isinstance(error, NoMemoryError):
             reason = str(error)
         model.note(reason)
         failed = model.board.fail(entry, reason)
-        if isinstance(error, SourceUnavailable):
+        if isinstance(error, SourceUnavailableError):
             failed += model.board.fail_rest(None, reason)
             model.give_up()
-        elif isinstance(error, NoMemory):
+        elif isinstance(error, NoMemoryError):
             failed += model.board.fail_rest(None, reason)
-        elif isinstance(error, SourceUnusable | OSError):
+        elif isinstance(error, SourceUnusableError | OSError):
             failed += model.board.fail_rest(entry.unit.file, reason)
         self._tell(model, failed)
 
@@ -345,7 +345,7 @@ def _pace(given: Any) -> tuple[str, float | None]:
     name, rate = (given.get("name"), given.get("rate")) if isinstance(given, dict) else (None, None)
     fits = rate is None or (isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0)
     if not isinstance(name, str) or not fits:
-        raise json_lines.MalformedMessage("a pace is a name and a rate above 0, or null")
+        raise json_lines.MalformedMessageError("a pace is a name and a rate above 0, or null")
     return name, rate
 
 
@@ -353,9 +353,9 @@ def _names(text: bytes) -> list[str] | None:
     try:
         names = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise json_lines.MalformedMessage(f"names that are no JSON: {error}") from error
+        raise json_lines.MalformedMessageError(f"names that are no JSON: {error}") from error
     if names is not None and (
         not isinstance(names, list) or not all(isinstance(name, str) for name in names)
     ):
-        raise json_lines.MalformedMessage("names are a list of strings, or null")
+        raise json_lines.MalformedMessageError("names are a list of strings, or null")
     return names

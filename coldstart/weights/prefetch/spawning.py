@@ -16,7 +16,7 @@ from pathlib import Path
 from coldstart.errors import ColdstartError
 from coldstart.system import paths
 from coldstart.system.ipc import peers
-from coldstart.weights.prefetch.errors import PrefetchError, PrefetchLost
+from coldstart.weights.prefetch.errors import PrefetchError, PrefetchLostError
 
 # The shell ends at once: the prefetcher is nobody's child here, and leaves no zombie in a client that lives long.
 _DETACH = '"$@" &'
@@ -28,7 +28,10 @@ def place(directory: Path | None) -> Path:
 
 
 def connection(directory: Path | None, *, start: bool) -> socket.socket:
-    """A connected socket. Raises PrefetchLost when none runs and `start` is false, PrefetchError when none can be started."""
+    """A connected socket.
+
+    Raises PrefetchLostError when none runs and `start` is false, PrefetchError when none can be started.
+    """
     try:
         path = place(directory)
     except (ColdstartError, OSError) as error:
@@ -37,7 +40,7 @@ def connection(directory: Path | None, *, start: bool) -> socket.socket:
         return peers.connect(path)
     except peers.PeerError as error:
         if not start:
-            raise PrefetchLost("No prefetcher runs.") from error
+            raise PrefetchLostError("No prefetcher runs.") from error
     return spawn(path.parent)
 
 

@@ -19,7 +19,12 @@ from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.prefetch.backends import open_source
 from coldstart.weights.prefetch.byte_ranges import Range
 from coldstart.weights.prefetch.paces import FetchPace
-from coldstart.weights.prefetch.range_source import Changed, RangeSource, SourceTooSlow, SourceUnavailable
+from coldstart.weights.prefetch.range_source import (
+    RangeSource,
+    SourceChangedError,
+    SourceTooSlowError,
+    SourceUnavailableError,
+)
 from coldstart.weights.prefetch.region import SharedRegion
 from coldstart.weights.prefetch.region_layout import RegionFile, RegionLayout
 from coldstart.weights.prefetch.schedule import UnitEntry
@@ -32,7 +37,7 @@ _BOUNDS = pace.from_environment()
 SLOW, LOOK_S = 32 << 10, 0.4
 
 
-class WrongBytes(Exception):
+class WrongBytesError(Exception):
     """What came is not what the plan says; the message names file, tensor and offset."""
 
 
@@ -155,9 +160,9 @@ class _Stream:
                     file.name, file.size, at, buffer[filled:], _ByteCounter(job, number, at)
                 )
                 idle = 0
-            except (SourceTooSlow, Changed):
+            except (SourceTooSlowError, SourceChangedError):
                 raise
-            except SourceUnavailable:
+            except SourceUnavailableError:
                 # Once more at once: a server may have closed a connection that was kept.
                 idle += 1
                 if idle > 1:
@@ -166,7 +171,7 @@ class _Stream:
                 version = _same(version, source.version(file.name), file.name)
             took_s = monotonic() - began - job.paused_s
             if took_s > _BOUNDS.window_s + filled / _BOUNDS.floor:
-                raise SourceTooSlow(f"{file.name}: {filled} bytes in {took_s:.0f} s")
+                raise SourceTooSlowError(f"{file.name}: {filled} bytes in {took_s:.0f} s")
         return version or ""
 
     def _space(self, size: int) -> memoryview:
@@ -202,7 +207,7 @@ class _ByteCounter:
 
 def _same(before: str | None, now: str, name: str) -> str:
     if before is not None and before != now:
-        raise Changed(
+        raise SourceChangedError(
             f"{name} has changed at its source while it was fetched (ETag {before[:80]}, now {now[:80]})"
         )
     return now
@@ -221,7 +226,7 @@ def _verify(
         at = stop
     _feed(model, source, number, hasher, (at, check.end))
     if hasher.hexdigest() != check.digest:
-        raise WrongBytes(_blame(model.layout, number, check, pieces))
+        raise WrongBytesError(_blame(model.layout, number, check, pieces))
 
 
 def _feed(model: StreamedModel, source: RangeSource, number: int, hasher: hashlib._Hash, span: Range) -> None:
@@ -259,7 +264,7 @@ def _blame(layout: RegionLayout, number: int, check: Check, pieces: Mapping[Rang
     return f"{file}: wrong bytes outside of any tensor, at offset {check.start} ({place})"
 
 
-class NoMemory(RuntimeError):
+class NoMemoryError(RuntimeError):
     """The machine has no memory for what was fetched; its source is not to blame."""
 
 
@@ -267,4 +272,4 @@ def _keep(region: SharedRegion, file: RegionFile, start: int, data: memoryview) 
     try:
         region.write(file.base + start, data)
     except OSError as error:
-        raise NoMemory(f"no memory for {file.name} at {start}: {error.strerror}") from error
+        raise NoMemoryError(f"no memory for {file.name} at {start}: {error.strerror}") from error

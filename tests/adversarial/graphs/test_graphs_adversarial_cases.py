@@ -77,7 +77,7 @@ from support.graphs_tools import SMALL, outputs, proven
 from benchmarks.gpu.compare import single
 from coldstart.graphs import capture, table_files, windows
 from coldstart.graphs.api import AllocationEvent, NodeKind
-from coldstart.graphs.errors import AlteredTable, GraphError
+from coldstart.graphs.errors import AlteredTableError, GraphError
 from coldstart.graphs.kernels import Ladder
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import EDGE, Kernel, Tables
@@ -213,7 +213,7 @@ def test_naive_loading_without_the_seal_runs_altered_parameters(made: Path, tmp_
     for path in made.glob("*.*"):
         (altered / path.name).write_bytes(path.read_bytes())
     np.save(altered / "payload.npy", payload)
-    with pytest.raises(AlteredTable):
+    with pytest.raises(AlteredTableError):
         table_files.load(altered)
     naive = table_files.load(altered, verify=False)
     assert _wrong(_sealed(made, tmp_path / "naive", naive), "decode:256")

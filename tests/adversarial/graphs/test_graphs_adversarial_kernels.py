@@ -10,7 +10,7 @@ from support.graphs_tools import SMALL, offline
 
 from coldstart.graphs import capture
 from coldstart.graphs.api import NodeKind
-from coldstart.graphs.errors import DriverFailure, GraphError, MissingKernel
+from coldstart.graphs.errors import DriverError, GraphError, MissingKernelError
 from coldstart.graphs.kernels import Ladder, ambiguous_names
 from coldstart.graphs.tables import Kernel
 from tests.support.graphs.driver import Library, Node, SimDriver
@@ -51,7 +51,7 @@ def test_naive_a_name_alone_picks_the_wrong_binary() -> None:
 
 
 def _unbundled(digest: str) -> bytes:
-    raise MissingKernel("not bundled")
+    raise MissingKernelError("not bundled")
 
 
 def test_hidden_kernels_come_from_modules_that_the_first_layer_loads() -> None:
@@ -84,7 +84,7 @@ def test_a_binary_with_mutable_globals_is_never_loaded_twice() -> None:
     extra = (*libraries(), Library("stateful", image, exported=False))
     kernel = (one := SimDriver(1, extra)).kernel(one.function("stateful", "k"))
     model = SimModel(SMALL, 2, driver=SimDriver(2, extra))
-    with pytest.raises(MissingKernel, match="mutable globals"):
+    with pytest.raises(MissingKernelError, match="mutable globals"):
         Ladder(model.driver, model, one.binary).resolve(kernel)
     loaded = model.driver.function("stateful", "k")
     assert Ladder(model.driver, model, one.binary).resolve(kernel) == loaded
@@ -103,7 +103,7 @@ def test_naive_without_them_a_big_shared_buffer_is_an_error() -> None:
     driver = SimDriver(1, libraries())
     driver.begin_capture()
     driver.submit(Node(NodeKind.KERNEL, b"", driver.function("framework", "fw_embed"), shared=100 << 10))
-    with pytest.raises(DriverFailure):
+    with pytest.raises(DriverError):
         driver.instantiate(driver.end_capture())
 
 
@@ -120,7 +120,7 @@ def test_without_watching_modules_name_and_parameters_decide() -> None:
     _unwatched(model)
     ladder = Ladder(model.driver, model, _unbundled)
     assert model.driver.kernel(ladder.resolve(hidden)).name == "blas_gemm_split"
-    with pytest.raises(MissingKernel):
+    with pytest.raises(MissingKernelError):
         ladder.resolve(replace(hidden, layout=((0, 8),)))
 
 
@@ -131,7 +131,7 @@ def test_without_watching_modules_twins_are_not_guessed() -> None:
     model = SimModel(SMALL, 2)
     _twins(model.driver)
     _unwatched(model)
-    with pytest.raises(MissingKernel):
+    with pytest.raises(MissingKernelError):
         Ladder(model.driver, model, _unbundled, ambiguous_names(twins)).resolve(twins[1])
 
 

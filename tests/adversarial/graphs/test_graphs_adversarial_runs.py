@@ -11,7 +11,7 @@ import pytest
 from support.graphs_tools import SMALL, offline, outputs, proven
 
 from coldstart.graphs import combine, contents, gate, table_files
-from coldstart.graphs.errors import BaseCollision, GraphError, NotProven
+from coldstart.graphs.errors import BaseCollisionError, GraphError, NotProvenError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import TENSOR_MAP, Tables
 from tests.support.graphs.driver import SimDriver
@@ -143,7 +143,7 @@ def test_a_relocation_shifted_by_256_bytes_does_not_pass_the_gate(made: Path, tm
     model = SimModel(SMALL, 24)
     proof = gate.prove(Restorer(naive, model.driver, model), model.driver, model, model)
     assert proof.failed
-    with pytest.raises(NotProven):
+    with pytest.raises(NotProvenError):
         gate.publish(proof, naive)
 
 
@@ -159,7 +159,7 @@ def test_the_canary_catches_altered_tables_that_were_sealed_again(made: Path, tm
 
     naive = _altered(made, tmp_path, swap)
     shutil.copy(made / gate.PROOF, naive / gate.PROOF)
-    with pytest.raises(NotProven):
+    with pytest.raises(NotProvenError):
         gate.read_proof(naive)
     model = SimModel(SMALL, 25)
     restorer = Restorer(naive, model.driver, model)
@@ -172,5 +172,5 @@ def test_two_layouts_that_do_not_differ_are_refused() -> None:
     for seed in (1, 2):
         driver = SimDriver(seed, libraries(), fixed_bases=True)
         halves.append(offline(seed, model=SimModel(SMALL, 1, driver=driver)))
-    with pytest.raises(BaseCollision):
+    with pytest.raises(BaseCollisionError):
         combine.combine(halves[0].snapshot, halves[1].snapshot)

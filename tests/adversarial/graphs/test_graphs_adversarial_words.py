@@ -9,7 +9,7 @@ from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
 from coldstart.graphs.api import AllocationEvent
 from coldstart.graphs.combine import combine
-from coldstart.graphs.errors import BaseCollision
+from coldstart.graphs.errors import BaseCollisionError
 from coldstart.graphs.link import broken_assumptions
 from coldstart.graphs.snapshot import Snapshot
 from coldstart.graphs.tables import Kernel, Tables
@@ -141,7 +141,7 @@ def test_equal_bases_prove_nothing_and_are_refused() -> None:
     program = _program(Field("pointer", 0, 8, 1, 8), size=8)
     bases = place(program, 1).bases
     shots = [snapshot(program, place(program, seed, bases=bases)) for seed in (1, 2)]
-    with pytest.raises(BaseCollision, match="kv:0"):
+    with pytest.raises(BaseCollisionError, match="kv:0"):
         combine(*shots)
 
 
@@ -232,5 +232,5 @@ def test_a_traced_allocation_that_did_not_move_is_a_collision_too(at: int) -> No
         placed.bases[1] = 0x7F9000000000
         placed.trace.insert(0, AllocationEvent("alloc", placed.bases[1], SIZES[1]))
         shots.append(snapshot(program, placed))
-    with pytest.raises(BaseCollision, match="alloc#0"):
+    with pytest.raises(BaseCollisionError, match="alloc#0"):
         combine(*shots)

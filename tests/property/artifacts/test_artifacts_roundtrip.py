@@ -126,4 +126,4 @@ def test_no_section_bytes_crash_a_validation(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as place:
         for section in ("tokenizer", "kv", "compile"):
             found = forge(Store(Path(place) / section), data, section).verify("checksum")
-            assert all(finding.code.startswith("CS-") and finding.mend for finding in found)
+            assert all(finding.code.startswith("CS-") and finding.hint for finding in found)

@@ -10,7 +10,7 @@ from pathlib import Path
 from support.fake_cuda.model import FakeModel
 
 from coldstart.graphs import capture, combine, contents, gate
-from coldstart.graphs.errors import GraphError, Refused
+from coldstart.graphs.errors import GraphError, GraphRefusedError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import load_snapshot
 from coldstart.graphs.table_files import save
@@ -63,7 +63,7 @@ def faults(seed: int, where: Path) -> dict[str, object]:
             fake.fake_fail_at(number, more)
             try:
                 graphs = _restore(model, where)
-            except Refused:
+            except GraphRefusedError:
                 counts["refused"] += 1
                 continue
             except Exception as error:  # noqa: BLE001 - any other exception is what the test looks for

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldstart.graphs.api import AllocationEvent, NodeKind
-from coldstart.graphs.errors import DriverFailure
+from coldstart.graphs.errors import DriverError
 from coldstart.graphs.tables import MEMCPY, MEMSET, SymbolRegion
 from tests.support.graphs.allocator import Allocator
 from tests.support.graphs.driver import Library, Node, SimDriver
@@ -151,7 +151,7 @@ class Decoder:
         """The library's own workspace and semaphore, made at its first call, never during capture."""
         if "work" not in self.hidden:
             if self.driver.capturing is not None:
-                raise DriverFailure("cuMemAlloc", "STREAM_CAPTURE_UNSUPPORTED")
+                raise DriverError("cuMemAlloc", "STREAM_CAPTURE_UNSUPPORTED")
             self.hidden = {"work": self.driver.allocate(1 << 14), "semaphore": self.driver.allocate(512)}
             self.driver.memory.array(self.hidden["semaphore"] + 256, np.int32, 1)[:] = MAGIC
         return self.hidden["work"], self.hidden["semaphore"] + 256

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from coldstart.graphs.api import Edge, KernelNode, NodeKind, Range
-from coldstart.graphs.errors import DriverFailure, Refused
+from coldstart.graphs.errors import DriverError, GraphRefusedError
 from coldstart.graphs.tables import MEMCPY, Array, Attributes
 from tests.support.graphs.kernels import pack_map
 from tests.support.graphs.launcher import Function, Graph, Launcher, Library, Node
@@ -44,7 +44,7 @@ class SimDriver(Launcher):
         row = np.frombuffer(payload, MEMCPY)[0]
         ranges = [self.memory.range(int(row[end])) for end in ("source", "target")]
         if any(r is None or r.host for r in ranges):
-            raise Refused("memory copy to or from host memory")
+            raise GraphRefusedError("memory copy to or from host memory")
         return payload
 
     # --- building graphs -----------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class SimDriver(Launcher):
         if node.kind != NodeKind.KERNEL or node.shared <= DEFAULT_SHARED:
             return
         if self.objects[node.function].attributes.get(MAX_DYNAMIC_SHARED, 0) < node.shared:
-            raise DriverFailure("cuGraphInstantiate", "INVALID_VALUE")
+            raise DriverError("cuGraphInstantiate", "INVALID_VALUE")
 
     def _order(self, graph: Graph) -> list[int]:
         waiting = dict.fromkeys(graph.nodes, 0)
@@ -114,7 +114,7 @@ class SimDriver(Launcher):
                 if not waiting[target]:
                     ready.append(target)
         if len(order) != len(graph.nodes):
-            raise DriverFailure("cuGraphInstantiate", "INVALID_VALUE: the graph has a cycle")
+            raise DriverError("cuGraphInstantiate", "INVALID_VALUE: the graph has a cycle")
         return order
 
     def launch(self, executable: int, stream: int) -> None:
@@ -151,5 +151,5 @@ class SimDriver(Launcher):
 
     def move_tensor_map(self, descriptor: bytes, address: int) -> bytes:
         if len(descriptor) != 128:
-            raise DriverFailure("cuTensorMapReplaceAddress", "INVALID_VALUE")
+            raise DriverError("cuTensorMapReplaceAddress", "INVALID_VALUE")
         return pack_map(address, 0, 0)[:8] + descriptor[8:]

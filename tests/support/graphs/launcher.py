@@ -11,7 +11,7 @@ import numpy as np
 
 from coldstart.graphs.api import Edge, NodeKind
 from coldstart.graphs.elf import read_cubin, sections
-from coldstart.graphs.errors import DriverFailure
+from coldstart.graphs.errors import DriverError
 from coldstart.graphs.table_files import sha256
 from coldstart.graphs.tables import MEMCPY, MEMSET, Attributes, Kernel
 from tests.support.graphs.kernels import execute
@@ -80,7 +80,7 @@ class Launcher:
     def _get(self, handle: int, kind: type[Any], call: str) -> Any:
         value = self.objects.get(handle)
         if not isinstance(value, kind):
-            raise DriverFailure(call, "INVALID_HANDLE")
+            raise DriverError(call, "INVALID_HANDLE")
         return value
 
     def adopt_thread(self) -> None:
@@ -118,7 +118,7 @@ class Launcher:
     def library_kernel(self, library: int, name: str) -> int:
         found: dict[str, int] = self._get(library, dict, "cuLibraryGetKernel")
         if name not in found:
-            raise DriverFailure("cuLibraryGetKernel", "NOT_FOUND")
+            raise DriverError("cuLibraryGetKernel", "NOT_FOUND")
         return found[name]
 
     def loaded_functions(self) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import credentials, remote
 from coldstart.artifacts.credentials import Login
-from coldstart.artifacts.errors import BundleError, RemoteDenied
+from coldstart.artifacts.errors import BundleError, RemoteDeniedError
 from coldstart.artifacts.store import Store
 from tools.raw_server import Asked, answer, answering, say
 
@@ -92,10 +92,10 @@ def test_what_the_helper_does_not_know_may_stand_in_the_file(docker: Path) -> No
 def test_a_helper_that_fails_is_named(docker: Path) -> None:
     _write(docker, "locked", "#!/bin/sh\necho the keychain is locked\nexit 1\n")
     _configure(docker, credsStore="locked")
-    with pytest.raises(RemoteDenied, match=r"docker-credential-locked failed: the keychain is locked"):
+    with pytest.raises(RemoteDeniedError, match=r"docker-credential-locked failed: the keychain is locked"):
         credentials.stored(HOST)
     _configure(docker, credsStore="missing")
-    with pytest.raises(RemoteDenied, match="docker-credential-missing"):
+    with pytest.raises(RemoteDeniedError, match="docker-credential-missing"):
         credentials.stored(HOST)
 
 

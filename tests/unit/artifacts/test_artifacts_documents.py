@@ -10,7 +10,13 @@ from importlib.resources import files
 import jsonschema
 import pytest
 from coldstart.artifacts import canonical, errors, limits, manifest, migrate, oci, store
-from coldstart.artifacts.errors import BundleError, FormatTooOld, InvalidJson, InvalidKey, InvalidManifest
+from coldstart.artifacts.errors import (
+    BundleError,
+    FormatTooOldError,
+    InvalidJsonError,
+    InvalidKeyError,
+    InvalidManifestError,
+)
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.section import SECTION_TYPES
 from tools.bundles import config, key, provenance
@@ -70,7 +76,7 @@ def test_format_lists_every_code_once() -> None:
     listed = re.findall(r"^\| `(CS-[A-Z-]+)` \|", _FORMAT, re.MULTILINE)
     assert len(listed) == len(set(listed))
     assert set(codes) <= set(listed)
-    assert all(c.default_mend for c in made)
+    assert all(c.default_hint for c in made)
 
 
 def test_format_lists_every_section_type_with_its_executability() -> None:
@@ -89,7 +95,7 @@ def test_format_names_the_current_version() -> None:
 
 def test_an_older_major_migrates_where_a_step_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     old = config(format_version="0.1")
-    with pytest.raises(FormatTooOld):
+    with pytest.raises(FormatTooOldError):
         _parse(old)
     monkeypatch.setitem(migrate.STEPS, 0, lambda document: {**document, "format_version": "1.0"})
     assert _parse(old) == _parse(config())
@@ -105,7 +111,7 @@ def test_a_newer_minor_is_read_and_its_members_ignored() -> None:
      {"a.b": {}}, {"a.b": "x" * 5000}, {f"a.b{n}": n for n in range(600)}],
 )  # fmt: skip
 def test_refused_keys(fields: dict[str, object]) -> None:
-    with pytest.raises(InvalidKey):
+    with pytest.raises(InvalidKeyError):
         Key(fields)  # type: ignore[arg-type]
 
 
@@ -129,7 +135,7 @@ def test_diff_names_each_field() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), {1: 2}, {"a": object()}, "\ud800", [{"x": {None: 1}}]])
 def test_what_json_cannot_carry(value: object) -> None:
-    with pytest.raises(InvalidJson):
+    with pytest.raises(InvalidJsonError):
         canonical.dumps(value)
 
 
@@ -137,13 +143,13 @@ def test_nesting_is_capped_both_ways() -> None:
     value: object = 1
     for _ in range(limits.LIMITS.json_depth + 1):
         value = [value]
-    with pytest.raises(InvalidJson):
+    with pytest.raises(InvalidJsonError):
         canonical.dumps(value)
-    with pytest.raises(InvalidJson):
+    with pytest.raises(InvalidJsonError):
         canonical.loads(json.dumps(value).encode(), cap=1 << 20, what="x")
 
 
 @pytest.mark.parametrize("created", ["2026-01-01", "2026-01-01T00:00:00", "2026-01-01T00:00:00+01:00"])
 def test_times_are_utc(created: str) -> None:
-    with pytest.raises(InvalidManifest):
+    with pytest.raises(InvalidManifestError):
         manifest.Provenance(created, {}, (), {}, "x")

@@ -20,7 +20,7 @@ from coldstart.artifacts import files, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.artifacts.bundle_source import LayoutSource
-from coldstart.artifacts.errors import BundleError, NoSpace, ReadOnlyStore
+from coldstart.artifacts.errors import BundleError, NoSpaceError, ReadOnlyStoreError
 from coldstart.artifacts.store import Store
 from tools.bundles import KV, flip, key, provenance, publish
 
@@ -202,9 +202,9 @@ def test_a_full_disk_is_named_and_leaves_a_valid_store(small_disk: Path, tmp_pat
     store = Store(small_disk / "store")
     first = publish(store, tmp_path)
     tree = _noise(tmp_path / "noise", 2 << 20)
-    with store.begin(key(tp=2)) as draft, pytest.raises(NoSpace) as caught:
+    with store.begin(key(tp=2)) as draft, pytest.raises(NoSpaceError) as caught:
         draft.add_tree("snapshot", tree, level=1)
-    assert caught.value.code == "CS-NOSPACE" and "prune" in caught.value.mend
+    assert caught.value.code == "CS-NOSPACE" and "prune" in caught.value.hint
     assert store.list() == [first] and first.verify() == []
     assert publish(store, tmp_path, run=2).version == 2
 
@@ -254,9 +254,9 @@ def test_prune_that_cannot_write_the_index_is_completed_by_the_next(
     old, new = (_publish_noise(store, tmp_path, seed) for seed in (1, 2))
 
     def full(path: Path, data: bytes) -> None:
-        raise NoSpace("no space left")
+        raise NoSpaceError("no space left")
 
-    with monkeypatch.context() as patch, pytest.raises(NoSpace):
+    with monkeypatch.context() as patch, pytest.raises(NoSpaceError):
         patch.setattr(files, "write_atomic", full)
         store.prune(keep=1)
     assert store.list() == [old, new] and new.verify("checksum") == []
@@ -269,7 +269,7 @@ def test_extraction_onto_a_full_disk(small_disk: Path, store: Store, tmp_path: P
     with store.begin(key()) as draft:
         draft.add_tree("snapshot", _noise(tmp_path / "noise", 2 << 20), level=1)
         bundle = draft.publish(provenance())
-    with pytest.raises(NoSpace):
+    with pytest.raises(NoSpaceError):
         bundle.extract("snapshot", small_disk / "out", trust=anyone)
     assert list(small_disk.iterdir()) == []
 
@@ -279,7 +279,7 @@ def test_a_file_size_limit_counts_as_a_full_disk(store: Store, tmp_path: Path) -
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        with store.begin(key()) as draft, pytest.raises(NoSpace):
+        with store.begin(key()) as draft, pytest.raises(NoSpaceError):
             draft.add_tree("snapshot", tree, level=1)
 
     assert _status(_child(work)) == 0
@@ -301,7 +301,7 @@ def test_no_space_at_each_write_leaves_a_valid_store(store: Store, monkeypatch: 
         monkeypatch.setattr(os, "fsync", failing)
         try:
             _small(store, last)
-        except NoSpace:
+        except NoSpaceError:
             failures += 1
             continue
         finally:
@@ -324,11 +324,11 @@ def test_a_read_only_store_is_read_and_refuses_writes_by_name(read_only: Store, 
     assert read_only.list() == [bundle] and read_only.get(bundle.digest) == bundle
     assert bundle.verify("checksum") == [] and bundle.json("kv") == KV
     bundle.extract("tokenizer", tmp_path / "out")
-    with pytest.raises(ReadOnlyStore), read_only.begin(key()):
+    with pytest.raises(ReadOnlyStoreError), read_only.begin(key()):
         pass
-    with pytest.raises(ReadOnlyStore):
+    with pytest.raises(ReadOnlyStoreError):
         read_only.prune()
-    with pytest.raises(ReadOnlyStore):
+    with pytest.raises(ReadOnlyStoreError):
         bundle.extract("tokenizer", read_only.root / "out")
 
 

@@ -17,13 +17,13 @@ from coldstart.artifacts.archive import ArchiveSource, export_archive, import_ar
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import (
-    Ambiguous,
-    DestinationExists,
-    DigestMismatch,
-    InvalidReference,
-    MissingBlob,
-    NotALayout,
-    RemoteDenied,
+    AmbiguousReferenceError,
+    DestinationExistsError,
+    DigestMismatchError,
+    InvalidReferenceError,
+    MissingBlobError,
+    NotALayoutError,
+    RemoteDeniedError,
 )
 from coldstart.artifacts.store import Store
 from tools.bundles import NAME, key, provenance, publish, write_tree
@@ -56,7 +56,7 @@ def test_export_and_import_keep_digest_and_signature(store: Store, tmp_path: Pat
 def test_a_damaged_bundle_is_not_exported(store: Store, tmp_path: Path) -> None:
     bundle = _signed(store, tmp_path)
     blob_path(store.root, bundle.entry("kv").digest).write_bytes(b"{}")
-    with pytest.raises(DigestMismatch):
+    with pytest.raises(DigestMismatchError):
         export_archive([bundle], tmp_path / "one.tar")
     assert not list(tmp_path.glob("*.tar")) and not list(tmp_path.glob(".*"))
 
@@ -64,7 +64,7 @@ def test_a_damaged_bundle_is_not_exported(store: Store, tmp_path: Path) -> None:
 def test_export_does_not_overwrite(store: Store, tmp_path: Path) -> None:
     bundle = _signed(store, tmp_path)
     (tmp_path / "one.tar").write_text("mine")
-    with pytest.raises(DestinationExists):
+    with pytest.raises(DestinationExistsError):
         export_archive([bundle], tmp_path / "one.tar")
     assert export_archive([bundle], tmp_path / "one.tar", replace=True) > 0
 
@@ -89,7 +89,7 @@ def test_push_to_and_pull_from_a_directory(store: Store, tmp_path: Path) -> None
 def test_a_directory_with_several_keys_wants_a_choice(store: Store, tmp_path: Path) -> None:
     first = publish(store, tmp_path)
     publish(store, tmp_path, key(tp=2))
-    with pytest.raises(Ambiguous):
+    with pytest.raises(AmbiguousReferenceError):
         remote.pull(Store(tmp_path / "a"), str(store.root))
     assert remote.pull(Store(tmp_path / "a"), f"{store.root}@{first.digest}") == first
 
@@ -106,7 +106,7 @@ def test_a_layout_whose_index_another_client_wrote_bare(store: Store, tmp_path: 
 
 
 def test_a_directory_that_is_no_layout(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(NotALayout):
+    with pytest.raises(NotALayoutError):
         remote.pull(store, str(tmp_path))
 
 
@@ -152,9 +152,9 @@ def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path) -> None:
     _same(hub.pull(Store(tmp_path / "a"), "me/bundles", api), bundle, tmp_path)
     _same(hub.pull(Store(tmp_path / "b"), reference, api), bundle, tmp_path)
     hub.push(bundle, "me/bundles:other", api)
-    with pytest.raises(MissingBlob, match="2 bundles"):
+    with pytest.raises(MissingBlobError, match="2 bundles"):
         hub.pull(store, "me/bundles", api)
-    with pytest.raises(MissingBlob):
+    with pytest.raises(MissingBlobError):
         hub.pull(store, "me/bundles:absent", api)
 
 
@@ -166,22 +166,22 @@ class Climbing(Folder):
 
 
 def test_a_hub_repository_cannot_name_a_folder_outside_of_the_download(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(MissingBlob, match="0 bundles"):
+    with pytest.raises(MissingBlobError, match="0 bundles"):
         hub.pull(store, "me/bundles", Climbing(tmp_path))
 
 
 def test_a_ref_name_that_is_no_tag_is_not_pushed(store: Store, tmp_path: Path) -> None:
     bundle = _signed(store, tmp_path)
     climbing = replace(bundle.descriptor, annotations={oci.REF_NAME: "../../x"})
-    with pytest.raises(InvalidReference, match="not a tag"):
+    with pytest.raises(InvalidReferenceError, match="not a tag"):
         hub.push(replace(bundle, descriptor=climbing), "me/bundles", Folder(tmp_path / "hub"))
     assert not (tmp_path / "hub").exists()
 
 
 def test_hub_errors_are_named(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(RemoteDenied, match="hf auth login"):
+    with pytest.raises(RemoteDeniedError, match="hf auth login"):
         hub.pull(store, "me/gated", Denied(tmp_path))
-    with pytest.raises(InvalidReference):
+    with pytest.raises(InvalidReferenceError):
         hub.pull(store, "no-organisation", Denied(tmp_path))
 
 
@@ -223,10 +223,10 @@ def test_ranged_reads_agree_with_the_blob_and_check_bounds(store: Store, tmp_pat
         whole = reader.read()
     assert whole and bundle.read_range("kv", 3, 9) == whole[3:12]
     assert bundle.read_range("kv", len(whole), 0) == b""
-    with pytest.raises(InvalidReference):
+    with pytest.raises(InvalidReferenceError):
         bundle.read_range("kv", 0, len(whole) + 1)
     blob_path(store.root, bundle.entry("kv").digest).write_bytes(whole[:-1] + b"!")
-    with pytest.raises(DigestMismatch):
+    with pytest.raises(DigestMismatchError):
         bundle.read_range("kv", 0, 1)
 
 

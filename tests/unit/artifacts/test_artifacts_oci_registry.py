@@ -12,11 +12,11 @@ import pytest
 from coldstart.artifacts import oci_registry, remote, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.errors import (
-    DigestMismatch,
-    InvalidManifest,
-    InvalidReference,
-    MissingBlob,
-    RemoteFailed,
+    DigestMismatchError,
+    InvalidManifestError,
+    InvalidReferenceError,
+    MissingBlobError,
+    RemoteFailedError,
 )
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.store import Store
@@ -95,16 +95,16 @@ def test_one_bad_chunk_of_a_large_section_is_fetched_alone(host: str, store: Sto
 def test_a_damaged_blob_is_not_pushed(host: str, store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path, run="damaged")
     flip(blob_path(store.root, bundle.entry("kv").digest), 3)
-    with pytest.raises(DigestMismatch):
+    with pytest.raises(DigestMismatchError):
         remote.push(bundle, f"oci://{host}/damaged/tiny:v1")
-    with pytest.raises(MissingBlob):
+    with pytest.raises(MissingBlobError):
         remote.pull(Store(tmp_path / "pulled"), f"oci://{host}/damaged/tiny:v1")
 
 
 def test_what_is_not_there(host: str, store: Store) -> None:
-    with pytest.raises(MissingBlob):
+    with pytest.raises(MissingBlobError):
         remote.pull(store, f"oci://{host}/no/such:tag")
-    with pytest.raises(RemoteFailed):
+    with pytest.raises(RemoteFailedError):
         remote.pull(store, "oci://127.0.0.1:1/no/such")
     assert not store.list()
 
@@ -124,7 +124,7 @@ def test_a_foreign_image_is_refused(host: str, store: Store, tmp_path: Path) -> 
     "address", ["oci://", "oci://host", "oci://host/UPPER", "oci://host/a:b c", "oci://h/../x"]
 )
 def test_malformed_reference(address: str, store: Store) -> None:
-    with pytest.raises(InvalidReference):
+    with pytest.raises(InvalidReferenceError):
         remote.pull(store, address)
 
 
@@ -144,7 +144,7 @@ def test_others_unpack_the_image_into_a_store(host: str, store: Store, tmp_path:
         bundle = draft.publish(provenance(), signer=sign.host_key(tmp_path / "state"))
     address = remote.push_image(bundle, f"oci://{host}/images/tiny:v1")
     assert remote.push_image(bundle, f"oci://{host}/images/tiny:v1") == address
-    with pytest.raises(InvalidManifest, match="a container image's"):
+    with pytest.raises(InvalidManifestError, match="a container image's"):
         remote.pull(Store(tmp_path / "pulled"), f"oci://{host}/images/tiny:v1")
     try:
         layout = tmp_path / "layout"
@@ -163,5 +163,5 @@ def test_others_unpack_the_image_into_a_store(host: str, store: Store, tmp_path:
 
 
 def test_an_image_goes_to_a_registry_alone(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(InvalidReference, match="no registry"):
+    with pytest.raises(InvalidReferenceError, match="no registry"):
         remote.push_image(publish(store, tmp_path), str(tmp_path / "there"))

@@ -6,7 +6,7 @@ import io
 
 import pytest
 from coldstart.artifacts import ranges
-from coldstart.artifacts.errors import DigestMismatch
+from coldstart.artifacts.errors import DigestMismatchError
 from coldstart.artifacts.manifest import SectionEntry
 
 
@@ -36,5 +36,5 @@ def test_what_lies_behind_a_sections_end_is_no_part_of_its_last_chunk() -> None:
 
 def test_a_section_without_chunks_is_not_read_by_ranges() -> None:
     large = entry(ranges.CHUNK + 1)
-    with pytest.raises(DigestMismatch, match="lists no chunks"):
+    with pytest.raises(DigestMismatchError, match="lists no chunks"):
         ranges.read_range(io.BytesIO(b"12345"), large, 0, 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from coldstart.artifacts.errors import RemoteDenied
+from coldstart.artifacts.errors import RemoteDeniedError
 from coldstart.artifacts.registry_auth import RegistrySession
 
 _LOGIN = base64.b64encode(b"user:secret").decode()
@@ -82,7 +82,7 @@ def test_credentials_go_to_no_other_host(host: str) -> None:
     _Guard.challenge, _Guard.wanted = "Basic realm=x", f"Basic {_LOGIN}"
     session = RegistrySession(host, "a/b")
     session.ask("GET", f"http://{host}/v2/")
-    with pytest.raises(RemoteDenied):
+    with pytest.raises(RemoteDeniedError):
         session.ask("GET", f"http://localhost:{host.split(':')[1]}/v2/")
     assert _Guard.seen[-1][1] is None
 
@@ -99,12 +99,12 @@ def test_credentials_go_to_no_other_host(host: str) -> None:
 )
 def test_a_challenge_that_cannot_be_met_names_the_mend(host: str, challenge: str) -> None:
     _Guard.challenge, _Guard.wanted = challenge, "never"
-    with pytest.raises(RemoteDenied, match=r"docker login|COLDSTART_TOKEN_REALMS"):
+    with pytest.raises(RemoteDeniedError, match=r"docker login|COLDSTART_TOKEN_REALMS"):
         RegistrySession(host, "a/b").ask("GET", f"http://{host}/v2/")
 
 
 def test_without_a_login(host: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     _Guard.challenge, _Guard.wanted = "Basic realm=x", f"Basic {_LOGIN}"
-    with pytest.raises(RemoteDenied, match="none are stored"):
+    with pytest.raises(RemoteDeniedError, match="none are stored"):
         RegistrySession(host, "a/b").ask("GET", f"http://{host}/v2/")

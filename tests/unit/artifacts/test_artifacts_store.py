@@ -9,24 +9,24 @@ import pytest
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import (
-    Ambiguous,
-    DestinationExists,
-    DraftClosed,
-    InvalidReference,
-    NotALayout,
-    SectionMissing,
-    SectionUnsupported,
-    TooLarge,
+    AmbiguousReferenceError,
+    DestinationExistsError,
+    DraftClosedError,
+    InvalidReferenceError,
+    NotALayoutError,
+    SectionMissingError,
+    SectionUnsupportedError,
+    TooLargeError,
 )
 from coldstart.artifacts.key import Mismatch
 from coldstart.artifacts.section import SECTION_TYPES
-from coldstart.artifacts.store import NotFound, Store
+from coldstart.artifacts.store import BundleNotFoundError, Store
 from tools.bundles import CODE, KV, NAME, TOKENIZER, key, provenance, publish
 
 
 def test_a_store_that_does_not_exist_is_empty_and_stays_absent(store: Store) -> None:
     assert store.list() == []
-    with pytest.raises(NotFound):
+    with pytest.raises(BundleNotFoundError):
         store.find(key())
     assert not store.root.exists()
 
@@ -75,7 +75,7 @@ def test_references(store: Store, tmp_path: Path) -> None:
 
 def test_a_version_that_two_keys_have_is_ambiguous(store: Store, tmp_path: Path) -> None:
     publish(store, tmp_path), publish(store, tmp_path, key(dtype="float16"))
-    with pytest.raises(Ambiguous, match="@sha256:"):
+    with pytest.raises(AmbiguousReferenceError, match="@sha256:"):
         store.get(f"{NAME}:v1")
 
 
@@ -84,7 +84,7 @@ def test_a_version_that_two_keys_have_is_ambiguous(store: Store, tmp_path: Path)
 )
 def test_unknown_reference(store: Store, tmp_path: Path, ref: str) -> None:
     publish(store, tmp_path)
-    with pytest.raises(NotFound):
+    with pytest.raises(BundleNotFoundError):
         store.get(ref)
 
 
@@ -95,10 +95,10 @@ def test_a_digest_prefix_of_fewer_than_12_digits_names_no_bundle(
     bundle = publish(store, tmp_path)
     prefix = bundle.digest.removeprefix("sha256:")[:digits]
     for ref in (f"{NAME}@", f"{NAME}@sha256:{prefix}", f"{NAME}@{bundle.digest}0"):
-        with pytest.raises(InvalidReference, match="12 hex digits"):
+        with pytest.raises(InvalidReferenceError, match="12 hex digits"):
             store.get(ref)
     for ref in (f"sha256:{prefix}", prefix or "0"):
-        with pytest.raises(NotFound):
+        with pytest.raises(BundleNotFoundError):
             store.get(ref)
 
 
@@ -110,19 +110,19 @@ def test_a_digest_prefix_of_several_bundles_is_ambiguous(
     entries = [replace(entry, digest=f"{common}{n:052}") for n, entry in enumerate(store.layout.entries())]
     monkeypatch.setattr(type(store.layout), "entries", lambda _: entries)
     for ref in (common, f"{NAME}@{common}"):
-        with pytest.raises(Ambiguous):
+        with pytest.raises(AmbiguousReferenceError):
             store.get(ref)
 
 
 def test_unprintable_reference(store: Store) -> None:
-    with pytest.raises(InvalidReference):
+    with pytest.raises(InvalidReferenceError):
         store.get("\x00")
 
 
 def test_a_miss_names_the_nearest_bundle_and_the_fields(store: Store, tmp_path: Path) -> None:
     publish(store, tmp_path, key(dtype="float16", tp=2))
     close = publish(store, tmp_path, key(dtype="float16", tp=1))
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(BundleNotFoundError) as caught:
         store.find(key(dtype="bfloat16", tp=1))
     assert caught.value.nearest == (close, [Mismatch("engine.dtype", "bfloat16", "float16")])
     assert close.version == 1
@@ -131,10 +131,10 @@ def test_a_miss_names_the_nearest_bundle_and_the_fields(store: Store, tmp_path: 
 def test_a_miss_on_another_model_has_no_nearest_unless_named(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     wanted = replace(key(), fields={**key().fields, "model.name": "other"})
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(BundleNotFoundError) as caught:
         store.find(wanted)
     assert caught.value.nearest is None
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(BundleNotFoundError) as caught:
         store.find(wanted, name=NAME)
     assert caught.value.nearest is not None and caught.value.nearest[0] == bundle
 
@@ -145,23 +145,23 @@ def test_nothing_remains_of_an_abandoned_draft(store: Store, tmp_path: Path) -> 
         1 / 0  # noqa: B018
     assert store.list() == []
     assert list(store.layout.staging.iterdir()) == [] and list(store.layout.blobs.iterdir()) == []
-    with pytest.raises(DraftClosed):
+    with pytest.raises(DraftClosedError):
         draft.add_json("kv", KV)
 
 
 def test_misuse_of_sections(store: Store, tmp_path: Path) -> None:
     with store.begin(key()) as draft:
         draft.add_json("kv", KV)
-        with pytest.raises(DraftClosed):
+        with pytest.raises(DraftClosedError):
             draft.add_json("kv", KV)
-        with pytest.raises(SectionUnsupported):
+        with pytest.raises(SectionUnsupportedError):
             draft.add_json("compile", KV)
-        with pytest.raises(SectionUnsupported):
+        with pytest.raises(SectionUnsupportedError):
             draft.add_tree("nonsense", tmp_path)
         bundle = draft.publish(provenance())
-    with pytest.raises(SectionMissing):
+    with pytest.raises(SectionMissingError):
         bundle.json("stages")
-    with pytest.raises(SectionUnsupported):
+    with pytest.raises(SectionUnsupportedError):
         bundle.extract("kv", tmp_path / "x")
     assert bundle.has("kv") and not bundle.has("stages")
 
@@ -177,14 +177,14 @@ def test_sections_can_be_taken_over_from_an_earlier_bundle(store: Store, tmp_pat
 def test_extraction_never_overwrites(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     (tmp_path / "out").mkdir()
-    with pytest.raises(DestinationExists):
+    with pytest.raises(DestinationExistsError):
         bundle.extract("tokenizer", tmp_path / "out")
 
 
 def test_a_directory_with_other_things_is_not_a_store(store: Store, tmp_path: Path) -> None:
     publish(store, tmp_path)
     (store.root / "oci-layout").write_text('{"imageLayoutVersion":"7"}')
-    with pytest.raises(NotALayout):
+    with pytest.raises(NotALayoutError):
         store.list()
 
 
@@ -198,18 +198,18 @@ def test_a_section_of_a_newer_minor_is_kept_and_reported(
     monkeypatch.setattr(manifest_module, "SECTION_TYPES", known)
     assert not made.has("compile")
     assert [(f.code, f.severity) for f in made.verify()] == [("CS-SECTION-UNKNOWN", "note")]
-    with pytest.raises(SectionUnsupported):
+    with pytest.raises(SectionUnsupportedError):
         made.extract("compile", tmp_path / "x", trust=anyone)
 
 
 def test_symlinked_files_are_packed_only_on_request(store: Store, tmp_path: Path) -> None:
-    from coldstart.artifacts.errors import UnsafeLink
+    from coldstart.artifacts.errors import UnsafeLinkError
 
     (tmp_path / "blob").write_text("content")
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "vocab.txt").symlink_to(tmp_path / "blob")
     with store.begin(key()) as draft:
-        with pytest.raises(UnsafeLink):
+        with pytest.raises(UnsafeLinkError):
             draft.add_tree("tokenizer", tmp_path / "tree")
         draft.add_tree("tokenizer", tmp_path / "tree", follow_symlinks=True)
         bundle = draft.publish(provenance())
@@ -229,6 +229,6 @@ def test_several_threads_and_any_number_of_them_give_the_same_bytes(store: Store
 
 
 def test_what_no_reader_would_accept_is_not_published(store: Store) -> None:
-    with store.begin(key()) as draft, pytest.raises(TooLarge):
+    with store.begin(key()) as draft, pytest.raises(TooLargeError):
         draft.publish(replace(provenance(), arguments=("x" * 5000,)))
     assert store.list() == []

@@ -9,7 +9,7 @@ import pytest
 
 from coldstart.bench import run_order
 from coldstart.bench.measure import RunSettings
-from coldstart.validate.launch import Command, ModeUnavailable, RunFiles
+from coldstart.validate.launch import Command, ModeUnavailableError, RunFiles
 
 SERVER = Path(__file__).parents[3] / "support" / "fake_server.py"
 
@@ -26,7 +26,7 @@ class FakeLauncher:
 
     def prepare(self) -> None:
         if self.behaviour == "unavailable":
-            raise ModeUnavailable("no CRIU here")
+            raise ModeUnavailableError("no CRIU here")
 
     def command(self, files: RunFiles) -> Command:
         argv = [sys.executable, "-I", "-S", str(SERVER), str(files.port), str(files.ready)]

@@ -8,7 +8,7 @@ import pytest
 
 from coldstart.bench import compare, facts
 from coldstart.bench.result import SCHEMA_VERSION
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 
 def verdict(now: list[float], then: list[float], *, alike: bool = True) -> str:
@@ -61,16 +61,16 @@ def test_documents_are_compared_by_the_modes_both_measured() -> None:
 def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "base.json"
     path.write_text(text)
-    with pytest.raises(Usage) as caught:
+    with pytest.raises(UsageError) as caught:
         compare.load(path)
-    assert caught.value.mend is not None and "bench" in caught.value.mend
+    assert caught.value.hint is not None and "bench" in caught.value.hint
 
 
 def test_a_saved_document_loads(tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     path.write_text(json.dumps(document([1.0])))
     assert compare.load(path)["modes"] == document([1.0])["modes"]
-    with pytest.raises(Usage):
+    with pytest.raises(UsageError):
         compare.load(tmp_path / "missing.json")
 
 

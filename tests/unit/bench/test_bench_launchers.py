@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from coldstart.bench import floor, launchers, run_order
-from coldstart.errors import CommandFailed, NoBundle
-from coldstart.validate.launch import ModeUnavailable, RunFiles
+from coldstart.errors import CommandFailedError, NoBundleError
+from coldstart.validate.launch import ModeUnavailableError, RunFiles
 from coldstart.validate.launchers import Subject
 
 SUBJECT = Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
@@ -74,7 +74,7 @@ def test_a_template_is_started_and_stopped_once(tmp_path: Path, calls: Callable[
     ]
 
 
-@pytest.mark.parametrize(("status", "error"), [("1", CommandFailed), ("3", NoBundle)])
+@pytest.mark.parametrize(("status", "error"), [("1", CommandFailedError), ("3", NoBundleError)])
 def test_a_template_that_does_not_come_up(
     tmp_path: Path,
     calls: Callable[[], list[list[str]]],
@@ -105,5 +105,5 @@ def test_without_criu_the_mode_of_the_frozen_runtime_is_unavailable(
 ) -> None:
     monkeypatch.setattr(launchers.criu, "missing", lambda: "no CRIU here")
     (frozen,) = launchers.launchers(SUBJECT, [run_order.RUNTIME_SNAPSHOT], tmp_path)
-    with pytest.raises(ModeUnavailable, match="no CRIU here"):
+    with pytest.raises(ModeUnavailableError, match="no CRIU here"):
         frozen.prepare()

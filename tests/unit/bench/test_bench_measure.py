@@ -9,7 +9,7 @@ import pytest
 
 from coldstart.bench import measure
 from coldstart.bench.measure import RunSettings
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.validate import launch, process_tree
 
 Fake = Callable[..., launch.Launcher]
@@ -60,14 +60,14 @@ def test_reported_phases_join_the_harness_own(
 
 
 def test_a_server_that_dies_says_its_last_words(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    with pytest.raises(launch.ServerDied, match="the engine could not start") as caught:
+    with pytest.raises(launch.ServerDiedError, match="the engine could not start") as caught:
         measure.run(fake("fresh", "dies"), tmp_path / "r", settings, 0)
     assert (caught.value.status, caught.value.exit_code) == (1, 1)
 
 
 def test_a_server_that_never_answers_times_out(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     before = len(strays())
-    with pytest.raises(CommandFailed, match="no token within the time limit"):
+    with pytest.raises(CommandFailedError, match="no token within the time limit"):
         measure.run(fake("vllm-warm", "silent"), tmp_path / "r", replace(settings, ready_timeout_s=1.0), 0)
     assert len(strays()) == before
 
@@ -76,7 +76,7 @@ def test_readiness_must_be_reported(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "READY_PATIENCE_S", 0.2)
-    with pytest.raises(CommandFailed, match="unproven"):
+    with pytest.raises(CommandFailedError, match="unproven"):
         measure.run(fake("fresh", "unready"), tmp_path / "r", settings, 0)
 
 

@@ -13,9 +13,9 @@ from coldstart.bench import floor, result, steady
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench
 from coldstart.bench.steady import SLICES_PER_RUN, Pair
-from coldstart.errors import NoBundle
-from coldstart.validate.completions import CompletionClient, NoAnswer
-from coldstart.validate.launch import Launcher, ModeUnavailable
+from coldstart.errors import NoBundleError
+from coldstart.validate.completions import CompletionClient, NoAnswerError
+from coldstart.validate.launch import Launcher, ModeUnavailableError
 
 Fake = Callable[..., Any]
 
@@ -83,7 +83,7 @@ def test_a_server_that_dies_past_its_start_fails_and_the_others_go_on(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked(one: CompletionClient, *_: object) -> list[Pair]:
-        raise NoAnswer("broken off")
+        raise NoAnswerError("broken off")
 
     monkeypatch.setattr(steady, "side_by_side", asked)
     settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
@@ -143,7 +143,7 @@ def test_nothing_measured_is_no_success(fake: Fake, settings: RunSettings, tmp_p
 
 def test_no_bundle_ends_the_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     launcher = fake("fresh", "no-bundle")
-    with pytest.raises(NoBundle) as caught:
+    with pytest.raises(NoBundleError) as caught:
         bench([launcher], settings, tmp_path)
     assert caught.value.exit_code == 3
     assert launcher.closed == 1
@@ -153,7 +153,7 @@ def test_a_floor_that_cannot_be_measured_says_why(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> float:
-        raise ModeUnavailable("no vllm")
+        raise ModeUnavailableError("no vllm")
 
     monkeypatch.setattr(floor, "imports_s", fail)
     document, _ = bench([fake("vllm-warm")], settings, tmp_path, runs=1)

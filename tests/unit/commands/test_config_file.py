@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from coldstart.commands import config_file
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 
 COMMANDS = ("serve", "list", "trace-replay")
 SHARED = ("format", "cache_dir")
@@ -31,18 +31,18 @@ def test_tables_and_shared_names(file: Path) -> None:
 @pytest.mark.parametrize("text", ["colour = 1", "[sevre]\nport = 1"])
 def test_unknown_names_are_refused(file: Path, text: str) -> None:
     file.write_text(text)
-    with pytest.raises(Usage, match="no setting"):
+    with pytest.raises(UsageError, match="no setting"):
         load(file)
 
 
 def test_bad_toml_names_the_file(file: Path) -> None:
     file.write_text("= 1")
-    with pytest.raises(Usage, match=r"config\.toml"):
+    with pytest.raises(UsageError, match=r"config\.toml"):
         load(file)
 
 
 def test_a_named_file_must_exist(file: Path) -> None:
-    with pytest.raises(Usage, match="does not exist"):
+    with pytest.raises(UsageError, match="does not exist"):
         load(file)
 
 

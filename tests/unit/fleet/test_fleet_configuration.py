@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet import configuration, plan
 from coldstart.fleet.timing import Overlap
 from coldstart.lab.fleet import replay
@@ -67,7 +67,7 @@ def test_a_bad_member_is_named(path: tuple[str, ...], value: object, said: str) 
     for name in path[:-1]:
         place = place[name]
     place[path[-1]] = value
-    with pytest.raises(Usage, match=said):
+    with pytest.raises(UsageError, match=said):
         configuration.parse(table)
 
 
@@ -75,7 +75,7 @@ def test_a_bad_member_is_named(path: tuple[str, ...], value: object, said: str) 
 def test_a_missing_member_is_named(missing: tuple[str, str, str]) -> None:
     table = copy.deepcopy(GOOD)
     del table[missing[0]][missing[1]][missing[2]]
-    with pytest.raises(Usage, match=f"missing key {missing[2]}"):
+    with pytest.raises(UsageError, match=f"missing key {missing[2]}"):
         configuration.parse(table)
 
 
@@ -91,19 +91,19 @@ def test_a_missing_member_is_named(missing: tuple[str, str, str]) -> None:
 def test_an_error_of_a_member_has_a_hint(member: str, value: object, hint: str) -> None:
     table = copy.deepcopy(GOOD)
     table["models"]["small"][member] = value
-    with pytest.raises(Usage) as raised:
+    with pytest.raises(UsageError) as raised:
         configuration.parse(table)
-    assert raised.value.mend == hint
+    assert raised.value.hint == hint
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(Usage, match="cannot read"):
+    with pytest.raises(UsageError, match="cannot read"):
         configuration.load(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[")
-    with pytest.raises(Usage, match="not TOML"):
+    with pytest.raises(UsageError, match="not TOML"):
         configuration.load(tmp_path / "bad.toml")
     (tmp_path / "other.toml").write_text("colour = 1")
-    with pytest.raises(Usage, match=r"other\.toml: no \[servers"):
+    with pytest.raises(UsageError, match=r"other\.toml: no \[servers"):
         configuration.load(tmp_path / "other.toml")
 
 
@@ -115,7 +115,7 @@ def test_a_plan_says_what_was_weighed() -> None:
     assert "> 1 ranks, 1 whole: TTFT 7.00 s" in plan.text([small])
     (burst,) = plan.planned(configuration.parse(GOOD), ("small",), required=3)
     assert burst["chosen"]["full"] == 3
-    with pytest.raises(Usage, match="no model nobody"):
+    with pytest.raises(UsageError, match="no model nobody"):
         plan.planned(configuration.parse(GOOD), ("nobody",))
 
 

@@ -6,7 +6,15 @@ from random import Random
 
 import pytest
 
-from coldstart.fleet.handover import Gap, Handover, HandoverPace, HandoverPhase, Means, Request, StreamSide
+from coldstart.fleet.handover import (
+    Handover,
+    HandoverPace,
+    HandoverPhase,
+    Means,
+    Request,
+    StreamSide,
+    TokenGapError,
+)
 
 
 def test_one_move() -> None:
@@ -45,7 +53,7 @@ def test_what_could_come_out_differently_stays(request_: Request) -> None:
 
 def test_a_side_that_skips_a_token_is_found_out() -> None:
     stream = Handover(Request())
-    with pytest.raises(Gap, match="token 1 after -1"):
+    with pytest.raises(TokenGapError, match="token 1 after -1"):
         stream.token(StreamSide.GROUP, 1)
 
 

@@ -19,7 +19,7 @@ from coldstart.artifacts.archive import export_archive
 from coldstart.artifacts.store import Store
 from tools.bundles import publish
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet import labels
 from coldstart.fleet.manifests import kuberay, leaderworkerset, manifest
 from coldstart.fleet.manifests.kuberay import FleetOptions
@@ -137,7 +137,7 @@ def test_bundles_come_mounted_or_pulled_but_not_both() -> None:
     pulled = kuberay.documents(PULLED, FLEETS[0])[0]["spec"]["workerGroupSpecs"][0]["template"]["spec"]
     (init,) = pulled["initContainers"]
     assert init["command"][-2:] == ["oci://example.com/a:v1", "hf://org/b"]
-    with pytest.raises(Usage, match="not both"):
+    with pytest.raises(UsageError, match="not both"):
         PodOptions("a", "i", "1Gi", bundle_image="b", bundles=("c",))
 
 
@@ -150,19 +150,19 @@ def test_bundles_come_mounted_or_pulled_but_not_both() -> None:
     ],
 )
 def test_what_kubernetes_would_refuse_is_refused_here(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(Usage, match=said):
+    with pytest.raises(UsageError, match=said):
         PodOptions(**({"name": "a", "image": "i", "memory": "1Gi"} | options))
 
 
 @pytest.mark.parametrize("words", [("--nnodes", "2"), ("-pp", "2"), ("--master-addr=here",), ("--headless",)])
 def test_what_the_manifest_says_of_a_rank_is_not_the_users(words: tuple[str, ...]) -> None:
-    with pytest.raises(Usage, match="says it of each rank"):
+    with pytest.raises(UsageError, match="says it of each rank"):
         GroupOptions("m", words)
 
 
 def test_groups_and_fleets_of_no_size_are_refused() -> None:
     for refused in (lambda: GroupOptions("m", ranks=0), lambda: FleetOptions(SERVER, 3, 2)):
-        with pytest.raises(Usage):
+        with pytest.raises(UsageError):
             refused()
 
 
@@ -171,7 +171,7 @@ def test_a_server_is_known_by_its_labels() -> None:
     assert all(len(value) <= 63 and value.isdigit() for value in given.values())
     assert labels.server("server", given) == SERVER
     assert labels.server("head", {"ray.io/node-id": "x"}) is None
-    with pytest.raises(Usage, match="describe no server"):
+    with pytest.raises(UsageError, match="describe no server"):
         labels.server("x", {**given, "coldstart-load": "fast"})
     ray = kuberay.documents(MOUNTED, FLEETS[0])[0]["spec"]
     assert labels.server("server", ray["workerGroupSpecs"][0]["labels"]) == SERVER

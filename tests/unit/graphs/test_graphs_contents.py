@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coldstart.graphs.api import Captured
 from coldstart.graphs.contents import BLOCK_BYTES, Ranges, ReplayHarness, needed_blocks, union, without
-from coldstart.graphs.errors import DriverFailure
+from coldstart.graphs.errors import DriverError
 
 BASE, SIZE = 1 << 40, 2 << 30
 few = st.lists(
@@ -66,7 +66,7 @@ class Memory:
         for blocks in self._needed:
             if all(any(low <= block * BLOCK_BYTES < high for low, high in self.bad) for block in blocks):
                 if self._faults:
-                    raise DriverFailure("cuStreamSynchronize", "ILLEGAL_ADDRESS")
+                    raise DriverError("cuStreamSynchronize", "ILLEGAL_ADDRESS")
                 return b"wrong"
         return b"right"
 

@@ -12,7 +12,7 @@ from support.fake_cuda.build import available, build, run
 from coldstart.graphs.cuda import calls
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.modules import ModuleLog
-from coldstart.graphs.errors import DriverFailure
+from coldstart.graphs.errors import DriverError
 from tests.support.graphs.images import cubin
 
 LAYOUT = ((0, 8),)
@@ -80,13 +80,13 @@ def test_a_function_is_known_by_its_binary() -> None:
 @pytest.mark.skipif(find_library("cuda") is not None, reason="a driver is installed")
 def test_without_a_driver_the_failure_says_so() -> None:
     pytest.importorskip("cuda.bindings")
-    with pytest.raises(DriverFailure, match="cuInit"):
+    with pytest.raises(DriverError, match="cuInit"):
         CudaDriver()
 
 
 def test_old_bindings_are_refused_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "import_module", lambda name: SimpleNamespace(__version__="12.9.1"))
     calls.bindings.cache_clear()
-    with pytest.raises(DriverFailure, match=r"12\.9\.1 is too old: coldstart install"):
+    with pytest.raises(DriverError, match=r"12\.9\.1 is too old: coldstart install"):
         calls.bindings()
     calls.bindings.cache_clear()

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from coldstart.graphs.elf import parameters, read_cubin
-from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.errors import AlteredTableError
 from tests.support.graphs.images import cubin, info
 
 LAYOUT = ((0, 8), (8, 4), (16, 128), (144, 1))
@@ -37,10 +37,10 @@ def test_parameters_are_ordered_by_ordinal_not_by_place() -> None:
 
 @pytest.mark.parametrize("cut", [0, 4, 63, 64, 200, -1])
 def test_a_cut_file_is_refused(cut: int) -> None:
-    with pytest.raises(AlteredTable):
+    with pytest.raises(AlteredTableError):
         read_cubin(cubin({"k": ("scale", LAYOUT)})[:cut])
 
 
 def test_another_file_is_refused() -> None:
-    with pytest.raises(AlteredTable):
+    with pytest.raises(AlteredTableError):
         read_cubin(b"\x7fELF\x01\x01" + b"\0" * 200)

@@ -12,7 +12,7 @@ from support.graphs_tools import fat_binary
 
 from coldstart.graphs import references, table_files
 from coldstart.graphs.elf import read_cubin
-from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.fatbin import entries, library_entries, unpacked
 
 FILE = HERE / "library.fatbin"
@@ -64,8 +64,8 @@ def test_a_damaged_one_is_refused_or_ends() -> None:
     data = FILE.read_bytes()
     (first, _) = library_entries(data)
     packed = data[first.offset : first.offset + first.size]
-    with pytest.raises(AlteredTable):
+    with pytest.raises(AlteredTableError):
         unpacked(packed[:-8])
-    with pytest.raises(AlteredTable):
+    with pytest.raises(AlteredTableError):
         list(library_entries(b"\x7fELF\x02\x01" + bytes(58)))
     assert list(entries(bytes(64), 0, 64)) == []

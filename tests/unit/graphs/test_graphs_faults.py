@@ -10,7 +10,7 @@ import pytest
 from support.graphs_tools import SMALL, outputs
 
 from coldstart.graphs.api import DriverApi
-from coldstart.graphs.errors import DriverFailure, Refused
+from coldstart.graphs.errors import DriverError, GraphRefusedError
 from coldstart.graphs.restore import Restorer
 from tests.support.graphs.model import SimModel
 
@@ -31,7 +31,7 @@ class Faulty:
         def call(*arguments: Any) -> Any:
             self.count += 1
             if self.count == self._at or (self._more and self.count > self._at > 0):
-                raise DriverFailure(name, "injected")
+                raise DriverError(name, "injected")
             return target(*arguments)
 
         return call
@@ -60,7 +60,7 @@ def test_each_call_in_turn(bundle_directory: Path, want: dict[str, bytes], more:
     for at in range(1, count + 1):
         try:
             model, _, graphs = _restore(bundle_directory, at, more)
-        except Refused:
+        except GraphRefusedError:
             continue
         for key, graph in graphs.items():
             captured += not graph.restored
@@ -78,7 +78,7 @@ def test_a_background_failure_is_recorded_and_the_graph_is_captured_when_asked(
     restorer.graph("decode:256")
 
     def broken(graph: int) -> int:
-        raise DriverFailure("cuGraphInstantiate", "injected")
+        raise DriverError("cuGraphInstantiate", "injected")
 
     with monkeypatch.context() as patch:
         patch.setattr(model.driver, "instantiate", broken)
@@ -93,7 +93,7 @@ def test_a_failed_link_gives_its_memory_back(bundle_directory: Path, monkeypatch
     before = len(model.driver.memory._bases)
 
     def broken(address: int, data: bytes) -> None:
-        raise DriverFailure("cuMemcpyHtoD", "injected")
+        raise DriverError("cuMemcpyHtoD", "injected")
 
     monkeypatch.setattr(model.driver, "write", broken)
     assert not Restorer(bundle_directory, model.driver, model).link()

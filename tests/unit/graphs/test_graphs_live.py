@@ -12,7 +12,7 @@ from support.graphs_engine import MOVING, STEPS
 from support.graphs_processes import Launches
 
 from coldstart.graphs import live, offline, table_files
-from coldstart.graphs.errors import Refused
+from coldstart.graphs.errors import GraphRefusedError
 
 
 @pytest.mark.slow
@@ -27,14 +27,14 @@ def test_graphs_over_a_buffer_that_moves_are_refused_and_the_others_proven(tmp_p
 
 @pytest.mark.slow
 def test_where_all_graphs_need_it_there_is_no_bundle(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"alloc#18: unnamed memory"):
+    with pytest.raises(GraphRefusedError, match=r"alloc#18: unnamed memory"):
         offline.make(tmp_path, Launches(**{MOVING: "alloc#18"}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", ["0", "1"])
 def test_an_engine_that_was_not_seen_at_work_proves_nothing(tmp_path: Path, steps: str) -> None:
-    with pytest.raises(Refused, match=f"{steps} live steps, 2 are needed"):
+    with pytest.raises(GraphRefusedError, match=f"{steps} live steps, 2 are needed"):
         offline.make(tmp_path, Launches(**{STEPS: steps}))
 
 

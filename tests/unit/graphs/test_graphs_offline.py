@@ -11,7 +11,7 @@ from benchmarks.gpu.compare import compare
 from coldstart.graphs import overview as inspection
 from coldstart.graphs.capture import distinct
 from coldstart.graphs.combine import combine
-from coldstart.graphs.errors import AlteredTable, GraphError
+from coldstart.graphs.errors import AlteredTableError, GraphError
 from coldstart.graphs.snapshot import load_snapshot
 from coldstart.graphs.tables import SymbolRegion
 
@@ -31,7 +31,7 @@ def test_a_snapshot_on_disk_is_the_same_snapshot(tmp_path: Path) -> None:
     one, other = combine(a, b).tables, combine(again, b).tables
     assert one.relocations.tobytes() == other.relocations.tobytes()
     (tmp_path / "a" / "trace.npy").write_bytes(b"")
-    with pytest.raises(AlteredTable):
+    with pytest.raises(AlteredTableError):
         load_snapshot(tmp_path / "a")
 
 

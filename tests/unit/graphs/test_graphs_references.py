@@ -9,7 +9,7 @@ import pytest
 from support.graphs_tools import SMALL, kernel_library
 
 from coldstart.graphs import references, table_files
-from coldstart.graphs.errors import MissingKernel
+from coldstart.graphs.errors import MissingKernelError
 from coldstart.graphs.restore import Restorer
 from tests.support.graphs.model import SimModel
 
@@ -48,9 +48,9 @@ def test_another_build_is_not_read(bundle_directory: Path, library: Path, tmp_pa
     digest = next(iter(found))
     assert table_files.sha256(references.fetch(digest, found, [library])) == digest
     found[digest] |= {"build_id": "00"}
-    with pytest.raises(MissingKernel, match="not on this machine"):
+    with pytest.raises(MissingKernelError, match="not on this machine"):
         references.fetch(digest, found, [library])
-    with pytest.raises(MissingKernel, match="nor referred"):
+    with pytest.raises(MissingKernelError, match="nor referred"):
         references.fetch("unknown", found, [library])
 
 
@@ -62,7 +62,7 @@ def test_a_changed_library_is_not_believed(bundle_directory: Path, library: Path
     data = bytearray(library.read_bytes())
     data[where["offset"] + 200] ^= 1
     copy.write_bytes(data)
-    with pytest.raises(MissingKernel):
+    with pytest.raises(MissingKernelError):
         references.fetch(digest, found, [copy])
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.graphs_tools import SMALL, bundle, outputs
 
 from coldstart.graphs import gate, table_files
-from coldstart.graphs.errors import DriverFailure, NotProven, Refused
+from coldstart.graphs.errors import DriverError, GraphRefusedError, NotProvenError
 from coldstart.graphs.restore import Restorer
 from tests.support.graphs.model import SimModel
 
@@ -68,7 +68,7 @@ def test_a_graph_without_its_kernel_is_captured_and_the_others_are_restored(
 
     def hide(library: int, name: str) -> int:
         if name == "blas_gemm_split":
-            raise DriverFailure("cuLibraryGetKernel", "NOT_FOUND")
+            raise DriverError("cuLibraryGetKernel", "NOT_FOUND")
         return real(library, name)
 
     monkeypatch.setattr(model.driver, "library_kernel", hide)
@@ -94,16 +94,16 @@ def test_neither_restored_nor_captured_is_a_clear_refusal(
     model, restorer = _restorer(bundle_directory)
 
     def broken(key: str) -> None:
-        raise DriverFailure("cuStreamBeginCapture", "UNKNOWN")
+        raise DriverError("cuStreamBeginCapture", "UNKNOWN")
 
     monkeypatch.setattr(model, "capture", broken)
-    with pytest.raises(Refused, match=r"neither restored .* nor captured"):
+    with pytest.raises(GraphRefusedError, match=r"neither restored .* nor captured"):
         restorer.graph("decode:1")
 
 
 def test_an_unproven_bundle_is_not_published_and_not_believed(tmp_path: Path) -> None:
     bundle(tmp_path / "b")
-    with pytest.raises(NotProven):
+    with pytest.raises(NotProvenError):
         gate.read_proof(tmp_path / "b")
 
 
@@ -116,7 +116,7 @@ def test_a_proof_is_of_its_tables_only(bundle_directory: Path, tmp_path: Path) -
     }
     table_files.save(tables, tmp_path / "b", binaries)
     shutil.copy(bundle_directory / gate.PROOF, tmp_path / "b" / gate.PROOF)
-    with pytest.raises(NotProven):
+    with pytest.raises(NotProvenError):
         gate.read_proof(tmp_path / "b")
 
 

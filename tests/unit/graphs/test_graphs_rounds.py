@@ -14,7 +14,7 @@ from support.graphs_tools import kernel_library
 from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import gate, offline, rounds, table_files
 from coldstart.graphs.builder import subset
-from coldstart.graphs.errors import NotProven, Refused
+from coldstart.graphs.errors import GraphRefusedError, NotProvenError
 
 
 def test_two_layouts_and_a_proof_or_one_layout_more(rounds_made: tuple[Path, Launches]) -> None:
@@ -107,7 +107,7 @@ def test_layouts_that_always_touch_end_the_recording(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_leaves_nothing_is_a_reason(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="captured no graph, or did not load the plug-in"):
+    with pytest.raises(GraphRefusedError, match="captured no graph, or did not load the plug-in"):
         offline.make(tmp_path, lambda name, task: None)
 
 
@@ -116,7 +116,7 @@ def test_what_the_process_says_is_the_reason(tmp_path: Path) -> None:
         assert task.record is not None
         rounds.fail(task.record, "graphs of several ranks hold collectives")
 
-    with pytest.raises(Refused, match="several ranks"):
+    with pytest.raises(GraphRefusedError, match="several ranks"):
         offline.make(tmp_path, launch)
 
 
@@ -124,7 +124,7 @@ def test_nothing_proven_is_nothing_published(rounds_made: tuple[Path, Launches],
     shutil.copytree(rounds_made[0].parent, tmp_path / "w")
     bundle = tmp_path / "w" / rounds.BUNDLE
     gate.reject(gate.Proof("", [1], failed=dict.fromkeys(KEYS, "wrong")), bundle)
-    with pytest.raises(NotProven, match="no graph was proven"):
+    with pytest.raises(NotProvenError, match="no graph was proven"):
         offline.keep_proven(bundle)
 
 

@@ -20,7 +20,7 @@ from tools.bundles import key, provenance
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import to_json
 from coldstart.contract.graphs import CANARY, EngineTask
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare
 from coldstart.launch.fetch import Weights
 from coldstart.materialize import graphs
@@ -150,7 +150,7 @@ def test_an_engine_that_fails_costs_the_section_alone(
     monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
 
     def fail(name: str, task: EngineTask) -> None:
-        raise CommandFailed("the engine ended with exit code 1")
+        raise CommandFailedError("the engine ended with exit code 1")
 
     reason = graphs.make(tmp_path / "out", tmp_path / "work", fail, Arguments())
     assert "exit code 1" in str(reason) and not (tmp_path / "out").exists()
@@ -163,7 +163,7 @@ def test_recording_engines_have_one_kv_size() -> None:
 
 
 def test_a_proof_start_without_its_graphs_is_not_published() -> None:
-    with pytest.raises(CommandFailed, match="fast path"):
+    with pytest.raises(CommandFailedError, match="fast path"):
         _require_fast_path(
             {"fast_path": {"compile": True, "graphs": False}, "fallbacks": []},
             ["compile", "graphs"],
@@ -212,7 +212,7 @@ def test_graphs_that_cannot_be_replayed_here_are_never_called_good(place: Path, 
     bundle = publish(place, rounds_bundle)
     (finding,) = check_graphs(_start([]))(bundle, "replay")
     assert (finding.code, finding.severity) == ("CS-GRAPHS-NOT-REPLAYED", "warning")
-    assert "cannot replay the CUDA graphs" in finding.message and finding.mend.startswith("on a GPU")
+    assert "cannot replay the CUDA graphs" in finding.message and finding.hint.startswith("on a GPU")
     assert check_graphs(_start([]))(bundle, "load") == [] and CANARY not in os.environ
 
 

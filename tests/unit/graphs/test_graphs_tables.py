@@ -11,7 +11,7 @@ import pytest
 
 from coldstart.graphs import table_files
 from coldstart.graphs.builder import subset
-from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.tables import ARRAYS, Tables, check
 
 
@@ -59,10 +59,10 @@ def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Pat
         shutil.copytree(bundle_directory, copy)
         for at in range(0, len(data), max(1, len(data) // 40)):
             (copy / path.name).write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
-            with pytest.raises(AlteredTable):
+            with pytest.raises(AlteredTableError):
                 table_files.load(copy)
         (copy / path.name).write_bytes(data[: len(data) // 2])
-        with pytest.raises(AlteredTable):
+        with pytest.raises(AlteredTableError):
             table_files.load(copy)
 
 
@@ -92,7 +92,7 @@ def test_tables_sealed_with_bad_indices_are_refused(
     rows = getattr(tables, table).copy()
     rows[column][-1] = value
     setattr(tables, table, rows)
-    with pytest.raises(AlteredTable):
+    with pytest.raises(AlteredTableError):
         check(tables)
 
 
@@ -103,7 +103,7 @@ def test_another_format_names_both_versions(bundle_directory: Path, tmp_path: Pa
     manifest["format"] = 99
     manifest["seal"] = table_files.sha256(table_files.canonical(manifest))
     (tmp_path / "b" / table_files.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(AlteredTable, match="99"):
+    with pytest.raises(AlteredTableError, match="99"):
         table_files.load(tmp_path / "b")
 
 
@@ -111,5 +111,5 @@ def test_an_altered_binary_is_refused(bundle_directory: Path, tmp_path: Path) ->
     shutil.copytree(bundle_directory, tmp_path / "b")
     path = next((tmp_path / "b" / "kernels").iterdir())
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(AlteredTable):
+    with pytest.raises(AlteredTableError):
         table_files.load_binary(tmp_path / "b", path.name)

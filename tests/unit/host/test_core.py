@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.admission import LONGEST, brief
 from coldstart.host.core import Core
 from coldstart.host.events import (
@@ -242,7 +242,7 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
     host = Driver(ModelSpec.simple("a", 10, 5.0, pinned=True), ModelSpec.simple("big", 12, 1.0))
     (refused,) = host(0.0, Arrived("r", "big"))[:1]
     assert isinstance(refused, Refuse) and refused.status == 507
-    with pytest.raises(Usage, match="pinned"):
+    with pytest.raises(UsageError, match="pinned"):
         Driver(ModelSpec.simple("a", 16, 5.0, pinned=True))
 
 
@@ -338,7 +338,7 @@ class TestConfiguredAnew:
     def test_limits_that_cannot_be_change_nothing(self) -> None:
         drive = Driver()
         pinned = (ModelSpec.simple("a", 10, 5.0, pinned=True),)
-        with pytest.raises(Usage, match="pinned models need"):
+        with pytest.raises(UsageError, match="pinned models need"):
             drive(0.0, Configured(pinned, HostSettings(memory=5)))
         assert drive.core.settings.memory == 15 and not drive.core.models["a"].spec.pinned
 
@@ -391,7 +391,7 @@ class TestATierThatIsMeasured:
     ("error", "said"),
     [
         (
-            "No model '/nowhere/at/all': neither an alias nor there. (mend: name one)",
+            "No model '/nowhere/at/all': neither an alias nor there. (hint: name one)",
             "No model '<path>': neither an alias nor there",
         ),
         ("cannot read /run/user/0/x.sock: ENOENT. Then more", "cannot read <path>: ENOENT"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host import configuration
 from coldstart.host.configuration import Profile, load, parse
 from coldstart.host.launches import Launch
@@ -71,13 +71,13 @@ def test_the_example_in_its_own_text_is_read(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "host.toml").write_text(text)
-    with pytest.raises(Usage, match=complaint) as problem:
+    with pytest.raises(UsageError, match=complaint) as problem:
         load(tmp_path / "host.toml")
-    assert "host.toml" in problem.value.message and problem.value.mend
+    assert "host.toml" in problem.value.message and problem.value.hint
 
 
 def test_a_file_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
-    with pytest.raises(Usage, match="No such file"):
+    with pytest.raises(UsageError, match="No such file"):
         load(tmp_path / "none.toml")
 
 
@@ -99,7 +99,7 @@ def test_a_model_that_is_forked_is_taken_for_what_is_its_own() -> None:
     assert [spec.tiers[0].memory for spec in file.models] == [4, 7]
     file = parse({"memory": 20, "runtime_template": False, "models": models}, profile)
     assert [spec.tiers[0].memory for spec in file.models] == [10, 7]
-    with pytest.raises(Usage, match="runtime_template"):
+    with pytest.raises(UsageError, match="runtime_template"):
         parse({"memory": 20, "runtime_template": 1, "models": models}, profile)
 
 

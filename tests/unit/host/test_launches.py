@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host import configuration
 from coldstart.host.configuration import Profile
 from coldstart.host.launches import Catalogue, Launch, Route
@@ -30,7 +30,7 @@ def test_every_name_leads_to_its_model_under_the_name_its_server_knows() -> None
 
 
 def test_a_name_means_one_model() -> None:
-    with pytest.raises(Usage, match="'x' means a and b"):
+    with pytest.raises(UsageError, match="'x' means a and b"):
         Catalogue([_launch("a", aliases=("x",)), _launch("b", aliases=("x",))])
 
 
@@ -48,7 +48,7 @@ def test_a_name_means_one_model() -> None:
 )
 def test_wrong_words_are_named(given: dict[str, object], complaint: str) -> None:
     model = {"memory": 5, "start_s": 1.0, **given}
-    with pytest.raises(Usage, match=complaint):
+    with pytest.raises(UsageError, match=complaint):
         configuration.parse({"memory": 10, "models": {"m": model}})
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coldstart.errors import Usage
-from coldstart.host.model_state import Illegal, Model, State
+from coldstart.errors import UsageError
+from coldstart.host.model_state import IllegalTransitionError, Model, State
 from coldstart.host.specification import ModelSpec, Tier, stopped
 
 ASLEEP = Tier("asleep-1", 2, 1.0, host_memory=10)
@@ -37,7 +37,7 @@ def test_a_model_in_use_drains_and_leaves_only_then() -> None:
     model.in_flight.add("r")
     model.drain(SPEC.tiers[-1], 10.0)
     assert not model.leave()
-    with pytest.raises(Illegal, match="1 requests in flight"):
+    with pytest.raises(IllegalTransitionError, match="1 requests in flight"):
         model.left(11.0)
     model.ended("r", 12.0)
     assert model.leave()
@@ -51,7 +51,7 @@ def test_failures_double_the_wait_up_to_a_limit_and_a_start_forgets_them() -> No
         model.start(now)
         model.fail("no", now, 1.0, 5.0)
         assert model.retry_at == now + waits
-        with pytest.raises(Illegal, match="may not start before"):
+        with pytest.raises(IllegalTransitionError, match="may not start before"):
             model.start(now)
         now = model.retry_at
     model.start(now)
@@ -80,7 +80,7 @@ def test_no_other_path(state: str, event: str) -> None:
         "leave": model.leave,
         "fail": lambda: model.fail("x", 50.0, 1.0, 1.0),
     }
-    with pytest.raises(Illegal, match=f"is {state}: no {event}"):
+    with pytest.raises(IllegalTransitionError, match=f"is {state}: no {event}"):
         calls[event]()
     assert model.state == state
 
@@ -104,5 +104,5 @@ def test_what_is_observed_corrects_the_profile() -> None:
     ],
 )
 def test_tiers_that_make_no_sense_are_refused(tiers: tuple[Tier, ...]) -> None:
-    with pytest.raises(Usage, match=r"models\.m\.tiers"):
+    with pytest.raises(UsageError, match=r"models\.m\.tiers"):
         ModelSpec("m", tiers)

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.policies import POLICIES, ModelCost, make
 from coldstart.host.policies.arc import ARC
 from coldstart.host.policies.classic import SRRIP
@@ -208,6 +208,6 @@ def test_the_bound_is_below_the_optimum_and_the_plan_is_kept(seed: int) -> None:
 
 
 def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
-    with pytest.raises(Usage, match="nonsense") as problem:
+    with pytest.raises(UsageError, match="nonsense") as problem:
         make("nonsense", {}, 1)
-    assert "predictive" in str(problem.value.mend)
+    assert "predictive" in str(problem.value.hint)

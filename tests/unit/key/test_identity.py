@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.models import identity
 from coldstart.models.resolution import ResolvedModel
 
@@ -40,7 +40,7 @@ def test_no_weights_is_none(tmp_path: Path) -> None:
 )
 def test_a_broken_file_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(Usage, match=r"model\.safetensors"):
+    with pytest.raises(UsageError, match=r"model\.safetensors"):
         identity.layout_digest(tmp_path)
 
 

@@ -118,4 +118,4 @@ def test_without_vllm_there_is_no_key(model: ResolvedModel, monkeypatch: pytest.
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: None)
     with pytest.raises(ColdstartError, match="not installed") as caught:
         keys.compose(model, Arguments())
-    assert "coldstart install" in str(caught.value.mend)
+    assert "coldstart install" in str(caught.value.hint)

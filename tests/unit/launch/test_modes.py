@@ -15,11 +15,11 @@ from coldstart.bench import run_order
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import LEVELS
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.launches import Launch
 from coldstart.launch import ladder, modes, prepare_template, server_process
 from coldstart.launch.modes import availability
-from coldstart.launch.modes.mode import LaunchRefused, Reason, StartMode, await_ready
+from coldstart.launch.modes.mode import LaunchRefusedError, Reason, StartMode, await_ready
 from coldstart.launch.request import ServeRequest, ServerStart
 from coldstart.launch.server_process import Running
 from coldstart.launch.ttft import StartCosts
@@ -48,7 +48,7 @@ class ToyMode:
 
     def launch(self, start: ServerStart) -> Running:
         if self.refused:
-            raise LaunchRefused(self.refused, "play again")
+            raise LaunchRefusedError(self.refused, "play again")
         return await_ready(start, server_process.fresh(start.plan))
 
     def remaining(self, costs: StartCosts) -> StartCosts | None:
@@ -128,7 +128,7 @@ def test_the_command_line_offers_a_mode_when_it_is_in_the_list() -> None:
 def test_host_and_benchmark_use_the_modes_that_start_any_number_of_servers() -> None:
     assert set(run_order.MODES) == {*run_order.BASELINES, *modes.repeatable_names()}
     assert [Launch("m", "m", mode=name).mode for name in modes.repeatable_names()]
-    with pytest.raises(Usage, match="unknown mode 'standby'"):
+    with pytest.raises(UsageError, match="unknown mode 'standby'"):
         Launch("m", "m", mode="standby")
 
 
@@ -139,7 +139,7 @@ def test_every_template_level_has_one_mode() -> None:
         "asleep-1": "standby",
         "asleep-2": "standby",
     }
-    with pytest.raises(Usage, match="no template level 'warm'"):
+    with pytest.raises(UsageError, match="no template level 'warm'"):
         prepare_template.find_mode("warm")
 
 

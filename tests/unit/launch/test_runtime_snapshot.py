@@ -12,7 +12,7 @@ from coldstart.artifacts.bundle import Bundle
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import ladder, prepare_template, process_snapshot, runtime_snapshot, template_pool
 from coldstart.launch.request import ServeRequest
 from coldstart.models import tiny
@@ -55,16 +55,16 @@ def test_what_is_frozen_knows_no_model_of_anybodys(made_up: list[LaunchPlan], tm
 
 def test_without_criu_it_is_said_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-    with pytest.raises(CommandFailed, match="/nonexistent/criu is not to be found") as said:
+    with pytest.raises(CommandFailedError, match="/nonexistent/criu is not to be found") as said:
         runtime_snapshot.freeze(Cache.at(), 9)
-    assert said.value.mend == "coldstart doctor" and not Cache.at().runtimes.exists()
+    assert said.value.hint == "coldstart doctor" and not Cache.at().runtimes.exists()
 
 
 def test_on_a_gpu_there_is_another_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    with pytest.raises(CommandFailed, match="cannot be frozen here") as said:
+    with pytest.raises(CommandFailedError, match="cannot be frozen here") as said:
         prepare_template.freeze_runtime(Cache.at(), 9)
-    assert "--level runtime" in str(said.value.mend)
+    assert "--level runtime" in str(said.value.hint)
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(
@@ -74,7 +74,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(process_snapshot, "freeze", full)
-    with pytest.raises(CommandFailed, match="No space left on device"):
+    with pytest.raises(CommandFailedError, match="No space left on device"):
         runtime_snapshot.freeze(Cache.at(), 9)
     assert [path.name for path in Cache.at().runtimes.iterdir()] == [".lock"]
 
@@ -169,7 +169,7 @@ def test_a_refusal_of_the_thawed_one_is_named_and_fresh(
     start: Callable[..., ladder.StartedServer], thawed: Thawed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(image: Path, plan: LaunchPlan) -> Thawed:
-        raise process_snapshot.SnapshotUnusable("the snapshot was made with /a.py (sha256 0), found 1")
+        raise process_snapshot.SnapshotUnusableError("the snapshot was made with /a.py (sha256 0), found 1")
 
     monkeypatch.setattr(process_snapshot, "restored", refuses)
     document = start("runtime-snapshot").document()

@@ -17,7 +17,7 @@ from coldstart.artifacts.bundle import Bundle, TrustResult
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import (
     fetch,
     ladder,
@@ -167,7 +167,7 @@ def test_a_strangers_bundle_that_kills_its_start_is_left_out(found: Lookup, fake
     (step,) = one.account.fallbacks
     assert one.mode == "fresh" and step.stage == "bundle" and "left out" in step.reason
     assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0].reason
-    with pytest.raises(server_process.Died, match="ended with exit code 7"):
+    with pytest.raises(server_process.ServerExitedError, match="ended with exit code 7"):
         ladder.start(ServeRequest(found, mode="fresh", ready_timeout=20), dying)
 
 
@@ -178,9 +178,9 @@ def test_a_death_beside_a_full_place_names_the_place(
     fake_engine("serves")
     monkeypatch.setattr(probes.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
-    with pytest.raises(server_process.Died, match="ended with exit code 7") as caught:
+    with pytest.raises(server_process.ServerExitedError, match="ended with exit code 7") as caught:
         ladder.start(ServeRequest(found, mode="fresh", ready_timeout=20), dying)
-    assert ("/dev/shm has 4096 bytes free" in str(caught.value.mend)) is named
+    assert ("/dev/shm has 4096 bytes free" in str(caught.value.hint)) is named
 
 
 @pytest.mark.parametrize("mode", ["template-runtime", "template-engine"])
@@ -255,7 +255,7 @@ def test_a_wrong_canary_ends_in_an_ordinary_start(started: Started, template: Te
 
 def test_a_server_that_dies_is_the_end_and_no_step(found: Lookup, fake_engine: FakeEngine) -> None:
     fake_engine("dies")
-    with pytest.raises(CommandFailed, match="exit code 7"):
+    with pytest.raises(CommandFailedError, match="exit code 7"):
         ladder.start(ServeRequest(found), LaunchPlan(Arguments(["dies"])))
 
 
@@ -281,7 +281,7 @@ def test_a_thawed_server_that_dies_is_a_step_down_and_its_template_is_ended(
 
 def test_a_server_that_dies_everywhere_is_the_end(found: Lookup, template: Template) -> None:
     template("engine")
-    with pytest.raises(server_process.Died, match="exit code 7"):
+    with pytest.raises(server_process.ServerExitedError, match="exit code 7"):
         ladder.start(ServeRequest(found), LaunchPlan(Arguments(["dies"])))
 
 
@@ -328,7 +328,7 @@ def test_a_snapshot_that_cannot_be_thawed(
     started: Started, found: Lookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def thaw(*_: object) -> process_snapshot.Thawed:
-        raise process_snapshot.SnapshotUnusable("the snapshot was taken on kernel 5.1, this is 6.18")
+        raise process_snapshot.SnapshotUnusableError("the snapshot was taken on kernel 5.1, this is 6.18")
 
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
     monkeypatch.setattr(process_snapshot, "thaw", thaw)
@@ -338,7 +338,7 @@ def test_a_snapshot_that_cannot_be_thawed(
 
 def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     def thaw(*_: object) -> process_snapshot.Thawed:
-        raise process_snapshot.SnapshotUnusable("the snapshot was taken on kernel 5.1, this is 6.18")
+        raise process_snapshot.SnapshotUnusableError("the snapshot was taken on kernel 5.1, this is 6.18")
 
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
     monkeypatch.setattr(process_snapshot, "thaw", thaw)

@@ -19,7 +19,7 @@ from tools.bundles import key
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import fetch, modes, planning
 from coldstart.launch.request import ServeRequest
 from coldstart.models import resolution
@@ -66,7 +66,7 @@ class Prefetcher:
 
     def start_early(self, source: str, plan: Any, names: list[str], **more: Any) -> Prefetcher:
         if self.refuses:
-            raise client.PrefetchRefused("no room")
+            raise client.PrefetchRefusedError("no room")
         self.asked.append((source, plan, names, more))
         return self
 
@@ -150,9 +150,9 @@ def test_a_bundle_that_does_not_is_refused_with_the_mend(
     publish: Publish, model: ResolvedModel, sections: dict[str, Any]
 ) -> None:
     bundle = publish(**sections)
-    with pytest.raises(CommandFailed, match="does not say which weights to fetch") as caught:
+    with pytest.raises(CommandFailedError, match="does not say which weights to fetch") as caught:
         fetch.choose(Lookup(model, NONE, Cache.at(), bundle.key, bundle), SOURCE)
-    assert "materialize MODEL --only weights" in str(caught.value.mend)
+    assert "materialize MODEL --only weights" in str(caught.value.hint)
 
 
 def test_streaming_puts_our_arguments_first_and_the_source_in_the_request(
@@ -177,9 +177,9 @@ def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> N
 
 
 def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
-    with pytest.raises(CommandFailed, match=r"model\.safetensors holds no safetensors") as caught:
+    with pytest.raises(CommandFailedError, match=r"model\.safetensors holds no safetensors") as caught:
         requested(SOURCE, planned([]), tmp_path)
-    assert caught.value.mend == "leave --weights-from away" and list(tmp_path.iterdir()) == []
+    assert caught.value.hint == "leave --weights-from away" and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

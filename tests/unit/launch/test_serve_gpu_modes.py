@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed, Usage
+from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import prepare_template
 from coldstart.materialize import materialize
 from coldstart.materialize.options import Options
@@ -42,15 +42,15 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_a_built_engine_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Usage, match="CUDA does not survive a fork") as caught:
+    with pytest.raises(UsageError, match="CUDA does not survive a fork") as caught:
         prepare_template.start_template("engine", LaunchPlan([]), "m", 1.0)
-    assert "--level runtime" in str(caught.value.mend)
+    assert "--level runtime" in str(caught.value.hint)
     with pytest.raises(RuntimeError, match="CUDA does not survive a fork"):
         template.build(LaunchPlan([]), "engine")
 
 
 @pytest.mark.usefixtures("gpu")
 def test_a_snapshot_by_fork_is_refused_before_any_work() -> None:
-    with pytest.raises(CommandFailed, match="no CUDA state") as caught:
+    with pytest.raises(CommandFailedError, match="no CUDA state") as caught:
         materialize.materialize(None, Options(snapshot=True), pytest.fail)  # type: ignore[arg-type]
-    assert "vllm snapshot create" in str(caught.value.mend)
+    assert "vllm snapshot create" in str(caught.value.hint)

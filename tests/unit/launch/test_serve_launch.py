@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import server_process
 from coldstart.system.proc import processes
 
@@ -60,7 +60,7 @@ def test_nothing_is_left_of_the_plan(
 @pytest.mark.parametrize(("behaviour", "code"), [("dies", 7), ("raises", 1)])
 def test_a_server_that_dies_first(fake_engine: FakeEngine, tmp_path: Path, behaviour: str, code: int) -> None:
     fake_engine(behaviour)
-    with pytest.raises(CommandFailed, match=f"ended with exit code {code} before it was ready"):
+    with pytest.raises(CommandFailedError, match=f"ended with exit code {code} before it was ready"):
         acknowledged(behaviour, tmp_path / "log")
     assert (tmp_path / "log").read_text()
 
@@ -69,9 +69,9 @@ def test_a_server_that_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -
     fake_engine("never-ready")
     with (tmp_path / "log").open("wb") as output:
         process, reader = server_process.fresh(LaunchPlan(["never-ready"]), output)
-    with pytest.raises(CommandFailed, match=r"not ready within 0\.3 s and was ended") as caught:
+    with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s and was ended") as caught:
         server_process.acknowledged(process, reader, time.monotonic(), 0.3)
-    assert caught.value.mend == "give it longer: --ready-timeout SECONDS"
+    assert caught.value.hint == "give it longer: --ready-timeout SECONDS"
     assert process.wait() == 137
 
 

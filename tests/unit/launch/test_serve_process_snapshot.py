@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import SectionMissing, Untrusted
+from coldstart.artifacts.errors import SectionMissingError, UntrustedError
 from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, write_tree
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import process_snapshot, server_process, template_environment
 from coldstart.models import inspection
 from coldstart.system import digests, fingerprint, paths
@@ -95,14 +95,15 @@ class TestWhereItFits:
 
     def test_another_kernel(self, tmp_path: Path) -> None:
         with pytest.raises(
-            process_snapshot.SnapshotUnusable, match=rf"taken on kernel 3\.1, this is {platform.release()}"
+            process_snapshot.SnapshotUnusableError,
+            match=rf"taken on kernel 3\.1, this is {platform.release()}",
         ):
             process_snapshot.check(images(tmp_path, kernel="3.1"), PLAN)
 
     def test_a_file_that_is_gone(self, tmp_path: Path) -> None:
         listed = f"{'0' * 64}  /nonexistent/lib.so\n"
         with pytest.raises(
-            process_snapshot.SnapshotUnusable, match=r"made with /nonexistent/lib\.so .*, found nothing"
+            process_snapshot.SnapshotUnusableError, match=r"made with /nonexistent/lib\.so .*, found nothing"
         ):
             process_snapshot.check(images(tmp_path, files=listed), PLAN)
 
@@ -110,7 +111,8 @@ class TestWhereItFits:
         read = template_environment.counted(os.environ) | {"OMP_NUM_THREADS": "1"}
         made = images(tmp_path, environment=read)
         with pytest.raises(
-            process_snapshot.SnapshotUnusable, match=r"OMP_NUM_THREADS: .* made with '1', this start has '2'"
+            process_snapshot.SnapshotUnusableError,
+            match=r"OMP_NUM_THREADS: .* made with '1', this start has '2'",
         ):
             process_snapshot.check(made, replace(PLAN, env={"OMP_NUM_THREADS": "2"}))
 
@@ -145,21 +147,21 @@ class TestCriuItself:
 class TestThaw:
     def test_without_criu(self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-        with pytest.raises(process_snapshot.SnapshotUnusable, match="is not to be found"):
+        with pytest.raises(process_snapshot.SnapshotUnusableError, match="is not to be found"):
             thaw(frozen(store, tmp_path))
 
     def test_without_a_section(self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]) -> None:
         fake_criu(0)
         with store.begin(key()) as draft:
             bundle = draft.publish(provenance())
-        with pytest.raises(SectionMissing):
+        with pytest.raises(SectionMissingError):
             thaw(bundle)
 
     def test_a_strangers_image_is_not_restored(
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
     ) -> None:
         calls = fake_criu(0)
-        with pytest.raises(Untrusted):
+        with pytest.raises(UntrustedError):
             thaw(frozen(store, tmp_path, sign.host_key(tmp_path / "stranger")))
         assert not calls.exists() and list(Cache.at().unpacked.glob("*")) == []
 
@@ -168,11 +170,11 @@ class TestThaw:
     ) -> None:
         calls = fake_criu(1)
         bundle = frozen(store, tmp_path)
-        with pytest.raises(process_snapshot.SnapshotUnusable):
+        with pytest.raises(process_snapshot.SnapshotUnusableError):
             thaw(bundle)
         calls.unlink()
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
-        with pytest.raises(Untrusted):
+        with pytest.raises(UntrustedError):
             thaw(bundle)
         assert not calls.exists()
 
@@ -181,7 +183,7 @@ class TestThaw:
     ) -> None:
         """It is judged while CRIU works, whose end it then is: whether CRIU had begun by then is chance."""
         fake_criu(0)
-        with pytest.raises(process_snapshot.SnapshotUnusable, match=r"kernel 3\.1"):
+        with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"kernel 3\.1"):
             thaw(frozen(store, tmp_path, kernel="3.1"))
         assert list(paths.runtime_dir().glob("thawed-*")) == []
 
@@ -194,7 +196,7 @@ class TestThaw:
         with store.begin(key()) as draft:
             draft.add_tree("snapshot", write_tree(tmp_path / "images", tree))
             bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
-        with pytest.raises(process_snapshot.SnapshotUnusable):
+        with pytest.raises(process_snapshot.SnapshotUnusableError):
             thaw(bundle)
         assert not calls.exists()
 
@@ -204,7 +206,8 @@ class TestThaw:
     ) -> None:
         calls = fake_criu(1)
         with pytest.raises(
-            process_snapshot.SnapshotUnusable, match=r"could not thaw the snapshot: Error .* no such terminal"
+            process_snapshot.SnapshotUnusableError,
+            match=r"could not thaw the snapshot: Error .* no such terminal",
         ):
             thaw(frozen(store, tmp_path, meeting=str(home / "meeting")))
         assert "restore -D" in calls.read_text()
@@ -222,7 +225,7 @@ def test_a_dump_that_fails_leaves_no_template(
     calls = fake_criu(1)
     monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
     (tmp_path / "out").mkdir()
-    with pytest.raises(CommandFailed, match=r"could not freeze the engine: Error .* no such terminal"):
+    with pytest.raises(CommandFailedError, match=r"could not freeze the engine: Error .* no such terminal"):
         process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
     pid = int(calls.read_text().split(" -t ")[1].split()[0])
     assert not Path(f"/proc/{pid}").exists()

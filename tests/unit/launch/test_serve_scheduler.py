@@ -16,7 +16,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.launch import scheduler
 from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.vllm import compat
@@ -65,13 +65,15 @@ def test_fcfs_keeps_kv_on_the_host_where_it_is_given_memory() -> None:
         json.loads(given["--kv-transfer-config"])["kv_connector_extra_config"]["cpu_bytes_to_use"] == 1 << 20
     )
     assert choice.kv_strategy == "proactive" and fcfs().kv_strategy == "recompute"
-    with pytest.raises(Usage, match="--kv-host-memory sets --kv-transfer-config itself"):
+    with pytest.raises(UsageError, match="--kv-host-memory sets --kv-transfer-config itself"):
         scheduler.check(choice, Arguments(["--kv-transfer-config", "{}"]))
 
 
 def test_fcfs_refuses_settings_that_it_would_ignore() -> None:
     for ignored, flag in ((fcfs(alpha_s=1.0), "--alpha"), (fcfs(strategy="proactive"), "--kv-strategy")):
-        with pytest.raises(Usage, match=f"fcfs takes --batch and --kv-host-memory alone: {flag} belongs"):
+        with pytest.raises(
+            UsageError, match=f"fcfs takes --batch and --kv-host-memory alone: {flag} belongs"
+        ):
             scheduler.check(ignored, PLAN.vllm_args)
 
 
@@ -113,7 +115,7 @@ def test_without_iteration_times_it_says_so(publish: Publish) -> None:
 
 @pytest.mark.parametrize("settings", [{"oldest_share": 1.5}, {"strategy": "wishful"}, {"batch": 0}])
 def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(Usage, match="scheduler's settings"):
+    with pytest.raises(UsageError, match="scheduler's settings"):
         scheduler.check(mlfq(**settings), PLAN.vllm_args)
 
 
@@ -136,14 +138,14 @@ def test_apply_copies_kv_to_the_host_unless_recompute_is_asked_for() -> None:
     ids=["command line", "vLLM's additional config", "saved vLLM arguments", "vLLM arguments of a host"],
 )
 def test_the_removed_scheduler_is_refused_with_a_hint(names_it: Callable[[], object]) -> None:
-    with pytest.raises(Usage, match="'express': it was removed") as refused:
+    with pytest.raises(UsageError, match="'express': it was removed") as refused:
         names_it()
-    assert refused.value.mend == "use --scheduler auto or --scheduler skip-join-mlfq"
+    assert refused.value.hint == "use --scheduler auto or --scheduler skip-join-mlfq"
 
 
 @pytest.mark.parametrize("flag", ["--scheduler-cls", "--additional-config", "--kv-transfer-config"])
 def test_two_choices_are_refused(flag: str) -> None:
-    with pytest.raises(Usage, match=flag):
+    with pytest.raises(UsageError, match=flag):
         scheduler.check(mlfq(), Arguments([flag, "x"]))
 
 

@@ -11,7 +11,7 @@ from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.launch import planning
 from coldstart.launch.request import ServeRequest
 from coldstart.models import resolution
@@ -36,9 +36,9 @@ def found(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_refuses_what_no_trusted_key_has_signed(found: Lookup) -> None:
     nobody = lambda bundle: TrustResult(False, None, "it carries no signature")  # noqa: E731 - a one-line judge
-    with pytest.raises(CommandFailed, match="no signature") as caught:
+    with pytest.raises(CommandFailedError, match="no signature") as caught:
         planning.plan(ServeRequest(found, require_signature=True, trust=nobody))
-    assert "coldstart trust add" in (caught.value.mend or "")
+    assert "coldstart trust add" in (caught.value.hint or "")
 
 
 def test_takes_what_a_trusted_key_has_signed(found: Lookup) -> None:

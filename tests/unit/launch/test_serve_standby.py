@@ -12,7 +12,7 @@ from coldstart.artifacts.bundle import Bundle
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.launch import ladder, modes, prepare_template, template_pool
 from coldstart.launch.request import ServeRequest
 from coldstart.models.inspection import Lookup
@@ -52,9 +52,9 @@ def test_where_vllm_cannot_sleep_it_is_refused_with_what_there_is_instead(
     # Nobody asked for it here: it is no step down.
     one = request_for.start("auto")
     assert one.account.fallbacks == [] and one.account.unavailable[0].stage == "standby"
-    with pytest.raises(Usage, match="CPU build") as caught:
+    with pytest.raises(UsageError, match="CPU build") as caught:
         prepare_template.start_template("asleep-1", SLEEPY, "m", 1.0)
-    assert "--level engine" in str(caught.value.mend)
+    assert "--level engine" in str(caught.value.hint)
 
 
 def test_what_a_gpu_engine_has_not_is_no_step_down(
@@ -86,6 +86,6 @@ def test_an_engine_that_is_asleep_is_the_first_that_auto_takes(
 
 def test_an_engine_without_sleep_mode_is_not_kept(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    with pytest.raises(Usage, match="cannot sleep without --enable-sleep-mode") as caught:
+    with pytest.raises(UsageError, match="cannot sleep without --enable-sleep-mode") as caught:
         prepare_template.start_template("asleep-1", replace(SLEEPY, vllm_args=Arguments(["m"])), "m", 1.0)
-    assert "--level asleep-1 -- --enable-sleep-mode" in str(caught.value.mend)
+    assert "--level asleep-1 -- --enable-sleep-mode" in str(caught.value.hint)

@@ -19,7 +19,7 @@ import pytest
 from support.waiting import wait_until
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed, Usage
+from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import server_process, template_pool
 from coldstart.system import timeline
 from coldstart.system.proc import processes
@@ -63,7 +63,7 @@ def test_a_runtime_template_serves_every_key_of_its_own_interpreter(
 def test_a_second_start_is_refused(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
     warm = template_pool.start("engine", PLAN, "tiny", 20)
-    with pytest.raises(Usage, match="runs already for tiny"):
+    with pytest.raises(UsageError, match="runs already for tiny"):
         template_pool.start("engine", PLAN, "tiny", 20)
     assert template_pool.find("engine", KEY) == warm
     template_pool.stop(warm)
@@ -78,7 +78,7 @@ def test_a_second_start_is_refused_while_the_first_is_under_way(
     thread = threading.Thread(target=lambda: first.append(template_pool.start("engine", PLAN, "tiny", 60)))
     thread.start()
     wait_until(lambda: list(template_pool._root().glob("*/log")))
-    with pytest.raises(Usage, match="is being started for tiny"):
+    with pytest.raises(UsageError, match="is being started for tiny"):
         template_pool.start("engine", PLAN, "tiny", 20)
     gate.touch()
     thread.join()
@@ -89,7 +89,7 @@ def test_a_second_start_is_refused_while_the_first_is_under_way(
 def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine) -> None:
     fake_engine("dies")
     with pytest.raises(
-        CommandFailed, match=r"ended\. The end of its log:\nno memory for the template"
+        CommandFailedError, match=r"ended\. The end of its log:\nno memory for the template"
     ) as caught:
         template_pool.start("engine", PLAN, "tiny", 20)
     assert caught.value.exit_code == 1
@@ -98,9 +98,9 @@ def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine
 
 def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
     fake_engine("never-ready")
-    with pytest.raises(CommandFailed, match=r"not ready within 0\.3 s") as caught:
+    with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s") as caught:
         template_pool.start("engine", PLAN, "tiny", 0.3)
-    assert caught.value.mend == "give it longer: --ready-timeout SECONDS"
+    assert caught.value.hint == "give it longer: --ready-timeout SECONDS"
     assert list(template_pool._root().glob("*/")) == []
 
 
@@ -131,7 +131,7 @@ def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
     process, reader = server_process.forked(PLAN, next(iter(template_pool.listed())).socket)
     (warm,) = template_pool.listed()
     assert warm.servers == (process.pid,)
-    with pytest.raises(CommandFailed, match="1 server"):
+    with pytest.raises(CommandFailedError, match="1 server"):
         template_pool.stop(warm)
     assert process.poll() is None
     template_pool.stop(warm, force=True)

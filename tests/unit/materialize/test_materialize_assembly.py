@@ -16,7 +16,7 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.materialize import assembly, progress
 from coldstart.materialize.assembly import Assembly
 from coldstart.models.resolution import ResolvedModel
@@ -81,7 +81,7 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
     def start() -> dict[str, Any]:
         starts.append((made.out / "graphs").is_dir())
         if starts[-1]:
-            raise CommandFailed(
+            raise CommandFailedError(
                 "The proof start did not take its fast path: graphs: FULL:num_tokens=8: no memory"
             )
         return {"ready_s": 1.0}
@@ -103,7 +103,7 @@ def test_compiled_code_that_fails_in_the_proof_start_is_left_out_after_the_graph
     def start() -> dict[str, Any]:
         starts.append(((made.out / "graphs").is_dir(), (made.out / "compile").is_dir()))
         if any(starts[-1]):
-            raise CommandFailed("compile: UnpicklingError")
+            raise CommandFailedError("compile: UnpicklingError")
         return {"ready_s": 1.0}
 
     monkeypatch.setattr(made, "_proof_start", start)
@@ -149,10 +149,10 @@ def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
     made: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start() -> dict[str, Any]:
-        raise CommandFailed("another token")
+        raise CommandFailedError("another token")
 
     monkeypatch.setattr(made, "_proof_start", start)
-    with pytest.raises(CommandFailed, match="another token"):
+    with pytest.raises(CommandFailedError, match="another token"):
         made.prove()
 
 

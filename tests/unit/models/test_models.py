@@ -10,7 +10,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from coldstart.errors import ColdstartError, NeedsAuth, Usage
+from coldstart.errors import AuthRequiredError, ColdstartError, UsageError
 from coldstart.models import resolution
 from coldstart.models.aliases import ALIASES
 
@@ -73,17 +73,17 @@ def test_alias_and_repository_are_one_model(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_unknown_names_suggest_the_nearest() -> None:
-    with pytest.raises(Usage) as caught:
+    with pytest.raises(UsageError) as caught:
         resolution.resolve("lama2-7b")
-    assert "llama2-7b" in str(caught.value.mend)
+    assert "llama2-7b" in str(caught.value.hint)
 
 
 def test_gated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", failing(http(errors.GatedRepoError, "gated")))
-    with pytest.raises(NeedsAuth) as caught:
+    with pytest.raises(AuthRequiredError) as caught:
         resolution.resolve("llama2-7b")
-    assert "https://huggingface.co/meta-llama/Llama-2-7b-hf" in str(caught.value.mend)
-    assert "hf auth login" in str(caught.value.mend)
+    assert "https://huggingface.co/meta-llama/Llama-2-7b-hf" in str(caught.value.hint)
+    assert "hf auth login" in str(caught.value.hint)
     assert caught.value.exit_code == 4
 
 
@@ -107,33 +107,33 @@ def test_exit_codes_of_hub_failures(monkeypatch: pytest.MonkeyPatch, error: Exce
 @pytest.mark.parametrize("text", ["", "[]", "{"])
 def test_a_bad_configuration_is_named(directory: Path, text: str) -> None:
     (directory / "config.json").write_text(text)
-    with pytest.raises(Usage, match=r"config\.json"):
+    with pytest.raises(UsageError, match=r"config\.json"):
         resolution.resolve(str(directory))
 
 
 def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(Usage, match=r"config\.json"):
+    with pytest.raises(UsageError, match=r"config\.json"):
         resolution.resolve(str(tmp_path))
 
 
 def test_weights_must_be_there(directory: Path) -> None:
     model = resolution.resolve(str(directory))
-    with pytest.raises(Usage, match="no weights") as caught:
+    with pytest.raises(UsageError, match="no weights") as caught:
         resolution.ensure_weights(model)
-    assert "--load-format dummy" in str(caught.value.mend)
+    assert "--load-format dummy" in str(caught.value.hint)
     (directory / "model.safetensors").write_bytes(b"")
     assert resolution.ensure_weights(model) is model
 
 
 def test_a_revision_of_a_directory_is_refused(directory: Path) -> None:
-    with pytest.raises(Usage, match="--revision"):
+    with pytest.raises(UsageError, match="--revision"):
         resolution.resolve(str(directory), revision="main")
 
 
 def test_offline_without_weights_in_the_cache(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(directory))
     model = resolution.ResolvedModel("opt-125m", directory, "facebook/opt-125m", COMMIT, {})
-    with pytest.raises(NeedsAuth, match="not in the local hub cache"):
+    with pytest.raises(AuthRequiredError, match="not in the local hub cache"):
         resolution.ensure_weights(model, offline=True)
     (directory / "model.safetensors").write_bytes(b"")
     assert resolution.ensure_weights(model, offline=True).path == directory

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file as numpy_save_file
 from tools.examples import examples
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.models import safetensors
 
 DTYPES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")
@@ -99,7 +99,7 @@ def test_a_header_over_the_librarys_cap_is_refused_by_both(tmp_path: Path) -> No
     with path.open("wb") as file:
         file.write(struct.pack("<Q", safetensors.MAX_HEADER + 1))
         file.truncate(safetensors.MAX_HEADER + 100)  # sparse: it takes no room
-    with pytest.raises(Usage, match="a header of 100000001 bytes"):
+    with pytest.raises(UsageError, match="a header of 100000001 bytes"):
         safetensors.entries(path)
     with pytest.raises(SafetensorError, match=r"HeaderTooLarge|header too large"), safe_open(path, "np"):
         pass
@@ -121,8 +121,8 @@ def test_a_header_over_the_librarys_cap_is_refused_by_both(tmp_path: Path) -> No
 )
 def test_nonsense_is_named_by_its_file(tmp_path: Path, header: Any) -> None:
     path = _write(tmp_path / "m.safetensors", header, b"\0")
-    with pytest.raises(Usage, match=r"m\.safetensors is no safetensors file") as caught:
+    with pytest.raises(UsageError, match=r"m\.safetensors is no safetensors file") as caught:
         safetensors.entries(path)
-    assert caught.value.mend == "fetch the model again"
+    assert caught.value.hint == "fetch the model again"
     with pytest.raises(SafetensorError), safe_open(path, "np"):
         pass

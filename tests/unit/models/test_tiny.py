@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.errors import ColdstartError, Usage
+from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import tiny
 
 
 def test_unknown_name(tmp_path: Path) -> None:
-    with pytest.raises(Usage, match="tiny-llama"):
+    with pytest.raises(UsageError, match="tiny-llama"):
         tiny.build("tiny-gpt", tmp_path)
 
 

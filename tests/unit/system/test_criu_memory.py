@@ -147,7 +147,7 @@ def test_images_that_are_not_understood_stay_as_they_are(
     damaged = next(images.glob(f"{image}*.img"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
     there = {file.name: file.read_bytes() for file in images.iterdir()}
-    with pytest.raises(criu_memory.Unknown):
+    with pytest.raises(criu_memory.UnknownImageError):
         criu_memory.move(images, images / criu_memory.MEMORY)
     assert {file.name: file.read_bytes() for file in images.iterdir()} == there
 
@@ -157,14 +157,14 @@ def test_pages_that_are_not_those_of_the_map_are_left(frozen: tuple[Path, str], 
     shutil.copytree(frozen[0] / "images", images)
     with (images / "pages-1.img").open("ab") as pages:
         pages.write(struct.pack("<I", 0))
-    with pytest.raises(criu_memory.Unknown, match="does not hold the pages"):
+    with pytest.raises(criu_memory.UnknownImageError, match="does not hold the pages"):
         criu_memory.move(images, images / criu_memory.MEMORY)
 
 
 def test_images_of_several_processes_are_not_understood(tmp_path: Path) -> None:
     for name in ("mm-1.img", "mm-2.img"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(criu_memory.Unknown, match="2 images mm"):
+    with pytest.raises(criu_memory.UnknownImageError, match="2 images mm"):
         criu_memory.move(tmp_path, tmp_path / criu_memory.MEMORY)
 
 

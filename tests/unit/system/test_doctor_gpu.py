@@ -33,7 +33,7 @@ def _found(tmp_path: Path) -> tuple[dict[str, Probe], dict[str, bool]]:
 def test_one_device(fake: Fake, tmp_path: Path) -> None:
     fake.add()
     found, ways = _found(tmp_path)
-    assert found["gpu"].status == "ok" and found["cuda checkpoint"].mend is None
+    assert found["gpu"].status == "ok" and found["cuda checkpoint"].hint is None
     # Nothing of ours drives a CUDA checkpoint, whatever the driver can do.
     assert ways == {
         "standby": True, "template-engine": False, "snapshot": False, "template-runtime": True,
@@ -47,12 +47,12 @@ def test_a_driver_without_the_call(fake: Fake, tmp_path: Path, monkeypatch: pyte
     fake.add()
     monkeypatch.setattr(probes, "_exports", lambda library, symbol: False)
     found, _ = _found(tmp_path)
-    assert "install driver" in str(found["cuda checkpoint"].mend)
+    assert "install driver" in str(found["cuda checkpoint"].hint)
 
 
 def test_no_gpu(fake: Fake, tmp_path: Path) -> None:
     found, ways = _found(tmp_path)
-    assert found["gpu"].status == "missing" and "driver" in str(found["gpu"].mend)
+    assert found["gpu"].status == "missing" and "driver" in str(found["gpu"].hint)
     assert not any(ways.values())
 
 
@@ -60,7 +60,7 @@ def test_a_lost_gpu(fake: Fake, tmp_path: Path) -> None:
     fake.add()
     fake.fail("nvmlDeviceGetMemoryInfo", 15)
     found, ways = _found(tmp_path)
-    assert found["gpu"].status == "missing" and "device 0: GPU is lost" in str(found["gpu"].mend)
+    assert found["gpu"].status == "missing" and "device 0: GPU is lost" in str(found["gpu"].hint)
     assert not any(ways.values())
 
 
@@ -68,14 +68,14 @@ def test_without_privileges(fake: Fake, tmp_path: Path, monkeypatch: pytest.Monk
     fake.add()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     found, ways = _found(tmp_path)
-    assert "run as root" in str(found["cuda checkpoint"].mend) and ways["fresh"] and ways["template-runtime"]
+    assert "run as root" in str(found["cuda checkpoint"].hint) and ways["fresh"] and ways["template-runtime"]
 
 
 def test_a_driver_that_is_too_old(fake: Fake, tmp_path: Path) -> None:
     fake.add()
     fake.c.fake_driver(b"560.35.03")
     found, ways = _found(tmp_path)
-    assert found["cuda checkpoint"].mend == "install driver 570 or newer" and ways["fresh"]
+    assert found["cuda checkpoint"].hint == "install driver 570 or newer" and ways["fresh"]
 
 
 def test_an_instance(fake: Fake, tmp_path: Path) -> None:
@@ -83,14 +83,14 @@ def test_an_instance(fake: Fake, tmp_path: Path) -> None:
     fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0)
     found, ways = _found(tmp_path)
     assert "MIG 3g.71gb" in found["gpu"].found and ways["fresh"]
-    assert "one whole device" in str(found["cuda checkpoint"].mend)
+    assert "one whole device" in str(found["cuda checkpoint"].hint)
 
 
 def test_a_mask_that_names_nothing(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add()
     monkeypatch.setenv(nvml.VISIBLE, "GPU-ffff")
     found, ways = _found(tmp_path)
-    assert "GPU-ffff, which is not there" in str(found["gpu"].mend) and not ways["fresh"]
+    assert "GPU-ffff, which is not there" in str(found["gpu"].hint) and not ways["fresh"]
 
 
 def test_masks_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,14 +110,14 @@ def test_an_instance_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(nvml.VISIBLE, wanted)
     found, ways = _found(tmp_path)
     assert "MIG 3g.71gb" in found["gpu"].found and "A100" not in found["gpu"].found and ways["fresh"]
-    assert "one whole device" in str(found["cuda checkpoint"].mend)
+    assert "one whole device" in str(found["cuda checkpoint"].hint)
 
 
 def test_two_kinds(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add(A100)
     fake.add(H200)
     found, ways = _found(tmp_path)
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in str(found["gpu"].mend) and ways["fresh"]
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in str(found["gpu"].hint) and ways["fresh"]
     monkeypatch.setenv(nvml.ORDER, "PCI_BUS_ID")
     found, _ = _found(tmp_path)
     assert found["gpu"].status == "ok"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.errors import ColdstartError, Usage
+from coldstart.errors import ColdstartError, UsageError
 from coldstart.system import installation
 from coldstart.system.installation import Environment
 
@@ -100,7 +100,7 @@ def test_install_names_every_source_when_no_torch_can_be_had(wheels: Path, pytho
         ColdstartError, match=r"torch 2\.13\.0 cannot be installed .*CPU build.*CUDA build"
     ) as caught:
         installation.install("cpu", Environment(python), lambda _: None)
-    assert "No matching distribution" in caught.value.message and "pip config list" in str(caught.value.mend)
+    assert "No matching distribution" in caught.value.message and "pip config list" in str(caught.value.hint)
 
 
 @pytest.mark.slow
@@ -112,9 +112,9 @@ def test_install_names_the_import_error_when_torch_does_not_load(wheels: Path, p
 
 
 def test_install_lists_the_extras_when_the_name_is_wrong() -> None:
-    with pytest.raises(Usage, match="no extra is called 'cpux'") as caught:
+    with pytest.raises(UsageError, match="no extra is called 'cpux'") as caught:
         installation.install("cpux", Environment(), lambda _: None)
-    assert "cpu, dev, fleet, gpu" in str(caught.value.mend)
+    assert "cpu, dev, fleet, gpu" in str(caught.value.hint)
 
 
 def test_extras_lists_only_what_an_extra_adds() -> None:

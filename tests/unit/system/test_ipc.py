@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.system.ipc import json_lines
-from coldstart.system.ipc.json_lines import Channel, MalformedMessage
+from coldstart.system.ipc.json_lines import Channel, MalformedMessageError
 
 Pair = tuple[Channel, Channel]
 REQUEST = {"plan": {"vllm_args": ["--model", "ü"]}, "cwd": "/", "env": {"A": "b" * 5000}}
@@ -75,7 +75,7 @@ def test_a_malformed_request_is_refused_and_its_descriptors_are_closed(
             socket.send_fds(client.socket, [sent], [given.fileno()] * 3)
         given.close()
         client.socket.shutdown(socket.SHUT_WR)
-        with pytest.raises(MalformedMessage, match=reason):
+        with pytest.raises(MalformedMessageError, match=reason):
             server.request()
         server.close_descriptors()
         kept.setblocking(False)
@@ -86,7 +86,7 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_held(pair: Pair) ->
     client, server = pair
     sender = threading.Thread(target=_send_much, args=(client.socket,))
     sender.start()
-    with pytest.raises(MalformedMessage, match="more than 1048576 bytes"):
+    with pytest.raises(MalformedMessageError, match="more than 1048576 bytes"):
         server.request()
     server.close()
     sender.join()
@@ -110,7 +110,7 @@ def test_who_says_nothing_or_goes_slowly_is_not_waited_for(
     slow = threading.Thread(target=trickle)
     slow.start()
     try:
-        with pytest.raises(MalformedMessage, match=r"no request within 0\.2 s"):
+        with pytest.raises(MalformedMessageError, match=r"no request within 0\.2 s"):
             pair[1].request()
     finally:
         ended.set()
@@ -121,7 +121,7 @@ def test_too_many_descriptors_are_refused(pair: Pair) -> None:
     client, server = pair
     for _ in range(2):
         socket.send_fds(client.socket, [b" "], [0] * 5)
-    with pytest.raises(MalformedMessage, match="too many descriptors"):
+    with pytest.raises(MalformedMessageError, match="too many descriptors"):
         server.request()
 
 

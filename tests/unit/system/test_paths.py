@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 
@@ -54,6 +54,6 @@ def test_without_any_private_place_the_reason_and_the_mend_are_said(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     paths.runtime_dir().chmod(0o777)
-    with pytest.raises(Usage, match="mode 0777") as caught:
+    with pytest.raises(UsageError, match="mode 0777") as caught:
         paths.runtime_dir()
-    assert "set XDG_RUNTIME_DIR" in str(caught.value.mend)
+    assert "set XDG_RUNTIME_DIR" in str(caught.value.hint)

@@ -23,7 +23,7 @@ def test_every_missing_thing_has_a_mend(tmp_path: Path) -> None:
     found = doctor.examine(Cache(tmp_path))
     assert len({probe.name for probe in found}) == len(found) >= 12
     assert all(probe.found for probe in found)
-    assert all(probe.mend for probe in found if probe.status == "missing")
+    assert all(probe.hint for probe in found if probe.status == "missing")
 
 
 def test_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_a_cpu_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_old_driver_has_no_checkpoints() -> None:
     assert probes.gpu().status == "ok"
     assert probes.cuda_checkpoint().status == "missing"
-    assert "570" in str(probes.cuda_checkpoint().mend)
+    assert "570" in str(probes.cuda_checkpoint().hint)
 
 
 def test_no_gpu_is_bad_only_for_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_no_gpu_is_bad_only_for_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "compiler", lambda: None)
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert probes.compiler().mend == "apt-get install g++"
+    assert probes.compiler().hint == "apt-get install g++"
 
 
 @pytest.fixture
@@ -93,14 +93,14 @@ def test_a_criu_that_finds_fault(program: Path) -> None:
 def test_a_criu_that_cannot_be_run(program: Path) -> None:
     program.write_bytes(bytes(64))
     assert probes.criu().status == "missing"
-    assert criu.VARIABLE in str(probes.criu().mend)
+    assert criu.VARIABLE in str(probes.criu().hint)
 
 
 def test_a_criu_that_is_gone_when_it_is_asked(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(criu, "missing", lambda: None)
     program.unlink()
     probe = probes.criu()
-    assert probe.status == "missing" and str(program) in probe.found and criu.VARIABLE in str(probe.mend)
+    assert probe.status == "missing" and str(program) in probe.found and criu.VARIABLE in str(probe.hint)
 
 
 def test_no_criu_and_no_right_to_it(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +114,12 @@ def test_a_frozen_runtime_says_how_it_is_had(home: Path, program: Path, tmp_path
     cache = Cache(tmp_path)
     none = probes.frozen_runtime(cache)
     assert none.found == "none yet"
-    assert (none.status, none.mend) == ("note", "coldstart template freeze")
+    assert (none.status, none.hint) == ("note", "coldstart template freeze")
     image = runtime_image.place(cache.runtimes)
     with runtime_image.published(image) as partial:
         (partial / "pages-1.img").write_bytes(b"x")
     old = probes.frozen_runtime(cache)
-    assert old.mend == "coldstart template freeze" and "does not say what it was made of" in old.found
+    assert old.hint == "coldstart template freeze" and "does not say what it was made of" in old.found
     program.unlink()
     assert "none can be made" in probes.frozen_runtime(cache).found
 

@@ -11,7 +11,7 @@ from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
 from tools import bundles
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.validate import against
 from coldstart.validate.checks import Level, Validation, repair
 
@@ -67,7 +67,7 @@ def test_repair_without_a_source_says_so(bundle: Bundle, store: Store) -> None:
     damage(bundle, "tokenizer")
     (found,) = repair(store, bundle, [])
     assert (found.code, found.severity) == ("CS-UNREPAIRED", "error")
-    assert "--repair-from" in found.mend
+    assert "--repair-from" in found.hint
 
 
 def test_a_bundle_fits_the_machine_it_was_made_for(bundle: Bundle) -> None:
@@ -98,5 +98,5 @@ def test_fingerprints_are_read_as_inspect_writes_them(tmp_path: Path, wrap: obje
 def test_a_file_that_is_no_fingerprint_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "f.json"
     path.write_text(text)
-    with pytest.raises(Usage):
+    with pytest.raises(UsageError):
         against.load(path)

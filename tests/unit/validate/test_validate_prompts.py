@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.validate import prompts
 from coldstart.validate.validation import parse_replay
 
@@ -33,13 +33,13 @@ def test_json_lines_are_those_of_vllms_own_benchmark(tmp_path: Path) -> None:
 )
 def test_what_holds_none_is_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(Usage, match=said) as refused:
+    with pytest.raises(UsageError, match=said) as refused:
         prompts.read(tmp_path / name)
-    assert refused.value.mend is not None and "one prompt a line" in refused.value.mend
+    assert refused.value.hint is not None and "one prompt a line" in refused.value.hint
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(Usage, match="cannot read prompts"):
+    with pytest.raises(UsageError, match="cannot read prompts"):
         prompts.read(tmp_path / "none")
 
 
@@ -50,5 +50,5 @@ def test_alone_is_always_asked_and_crowds_once_each() -> None:
 
 @pytest.mark.parametrize("wrong", ["", "0", "a", "1,-2", "1,1000"])
 def test_numbers_that_are_none(wrong: str) -> None:
-    with pytest.raises(Usage, match="--concurrency"):
+    with pytest.raises(UsageError, match="--concurrency"):
         parse_replay(None, wrong, 16)

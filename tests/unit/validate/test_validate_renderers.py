@@ -71,5 +71,5 @@ def test_text_and_json_agree(reports: list[ValidationReport]) -> None:
     assert found["ok"] is False
     assert "org/bad@sha256:ab: invalid at level checksum" in text
     assert "org/good@sha256:cd: valid at level checksum" in text
-    assert "mend: coldstart doctor" in text
+    assert "hint: coldstart doctor" in text
     assert json.loads(json.dumps(found))["bundles"][0]["findings"][1]["code"] == "CS-FALLBACK"

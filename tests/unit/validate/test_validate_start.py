@@ -9,7 +9,7 @@ import pytest
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.validate.answers import PromptSettings
 from coldstart.validate.checks import Level
 from coldstart.validate.launch import Command, RunFiles
@@ -65,9 +65,9 @@ def test_findings(bundle: Bundle, level: Level, ours: str, plain: str, expected:
 
 
 def test_a_prompt_that_no_server_takes_is_no_fault_of_the_bundle(bundle: Bundle) -> None:
-    with pytest.raises(Usage, match="rejected a prompt: HTTP 400: too long") as refused:
+    with pytest.raises(UsageError, match="rejected a prompt: HTTP 400: too long") as refused:
         codes(bundle, "replay", "refuses")
-    assert refused.value.mend is not None and "--max-tokens" in refused.value.mend
+    assert refused.value.hint is not None and "--max-tokens" in refused.value.hint
 
 
 def test_a_crowd_is_compared_as_well(bundle: Bundle) -> None:

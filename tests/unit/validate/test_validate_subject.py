@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import InvalidReference
-from coldstart.artifacts.store import NotFound, Store
+from coldstart.artifacts.errors import InvalidReferenceError
+from coldstart.artifacts.store import BundleNotFoundError, Store
 from tools import bundles
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import NoBundle, Usage
+from coldstart.errors import NoBundleError, UsageError
 from coldstart.models import keys, resolution, tiny
 from coldstart.system import paths
 from coldstart.system.paths import Cache
@@ -75,16 +75,17 @@ def test_a_model_is_looked_up_with_its_arguments(made: Made) -> None:
     asked = replace(made.source, vllm_args=ARGS)
     assert subject.find_bundle(made.store, str(made.directory), asked).digest == made.bundle.digest
     assert subject.find_bundle(made.store, "tiny-llama", asked).digest == made.bundle.digest
-    with pytest.raises(NoBundle, match=r"engine\.max_model_len"):
+    with pytest.raises(NoBundleError, match=r"engine\.max_model_len"):
         subject.find_bundle(
             made.store, "tiny-llama", replace(made.source, vllm_args=("--max-model-len", "64"))
         )
-    with pytest.raises(NoBundle):
+    with pytest.raises(NoBundleError):
         subject.find_bundle(made.store, str(made.directory), made.source)
 
 
 @pytest.mark.parametrize(
-    ("word", "error"), [("nothing", NotFound), ("\x07", InvalidReference), ("none:v3", NotFound)]
+    ("word", "error"),
+    [("nothing", BundleNotFoundError), ("\x07", InvalidReferenceError), ("none:v3", BundleNotFoundError)],
 )
 def test_a_word_that_names_nothing(made: Made, word: str, error: type[Exception]) -> None:
     with pytest.raises(error):
@@ -92,9 +93,9 @@ def test_a_word_that_names_nothing(made: Made, word: str, error: type[Exception]
 
 
 def test_a_directory_has_to_be_named(made: Made) -> None:
-    with pytest.raises(Usage, match="it is a directory called my-model") as asked:
+    with pytest.raises(UsageError, match="it is a directory called my-model") as asked:
         subject.look_up_bundle(made.bundle, "my-model", made.source)
-    assert asked.value.mend is not None and "--model DIR" in asked.value.mend
+    assert asked.value.hint is not None and "--model DIR" in asked.value.hint
     named = replace(made.source, model=str(made.directory))
     lookup = subject.look_up_bundle(made.bundle, "my-model", named)
     assert subject.explain_not_served(made.bundle, lookup) == []
@@ -128,7 +129,7 @@ def test_a_version_that_a_newer_one_replaces_is_not_what_is_started(made: Made, 
     named = replace(made.source, model=str(made.directory))
     lookup = subject.look_up_bundle(made.bundle, "my-model:v1", named)
     (finding,) = subject.explain_not_served(made.bundle, lookup)
-    assert newer.ref in finding.message and newer.ref in finding.mend
+    assert newer.ref in finding.message and newer.ref in finding.hint
     assert subject.explain_not_served(newer, lookup) == []
 
 
@@ -140,4 +141,4 @@ def test_a_bundle_that_nobody_trusts_is_not_started(
     (finding,) = subject.explain_not_served(
         made.bundle, subject.look_up_bundle(made.bundle, "my-model", named)
     )
-    assert "is not trusted" in finding.message and "coldstart trust add FILE" in finding.mend
+    assert "is not trusted" in finding.message and "coldstart trust add FILE" in finding.hint

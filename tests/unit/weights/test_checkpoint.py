@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from coldstart.weights import checkpoint, weights_plan
-from coldstart.weights.checkpoint import InvalidWeightsPlan
+from coldstart.weights.checkpoint import InvalidWeightsPlanError
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -68,5 +68,5 @@ def _tensor(**changes: Any) -> Change:
 def test_what_is_wrong_is_named(document: dict[str, Any], change: Change, said: str) -> None:
     wrong = copy.deepcopy(document)
     change(wrong)
-    with pytest.raises(InvalidWeightsPlan, match=said):
+    with pytest.raises(InvalidWeightsPlanError, match=said):
         checkpoint.parse(wrong)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tools.examples import examples
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.weights import weights_plan as weights
 
 SIZES = st.lists(st.integers(0, 5000), max_size=6)
@@ -135,9 +135,9 @@ def test_a_damaged_record_is_computed_again(tmp_path: Path, record: str) -> None
 )
 def test_a_damaged_file_is_named_with_its_mend(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(Usage, match=r"model\.safetensors is no safetensors file") as caught:
+    with pytest.raises(UsageError, match=r"model\.safetensors is no safetensors file") as caught:
         weights.plan(tmp_path)
-    assert caught.value.mend == "fetch the model again"
+    assert caught.value.hint == "fetch the model again"
 
 
 @given(cut=st.integers(1, 99))
@@ -146,5 +146,5 @@ def test_a_file_cut_short_is_named(cut: int) -> None:
         path = Path(name) / "model.safetensors"
         whole = write(path, {"a": b"1" * 100})
         path.write_bytes(whole[:-cut])
-        with pytest.raises(Usage, match=f"cut short: it has {len(whole) - cut} of {len(whole)} bytes"):
+        with pytest.raises(UsageError, match=f"cut short: it has {len(whole) - cut} of {len(whole)} bytes"):
             weights.plan(Path(name))

@@ -12,7 +12,7 @@ from coldstart.commands._fleet_table import render
 from support.fake_upstream import run, until
 from support.fleet_rig import deployment, fleet
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet import events
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live.control import FleetControl
@@ -170,7 +170,7 @@ def test_a_drained_server_goes_empty_and_stays_so(tmp_path: Path) -> None:
             stage.rig.revive()
             assert (await stage.ask("a"))[0] == 200
             assert not [one for one in stage.rig.nodes["s0"].servers.begun if not one.ended.done()]
-            with pytest.raises(Usage, match="no server"):
+            with pytest.raises(UsageError, match="no server"):
                 stage.rig.control.drain("s9")  # type: ignore[union-attr]
 
     run(work())
@@ -182,11 +182,11 @@ def test_other_words_and_other_numbers(tmp_path: Path) -> None:
             control = stage.rig.control
             assert control is not None
             for order in (control.remove, lambda name: control.scale(name, 0, 1)):
-                with pytest.raises(Usage, match="not deployed"):
+                with pytest.raises(UsageError, match="not deployed"):
                     order("a")
             await stage.deploy(deployment("a"))
             named = deployment("b")
-            with pytest.raises(Usage, match="means"):
+            with pytest.raises(UsageError, match="means"):
                 control.deploy(replace(named, launch=replace(named.launch, aliases=("a",))))
             control.scale("a", 2, 2)
             await until(lambda: len(stage.rig.groups()) == 2)

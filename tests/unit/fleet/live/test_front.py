@@ -12,7 +12,7 @@ from support.fleet_rig import deployment, fleet
 from coldstart.fleet.events import WorkerDied
 from coldstart.fleet.live.front import TRIES_UNSENT, FleetFront
 from coldstart.host.live.tickets import Ticket
-from coldstart.host.live.upstream import Disconnected, NothingSent
+from coldstart.host.live.upstream import DisconnectedError, NothingSentError
 
 
 def test_a_cold_request_starts_a_server_and_the_next_ones_go_to_it(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_only_what_was_sent_may_be_why_its_server_died(
             ticket: Ticket | None = stage.front.enter("a")
             assert ticket is not None
             replica = await ticket.granted
-            gone, broken = NothingSent("refused"), Disconnected("closed")
+            gone, broken = NothingSentError("refused"), DisconnectedError("closed")
             for error in [gone] * unsent + [broken] * sent:
                 assert ticket is not None
                 ticket = await stage.front.again(ticket, replica, error)

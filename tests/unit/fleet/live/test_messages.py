@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet.live import messages
 from coldstart.fleet.live.messages import (
     AdminOrder,
@@ -88,5 +88,5 @@ def test_read_names_the_fault_when_a_document_is_no_call(given: object, reason: 
 def test_read_refuses_a_launch_that_the_host_would_refuse() -> None:
     document = _sent(NEWS)
     document["launches"][0]["mode"] = "sideways"
-    with pytest.raises(Usage, match="sideways"):
+    with pytest.raises(UsageError, match="sideways"):
         messages.read(document, News)

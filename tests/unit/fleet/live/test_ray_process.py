@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.errors import CommandFailed
+from coldstart.errors import CommandFailedError
 from coldstart.fleet.live.ray_process import SLOW, JoinedNode, RayProcess
 from coldstart.host.live.log import Log
 
@@ -44,7 +44,9 @@ def test_it_is_where_ray_says_it_is(tmp_path: Path) -> None:
 
 def test_one_that_ends_at_once_is_refused_with_its_own_reason(tmp_path: Path) -> None:
     made = node(tmp_path, f"print('{ENDED}')")
-    with pytest.raises(CommandFailed, match=r"did not start on this machine: RuntimeError: Failed to bind"):
+    with pytest.raises(
+        CommandFailedError, match=r"did not start on this machine: RuntimeError: Failed to bind"
+    ):
         made.wait()
 
 
@@ -107,7 +109,7 @@ def test_a_node_that_was_given_up_comes_again_until_it_is_told_to_stop(tmp_path:
 @pytest.mark.usefixtures("signals")
 def test_one_that_never_comes_up_is_given_up_with_its_reason(tmp_path: Path) -> None:
     made, log, runs = joined(tmp_path, "raise RuntimeError('no such cluster')")
-    with pytest.raises(CommandFailed, match="RuntimeError: no such cluster"):
+    with pytest.raises(CommandFailedError, match="RuntimeError: no such cluster"):
         made.run()
     assert runs.read_text() == "xxx" and [event for event, _ in log.said] == ["ray ended"] * 2
 
@@ -116,7 +118,7 @@ def test_one_that_never_comes_up_is_given_up_with_its_reason(tmp_path: Path) -> 
 def test_one_that_does_not_come_back_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.fleet.live.ray_process.GIVE_UP_S", 0.9)
     made, _, runs = joined(tmp_path, f"if number > 1: raise ValueError('gone')\nprint('{STARTED}')")
-    with pytest.raises(CommandFailed, match="ValueError: gone"):
+    with pytest.raises(CommandFailedError, match="ValueError: gone"):
         made.run()
     assert runs.read_text() == "xx"
 
@@ -140,7 +142,7 @@ def test_one_that_takes_too_long_for_ever_is_given_up(
 ) -> None:
     monkeypatch.setattr("coldstart.fleet.live.ray_process.GIVE_UP_S", 0.0)
     made, _, runs = joined(tmp_path, "raise Exception('The current node timed out during startup.')")
-    with pytest.raises(CommandFailed, match="timed out during startup"):
+    with pytest.raises(CommandFailedError, match="timed out during startup"):
         made.run()
     assert runs.read_text() == "x"
 

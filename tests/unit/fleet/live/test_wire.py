@@ -10,7 +10,7 @@ import pytest
 from support.fleet_rig import deployment
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.fleet import events
 from coldstart.fleet.live import wire
 from coldstart.fleet.live.deployments import limits
@@ -48,7 +48,7 @@ def test_nothing_else_is_made(given: object) -> None:
 
 
 def test_members_that_are_no_good_are_said_as_elsewhere() -> None:
-    with pytest.raises(Usage, match="batch"):
+    with pytest.raises(UsageError, match="batch"):
         wire.thing(wire.document(SPEC) | {"batch": 0})
 
 
@@ -71,7 +71,7 @@ def test_what_is_wanted_outlives_the_controller(tmp_path: Path) -> None:
 def test_a_state_that_is_not_ours_is_no_empty_one(tmp_path: Path, text: str) -> None:
     path = tmp_path / "state.json"
     path.write_text(text)
-    with pytest.raises(Usage, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot be read"):
         FleetState(path)
 
 
@@ -80,5 +80,5 @@ def test_limits_as_they_are_typed() -> None:
     assert limits("ttft=2") == (2.0, inf)
     assert limits("tpot=0.1,ttft=2") == (2.0, 0.1)
     for wrong in ("ttft", "ttft=0", "latency=1", "ttft=x"):
-        with pytest.raises(Usage, match="no limit"):
+        with pytest.raises(UsageError, match="no limit"):
             limits(wrong)

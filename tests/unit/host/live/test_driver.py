@@ -11,7 +11,7 @@ import pytest
 from support.fake_model import generated
 from support.fake_upstream import TWO, Stage, run, staged, until
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host import configuration
 
 
@@ -138,7 +138,7 @@ def test_the_same_words_leave_a_model_alone_and_wrong_ones_change_nothing(tmp_pa
             await stage.ask(model="a", prompt=1)
             stage.driver.configure(_parsed({**TWO, "a": {**TWO["a"], "idle_s": 99.0, "aliases": ["other"]}}))
             assert (await stage.ask(model="other", prompt=1))[0] == 200
-            with pytest.raises(Usage, match="pinned models need"):
+            with pytest.raises(UsageError, match="pinned models need"):
                 stage.driver.configure(_parsed({"a": {**TWO["a"], "pinned": True}}, memory=5))
             assert (await stage.ask(model="b", prompt=1))[0] == 200
             assert (await stage.ask(model="other", prompt=1))[0] == 200

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from coldstart.artifacts.errors import InvalidJson
+from coldstart.artifacts.errors import InvalidJsonError
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.live.explanation import explain
 
 
 @pytest.mark.parametrize(
     ("error", "explained"),
     [
-        (Usage("no such model"), "no such model"),
-        (Usage("no such model", mend="name another"), "no such model (mend: name another)"),
-        (InvalidJson("not JSON", mend="pull it again"), "not JSON [CS-JSON] (mend: pull it again)"),
+        (UsageError("no such model"), "no such model"),
+        (UsageError("no such model", hint="name another"), "no such model (hint: name another)"),
+        (InvalidJsonError("not JSON", hint="pull it again"), "not JSON [CS-JSON] (hint: pull it again)"),
         (KeyError("weights"), None),
     ],
 )

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.live.http_server import listen, url_of
 
 
@@ -14,11 +14,11 @@ def test_listen_names_the_address_and_a_hint_when_the_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
-            pytest.raises(Usage, match=f"cannot listen at 127.0.0.1:{port}") as error,
+            pytest.raises(UsageError, match=f"cannot listen at 127.0.0.1:{port}") as error,
             listen("127.0.0.1", port),
         ):
             pass
-        assert "--port" in str(error.value.mend)
+        assert "--port" in str(error.value.hint)
 
 
 def test_url_of_is_what_a_client_of_this_machine_writes_when_all_addresses_are_bound() -> None:

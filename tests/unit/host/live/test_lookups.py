@@ -10,7 +10,7 @@ import pytest
 from coldstart.artifacts.bundle import anyone
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import NoBundle
+from coldstart.errors import NoBundleError
 from coldstart.host.launches import WARN, Launch
 from coldstart.host.live import lookups
 from coldstart.models import inspection
@@ -29,7 +29,7 @@ def test_the_launchs_words_decide_and_whom_it_trusts(
         return found
 
     monkeypatch.setattr(inspection, "look_up", look_up)
-    monkeypatch.setattr(inspection, "miss", lambda _: NoBundle("none"))
+    monkeypatch.setattr(inspection, "miss", lambda _: NoBundleError("none"))
     cache = Cache.at(tmp_path)
     launch = Launch("m", "dir", Arguments(("--seed", "1")), revision="r", untrusted=untrusted, on_miss=WARN)
     assert lookups.of_launch(launch, cache, offline=True) is found
@@ -41,5 +41,5 @@ def test_the_launchs_words_decide_and_whom_it_trusts(
         "revision": "r",
         "accepts": anyone if untrusted else None,
     }
-    with pytest.raises(NoBundle):
+    with pytest.raises(NoBundleError):
         lookups.of_launch(Launch("m", "dir"), cache, offline=True)

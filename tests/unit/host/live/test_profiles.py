@@ -10,7 +10,7 @@ import pytest
 from coldstart.artifacts.errors import BundleError
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import NoBundle, Usage
+from coldstart.errors import NoBundleError, UsageError
 from coldstart.host.configuration import Profile
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
@@ -57,7 +57,7 @@ def test_a_bundles_own_figures(stages: Any, expected: Profile | None) -> None:
 
 def test_without_a_bundle_the_weights_and_the_kv_cache_are_counted(tmp_path: Path) -> None:
     launch = Launch("m", "m", Arguments(("--kv-cache-memory-bytes", "100")))
-    with pytest.raises(Usage, match=r"models\.m: neither a bundle nor weights"):
+    with pytest.raises(UsageError, match=r"models\.m: neither a bundle nor weights"):
         profiles.assumed(launch, tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"x" * 50)
     found = profiles.assumed(launch, tmp_path)
@@ -70,15 +70,17 @@ def test_a_model_without_a_bundle_is_refused_unless_that_is_wanted(
     (tmp_path / "model.safetensors").write_bytes(b"x")
     found = SimpleNamespace(bundle=None, model=SimpleNamespace(path=tmp_path))
     monkeypatch.setattr(profiles.lookups.inspection, "look_up", lambda *_, **__: found)
-    monkeypatch.setattr(profiles.lookups.inspection, "miss", lambda _: NoBundle("no bundle", mend="make one"))
+    monkeypatch.setattr(
+        profiles.lookups.inspection, "miss", lambda _: NoBundleError("no bundle", hint="make one")
+    )
     profile = profiles.of_bundles(Cache(tmp_path), offline=True)
-    with pytest.raises(NoBundle):
+    with pytest.raises(NoBundleError):
         profile(Launch("m", "m"))
     found_ = profile(Launch("m", "m", on_miss="warn"))
     assert (found_.source, found_.shared) == ("assumed", profiles.RUNTIME_TEMPLATE_BYTES)
     assert profile(Launch("m", "m", on_miss="warn", mode="fresh")).shared == 0
     monkeypatch.setattr(profiles.runtime, "targets_cpu", lambda: False)
-    with pytest.raises(Usage, match="how much of a GPU's memory"):
+    with pytest.raises(UsageError, match="how much of a GPU's memory"):
         profile(Launch("m", "m", on_miss="warn"))
-    with pytest.raises(Usage, match=r"models\.m: engine_template: .*fork"):
+    with pytest.raises(UsageError, match=r"models\.m: engine_template: .*fork"):
         profile(Launch("m", "m", engine_template=True))

@@ -12,9 +12,9 @@ import pytest
 from support.fake_upstream import run
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.launches import Launch
-from coldstart.host.live.servers import Starter, StartFailed, Supervised
+from coldstart.host.live.servers import Starter, StartFailedError, Supervised
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
 
@@ -63,7 +63,7 @@ def test_a_server_that_did_not_come_up_says_why(tmp_path: Path, messages: list[A
     async def work() -> None:
         leased = Leased(tmp_path)
         await leased.end(*messages)
-        with pytest.raises(StartFailed) as failed:
+        with pytest.raises(StartFailedError) as failed:
             await leased.server.ready
         assert str(failed.value) == reason
 
@@ -111,5 +111,5 @@ def test_the_starter_is_told_all_that_a_start_needs_and_is_started_anew_when_it_
 
 
 def test_a_directory_too_deep_for_sockets_is_refused() -> None:
-    with pytest.raises(Usage, match="too long a path"):
+    with pytest.raises(UsageError, match="too long a path"):
         Starter(Path("/" + "x" * 110), Cache(Path("/cache")), offline=False)

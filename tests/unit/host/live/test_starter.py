@@ -26,15 +26,15 @@ from coldstart.system.ipc import json_lines
 # What a supervisor does, by the message's `does`.
 SOURCE = """
 import os, socket, sys, time
-from coldstart.artifacts.errors import DigestMismatch
+from coldstart.artifacts.errors import DigestMismatchError
 from coldstart.errors import Usage
 from coldstart.host.live import starter
 from coldstart.system import ipc
 def run(message, channel):
     if message["does"] == "fails":
-        raise Usage("no such model", mend="name another")
+        raise UsageError("no such model", mend="name another")
     if message["does"] == "finds a damaged bundle":
-        raise DigestMismatch("blob sha256:0a does not match its digest")
+        raise DigestMismatchError("blob sha256:0a does not match its digest")
     if message["does"] == "breaks":
         raise KeyError("weights")
     print("said", flush=True)
@@ -83,7 +83,7 @@ def test_what_comes_of_an_order_is_told_and_the_lease_ends_with_it(starter: Star
     with starter.order("ends") as ends, starter.order("fails") as fails, starter.order("breaks") as breaks:
         ready, exited = _all(ends)
         assert ready["ready"]["pid"] != starter.process.pid and exited == {"exit": 3}
-        assert _all(fails) == [{"failed": "no such model (mend: name another)"}]
+        assert _all(fails) == [{"failed": "no such model (hint: name another)"}]
         assert _all(breaks) == [{"failed": "KeyError: 'weights'"}]
     said = starter.log.read_text()
     assert "said" in said and "Traceback" in said and "no such model" not in said
@@ -94,7 +94,7 @@ def test_supervisor_reports_code_and_hint_when_a_bundle_is_damaged(starter: Star
         assert _all(lease) == [
             {
                 "failed": "blob sha256:0a does not match its digest [CS-DIGEST]"
-                " (mend: fetch the bad blob again: coldstart validate REF --level checksum --repair)"
+                " (hint: fetch the bad blob again: coldstart validate REF --level checksum --repair)"
             }
         ]
     assert "Traceback" not in starter.log.read_text()

@@ -13,7 +13,7 @@ from aiohttp import web
 from support.fake_upstream import run, until
 
 from coldstart.host.live import upstream
-from coldstart.host.live.upstream import Disconnected, Upstream
+from coldstart.host.live.upstream import DisconnectedError, Upstream
 
 
 @asynccontextmanager
@@ -138,7 +138,7 @@ def test_only_a_whole_answer_is_one(tmp_path: Path, said: bytes, found: bytes | 
                 async with await there.request("POST", "/") as answer:
                     assert await answer.read() == found
             else:
-                with pytest.raises(Disconnected):
+                with pytest.raises(DisconnectedError):
                     async with await there.request("POST", "/") as answer:
                         await answer.read()
             await until(lambda: not there._all)

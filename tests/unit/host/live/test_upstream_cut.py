@@ -13,7 +13,7 @@ from support.fake_upstream import until
 from tools.link_cluster import LinkCluster, lacking, link_cluster
 
 from coldstart.host.live.http_server import loop_factory
-from coldstart.host.live.upstream import LARGE, Disconnected, NothingSent, Upstream
+from coldstart.host.live.upstream import LARGE, DisconnectedError, NothingSentError, Upstream
 
 WHY = lacking()
 pytestmark = pytest.mark.skipif(WHY is not None, reason=str(WHY))
@@ -68,10 +68,10 @@ def test_what_waits_for_a_machine_that_was_cut_off_ends_and_says_why() -> None:
         cluster.cut("node")
         waiting += [asyncio.create_task(_asked(there, "POST", bytes(size))) for size in (0, LARGE + 1)]
         for one in await asyncio.gather(*waiting, return_exceptions=True):
-            assert isinstance(one, Disconnected) and "was lost" in str(one)
-        with pytest.raises(NothingSent):
+            assert isinstance(one, DisconnectedError) and "was lost" in str(one)
+        with pytest.raises(NothingSentError):
             await _asked(there, "GET")
-        cluster.mend("node")
+        cluster.hint("node")
         await _asked(there, "GET")
         there.close()
 

@@ -117,7 +117,7 @@ def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
     with pytest.raises(urllib.error.URLError):
         resident.ask()
 
-    with pytest.raises(server_process.Died, match="another max_num_seqs"):
+    with pytest.raises(server_process.ServerExitedError, match="another max_num_seqs"):
         resident.serve("--max-num-seqs", "3")
     assert resident.asked()[-1] == slept
     # A client whose directory is gone is told, and takes nothing with it.
@@ -125,7 +125,7 @@ def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
     gone.mkdir()
     monkeypatch.setattr(server_process.Path, "cwd", lambda: gone)
     gone.rmdir()
-    with pytest.raises(server_process.Died, match="before it was ready"):
+    with pytest.raises(server_process.ServerExitedError, match="before it was ready"):
         resident.serve()
     monkeypatch.setattr(server_process.Path, "cwd", lambda: where)
     # Another server has its own words for its clients: its weights are whole, its secret is its own.

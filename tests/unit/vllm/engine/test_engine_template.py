@@ -112,7 +112,7 @@ def test_a_plan_of_another_release_is_refused_with_the_reason(
     older = {name: value for name, value in plan().document().items() if name != "engine"}
     monkeypatch.setattr(LaunchPlan, "document", lambda _: older)
     with pytest.raises(
-        server_process.Died, match="is of another release of coldstart: only one knows engine"
+        server_process.ServerExitedError, match="is of another release of coldstart: only one knows engine"
     ):
         start(warm)
 

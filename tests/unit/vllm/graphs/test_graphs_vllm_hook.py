@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from coldstart.contract.graphs import COMPILE_REPORT, KV_REPORT, EngineTask
-from coldstart.graphs.errors import AlteredTable, DriverFailure, Refused
+from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefusedError
 from coldstart.vllm.graphs import hook, kv_plan, plugin
 from coldstart.vllm.graphs import manager as managers
 from coldstart.vllm.graphs import wrapper as wrappers
@@ -60,7 +60,7 @@ class Source:
 
     def replayable(self, key: str) -> Any:
         if self._tokens(key) in self._broken:
-            raise DriverFailure("cuGraphInstantiate", "OUT_OF_MEMORY")
+            raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
         return f"restored {self._tokens(key)}"
 
     def output(self, key: str) -> Any:
@@ -125,7 +125,7 @@ def test_what_is_built_behind_is_hidden_from_dispatch_until_it_is_there() -> Non
     assert [d.num_tokens for d in manager._candidates[1, 0]] == [1, 4] and manager.graphs[
         full[0]
     ] == "restored 4"
-    with pytest.raises(DriverFailure):
+    with pytest.raises(DriverError):
         source.waiting[2]()
     assert full[1] not in manager.graphs and full[1] not in manager._candidates[2, 0]
 
@@ -262,16 +262,16 @@ def test_install_and_undo() -> None:
 def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook.compat, "check", lambda feature, load=None: f"{feature} differ.")
     monkeypatch.setattr(hook, "_patched", lambda **_: pytest.fail("patched"))
-    with pytest.raises(Refused, match=r"graphs differ\."):
+    with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
         hook.install(object(), Source(set()), print)
-    with pytest.raises(Refused, match=r"graphs differ\."):
+    with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
         hook.watch(object(), print)
 
 
 @needs_vllm
 def test_a_runner_without_the_patched_method_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook, "_places", lambda: {"manager": (type("Renamed", (), {}), "capture")})
-    with pytest.raises(Refused, match=r"lacks an integration point of graphs: .*capture"):
+    with pytest.raises(GraphRefusedError, match=r"lacks an integration point of graphs: .*capture"):
         hook.install(object(), Source(set()), print)
 
 
@@ -352,7 +352,7 @@ def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path, monkeypatch
 
 
 def test_less_free_memory_means_profiling(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="profiles again"):
+    with pytest.raises(GraphRefusedError, match="profiles again"):
         kv_plan.lay(_plan(), tmp_path, FINGERPRINT, free=999)
     assert not list(tmp_path.rglob("*.json"))
 
@@ -426,5 +426,5 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
 def test_what_is_no_plan_is_refused(data: object) -> None:
-    with pytest.raises(AlteredTable):
+    with pytest.raises(AlteredTableError):
         kv_plan.parse_plan(data)

@@ -15,7 +15,7 @@ from support.graphs_tools import SMALL
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import PLAN_ENV, LaunchPlan
 from coldstart.graphs import gate, table_files
-from coldstart.graphs.errors import MissingRegion, NotProven, Refused
+from coldstart.graphs.errors import GraphRefusedError, MissingRegionError, NotProvenError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import SymbolRegion
 from coldstart.vllm.graphs import entry, outputs, plugin, record
@@ -119,7 +119,7 @@ def test_a_bundle_without_proof_is_not_used_and_the_server_is_told(
     assert installed[plugin.RUNNERS[0]].GPUModelRunner().capture_model() == "own"
     worker = installed[plugin.WORKER].Worker()
     assert "proof" in getattr(worker, plugin.GRAPHS_REPORT)()["*"]
-    with pytest.raises(NotProven):
+    with pytest.raises(NotProvenError):
         Restoring(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_a_round_that_cannot_be_held_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
 ) -> None:
     def refuse() -> None:
-        raise Refused("no adapter for vLLM 9")
+        raise GraphRefusedError("no adapter for vLLM 9")
 
     monkeypatch.setattr(plugin.hook, "require", refuse)
     plugin.register(EngineTask(record=tmp_path))
@@ -151,7 +151,7 @@ def test_several_ranks_are_refused() -> None:
     runner = _runner()
     refuse_parallel(runner)
     runner.parallel_config.tensor_parallel_size = 2
-    with pytest.raises(Refused, match="collectives"):
+    with pytest.raises(GraphRefusedError, match="collectives"):
         refuse_parallel(runner)
 
 
@@ -181,7 +181,7 @@ def test_outputs_are_places_in_the_pool() -> None:
     assert [outputs.size(like) for like in outputs.leaves(both)] == [32, 64]
     assert outputs.spans((tensor, tensor[2:])) == [(tensor.data_ptr(), 64), (tensor.data_ptr() + 32, 32)]
     assert outputs.spans(None) is None and outputs.spans((tensor, 3)) is None
-    with pytest.raises(Refused):
+    with pytest.raises(GraphRefusedError):
         outputs.view(None, list)
 
 
@@ -198,7 +198,7 @@ def test_graphs_of_either_runner_by_key() -> None:
 
 
 def test_a_bundle_of_another_engine_is_not_used(bundle_directory: Path) -> None:
-    with pytest.raises(Refused, match="not recorded from vLLM"):
+    with pytest.raises(GraphRefusedError, match="not recorded from vLLM"):
         Restoring(bundle_directory)
 
 
@@ -215,7 +215,7 @@ def test_a_refused_start_runs_the_ordinary_capture(
     session = Restoring(copy)
 
     def broken(runner: Any) -> None:
-        raise Refused("no device")
+        raise GraphRefusedError("no device")
 
     monkeypatch.setattr(session, "_begin", broken)
     assert session.run(_runner(), lambda: "captured") == "captured"
@@ -230,7 +230,7 @@ def test_the_hook_asks_the_restorer(bundle_directory: Path) -> None:
     assert restorer.holds("decode:1") and not restorer.holds("decode:3")
     region, base = restorer.region("static:out")
     assert (region.symbol, base) == ("static:out", model.named["static:out"].base)
-    with pytest.raises(MissingRegion):
+    with pytest.raises(MissingRegionError):
         restorer.region("pool:99")
 
 

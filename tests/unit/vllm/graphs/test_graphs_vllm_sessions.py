@@ -18,7 +18,7 @@ from support.graphs_tools import SMALL
 from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import gate, offline, rounds, table_files
 from coldstart.graphs.api import Captured
-from coldstart.graphs.errors import DriverFailure, Refused
+from coldstart.graphs.errors import DriverError, GraphRefusedError
 from coldstart.graphs.tables import SymbolRegion
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hook, record, restore
@@ -247,7 +247,7 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
 
     def broken(self: Any, graph: int) -> int:
         if len(self._get(graph, type(self.objects[graph]), "x").nodes) == small and not self.capturing_done:
-            raise DriverFailure("cuGraphInstantiate", "OUT_OF_MEMORY")
+            raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
         return real(self, graph)
 
     tables = table_files.load(made)
@@ -283,5 +283,5 @@ def test_several_ranks_are_captured(here: dict[str, SimModel], made: Path, tmp_p
     (tmp_path / "ranks").mkdir()
     record.GraphRecording(tmp_path / "ranks").run(runner, runner.own)
     assert "collectives" in (tmp_path / "ranks" / rounds.REASON).read_text()
-    with pytest.raises(Refused):
+    with pytest.raises(GraphRefusedError):
         refuse_parallel(runner)

@@ -16,11 +16,11 @@ from safetensors.numpy import save_file
 from coldstart.contract.fallback import Fallback
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import ladder, tensors
-from coldstart.weights.load.ladder import Exhausted, climb_down
+from coldstart.weights.load.ladder import NoLoaderLeftError, climb_down
 from coldstart.weights.load.report import LoadReport
-from coldstart.weights.load.tensor_sources import FileSource, Lost, PrefetchSource, TensorSource
-from coldstart.weights.load.tensors import Tensor, UnreadableWeights
-from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost
+from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
+from coldstart.weights.load.tensors import Tensor, UnreadableWeightsError
+from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailedError, PrefetchLostError
 
 
 class FakeAttached:
@@ -61,7 +61,7 @@ def _files(path: Path) -> ladder.Rung:
 
 
 def _refused(left: Sequence[Tensor]) -> TensorSource:
-    raise Lost("no room")
+    raise SourceLostError("no room")
 
 
 def _climb(path: Path, *rungs: ladder.Rung) -> tuple[dict[str, bytes], LoadReport]:
@@ -78,7 +78,7 @@ def _true(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "error", [PrefetchLost("it was killed"), PrefetchFailed("model.safetensors, t3 at 9")]
+    "error", [PrefetchLostError("it was killed"), PrefetchFailedError("model.safetensors, t3 at 9")]
 )
 @pytest.mark.parametrize("at", [0, 3])
 def test_files_continue_where_the_prefetcher_stopped(path: Path, at: int, error: PrefetchError) -> None:
@@ -101,8 +101,8 @@ def test_a_refusal_is_named(path: Path) -> None:
 
 
 def test_without_any_rung_left_it_says_why(path: Path) -> None:
-    rungs = [_region(FakeAttached(path, 2, PrefetchLost("killed"))) for _ in range(2)]
-    with pytest.raises(Exhausted, match="after 4 of 7 tensors: killed") as raised:
+    rungs = [_region(FakeAttached(path, 2, PrefetchLostError("killed"))) for _ in range(2)]
+    with pytest.raises(NoLoaderLeftError, match="after 4 of 7 tensors: killed") as raised:
         _climb(path, *rungs)
     assert [tensor.name for tensor in raised.value.left] == ["t5", "t6", "t7"]
 
@@ -112,17 +112,17 @@ def test_files_with_other_bytes_than_the_plan_says_are_not_used(path: Path) -> N
     changed = bytearray(path.read_bytes())
     changed[wanted[2].offset] ^= 1
     path.write_bytes(changed)
-    with pytest.raises(Exhausted, match="holds other bytes for t3"):
+    with pytest.raises(NoLoaderLeftError, match="holds other bytes for t3"):
         list(climb_down(wanted, [_files(path)], LoadReport()))
 
 
 def test_a_file_that_was_cut_short_or_removed_is_a_step_down(path: Path) -> None:
     wanted = tensors.ordered(weights.plan(path.parent))
     os.truncate(path, wanted[-1].offset + 1)
-    with pytest.raises(Exhausted, match="cut short"):
+    with pytest.raises(NoLoaderLeftError, match="cut short"):
         list(climb_down(wanted, [_files(path)], LoadReport()))
     path.unlink()
-    with pytest.raises(Exhausted, match="cannot be mapped"):
+    with pytest.raises(NoLoaderLeftError, match="cannot be mapped"):
         list(climb_down(wanted, [_files(path)], LoadReport()))
 
 
@@ -174,5 +174,5 @@ def test_a_plan_that_cannot_be_followed_says_why(
 ) -> None:
     plan = weights.plan(path.parent)
     change(plan["files"])
-    with pytest.raises(UnreadableWeights, match=said):
+    with pytest.raises(UnreadableWeightsError, match=said):
         tensors.ordered(plan)

@@ -22,7 +22,7 @@ from prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer, serving
 
 from coldstart.weights.prefetch import backends, client, http_source
-from coldstart.weights.prefetch.range_source import SourceUnavailable, SourceUnusable, shown
+from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, shown
 
 
 class _Scripted(BaseHTTPRequestHandler):
@@ -102,7 +102,7 @@ def test_a_redirect_is_remembered_and_asked_anew_when_it_has_expired() -> None:
         _read(source)
         assert [path for path, _ in handler.asked] == ["/f", "/signed", "/signed"]
         handler.script["/signed"] = (403, {}, b"expired")
-        with pytest.raises(SourceUnavailable, match="403"):
+        with pytest.raises(SourceUnavailableError, match="403"):
             _read(source)
         handler.script["/signed"] = GOOD
         assert _read(source) == b"data"
@@ -125,7 +125,7 @@ def test_a_redirect_is_remembered_and_asked_anew_when_it_has_expired() -> None:
     ],
 )
 def test_what_is_no_range_is_no_weights(answer: tuple[int, dict[str, str], bytes], message: str) -> None:
-    with _scripted({"/f": answer}) as (url, _), pytest.raises(SourceUnusable, match=message):
+    with _scripted({"/f": answer}) as (url, _), pytest.raises(SourceUnusableError, match=message):
         _read(http_source.HttpSource(url, {}))
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_range_is_no_weights(answer: tuple[int, dict[str, str], bytes
 def test_what_passes_is_tried_again(status: int) -> None:
     with (
         _scripted({"/f": (status, {}, b"")}) as (url, _),
-        pytest.raises(SourceUnavailable, match=str(status)),
+        pytest.raises(SourceUnavailableError, match=str(status)),
     ):
         _read(http_source.HttpSource(url, {}))
 
@@ -142,13 +142,13 @@ def test_a_token_of_the_environment(weights: Weights, runtime: Path, monkeypatch
     name = "model-00001.safetensors"
     with _scripted({f"/{name}": (401, {}, b"")}) as (url, handler):
         without = client.attach(url, weights.plan, directory=runtime)
-        with pytest.raises(client.PrefetchFailed, match="401"):
+        with pytest.raises(client.PrefetchFailedError, match="401"):
             without.wait(name, 0, 1)
         monkeypatch.setenv(http_source.TOKEN_VARIABLE, "tok")
         with (
             without,
             client.attach(url + "/", weights.plan, names=["a.5"], directory=runtime) as attached,
-            pytest.raises(client.PrefetchFailed, match="401"),
+            pytest.raises(client.PrefetchFailedError, match="401"),
         ):
             attached.complete(["a.5"])
         assert (f"/{name}", "Bearer tok") in handler.asked
@@ -179,13 +179,13 @@ def test_tls_with_a_trusted_certificate_and_no_other(tmp_path: Path, monkeypatch
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with _scripted({"/f": GOOD}, context) as (url, handler):
-        with pytest.raises(SourceUnavailable, match="certificate"):
+        with pytest.raises(SourceUnavailableError, match="certificate"):
             _read(http_source.HttpSource(url, {}))
         assert handler.asked == []
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert _read(http_source.HttpSource(url, {})) == b"data"
         handler.script["/f"] = (302, {"Location": url.replace("https", "http") + "/g"}, b"")
-        with pytest.raises(SourceUnusable, match="without TLS"):
+        with pytest.raises(SourceUnusableError, match="without TLS"):
             _read(http_source.HttpSource(url, {}))
 
 
@@ -206,7 +206,7 @@ def test_an_s3_compatible_store(
             assert attached.stats()["fetched_bytes"] == server.total() == sum(map(len, weights.data.values()))
         with (
             client.attach("s3://b/elsewhere", weights.plan, directory=runtime) as attached,
-            pytest.raises(client.PrefetchFailed, match="elsewhere"),
+            pytest.raises(client.PrefetchFailedError, match="elsewhere"),
         ):
             attached.complete()
 
@@ -242,7 +242,7 @@ def test_a_file_that_has_become_shorter_is_no_source(tmp_path: Path) -> None:
     try:
         assert source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None) == 4
         (tmp_path / "f").write_bytes(b"12")
-        with pytest.raises(SourceUnusable, match="has become shorter"):
+        with pytest.raises(SourceUnusableError, match="has become shorter"):
             source.read("f", 4, 2, memoryview(bytearray(2)), lambda _: None)
     finally:
         source.close()

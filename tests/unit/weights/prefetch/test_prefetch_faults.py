@@ -64,7 +64,7 @@ def test_a_server_that_stays_away_is_given_up(
     monkeypatch.setenv("COLDSTART_PREFETCH_PATIENCE_S", "0.2")
     server.down()
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        with pytest.raises(client.PrefetchFailed, match=server.url):
+        with pytest.raises(client.PrefetchFailedError, match=server.url):
             attached.wait(FILE, 0, 1)
         server.up()
         attached.want(None)
@@ -75,7 +75,7 @@ def test_a_server_without_ranges_is_named(weights: Weights, server: RangeServer,
     server.settings.ignore_range = True
     with (
         client.attach(server.url, weights.plan, directory=runtime) as attached,
-        pytest.raises(client.PrefetchFailed, match="does not serve byte ranges"),
+        pytest.raises(client.PrefetchFailedError, match="does not serve byte ranges"),
     ):
         attached.wait(FILE, 0, 1)
 
@@ -89,7 +89,7 @@ def test_a_file_of_another_size_is_refused(
         for source in (other.url, str(tmp_path)):
             with (
                 client.attach(source, weights.plan, directory=runtime) as attached,
-                pytest.raises(client.PrefetchFailed, match=f"has {len(weights.data[FILE]) + 4} bytes"),
+                pytest.raises(client.PrefetchFailedError, match=f"has {len(weights.data[FILE]) + 4} bytes"),
             ):
                 attached.wait(FILE, 0, 1)
 
@@ -114,12 +114,12 @@ def test_a_byte_that_stays_wrong_is_never_served(
     server.settings.flips = [(FILE, offset + size // 2, FOREVER)]
     with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
         with pytest.raises(
-            client.PrefetchFailed, match=f"{FILE}: tensor 'a.20' at offset {offset} "
+            client.PrefetchFailedError, match=f"{FILE}: tensor 'a.20' at offset {offset} "
         ) as caught:
             attached.wait(FILE, offset, size)
         assert "3 times" in str(caught.value)
         assert attached.file(FILE)[offset + size // 2] == 0
-        with pytest.raises(client.PrefetchFailed):
+        with pytest.raises(client.PrefetchFailedError):
             attached.finished(["a.20"])
         check_tensors(attached, weights, ["a.40", "b.3"] if names is None else [])
 
@@ -131,9 +131,9 @@ def test_a_killed_prefetcher_is_noticed_at_once_and_replaced(
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         attached.wait(FILE, 0, CHUNK)
         os.kill(_pid(runtime), signal.SIGKILL)
-        with pytest.raises(client.PrefetchLost):
+        with pytest.raises(client.PrefetchLostError):
             attached.wait("model-00002.safetensors", 0, 1)
-        with pytest.raises(client.PrefetchLost):
+        with pytest.raises(client.PrefetchLostError):
             attached.stats()
         assert attached.file(FILE)[:CHUNK] == weights.data[FILE][:CHUNK]
     server.settings.rate = None
@@ -143,7 +143,7 @@ def test_a_killed_prefetcher_is_noticed_at_once_and_replaced(
 
 
 def test_without_a_prefetcher_none_is_started_against_the_will(weights: Weights, runtime: Path) -> None:
-    with pytest.raises(client.PrefetchLost, match="No prefetcher runs"):
+    with pytest.raises(client.PrefetchLostError, match="No prefetcher runs"):
         client.attach("/nowhere", weights.plan, start=False, directory=runtime)
     assert list(runtime.iterdir()) == []
 
@@ -152,11 +152,11 @@ def test_too_little_memory_is_refused(
     weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", str(_total(weights) - 1))
-    with pytest.raises(client.PrefetchRefused, match=f"{_total(weights)} bytes are wanted"):
+    with pytest.raises(client.PrefetchRefusedError, match=f"{_total(weights)} bytes are wanted"):
         client.attach(server.url, weights.plan, directory=runtime)
     with client.attach(server.url, weights.plan, names=["a.3"], directory=runtime) as attached:
         check_tensors(attached, weights, ["a.3"])
-        with pytest.raises(client.PrefetchRefused):
+        with pytest.raises(client.PrefetchRefusedError):
             attached.want(None)
         check_tensors(attached, weights, ["a.3"])
 
@@ -170,7 +170,7 @@ def test_a_model_makes_room_for_another_when_nobody_holds_it(
     with serving(tmp_path) as second:
         with client.attach(server.url, weights.plan, directory=runtime) as attached:
             check_whole(attached, weights)
-            with pytest.raises(client.PrefetchRefused, match="held by models in use"):
+            with pytest.raises(client.PrefetchRefusedError, match="held by models in use"):
                 client.attach(second.url, other.plan, directory=runtime)
         with client.attach(second.url, other.plan, directory=runtime) as attached:
             check_whole(attached, other)
@@ -194,7 +194,7 @@ def test_why_it_could_not_come_up_is_said(
     weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLDSTART_PREFETCH_STREAMS", "many")
-    with pytest.raises(client.PrefetchLost, match="COLDSTART_PREFETCH_STREAMS is 'many'"):
+    with pytest.raises(client.PrefetchLostError, match="COLDSTART_PREFETCH_STREAMS is 'many'"):
         client.attach("/nowhere", weights.plan, directory=runtime)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
     with pytest.raises(client.PrefetchError, match="no place for"):
@@ -210,7 +210,7 @@ def test_one_that_does_not_answer_keeps_nobody(
         try:
             monkeypatch.setattr(client, "ANSWER_S", 0.2)
             monkeypatch.setattr(attached_module, "ANSWER_S", 0.3)
-            with pytest.raises(client.PrefetchLost):
+            with pytest.raises(client.PrefetchLostError):
                 client.attach(server.url, weights.plan, directory=runtime)
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -247,7 +247,10 @@ def test_a_prefetcher_that_hangs_is_not_waited_for_for_ever(
         pid = _pid(runtime)
         os.kill(pid, signal.SIGSTOP)
         try:
-            with monkeypatch.context() as patch, pytest.raises(client.PrefetchLost, match="does not answer"):
+            with (
+                monkeypatch.context() as patch,
+                pytest.raises(client.PrefetchLostError, match="does not answer"),
+            ):
                 patch.setattr(client, "ANSWER_S", 0.3)
                 client.told(pace, directory=runtime)
         finally:

@@ -41,7 +41,7 @@ def test_a_rank_fetches_its_own_tensors_bytes_and_no_others(
         check_tensors(attached, weights, names)
         assert server.total() == attached.stats()["fetched_bytes"]
         assert own <= server.total() <= 1.02 * own
-        with pytest.raises(client.PrefetchRefused, match="not wanted"):
+        with pytest.raises(client.PrefetchRefusedError, match="not wanted"):
             attached.wait("model-00001.safetensors", 0, 8)
 
 
@@ -149,5 +149,5 @@ def test_local_files_are_verified_as_well(weights: Weights, runtime: Path, tmp_p
         spoilt.write(bytes([weights.data[file][offset + size - 1] ^ 1]))
     with client.attach(str(tmp_path), weights.plan, names=["a.3", "b.3"], directory=runtime) as attached:
         check_tensors(attached, weights, ["b.3"])
-        with pytest.raises(client.PrefetchFailed, match=f"tensor 'a.3' at offset {offset} "):
+        with pytest.raises(client.PrefetchFailedError, match=f"tensor 'a.3' at offset {offset} "):
             attached.wait(file, offset, size)

@@ -96,7 +96,7 @@ def test_the_memory_of_a_killed_prefetcher_is_gone(
         (region,) = _regions(pid)
         assert _regions()[region] == {str(pid), str(os.getpid())}
         os.kill(pid, 9)
-        with pytest.raises(client.PrefetchLost):
+        with pytest.raises(client.PrefetchLostError):
             attached.want(["a.1"])
         assert _mappings() == 1
     del attached

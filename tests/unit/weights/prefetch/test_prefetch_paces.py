@@ -71,7 +71,7 @@ def test_the_rate_that_was_told_is_kept_and_another_one_from_then_on(
     with client.start_early(server.url, weights.plan, pace=pace, directory=runtime):
         said: dict[str, Any] = {"bytes": 0}
         while said["bytes"] < 300e3:
-            with suppress(client.PrefetchLost):  # it has not come up yet
+            with suppress(client.PrefetchLostError):  # it has not come up yet
                 said = client.told(pace, directory=runtime) or said
             time.sleep(0.02)
         # Each of the streams has at most one piece more in hand.

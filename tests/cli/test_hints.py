@@ -25,7 +25,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 FOREIGN = {("--shm-size", "container: --shm-size 4g")}
 
 
-def mends() -> Iterator[tuple[str, str]]:
+def hints() -> Iterator[tuple[str, str]]:
     """(place, text) of every mend."""
     for room in ("artifacts", "coldstart", "commands"):
         for path in sorted((ROOT / room).rglob("*.py")):
@@ -37,13 +37,13 @@ def mends() -> Iterator[tuple[str, str]]:
 
 def _values(node: ast.AST) -> Iterator[ast.expr]:
     if isinstance(node, ast.Call):
-        yield from (keyword.value for keyword in node.keywords if keyword.arg == "mend")
+        yield from (keyword.value for keyword in node.keywords if keyword.arg == "hint")
         if isinstance(node.func, ast.Name) and node.func.id == "Probe":
             yield from node.args[3:4]
     elif (
         isinstance(node, ast.Assign)
-        and any(isinstance(target, ast.Name) and target.id.lower() == "mend" for target in node.targets)
-    ) or (isinstance(node, ast.AnnAssign) and ast.unparse(node.target).lower() == "mend" and node.value):
+        and any(isinstance(target, ast.Name) and target.id.lower() == "hint" for target in node.targets)
+    ) or (isinstance(node, ast.AnnAssign) and ast.unparse(node.target).lower() == "hint" and node.value):
         yield node.value
 
 
@@ -80,7 +80,7 @@ def every_option() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(("place", "text"), [pair for pair in mends() if COMMAND.search(pair[1])])
+@pytest.mark.parametrize(("place", "text"), [pair for pair in hints() if COMMAND.search(pair[1])])
 def test_a_command_in_a_mend_is_one(place: str, text: str) -> None:
     for found in COMMAND.finditer(text):
         words = shlex.split(found[1])
@@ -92,7 +92,7 @@ def test_a_command_in_a_mend_is_one(place: str, text: str) -> None:
 
 def test_an_option_in_a_mend_is_one_of_ours() -> None:
     known, wrong = every_option(), []
-    for place, text in mends():
+    for place, text in hints():
         bare = COMMAND.sub("", text)
         wrong += [
             f"{place}: {option}"
@@ -103,7 +103,7 @@ def test_an_option_in_a_mend_is_one_of_ours() -> None:
 
 
 def test_the_mends_are_found() -> None:
-    texts = [text for _, text in mends()]
+    texts = [text for _, text in hints()]
     assert len(texts) > 90 and sum(bool(COMMAND.search(text)) for text in texts) > 25
 
 
