@@ -67,7 +67,7 @@ class ArchiveSource:
     """The layout inside a tar file, read in place; nothing is unpacked."""
 
     def __init__(self, path: Path) -> None:
-        """Raises NotALayoutError, InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError or ArchiveBombError."""
+        """Raises NotALayoutError and the errors of tar.members."""
         self._file = path.open("rb")
         self._found: dict[str, tuple[int, int]] = {}
         try:

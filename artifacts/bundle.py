@@ -194,7 +194,7 @@ class Bundle:
             return read_range(file, entry, offset, length)
 
     def may_leave(self, memory: bool) -> None:
-        """Raise ProcessMemoryError if a section holds the memory of a process, unless `memory` allows it to leave this machine."""
+        """Raise ProcessMemoryError if the bundle holds process memory and `memory` does not allow it elsewhere."""
         inside = [entry.type for entry in self.manifest.sections if holds_memory(entry.media_type)]
         if inside and not memory:
             raise ProcessMemoryError(

@@ -1,4 +1,4 @@
-"""One class per broken rule; each carries a stable code and the mend.
+"""The root of all errors, and one class for each rule of the bundle format, each with a stable code and a hint.
 
 Codes are an API: they are printed, filtered on and written into reports, so a code is never reused for
 another rule.
@@ -11,17 +11,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+SUCCESS = 0
+CHECK_FAILED = 1
+ERROR = 2
+NO_BUNDLE = 3
+AUTH_REQUIRED = 4
 
-class BundleError(Exception):
-    """Base of every error raised by this package: `code` (stable), `message`, `mend` (what to do next)."""
 
+class ColdstartError(Exception):
+    """Root of all errors that a user can meet.
+
+    `message` states what failed, on which object and why. `hint` is what the user can do next, or None. `exit_code` is the exit
+    code of a command that ends with the error.
+    """
+
+    exit_code: int = ERROR
+
+    def __init__(self, message: str, *, hint: str | None = None, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+
+class BundleError(ColdstartError):
+    """Base of the errors of this package. `code` is stable; str() contains code, message and hint."""
+
+    exit_code = CHECK_FAILED
     code: ClassVar[str] = "CS-BUNDLE"
     default_hint: ClassVar[str] = "materialize the bundle again: coldstart materialize MODEL"
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        self.message = message
-        self.hint = hint or self.default_hint
-        super().__init__(f"{self.code}: {message} ({self.hint})")
+        super().__init__(message, hint=hint or self.default_hint)
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message} ({self.hint})"
 
 
 class InvalidJsonError(BundleError):
@@ -93,6 +118,7 @@ class InvalidKeyError(BundleError):
     """A key field has a name or value that a key may not carry."""
 
     code = "CS-KEY"
+    exit_code = ERROR
     default_hint = "give flat dotted names and values that are neither paths nor containers"
 
 
@@ -188,6 +214,7 @@ class ProcessMemoryError(BundleError):
     """A bundle that holds a process's memory was to leave this machine without a word for it."""
 
     code = "CS-MEMORY"
+    exit_code = ERROR
     default_hint = "if its memory may be read by whoever gets it: --include-snapshot; else materialize without --snapshot"
 
 
@@ -202,6 +229,7 @@ class InvalidNameError(BundleError):
     """The name of a key holds other characters than letters, digits, `.`, `_` and `-`, or more than 64."""
 
     code = "CS-NAME"
+    exit_code = ERROR
     default_hint = "name it with letters, digits, '.', '_' and '-': --name build-host"
 
 
@@ -209,6 +237,7 @@ class AmbiguousReferenceError(BundleError):
     """A reference names several bundles."""
 
     code = "CS-AMBIGUOUS"
+    exit_code = ERROR
     default_hint = "name one by digest: NAME@sha256:..."
 
 
@@ -216,6 +245,7 @@ class InvalidReferenceError(BundleError):
     """A reference to a bundle or remote cannot be parsed."""
 
     code = "CS-REFERENCE"
+    exit_code = ERROR
     default_hint = "write NAME, NAME:vN, NAME@sha256:... or a digest prefix of 12 or more hex digits"
 
 
@@ -223,6 +253,7 @@ class NoSpaceError(BundleError, OSError):
     """The disk or quota is full; the store is as it was before. Who can do without what was to be written catches OSError."""
 
     code = "CS-NOSPACE"
+    exit_code = ERROR
     default_hint = "free space (coldstart prune), or choose another disk: --cache-dir DIR"
 
 
@@ -230,6 +261,7 @@ class ReadOnlyStoreError(BundleError, OSError):
     """A write was asked of a store that cannot be written. As NoSpaceError, an OSError."""
 
     code = "CS-READONLY"
+    exit_code = ERROR
     default_hint = "choose a writable store: --cache-dir DIR"
 
 
@@ -237,6 +269,7 @@ class NoLocksError(BundleError, OSError):
     """The file system of the store knows no locks, so that two writers could tear it. As NoSpaceError, an OSError."""
 
     code = "CS-LOCK"
+    exit_code = ERROR
     default_hint = "choose a store on a file system with locks, such as a local disk: --cache-dir DIR"
 
 
@@ -244,6 +277,7 @@ class DestinationExistsError(BundleError):
     """The place to write to is already taken."""
 
     code = "CS-EXISTS"
+    exit_code = ERROR
     default_hint = "name a path that does not exist yet"
 
 
@@ -251,6 +285,7 @@ class DraftClosedError(BundleError):
     """A draft was used after it was published or left, or was given one section twice."""
 
     code = "CS-DRAFT"
+    exit_code = ERROR
     default_hint = "begin a new draft: Store.begin(key)"
 
 
@@ -258,6 +293,7 @@ class RemoteFailedError(BundleError):
     """A registry, hub or directory could not serve the request."""
 
     code = "CS-REMOTE"
+    exit_code = ERROR
     default_hint = "check the address and the network, then run the command again"
 
 
@@ -265,6 +301,7 @@ class RemoteDeniedError(RemoteFailedError):
     """A registry or hub wants credentials."""
 
     code = "CS-AUTH"
+    exit_code = AUTH_REQUIRED
     default_hint = "log in (docker login REGISTRY, or hf auth login), then run the command again"
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from coldstart.artifacts import files, oci, selection
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.commit import listed_bundle
-from coldstart.artifacts.errors import AmbiguousReferenceError, BundleError, InvalidReferenceError
+from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.staging import staging
@@ -41,6 +41,7 @@ class BundleNotFoundError(BundleError):
     `nearest` is the closest bundle of the same model, `untrusted` the newest of the wanted key; None if there is none.
     """
 
+    exit_code = NO_BUNDLE
     code: ClassVar[str] = "CS-NOTFOUND"
 
     def __init__(

@@ -101,4 +101,4 @@ def _unknown(entry: SectionEntry) -> Finding:
 
 
 def _finding(error: BundleError, subject: str) -> Finding:
-    return Finding(error.code, "error", error.message, error.hint, subject)
+    return Finding(error.code, "error", error.message, error.hint or "", subject)

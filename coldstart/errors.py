@@ -1,49 +1,43 @@
-"""Every failure the user can meet: what was wanted, what was found, and the command that mends it.
+"""Errors of coldstart that a user can meet, and the exit codes of the command line.
 
-Invariant: an error that leaves the engine carries its own exit code, so that the command line needs one table
-and no special case.
+Every error states what failed, on which object and why. `hint` is what the user can do next, if possible a command to type.
 """
 
-SUCCESS = 0
-CHECK_FAILED = 1
-ERROR = 2
-NO_BUNDLE = 3
-AUTH_REQUIRED = 4
+from coldstart.artifacts.errors import AUTH_REQUIRED, CHECK_FAILED, ERROR, NO_BUNDLE, SUCCESS, ColdstartError
 
-
-class ColdstartError(Exception):
-    """A failure with a sentence for the user, the mend where one is known, and an exit code."""
-
-    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = ERROR) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.exit_code = exit_code
+__all__ = [
+    "AUTH_REQUIRED",
+    "CHECK_FAILED",
+    "ERROR",
+    "NO_BUNDLE",
+    "SUCCESS",
+    "AuthRequiredError",
+    "ColdstartError",
+    "CommandFailedError",
+    "NoBundleError",
+    "UsageError",
+]
 
 
 class CommandFailedError(ColdstartError):
-    """The answer is no: an invalid bundle, a regression, a server that died (exit 1)."""
+    """A check failed: an invalid bundle, a regression, a server that died (exit code 1)."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint, exit_code=CHECK_FAILED)
+    exit_code = CHECK_FAILED
 
 
 class UsageError(ColdstartError):
-    """The request itself cannot be met as written: arguments, configuration (exit 2)."""
+    """The arguments or the configuration are invalid (exit code 2)."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint, exit_code=ERROR)
+    exit_code = ERROR
 
 
 class NoBundleError(ColdstartError):
-    """No bundle for this key, or none that is compatible (exit 3)."""
+    """No bundle has this key, or none is compatible (exit code 3)."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint, exit_code=NO_BUNDLE)
+    exit_code = NO_BUNDLE
 
 
 class AuthRequiredError(ColdstartError):
-    """The hub refuses without a login, or cannot be reached while offline (exit 4)."""
+    """The hub requires authentication, or the network is needed and --offline is set (exit code 4)."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint, exit_code=AUTH_REQUIRED)
+    exit_code = AUTH_REQUIRED

@@ -17,7 +17,7 @@ from coldstart.contract import environment
 from coldstart.errors import UsageError
 from coldstart.system import secrets
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Format = Literal["text", "json"]
 Progress = Literal["auto", "plain", "none", "json"]
@@ -166,7 +166,7 @@ def _err(message: str) -> None:
 
 
 def complain(message: str, hint: str | None) -> None:
-    """The error that ends a command, and what mends it."""
+    """Print the error that ends a command, and its hint."""
     _err(f"error: {message}" + (f"\nhint: {hint}" if hint else ""))
 
 

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 import coldstart
 from coldstart.contract import environment
-from coldstart.errors import AUTH_REQUIRED, CHECK_FAILED, ERROR, NO_BUNDLE, ColdstartError
+from coldstart.errors import ERROR, ColdstartError
 
 # name: (module, one line of help, heading)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
@@ -54,27 +54,6 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
 }
 ALIASES: Mapping[str, str] = {"ls": "list"}
 HEADINGS = ("Cold start", "Bundles", "Measure", "Machine")
-
-# Codes of coldstart.artifacts that mean something else than "the bundle is bad" (exit 1).
-_BUNDLE_EXITS: Mapping[str, int] = {
-    "CS-NOTFOUND": NO_BUNDLE,
-    "CS-AUTH": AUTH_REQUIRED,
-    **dict.fromkeys(
-        [
-            "CS-REFERENCE",
-            "CS-AMBIGUOUS",
-            "CS-KEY",
-            "CS-NOSPACE",
-            "CS-READONLY",
-            "CS-LOCK",
-            "CS-MEMORY",
-            "CS-EXISTS",
-            "CS-DRAFT",
-            "CS-REMOTE",
-        ],
-        ERROR,
-    ),
-}
 
 
 class LazyGroup(TyperGroup):
@@ -233,12 +212,9 @@ def _report(error: Exception) -> int:
 
 
 def _explain(error: Exception) -> tuple[str, str | None, int]:
-    from coldstart.artifacts.errors import BundleError
-
     if isinstance(error, ColdstartError):
-        return error.message, error.hint, error.exit_code
-    if isinstance(error, BundleError):
-        return f"{error.message} [{error.code}]", error.hint, _BUNDLE_EXITS.get(error.code, CHECK_FAILED)
+        code = getattr(error, "code", None)
+        return error.message + (f" [{code}]" if code else ""), error.hint, error.exit_code
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror}.", None, ERROR

@@ -90,7 +90,7 @@ def command(
     bad = [report.ref for report in reports if report.fails(fail_level)]
     if bad:
         raise CommandFailedError(
-            f"{len(bad)} of {len(reports)} failed: {', '.join(bad)}", hint="see each finding's mend"
+            f"{len(bad)} of {len(reports)} failed: {', '.join(bad)}", hint="see the hint of each finding"
         )
     common.out.success(f"{len(reports)} valid", then=common.again("inspect", words[0]))
 

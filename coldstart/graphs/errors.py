@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class GraphError(Exception):
-    """Base of all errors of this package; `mend` names what puts it right."""
+    """Base of all errors of this package; `hint` names what to do next."""
 
     code = "CS-GRAPH"
     hint = "materialize the model again; the graph is captured normally until then"

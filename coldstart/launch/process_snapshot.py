@@ -169,7 +169,7 @@ def _unpack_kernels(bundle: Bundle, images: Path, trust: Trust) -> None:
 
 
 def check(images: Path, plan: LaunchPlan) -> None:
-    """Raise SnapshotUnusableError unless this machine has what the image was made of, and this start asks for what it has read."""
+    """Raise SnapshotUnusableError unless this machine has the image's files and this start asks for what the image has read."""
     reason = fingerprint.obstacle(images, "snapshot")
     if reason is None:
         read = json.loads((images / ABOUT).read_text())["environment"]

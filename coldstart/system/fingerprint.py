@@ -1,6 +1,6 @@
 """What a kept process was made of, and whether that is still what lies on this machine.
 
-A template or a snapshot runs the code it was made from, whatever has been installed since: a mend of ours or of vLLM's that
+A template or a snapshot runs the code it was made from, whatever has been installed since: a fix of ours or of vLLM's that
 changes no version would never take effect. So both carry the content digests of every file that they have mapped, of every
 module that they have imported (a model's own code and our code among them), and the kernel, the processor's flags and the C
 library. One byte that differs, and they are refused with the file's name.

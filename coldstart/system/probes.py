@@ -146,7 +146,7 @@ def shared_memory() -> Probe:
 
 
 def exhausted() -> str | None:
-    """The mend where a place that every server writes to is full: it may be why one ended, whatever its log says."""
+    """Return a hint where a directory that every server writes to is full; a server may have ended because of it."""
     hints = {
         Path("/dev/shm"): "make room there, or: mount -o remount,size=4G /dev/shm (container: --shm-size 4g)",
         Path(

@@ -116,7 +116,7 @@ def values(environment: Mapping[str, str]) -> list[str]:
 
 def _values(environment: Mapping[str, str]) -> Iterator[str]:
     for name, value in environment.items():
-        # A path says where a secret lies, and is needed to mend what an error is about.
+        # A path says where a secret lies, and is needed to fix what an error is about.
         if len(value) >= _SHORTEST and named(name) and not value.startswith(("/", "~", "./")):
             yield value
 

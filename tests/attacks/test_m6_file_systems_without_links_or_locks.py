@@ -1,4 +1,4 @@
-"""M6: without hard links there was no signing key (and a wrong mend), without flock a bare errno."""
+"""M6: without hard links there was no signing key (and a wrong hint), without flock a bare errno."""
 
 from __future__ import annotations
 

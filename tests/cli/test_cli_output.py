@@ -23,7 +23,7 @@ def test_text(run: Run, bundle: Bundle) -> None:
 
 def test_json(run: Run, bundle: Bundle) -> None:
     data = json.loads(run("list", "--format", "json").stdout)
-    assert data["schema_version"] == 1
+    assert data["schema_version"] == 2
     assert data["bundles"][0]["digest"] == bundle.digest
 
 
@@ -68,7 +68,7 @@ def test_a_terminal_gets_a_moving_line(home: Path, monkeypatch: pytest.MonkeyPat
     os.close(master)
     assert b"examine this machine" in shown
     assert b"examine this machine ..." not in shown
-    assert json.loads(done.stdout)["schema_version"] == 1
+    assert json.loads(done.stdout)["schema_version"] == 2
 
 
 def test_json_progress_is_json(run: Run) -> None:
@@ -111,7 +111,7 @@ def test_flag_environment_file_default(
     run: Run, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     (home / "c.toml").write_text('format = "json"\n[list]\nquiet = true\n')
-    assert json.loads(run("list", "--config", "c.toml").stdout)["schema_version"] == 1
+    assert json.loads(run("list", "--config", "c.toml").stdout)["schema_version"] == 2
     monkeypatch.setenv("COLDSTART_LIST_FORMAT", "text")
     assert run("list", "--config", "c.toml").stdout == f"{bundle.ref}\n"
 

@@ -1,6 +1,6 @@
-"""Every mend that names a command of ours can be typed as it stands: the real command line takes it.
+"""Every hint that names a command of ours can be typed as it stands: the real command line takes it.
 
-Each `mend` in the source, literal or f-string, is read from the syntax tree; what is filled in at run time is a word here.
+Each `hint` in the source, literal or f-string, is read from the syntax tree; what is filled in at run time is a word here.
 Commands are parsed up to the point of execution. An option that stands alone must be one that some command of ours has.
 """
 
@@ -26,7 +26,7 @@ FOREIGN = {("--shm-size", "container: --shm-size 4g")}
 
 
 def hints() -> Iterator[tuple[str, str]]:
-    """(place, text) of every mend."""
+    """(place, text) of every hint."""
     for room in ("artifacts", "coldstart", "commands"):
         for path in sorted((ROOT / room).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_bytes())):

@@ -51,7 +51,7 @@ def test_a_damaged_one_is_not_and_says_what_mends_it(
     assert validate(bundle, "--format", "json") == 1
     shown = capsys.readouterr()
     found = json.loads(shown.out)
-    assert (found["ok"], found["schema_version"]) == (False, 1)
+    assert (found["ok"], found["schema_version"]) == (False, 2)
     assert found["bundles"][0]["findings"][0]["subject"] == "kv"
     assert validate(bundle, "--level", "manifest") == 0
 

@@ -15,7 +15,7 @@ OLDEST = 13  # calls with edge data have another signature before
 
 @cache
 def bindings() -> Any:
-    """The module cuda.bindings.driver. Raises DriverError with the mend where it is missing."""
+    """The module cuda.bindings.driver. Raises DriverError with a hint where it is missing."""
     try:
         driver = import_module("cuda.bindings.driver")
         version = str(import_module("cuda.bindings").__version__)

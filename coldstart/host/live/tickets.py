@@ -32,7 +32,9 @@ def unknown(asked: str | None) -> AdmissionRefusedError:
 
 @dataclass(eq=False)
 class Ticket:
-    """A request from its arrival to its end. `granted` gives where to send it, or raises AdmissionRefusedError; `hit`: none waited.
+    """A request from its arrival to its end.
+
+    `granted` returns where to send it, or raises AdmissionRefusedError. `hit`: the request did not wait.
 
     Requests that waited together are sent in their order: each once the one `before` it is `sent`. `stream` is what is known of
     an answer that can go on elsewhere, `answer` where it comes from now; it was taken in `tries` times before.

@@ -64,7 +64,7 @@ def _read(
 def _malformed(path: Path, line: int, reason: str, strict: bool, report: TraceReport) -> None:
     if strict:
         raise TraceError(
-            f"{path.name}, line {line}: {reason}", hint="mend the row, or allow --on-bad-row skip"
+            f"{path.name}, line {line}: {reason}", hint="fix the row, or allow --on-bad-row skip"
         )
     report.skip(line, reason)
 

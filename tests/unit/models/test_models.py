@@ -1,4 +1,4 @@
-"""Names come to models, and every way of failing has its own exit code and mend."""
+"""Names come to models, and every way of failing has its own exit code and hint."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""doctor on simulated GPU machines: the right modes, and for all that is missing the right mend."""
+"""doctor on simulated GPU machines: the right modes, and for all that is missing the right hint."""
 
 from __future__ import annotations
 

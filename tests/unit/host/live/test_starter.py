@@ -32,7 +32,7 @@ from coldstart.host.live import starter
 from coldstart.system import ipc
 def run(message, channel):
     if message["does"] == "fails":
-        raise UsageError("no such model", mend="name another")
+        raise UsageError("no such model", hint="name another")
     if message["does"] == "finds a damaged bundle":
         raise DigestMismatchError("blob sha256:0a does not match its digest")
     if message["does"] == "breaks":
