@@ -33,10 +33,9 @@ _BLOBS = "blobs/sha256/"
 def export_archive(
     bundles: Sequence[Bundle], path: Path, *, replace: bool = False, memory: bool = False
 ) -> int:
-    """Write `bundles` with their signatures to `path`; the number of bytes. The file appears whole or not at
-    all.
+    """Write `bundles` with their signatures to `path` and return the number of bytes. The file appears complete or not at all.
 
-    One that holds a process's memory is written only with `memory`, and nobody else may read the file then. Raises
+    A bundle that holds a process's memory is written only with `memory`; other users cannot read the file then. Raises
     ProcessMemoryError, DestinationExistsError, DigestMismatchError, MissingBlobError, NoSpaceError, ReadOnlyStoreError.
     """
     for bundle in bundles:
@@ -59,7 +58,7 @@ def export_archive(
 
 
 def import_archive(store: Store, path: Path) -> list[Bundle]:
-    """Take over every bundle in the archive. Raises NotALayoutError, what tar.members and Store.receive raise."""
+    """Copy every bundle of the archive. Raises NotALayoutError and the errors of tar.members and Store.receive."""
     with closing(ArchiveSource(path)) as source:
         return [store.receive(source, entry) for entry in source.bundles()]
 
@@ -68,7 +67,7 @@ class ArchiveSource:
     """The layout inside a tar file, read in place; nothing is unpacked."""
 
     def __init__(self, path: Path) -> None:
-        """Raises NotALayoutError and what tar.members raises."""
+        """Raises NotALayoutError and the errors of tar.members."""
         self._file = path.open("rb")
         self._found: dict[str, tuple[int, int]] = {}
         try:
@@ -152,7 +151,7 @@ def _write(bundles: Sequence[Bundle], file: BinaryIO) -> None:
         file.write(tar.header(tar.Member(name, len(data))) + data + tar.padding(len(data)))
     for blob, bundle in content.values():
         file.write(tar.header(tar.Member(_BLOBS + blob.digest.removeprefix("sha256:"), blob.size)))
-        with blobs.open_verified(bundle.store.root, blob.digest, blob.size) as reader:
+        with blobs.open_verified(bundle.layout.root, blob.digest, blob.size) as reader:
             tar.copy(reader, file)
         file.write(tar.padding(blob.size))
     file.write(tar.END)
@@ -166,8 +165,8 @@ def contents(
     content: dict[str, tuple[oci.Descriptor, Bundle]] = {}
     for bundle in bundles:
         _ = bundle.manifest
-        listed = bundle.store.layout.entries()
-        signed = signed_by(LayoutSource(bundle.store), listed, bundle.descriptor)
+        listed = bundle.layout.entries()
+        signed = signed_by(LayoutSource(bundle.layout), listed, bundle.descriptor)
         for entry, image in [(bundle.descriptor, bundle.image), *signed]:
             entries[entry.digest] = entry
             content |= {blob.digest: (blob, bundle) for blob in (entry, *image.blobs)}

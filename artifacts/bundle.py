@@ -27,15 +27,15 @@ from coldstart.artifacts.ranges import read_range
 from coldstart.artifacts.section import SECTION_TYPES, holds_memory
 
 if TYPE_CHECKING:
-    from coldstart.artifacts.store import Store
+    from coldstart.artifacts.oci_layout import OciLayout
     from coldstart.artifacts.verify import Finding, Level
 
 
 @dataclass(frozen=True, slots=True)
 class TrustResult:
-    """Whether a bundle's code may run.
+    """Result of a trust check: whether a bundle's code may run.
 
-    `signer` is the fingerprint of the key, `reason` says why or why not.
+    `signer` is the fingerprint of the key, `reason` explains the result.
     """
 
     ok: bool
@@ -47,7 +47,7 @@ Trust = Callable[["Bundle"], TrustResult]
 
 
 def anyone(bundle: Bundle) -> TrustResult:
-    """The explicit override: run code that nobody vouches for."""
+    """Accept any bundle: the explicit override for code without a trusted signature."""
     return TrustResult(True, None, f"{bundle.name} was not checked: the caller allows untrusted code")
 
 
@@ -55,10 +55,10 @@ def anyone(bundle: Bundle) -> TrustResult:
 class Bundle:
     """One version of one key's artifacts.
 
-    `digest` is that of the image manifest and names all of the content.
+    `layout` holds its blobs. `digest` is that of the image manifest and names all of the content.
     """
 
-    store: Store = field(repr=False)
+    layout: OciLayout = field(repr=False)
     descriptor: oci.Descriptor
     version: int
 
@@ -76,15 +76,15 @@ class Bundle:
 
     @cached_property
     def image(self) -> oci.ImageManifest:
-        """The OCI image manifest.
+        """Return the OCI image manifest.
 
         Raises DigestMismatchError, MissingBlobError, InvalidManifestError, InvalidJsonError, TooLargeError.
         """
         return oci.parse_manifest(self.image_bytes())
 
     def image_bytes(self) -> bytes:
-        """The stored bytes of the image manifest, verified."""
-        return blobs.read(self.store.root, self.digest, self.descriptor.size, cap=LIMITS.manifest)
+        """Read and verify the stored bytes of the image manifest."""
+        return blobs.read(self.layout.root, self.digest, self.descriptor.size, cap=LIMITS.manifest)
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -93,7 +93,7 @@ class Bundle:
         Raises what `image` does, IndexMismatchError, SectionTableError, FormatTooNewError and FormatTooOldError.
         """
         config = self.image.config
-        data = blobs.read(self.store.root, config.digest, config.size, cap=LIMITS.config)
+        data = blobs.read(self.layout.root, config.digest, config.size, cap=LIMITS.config)
         parsed = manifest.parse(data, self.image)
         says = self.descriptor.annotations
         named = (says.get(oci.NAME, parsed.provenance.model_name), says.get(oci.KEY, parsed.key.digest))
@@ -105,12 +105,12 @@ class Bundle:
 
     @cached_property
     def name(self) -> str:
-        """The model's name; from the index where it says so, otherwise from the manifest."""
+        """Name of the model, from the index if it lists one, otherwise from the manifest."""
         return self.descriptor.annotations.get(oci.NAME) or self.manifest.provenance.model_name
 
     @cached_property
     def key_digest(self) -> str:
-        """The key's digest; from the index where it says so, otherwise from the manifest."""
+        """Digest of the key, from the index if it lists one, otherwise from the manifest."""
         return self.descriptor.annotations.get(oci.KEY) or self.manifest.key.digest
 
     @property
@@ -120,7 +120,7 @@ class Bundle:
 
     @property
     def ref(self) -> str:
-        """NAME@sha256:..., which no other bundle answers to."""
+        """Unique reference: NAME@sha256:..."""
         return f"{self.name}@{self.digest}"
 
     @property
@@ -129,12 +129,12 @@ class Bundle:
         return sum(section.size for section in self.manifest.sections)
 
     def has(self, name: str) -> bool:
-        """Whether there is a section of that type that this release can read."""
+        """Return whether the bundle has a section of this type that this release can read."""
         entry = self.manifest.section(name)
         return entry is not None and supported(entry)
 
     def entry(self, name: str) -> SectionEntry:
-        """The entry of a readable section. Raises SectionMissingError or SectionUnsupportedError."""
+        """Return the entry of a readable section. Raises SectionMissingError or SectionUnsupportedError."""
         entry = self.manifest.section(name)
         if entry is None:
             raise SectionMissingError(f"{self.name} v{self.version} has no section {name}")
@@ -145,7 +145,7 @@ class Bundle:
         return entry
 
     def json(self, name: str) -> object:
-        """A JSON section.
+        """Read a JSON section.
 
         Raises SectionMissingError, SectionUnsupportedError, DigestMismatchError, MissingBlobError, InvalidJsonError.
         """
@@ -154,13 +154,14 @@ class Bundle:
             raise SectionUnsupportedError(
                 f"section {name} is a tree", hint="unpack it: coldstart inspect REF --tree"
             )
-        data = blobs.read(self.store.root, entry.digest, entry.size, cap=LIMITS.json_section)
+        data = blobs.read(self.layout.root, entry.digest, entry.size, cap=LIMITS.json_section)
         return canonical.loads(data, cap=LIMITS.json_section, what=f"section {name}")
 
     def extract(self, name: str, dest: Path, *, trust: Trust | None = None) -> int:
-        """Unpack a tree section to the new directory `dest`, which appears whole or not at all; member count.
+        """Unpack a tree section to the new directory `dest`, which appears complete or not at all.
 
-        An executable section needs `trust` to say yes; `anyone` is the explicit override. Raises Untrusted,
+        An executable section is unpacked only if `trust` accepts the bundle; `anyone` is the explicit override. Returns the
+        number of members. Raises Untrusted,
         DestinationExistsError, DigestMismatchError, MissingBlobError, Bomb, InvalidTreeError, UnsafePathError, UnsafeLinkError,
         UnsafeMemberError, DuplicateMemberError, PickleFoundError, CodeFoundError, NoSpaceError.
         """
@@ -175,12 +176,12 @@ class Bundle:
             return unpack.extract(reader, entry, dest, plain=not declared.executable)
 
     def open_blob(self, name: str) -> blobs.VerifiedReader:
-        """Stream a section as stored; reading to the end raises DigestMismatchError if it is damaged."""
+        """Open a section as stored; reading to the end raises DigestMismatchError if it is damaged."""
         entry = self._stored(name)
-        return blobs.open_verified(self.store.root, entry.digest, entry.size)
+        return blobs.open_verified(self.layout.root, entry.digest, entry.size)
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
-        """`length` bytes of a section as stored, from `offset`; only the 16 MiB chunks they touch are hashed.
+        """Read `length` bytes of a section as stored, from `offset`; only the 16 MiB chunks they touch are hashed.
 
         Raises InvalidReferenceError for a range outside the section, DigestMismatchError, MissingBlobError.
         """
@@ -189,7 +190,7 @@ class Bundle:
             raise InvalidReferenceError(
                 f"bytes {offset}+{length} of {entry.size} do not exist", hint="ask for bytes inside it"
             )
-        with blobs.open_unverified(self.store.root, entry.digest) as file:
+        with blobs.open_unverified(self.layout.root, entry.digest) as file:
             return read_range(file, entry, offset, length)
 
     def may_leave(self, memory: bool) -> None:
@@ -201,7 +202,7 @@ class Bundle:
             )
 
     def verify(self, level: Level = "checksum") -> list[Finding]:
-        """Findings at `level`; none means good."""
+        """Check the bundle at `level` and return the findings; an empty list means that it is valid."""
         from coldstart.artifacts import verify
 
         return verify.check(self, level)

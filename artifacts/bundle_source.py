@@ -1,19 +1,17 @@
-"""Where bundles come from: a layout on disk, an archive, a registry, the hub. None of them is believed."""
+"""Sources of bundles: a layout on disk, an archive, a registry, the hub. The receiver verifies every byte."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from coldstart.artifacts import blobs, canonical, oci
 from coldstart.artifacts.errors import BundleError, DigestMismatchError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.ranges import read_full
-
-if TYPE_CHECKING:
-    from coldstart.artifacts.store import Store
 
 # Of those found; a registry is asked for no more either, since each costs a request. A store's own index may list many that
 # are about other bundles.
@@ -22,38 +20,38 @@ _SIGNATURE_MANIFEST = 64 << 10
 
 
 class BundleSource(Protocol):
-    """What a receiver asks of a source; bytes are verified by the receiver."""
+    """A place that bundles are copied from; the receiver verifies the bytes."""
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
-        """The bytes of `blob` from `offset`. Raises MissingBlobError or RemoteFailedError."""
+        """Open the bytes of `blob` from `offset`. Raises MissingBlobError or RemoteFailedError."""
         ...
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Signature documents about the manifest `subject`."""
+        """Return signature documents about the manifest `subject`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutSource:
-    """Another store on disk."""
+    """Another layout on disk."""
 
-    store: Store
+    layout: OciLayout
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
-        """The blob's file."""
-        file = blobs.open_unverified(self.store.root, blob.digest)
+        """Open the blob's file at `offset`."""
+        file = blobs.open_unverified(self.layout.root, blob.digest)
         file.seek(offset)
         return file
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """The payloads listed in the index."""
-        return payloads(self, self.store.layout.entries(), subject)
+        """Return the payloads that the index lists."""
+        return payloads(self, self.layout.entries(), subject)
 
 
 def signed_by(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
-    """Of the first `tries` signatures among `entries`, each readable manifest whose subject is `subject`."""
+    """Return each readable signature manifest about `subject` among the first `tries` signatures of `entries`."""
     signed = [
         entry
         for entry in entries
@@ -67,13 +65,13 @@ def signed_by(
 def payloads(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[bytes]:
-    """The documents of `signed_by` that can be read."""
+    """Return the documents of `signed_by` that can be read."""
     documents = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject, tries))
     return [payload for payload in documents if payload is not None]
 
 
 def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
-    """A whole small blob, verified. Raises TooLargeError, DigestMismatchError, MissingBlobError."""
+    """Read and verify a small blob. Raises TooLargeError, DigestMismatchError, MissingBlobError."""
     if blob.size > cap:
         raise TooLargeError(f"blob {blob.digest} is {blob.size} bytes, the cap is {cap}")
     with source.open(blob) as file:
@@ -91,7 +89,7 @@ def _signature(
     try:
         image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
     except BundleError:
-        return None  # A signature that cannot be read vouches for nothing.
+        return None  # a signature that cannot be read proves nothing
     is_signature = image.artifact_type in oci.SIGNATURE_TYPES and len(image.layers) == 1
     fits = is_signature and image.subject is not None and image.subject.digest == subject.digest
     return image if fits else None

@@ -1,6 +1,6 @@
-"""From staging to the index: blobs, then manifest, then index.json, under the index lock.
+"""Publish a staged bundle: blobs, then manifests, then index.json, under the index lock.
 
-A writer killed at any instruction leaves the old index or the new one, and blobs that nobody names for prune.
+A writer killed at any instruction leaves the old index or the new one; prune removes blobs that no entry names.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coldstart.artifacts import oci
+from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.section import SECTION_TYPES
@@ -27,8 +28,12 @@ def publish(
     descriptor: oci.Descriptor,
     identity: Mapping[str, str],
     signatures: Sequence[bytes],
-) -> oci.Descriptor:
-    """The index entry of the bundle, new or already there. `identity` holds the NAME and KEY annotations."""
+) -> Bundle:
+    """Publish the bundle whose manifest is `descriptor`, together with signature documents about it.
+
+    `identity` holds the NAME and KEY annotations. A bundle that the index lists already keeps its version.
+    Raises NoSpaceError, ReadOnlyStoreError.
+    """
     signed = [_stage_signature(staging, descriptor, payload) for payload in signatures]
     with layout.exclusive():
         entries = layout.entries()
@@ -40,7 +45,12 @@ def publish(
         layout.write_index(
             [*entries, *(new for new in dict_by_digest([entry, *signed]) if new.digest not in have)]
         )
-    return entry
+    return listed_bundle(layout, entry)
+
+
+def listed_bundle(layout: OciLayout, entry: oci.Descriptor) -> Bundle:
+    """Return the bundle of an index entry; nothing is read."""
+    return Bundle(layout, entry, version_of(entry))
 
 
 def next_version(entries: Sequence[oci.Descriptor], name: str) -> int:
@@ -51,19 +61,19 @@ def next_version(entries: Sequence[oci.Descriptor], name: str) -> int:
 
 
 def version_of(entry: oci.Descriptor) -> int:
-    """The version in an index entry; 0 where another tool wrote the entry and left it out."""
+    """Return the version in an index entry; 0 if another tool wrote the entry without one."""
     text = entry.annotations.get(oci.VERSION, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def tag(name: str, key: str, version: int) -> str:
-    """The ref name that OCI clients see, such as llama2-7b-3fa9c2e11b22-v1: [A-Za-z0-9._-], at most 128."""
+    """Return the ref name that OCI clients see, such as llama2-7b-3fa9c2e11b22-v1: [A-Za-z0-9._-], at most 128."""
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:96]
     return f"{slug}-{key.removeprefix('sha256:')[:12]}-v{version}"
 
 
 def dict_by_digest(entries: Sequence[oci.Descriptor]) -> list[oci.Descriptor]:
-    """The entries in order, each digest once."""
+    """Return the entries in order, each digest once."""
     return list({entry.digest: entry for entry in entries}.values())
 
 
@@ -89,14 +99,14 @@ def _stage_signature(staging: Staging, subject: oci.Descriptor, payload: bytes) 
 
 
 def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:
-    """The blobs of sections that hold the memory of a process are readable by their owner alone, wherever they came from."""
+    """Make the blobs of sections that hold the memory of a process readable by their owner alone."""
     if (staged := staging.blobs.get(descriptor.digest)) is None:
         return
     memory = {kind.name for kind in SECTION_TYPES.values() if kind.memory}
     try:
         layers = oci.parse_manifest(staged.read_bytes()).layers
     except BundleError:
-        return  # whoever reads it will say what is wrong; it names no section
+        return  # a reader reports the error; without a manifest no section is known
     for layer in layers:
         # Read from the media type, of whatever version: application/vnd.coldstart.section.NAME.vN...
         if (

@@ -1,14 +1,12 @@
 """A section that is not executable holds no code: no pickle, no compiled object, no program source.
 
-Nothing here is a sandbox. coldstart never unpickles a section; this keeps other tools from being handed a
-pickle.
+This module is no sandbox. coldstart never unpickles a section; the check protects other tools that read the tree.
 """
 
 from __future__ import annotations
 
 import pickletools
 import re
-from pathlib import PurePosixPath
 
 from coldstart.artifacts.errors import CodeFoundError, PickleFoundError
 
@@ -22,8 +20,9 @@ _CALLS = frozenset({"GLOBAL", "INST", "OBJ", "STACK_GLOBAL", "REDUCE"})
 
 
 def check_plain(name: str, head: bytes) -> None:
-    """Judge a member by its name and its first bytes. Raises PickleFoundError or CodeFoundError."""
-    suffixes = {suffix.lower() for suffix in PurePosixPath(name).suffixes}
+    """Check a member by its name and its first bytes. Raises PickleFoundError or CodeFoundError."""
+    base = name.rpartition("/")[2].lstrip(".").lower()
+    suffixes = {f".{part}" for part in base.split(".")[1:]}
     if suffixes & _PICKLE_NAMES or _looks_pickled(head):
         raise PickleFoundError(f"{name} is a pickle, or a container of pickles")
     if suffixes & _CODE_NAMES or head.startswith(_CODE_MAGIC):
@@ -32,7 +31,9 @@ def check_plain(name: str, head: bytes) -> None:
 
 def _looks_pickled(head: bytes) -> bool:
     # torch.save writes a zip archive around a pickle; no tokenizer file is a zip archive.
-    return bool(head.startswith(_ZIP_MAGIC) or _BINARY_PICKLE.match(head) or _is_text_pickle(head))
+    return bool(head) and bool(
+        head.startswith(_ZIP_MAGIC) or _BINARY_PICKLE.match(head) or _is_text_pickle(head)
+    )
 
 
 def _is_text_pickle(head: bytes) -> bool:

@@ -22,4 +22,6 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
         raise AmbiguousReferenceError(
             f"{directory.name} holds bundles of several keys", hint="choose one: DIR@sha256:..."
         )
-    return store.receive(LayoutSource(other), max(matches, key=lambda bundle: bundle.version).descriptor)
+    return store.receive(
+        LayoutSource(other.layout), max(matches, key=lambda bundle: bundle.version).descriptor
+    )

@@ -8,25 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import BinaryIO, Protocol, cast
 
-from coldstart.artifacts import canonical, oci, pack
+from coldstart.artifacts import canonical, commit, oci, pack
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import DraftClosedError, SectionUnsupportedError, TooLargeError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import MEMBERS, UNPACKED, Manifest, Provenance, SectionEntry, parse
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType, blob_mode
 from coldstart.artifacts.staging import HashingFile, Staging
 
-if TYPE_CHECKING:
-    from coldstart.artifacts.store import Store
-
 
 class Signer(Protocol):
-    """Whoever vouches for a bundle: makes the signature document over a manifest's digest.
+    """A signer of bundles: it makes the signature document over a manifest's digest.
 
-    With a method `attest` of the same form also one in sigstore's, which others can verify.
+    A signer with a method `attest` of the same form also makes a sigstore bundle, which other tools can verify.
     """
 
     def sign(self, digest: str) -> bytes: ...
@@ -39,9 +37,9 @@ def _signatures(signer: Signer, digest: str) -> list[bytes]:
 
 @dataclass
 class Draft:
-    """Made by Store.begin. Leaving the `with` block without publish() leaves nothing behind."""
+    """A bundle that Store.begin opens. Leaving the `with` block without publish() leaves nothing behind."""
 
-    store: Store
+    layout: OciLayout
     key: Key
     staging: Staging
     sections: dict[str, SectionEntry] = field(default_factory=dict)
@@ -90,7 +88,7 @@ class Draft:
         return self._enter(declared, file, dict(annotations or {}) | counted)
 
     def keep(self, bundle: Bundle, name: str) -> SectionEntry:
-        """Take over a section of an earlier bundle unchanged.
+        """Copy a section of an earlier bundle unchanged.
 
         Raises DigestMismatchError, SectionMissingError, NoSpaceError.
         """
@@ -104,7 +102,7 @@ class Draft:
         return entry
 
     def publish(self, provenance: Provenance, *, signer: Signer | None = None) -> Bundle:
-        """Make the bundle visible as the key's next version, durable and whole; signed in the same step.
+        """Publish the bundle as the key's next version, durable and complete; the signature is part of the same step.
 
         Raises DraftClosedError, NoSpaceError, ReadOnlyStoreError, TooLargeError, InvalidManifestError.
         """
@@ -113,13 +111,13 @@ class Draft:
             self.key, tuple(self.sections[name] for name in sorted(self.sections)), provenance
         )
         image = manifest.image()
-        parse(manifest.config(), image)  # What no reader would accept must not be published.
+        parse(manifest.config(), image)  # A bundle that no reader accepts must not be published.
         self.staging.put(manifest.config(), oci.CONFIG_TYPE)
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
         signatures = _signatures(signer, descriptor.digest) if signer else []
         self.closed = True
         identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
-        return self.store.commit(self.staging, descriptor, identity, signatures)
+        return commit.publish(self.layout, self.staging, descriptor, identity, signatures)
 
     def _enter(
         self, declared: SectionType, file: HashingFile, annotations: Mapping[str, str]

@@ -229,6 +229,14 @@ class InvalidSignatureError(BundleError):
     default_hint = "sign the bundle again, or materialize here: coldstart materialize MODEL"
 
 
+class InvalidNameError(BundleError):
+    """The name of a key holds other characters than letters, digits, `.`, `_` and `-`, or more than 64."""
+
+    code = "CS-NAME"
+    exit_code = ERROR
+    default_hint = "name it with letters, digits, '.', '_' and '-': --name build-host"
+
+
 class AmbiguousReferenceError(BundleError):
     """A reference names several bundles."""
 
@@ -242,7 +250,7 @@ class InvalidReferenceError(BundleError):
 
     code = "CS-REFERENCE"
     exit_code = ERROR
-    default_hint = "write NAME, NAME:vN, NAME@sha256:... or a digest prefix of 6 or more hex digits"
+    default_hint = "write NAME, NAME:vN, NAME@sha256:... or a digest prefix of 12 or more hex digits"
 
 
 class NoSpaceError(BundleError, OSError):

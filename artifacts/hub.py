@@ -29,7 +29,9 @@ from coldstart.artifacts.files import write_atomic
 if TYPE_CHECKING:
     from coldstart.artifacts.store import Store
 
-_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?")
+_TAG = r"(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127})"
+_REFERENCE = re.compile(rf"(?P<repo>[\w.-]+/[\w.-]+)(:{_TAG})?")
+_LISTED = re.compile(rf"{_TAG}/{re.escape(oci.LAYOUT_FILE)}")
 _DENIED = frozenset({401, 403})
 
 
@@ -46,9 +48,12 @@ class Hub(Protocol):
 
 
 def push(bundle: Bundle, reference: str, hub: Hub | None = None) -> str:
-    """Upload to ORG/REPO[:TAG]; the full reference. Raises RemoteDeniedError, RemoteFailedError, InvalidReferenceError."""
+    """Upload to ORG/REPO[:TAG] and return the full reference.
+
+    Raises RemoteDeniedError, RemoteFailedError, InvalidReferenceError.
+    """
     repo, tag = _parse(reference)
-    tag = tag or bundle.descriptor.annotations.get(oci.REF_NAME, f"v{bundle.version}")
+    tag = tag or _own_tag(bundle, repo)
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
         _lay_out(bundle, Path(scratch))
         try:
@@ -87,14 +92,23 @@ def _lay_out(bundle: Bundle, directory: Path) -> None:
     (directory / "blobs" / "sha256").mkdir(parents=True)
     with named_os_errors("preparing the upload"):
         for blob, owner in content.values():
-            stored = blob_path(owner.store.root.absolute(), blob.digest)
+            stored = blob_path(owner.layout.root.absolute(), blob.digest)
             blob_path(directory, blob.digest).symlink_to(stored)
         write_atomic(directory / oci.INDEX_FILE, oci.index_document(entries))
         write_atomic(directory / oci.LAYOUT_FILE, oci.LAYOUT)
 
 
+def _own_tag(bundle: Bundle, repo: str) -> str:
+    tag = bundle.descriptor.annotations.get(oci.REF_NAME, f"v{bundle.version}")
+    if not re.fullmatch(_TAG, tag):
+        raise InvalidReferenceError(
+            f"the ref name {tag[:200]!r} of {bundle.name} is not a tag", hint=f"name one: hf://{repo}:TAG"
+        )
+    return tag
+
+
 def _only_tag(listed: Sequence[str], repo: str) -> str:
-    tags = sorted({name.split("/")[0] for name in listed if name.endswith(f"/{oci.LAYOUT_FILE}")})
+    tags = sorted({matched["tag"] for name in listed if (matched := _LISTED.fullmatch(name))})
     if len(tags) != 1:
         hint = f"name one: {', '.join(f'{repo}:{tag}' for tag in tags[:8])}" if tags else None
         raise MissingBlobError(f"{repo} holds {len(tags)} bundles", hint=hint)

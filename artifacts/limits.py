@@ -29,8 +29,11 @@ class Limits:
     tree_members: int = 200_000
     tree_ratio: int = 1000
     ratio_floor: int = 16 * MiB
+    tree_names: int = 8 * MiB
     path: int = 4096
+    path_depth: int = 64
     pax_header: int = 16 * KiB
+    pax_records: int = 64
     json_depth: int = 64
     key_fields: int = 512
     text: int = 4096

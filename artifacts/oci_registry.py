@@ -7,7 +7,7 @@ sha256-<hex>.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 from urllib.parse import urljoin, urlsplit
@@ -43,7 +43,7 @@ class Repository:
     session: RegistrySession
 
     def url(self, kind: str, what: str) -> str:
-        """An address below this repository."""
+        """Return an address below this repository."""
         return f"{self.session.base(self.host)}/v2/{self.name}/{kind}/{what}"
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
@@ -60,7 +60,7 @@ class Repository:
         return body
 
     def resolve(self) -> oci.Descriptor:
-        """The manifest that tag or digest names.
+        """Return the manifest that tag or digest names.
 
         Raises MissingBlobError, RemoteDeniedError, RemoteFailedError, TooLargeError.
         """
@@ -79,17 +79,16 @@ class Repository:
         return descriptor
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Payloads of the signatures that refer to `subject`."""
+        """Return the payloads of the signatures that refer to `subject`."""
         return payloads(self, self._referrers(subject.digest), subject, MAX_SIGNATURES)
 
     def push(self, bundle: Bundle) -> oci.Descriptor:
         """Upload what is missing: blobs, then the manifest under its tag, then signatures."""
-        root = bundle.store
-        source = LayoutSource(root)
+        source = LayoutSource(bundle.layout)
         for blob in bundle.image.blobs:
             self._upload(source, blob)
         self.put(bundle.image_bytes())
-        entries = root.layout.entries()
+        entries = bundle.layout.entries()
         for entry, image in signed_by(source, entries, bundle.descriptor):
             for blob in image.blobs:
                 self._upload(source, blob)
@@ -98,16 +97,16 @@ class Repository:
 
     def _upload(self, source: LayoutSource, blob: oci.Descriptor) -> None:
         if not self._has(blob):
-            with blobs.open_verified(source.store.root, blob.digest, blob.size) as file:
+            with blobs.open_verified(source.layout.root, blob.digest, blob.size) as file:
                 self._send(blob, file)
 
     def upload(self, blob: oci.Descriptor, file: Readable) -> None:
-        """A blob that is in no store, where the registry has it not. Raises RemoteDeniedError, RemoteFailedError."""
+        """Upload a blob that is in no store, unless the registry has it. Raises RemoteDeniedError, RemoteFailedError."""
         if not self._has(blob):
             self._send(blob, file)
 
     def put(self, manifest: bytes) -> None:
-        """A manifest under the reference. Raises RemoteDeniedError, RemoteFailedError."""
+        """Upload a manifest under the reference. Raises RemoteDeniedError, RemoteFailedError."""
         self._put(self.reference or "latest", manifest)
 
     def _has(self, blob: oci.Descriptor) -> bool:
@@ -116,11 +115,10 @@ class Repository:
 
     def _send(self, blob: oci.Descriptor, file: Readable) -> None:
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size)}
-        body = _Upload(file, blob.size)
-        _expect(self.session.ask("PUT", self._place(blob), headers=headers, body=body), 201).close()
+        _expect(self.session.ask("PUT", self._place(blob), headers=headers, body=file), 201).close()
 
     def _place(self, blob: oci.Descriptor) -> str:
-        """Where the registry wants the blob: on itself, or anywhere with TLS (it gets the bytes anyway, no login)."""
+        """Return the upload address: on the registry itself, or anywhere with TLS (it receives the blob, but no login)."""
         with self.session.ask("POST", self.url("blobs", "uploads/")) as answer:
             _expect(answer, 202)
             place = urljoin(answer.url, answer.headers.get("Location", ""))
@@ -133,7 +131,7 @@ class Repository:
         return f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
 
     def _put(self, reference: str, data: bytes, media_type: str = oci.MANIFEST_TYPE) -> str:
-        """The digest of the subject that the registry has understood, "" if none."""
+        """Upload a manifest and return the digest of the subject that the registry recognized, "" if none."""
         headers = {"Content-Type": media_type}
         with self.session.ask("PUT", self.url("manifests", reference), headers=headers, body=data) as answer:
             return _expect(answer, 201).headers.get("OCI-Subject", "")
@@ -178,24 +176,6 @@ class _Body:
 
     def __exit__(self, *error: object) -> None:
         self.answer.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Upload:
-    """A body of known length, which HTTP clients otherwise send chunked; registries want Content-Length."""
-
-    file: Readable
-    size: int
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __iter__(self) -> Iterator[bytes]:
-        while data := self.read(1 << 20):
-            yield data
-
-    def read(self, size: int = -1) -> bytes:
-        return self.file.read(size) or b""
 
 
 def repository(reference: str, bounds: Bounds | None = None) -> Repository:

@@ -16,8 +16,8 @@ from typing import BinaryIO
 import zstandard
 from coldstart.artifacts import tar
 from coldstart.artifacts.content import HEAD, check_plain
-from coldstart.artifacts.errors import InvalidTreeError, TooLargeError, UnsafeLinkError, UnsafeMemberError
-from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.errors import InvalidTreeError, UnsafeLinkError, UnsafeMemberError
+from coldstart.artifacts.member_names import MemberNames, check_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,16 @@ def pack(
 ) -> Packed:
     """Write `directory` to `sink`. With `follow_symlinks`, links to files are stored as the files they name.
 
-    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, PickleFoundError, CodeFoundError, TooLargeError,
-    InvalidTreeError (a file
-    changed).
+    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, PickleFoundError, CodeFoundError, Bomb (too many members or
+    too long names),
+    InvalidTreeError (a file changed).
     """
     compressor = zstandard.ZstdCompressor(level=level, threads=threads, write_checksum=False)
     with compressor.stream_writer(sink, closefd=False) as writer:
-        counter, members = _Counter(writer), 0
+        counter, names, members = _Counter(writer), MemberNames(), 0
         for path, member in _walk(directory, follow_symlinks):
             members += 1
-            if members > LIMITS.tree_members:
-                raise TooLargeError(f"{directory.name} has more than {LIMITS.tree_members} members")
+            names.add(member.name, is_directory=member.is_directory)
             counter.write(tar.header(member))
             if not member.is_directory:
                 _write_file(path, member, counter, plain=not executable)
@@ -70,18 +69,19 @@ def pack(
 def _walk(directory: Path, follow: bool) -> Iterator[tuple[Path, tar.Member]]:
     if not directory.is_dir():
         raise InvalidTreeError(f"{directory.name} is not a directory", hint="give an existing directory")
-    entries = sorted(_entries(directory, follow), key=lambda path: path.relative_to(directory).as_posix())
-    for path in entries:
-        name = path.relative_to(directory).as_posix()
-        tar.check_name(name)
+    for name in sorted(_names(directory, "")):
+        path = directory / name
         yield path, _member(path, name, follow)
 
 
-def _entries(directory: Path, follow: bool) -> Iterator[Path]:
+def _names(directory: Path, above: str) -> Iterator[str]:
+    """Yield the name of each entry, relative to the packed directory; `above` is that of `directory` and a slash."""
     for entry in os.scandir(directory):
-        yield Path(entry.path)
+        name = above + entry.name
+        check_name(name)
+        yield name
         if entry.is_dir(follow_symlinks=False):
-            yield from _entries(Path(entry.path), follow)
+            yield from _names(Path(entry.path), f"{name}/")
 
 
 def _member(path: Path, name: str, follow: bool) -> tar.Member:

@@ -1,17 +1,19 @@
-"""Remove old versions and whatever nothing refers to.
+"""Remove old versions and files that nothing refers to.
 
-The index shrinks first, so no listed bundle loses a blob.
+The order lets a full disk be pruned: files that no index entry refers to, then the index, then the rest. Only where there
+is still no space for the index do bundles that it is about to drop lose their sections before it is written.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.artifacts import blobs, oci
-from coldstart.artifacts.errors import BundleError, named_os_errors
+from coldstart.artifacts.errors import BundleError, NoSpaceError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.staging import abandoned
@@ -19,9 +21,9 @@ from coldstart.artifacts.staging import abandoned
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What went.
+    """Removed bundles, number of removed files, and the bytes that they held.
 
-    Bundles, files, and the bytes they held; `note` says why blobs were left alone, if they were.
+    `note` is the reason why blobs were retained, if they were.
     """
 
     removed: tuple[oci.Descriptor, ...]
@@ -30,10 +32,24 @@ class Pruned:
     note: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Garbage:
+    """`unreferenced`: no index entry refers to them; `documents`, `sections`: only entries that are dropped do."""
+
+    unreferenced: list[Path]
+    documents: list[Path] = field(default_factory=list)
+    sections: list[Path] = field(default_factory=list)
+    note: str | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        return [*self.unreferenced, *self.documents, *self.sections]
+
+
 def prune(
     layout: OciLayout, doomed: Callable[[Sequence[oci.Descriptor]], set[str]], *, dry_run: bool
 ) -> Pruned:
-    """Remove the entries whose digests `doomed` names, then collect the unreferenced."""
+    """Remove the entries whose digests `doomed` returns, and the files that nothing else refers to."""
     if not layout.exists:
         return Pruned((), 0, 0)
     layout.create()
@@ -41,14 +57,26 @@ def prune(
         entries = layout.entries()
         gone = doomed(entries)
         kept = _with_live_subject(layout, [entry for entry in entries if entry.digest not in gone])
-        garbage, note = _garbage(layout, kept)
-        freed = sum(path.lstat().st_size for path in garbage if not path.is_dir())
+        left = {entry.digest for entry in kept}
+        dropped = [entry for entry in entries if entry.digest not in left]
+        garbage = _garbage(layout, kept, dropped)
+        freed = sum(path.lstat().st_size for path in garbage.paths if not path.is_dir())
         if not dry_run:
-            if kept != entries:
-                layout.write_index(kept)
-            _remove(garbage)
+            _collect(layout, garbage, kept if dropped else None)
         removed = tuple(entry for entry in entries if entry.digest in gone)
-        return Pruned(removed, len(garbage), freed, note)
+        return Pruned(removed, len(garbage.paths), freed, garbage.note)
+
+
+def _collect(layout: OciLayout, garbage: _Garbage, kept: list[oci.Descriptor] | None) -> None:
+    _remove(garbage.unreferenced)
+    if kept is not None:
+        try:
+            layout.write_index(kept)
+        except NoSpaceError:
+            # Manifests and configs stay: without them a prune after a kill could not tell what to drop.
+            _remove(garbage.sections)
+            layout.write_index(kept)
+    _remove([*garbage.documents, *garbage.sections])
 
 
 def _with_live_subject(layout: OciLayout, kept: list[oci.Descriptor]) -> list[oci.Descriptor]:
@@ -62,7 +90,7 @@ def _subject(layout: OciLayout, entry: oci.Descriptor) -> str | None:
     try:
         subject = _image(layout, entry).subject
     except BundleError:
-        return ""  # A signature that cannot be read vouches for nothing.
+        return ""  # a signature that cannot be read proves nothing
     return subject.digest if subject else ""
 
 
@@ -70,17 +98,43 @@ def _image(layout: OciLayout, entry: oci.Descriptor) -> oci.ImageManifest:
     return oci.parse_manifest(blobs.read(layout.root, entry.digest, entry.size, cap=LIMITS.manifest))
 
 
-def _garbage(layout: OciLayout, kept: list[oci.Descriptor]) -> tuple[list[Path], str | None]:
+def _garbage(layout: OciLayout, kept: list[oci.Descriptor], dropped: list[oci.Descriptor]) -> _Garbage:
     leftovers = [*abandoned(layout), *layout.root.glob(".*.partial"), *layout.blobs.glob(".*.partial")]
     if strange := layout.strange():
-        return leftovers, f"no blob was removed, because {strange} entries are of a newer release"
+        return _Garbage(
+            leftovers, note=f"no blob was removed, because {strange} entries are of a newer release"
+        )
     try:
         alive = {blob.digest for entry in kept for blob in (entry, *_image(layout, entry).blobs)}
     except BundleError as error:
         note = f"no blob was removed, because a manifest cannot be read: {error.message}"
-        return leftovers, note
-    names = {digest.removeprefix("sha256:") for digest in alive}
-    return leftovers + [path for path in sorted(layout.blobs.iterdir()) if path.name not in names], None
+        return _Garbage(leftovers, note=note)
+    found = sorted({*layout.blobs.iterdir()}.difference(leftovers))
+    dead = {path: f"sha256:{path.name}" for path in found if f"sha256:{path.name}" not in alive}
+    return _sorted_out(layout, leftovers, dead, dropped)
+
+
+def _sorted_out(
+    layout: OciLayout, leftovers: list[Path], dead: dict[Path, str], dropped: list[oci.Descriptor]
+) -> _Garbage:
+    documents, sections = _referred(layout, dropped)
+    return _Garbage(
+        leftovers + [path for path, digest in dead.items() if digest not in documents | sections],
+        [path for path, digest in dead.items() if digest in documents],
+        [path for path, digest in dead.items() if digest in sections - documents],
+    )
+
+
+def _referred(layout: OciLayout, entries: list[oci.Descriptor]) -> tuple[set[str], set[str]]:
+    """Return the blobs of manifests and configs of `entries`, and those of their layers, as digests."""
+    documents = {entry.digest for entry in entries}
+    sections: set[str] = set()
+    for entry in entries:
+        with suppress(BundleError):  # one that cannot be read is dropped all the same
+            image = _image(layout, entry)
+            documents.add(image.config.digest)
+            sections |= {layer.digest for layer in image.layers}
+    return documents, sections
 
 
 def _remove(garbage: list[Path]) -> None:

@@ -1,32 +1,28 @@
-"""Take a bundle over from a source: manifest, config and table are checked before the first section is
-fetched.
+"""Copy a bundle from a source. Manifest, config and section table are checked before a section is fetched.
 
-What the store already has is linked, not copied; what arrives is hashed as it streams; publishing is one
-step.
+Blobs that the layout already has are linked, others are hashed as they stream; publishing is one step.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 from uuid import uuid4
 
-from coldstart.artifacts import blobs, manifest, oci
+from coldstart.artifacts import blobs, commit, manifest, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import BundleSource, small
 from coldstart.artifacts.errors import DigestMismatchError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.section import blob_mode
 from coldstart.artifacts.staging import HashingFile, Staging, staging
 
-if TYPE_CHECKING:
-    from coldstart.artifacts.store import Store
 
+def receive(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
+    """Copy the bundle `descriptor` of `source` into `layout`, with its signatures and under the same digest.
 
-def receive(store: Store, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
-    """The bundle in `store`, with its signatures; the same digest as in the source.
-
-    Raises what parsing a manifest raises, DigestMismatchError, MissingBlobError, RemoteFailedError, NoSpaceError,
+    Raises the errors of parsing a manifest, DigestMismatchError, MissingBlobError, RemoteFailedError, NoSpaceError,
     ReadOnlyStoreError.
     """
     data = small(source, descriptor, LIMITS.manifest)
@@ -35,15 +31,15 @@ def receive(store: Store, source: BundleSource, descriptor: oci.Descriptor) -> B
     parsed = manifest.parse(config, image)
     if sum(layer.size for layer in image.layers) > LIMITS.bundle:
         raise TooLargeError(f"the bundle is larger than {LIMITS.bundle} bytes")
-    with staging(store.layout) as place:
+    with staging(layout) as place:
         for layer in image.blobs[1:]:
-            if not _link(store, place, layer):
+            if not _link(layout, place, layer):
                 fetch(place, source, layer)
         place.put(config, image.config.media_type)
         place.put(data, oci.MANIFEST_TYPE)
         bare = oci.Descriptor(oci.MANIFEST_TYPE, descriptor.digest, descriptor.size)
         identity = {oci.NAME: parsed.provenance.model_name, oci.KEY: parsed.key.digest}
-        return store.commit(place, bare, identity, source.signatures(bare))
+        return commit.publish(layout, place, bare, identity, source.signatures(bare))
 
 
 def fetch(place: Staging, source: BundleSource, blob: oci.Descriptor) -> None:
@@ -60,13 +56,13 @@ def _copy_exactly(file: BinaryIO, target: HashingFile, blob: oci.Descriptor) -> 
         raise DigestMismatchError(f"blob {blob.digest} of {blob.size} bytes arrived as {target.digest}")
 
 
-def _link(store: Store, place: Staging, blob: oci.Descriptor) -> bool:
+def _link(layout: OciLayout, place: Staging, blob: oci.Descriptor) -> bool:
     # The link keeps the bytes alive if prune runs before the commit.
-    if blobs.fault(store.root, blob.digest, blob.size):
+    if blobs.fault(layout.root, blob.digest, blob.size):
         return False
     path = place.directory / f"{uuid4().hex}.partial"
     try:
-        os.link(blobs.blob_path(store.root, blob.digest), path)
+        os.link(blobs.blob_path(layout.root, blob.digest), path)
     except OSError:
         return False  # Pruned meanwhile, or a file system without links: fetch it like any other.
     place.blobs[blob.digest] = path

@@ -11,6 +11,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import BundleSource, LayoutSource
 from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import InvalidReferenceError, NotALayoutError
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.store import Store
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
 
         return HUB + hub.push(bundle, address.removeprefix(HUB))
     target = Store(_directory(address))
-    return f"{target.root}@{target.receive(LayoutSource(bundle.store), bundle.descriptor).digest}"
+    return f"{target.root}@{target.receive(LayoutSource(bundle.layout), bundle.descriptor).digest}"
 
 
 def push_image(bundle: Bundle, address: str, *, memory: bool = False) -> str:
@@ -88,7 +89,7 @@ def source(address: str) -> BundleSource:
         return ArchiveSource(path)
     if not (path / oci.LAYOUT_FILE).exists():
         raise NotALayoutError(f"{path.name} is not an image layout or archive")
-    return LayoutSource(Store(path))
+    return LayoutSource(OciLayout(path))
 
 
 def _directory(address: str) -> Path:

@@ -1,6 +1,6 @@
-"""Mend a bundle blob by blob.
+"""Repair a bundle blob by blob.
 
-A bad blob is fetched again, of a large one only the bad 16 MiB chunks; the rest stays.
+A damaged blob is fetched again; of a large one only the damaged 16 MiB chunks are.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, oci, ranges
+from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import BundleSource
 from coldstart.artifacts.errors import (
     BundleError,
@@ -21,20 +21,17 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.manifest import SectionEntry
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.receive import fetch
 from coldstart.artifacts.section import blob_mode
 from coldstart.artifacts.staging import Staging, staging
 
-if TYPE_CHECKING:
-    from coldstart.artifacts.bundle import Bundle
-    from coldstart.artifacts.store import Store
-
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The outcome for one bad blob.
+    """Outcome for one damaged blob.
 
-    `fetched` bytes came from elsewhere; not `mended` means `subject` is unusable.
+    `fetched` bytes were copied from a source. If it is not `mended`, `subject` cannot be used.
     """
 
     subject: str
@@ -44,17 +41,17 @@ class Repair:
     reason: str
 
 
-def repair(store: Store, bundle: Bundle, sources: Sequence[BundleSource]) -> list[Repair]:
-    """One outcome per bad blob, none for a sound bundle. Raises ReadOnlyStoreError, NoSpaceError.
+def repair(layout: OciLayout, bundle: Bundle, sources: Sequence[BundleSource]) -> list[Repair]:
+    """Repair each damaged blob and return one outcome for each. Raises ReadOnlyStoreError, NoSpaceError.
 
-    If the manifest or config cannot be mended the sections are unknown, and the list ends there.
+    If the manifest or config cannot be repaired, the sections are unknown and the list ends there.
     """
     outcomes: list[Repair] = []
     for subject, blob, entry in _parts(bundle):
-        fault = blobs.fault(store.root, blob.digest, blob.size)
+        fault = blobs.fault(layout.root, blob.digest, blob.size)
         if fault is None:
             continue
-        outcome = _mend(store, sources, subject, blob, entry, fault)
+        outcome = _mend(layout, sources, subject, blob, entry, fault)
         outcomes.append(outcome)
         if entry is None and not outcome.mended:
             break
@@ -69,7 +66,7 @@ def _parts(bundle: Bundle) -> Iterator[tuple[str, oci.Descriptor, SectionEntry |
 
 
 def _mend(
-    store: Store,
+    layout: OciLayout,
     sources: Sequence[BundleSource],
     subject: str,
     blob: oci.Descriptor,
@@ -79,31 +76,31 @@ def _mend(
     reasons = [fault.message]
     for source in sources:
         try:
-            return Repair(subject, blob.digest, True, _from(store, source, blob, entry), "mended")
+            return Repair(subject, blob.digest, True, _from(layout, source, blob, entry), "mended")
         except (MissingBlobError, DigestMismatchError, RemoteFailedError) as error:
             reasons.append(str(error))
     return Repair(subject, blob.digest, False, 0, "; ".join(reasons))
 
 
-def _from(store: Store, source: BundleSource, blob: oci.Descriptor, entry: SectionEntry | None) -> int:
-    with staging(store.layout) as place:
+def _from(layout: OciLayout, source: BundleSource, blob: oci.Descriptor, entry: SectionEntry | None) -> int:
+    with staging(layout) as place:
         fetched = blob.size
-        if entry is None or not entry.chunks or not blobs.blob_path(store.root, blob.digest).is_file():
+        if entry is None or not entry.chunks or not blobs.blob_path(layout.root, blob.digest).is_file():
             fetch(place, source, blob)
         else:
-            fetched = _patch(store, place, source, blob, entry)
-        with store.layout.exclusive(), named_os_errors("repairing"):
-            store.layout.place(place.blobs.items())
+            fetched = _patch(layout, place, source, blob, entry)
+        with layout.exclusive(), named_os_errors("repairing"):
+            layout.place(place.blobs.items())
     return fetched
 
 
 def _patch(
-    store: Store, place: Staging, source: BundleSource, blob: oci.Descriptor, entry: SectionEntry
+    layout: OciLayout, place: Staging, source: BundleSource, blob: oci.Descriptor, entry: SectionEntry
 ) -> int:
     fetched = 0
     mode = blob_mode(blob.media_type)
     with (
-        blobs.open_unverified(store.root, blob.digest) as file,
+        blobs.open_unverified(layout.root, blob.digest) as file,
         place.file(cap=blob.size, mode=mode) as target,
     ):
         for number, data in ranges.pieces(file, entry):

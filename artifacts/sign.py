@@ -1,14 +1,14 @@
-"""Who vouches for a bundle's code: ed25519 over the digest of the image manifest, which names every other
-byte.
+"""Signatures of bundles: ed25519 over the digest of the image manifest, which names every other byte.
 
 signed message = "coldstart-signature-v1\n" + manifest digest. A bundle is trusted when one of its signatures
-verifies under a public key in the trust directory. The host key is made on first use and trusted on its own
+verifies under a public key in the trust directory. The host key is created on first use and trusted on its own
 machine.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,7 +16,8 @@ from pathlib import Path
 
 from coldstart.artifacts import canonical, fields, files, sigstore
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.artifacts.errors import BundleError, InvalidSignatureError, named_os_errors
+from coldstart.artifacts.bundle_source import LayoutSource
+from coldstart.artifacts.errors import BundleError, InvalidNameError, InvalidSignatureError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from cryptography.exceptions import InvalidSignature as CryptographyMismatch
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -24,13 +25,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 ALGORITHM = "ed25519"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _CONTEXT = b"coldstart-signature-v1\n"
 _PEM = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """A private key that signs what this machine makes."""
+    """The private key that signs the bundles of this machine."""
 
     private: Ed25519PrivateKey
 
@@ -40,7 +42,7 @@ class HostKey:
         return fingerprint(self.private.public_key())
 
     def sign(self, digest: str) -> bytes:
-        """The canonical signature document over a manifest's digest."""
+        """Return the canonical signature document over a manifest's digest."""
         raw = _raw(self.private.public_key())
         signature = self.private.sign(_message(digest))
         return canonical.dumps(
@@ -48,17 +50,17 @@ class HostKey:
         )
 
     def attest(self, digest: str) -> bytes:
-        """The same as a sigstore bundle, which cosign and others verify with `public_pem`."""
+        """Return a sigstore bundle over the digest, which cosign and other tools verify with `public_pem`."""
         return sigstore.make(digest, self.private.public_key(), self.private.sign)
 
 
 def fingerprint(public: Ed25519PublicKey) -> str:
-    """ed25519:<first 32 hex digits of the sha256 of the raw public key>."""
+    """Return ed25519:<first 32 hex digits of the sha256 of the raw public key>."""
     return f"{ALGORITHM}:{sha256(_raw(public)).hexdigest()[:32]}"
 
 
 def host_key(state_dir: Path) -> HostKey:
-    """The key in `state_dir`, made on first use and entered in `trust_dir(state_dir)`.
+    """Return the key in `state_dir`, created on first use and added to `trust_dir(state_dir)`.
 
     Raises InvalidSignatureError for a key file that others can read or that is no ed25519 key; ReadOnlyStoreError,
     NoSpaceError.
@@ -73,17 +75,22 @@ def host_key(state_dir: Path) -> HostKey:
 
 
 def trust_dir(state_dir: Path) -> Path:
-    """Where the public keys that this user trusts lie."""
+    """Return the directory of the public keys that this user trusts."""
     return state_dir / "trust"
 
 
 def public_pem(state_dir: Path) -> bytes:
-    """The host's public key, to give to others who are to trust this host's bundles."""
+    """Return the host's public key, which other hosts add in order to trust this host's bundles."""
     return _public_pem(host_key(state_dir))
 
 
 def trust(directory: Path, pem: bytes, *, name: str) -> Path:
-    """Enter a public key (PEM) in the trust directory. Raises InvalidSignatureError, ReadOnlyStoreError, NoSpaceError."""
+    """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub.
+
+    Raises InvalidNameError for a name that is no plain file name, InvalidSignatureError, ReadOnlyStoreError, NoSpaceError.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidNameError(f"a key cannot be called {name[:200]!r}")
     mark = fingerprint(_load_public(pem, name)).removeprefix(f"{ALGORITHM}:")
     path = directory / f"{name}-{mark}.pub"
     with named_os_errors("trusting a key"):
@@ -103,17 +110,18 @@ class TrustStore:
     directory: Path
 
     def __call__(self, bundle: Bundle) -> TrustResult:
-        """Whether a trusted key signed `bundle`.
+        """Return whether a trusted key signed `bundle`.
 
-        Never raises for bad signatures: the reason says what is wrong.
+        A bad signature raises no error: the result has the reason.
         """
         results = self.each(bundle)
         return next((one for one in results if one.ok), results[0] if results else _UNSIGNED)
 
     def each(self, bundle: Bundle) -> list[TrustResult]:
-        """The verdict on every signature about `bundle`."""
+        """Return the result for every signature about `bundle`."""
         keys = {fingerprint(key): key for key in self._keys()}
-        return [_judge(payload, bundle.digest, keys) for payload in bundle.store.signatures(bundle)]
+        signatures = LayoutSource(bundle.layout).signatures(bundle.descriptor)
+        return [_judge(payload, bundle.digest, keys) for payload in signatures]
 
     def _keys(self) -> Iterator[Ed25519PublicKey]:
         for path in sorted(self.directory.glob("*.pub")):
@@ -121,7 +129,7 @@ class TrustStore:
 
 
 def trusted(bundle: Bundle, directory: Path) -> TrustResult:
-    """Whether a key in `directory` signed `bundle`.
+    """Return whether a key in `directory` signed `bundle`.
 
     Raises InvalidSignatureError for a malformed key file there.
     """

@@ -128,7 +128,8 @@ def abandoned(layout: OciLayout) -> list[Path]:
 
 
 def _is_dead(directory: Path) -> bool:
-    if not directory.is_dir():
+    # A writer creates its lock together with the directory, under the index lock: without a lock it is dead.
+    if not (directory / _LOCK).is_file():
         return True
     handle = files.try_lock(directory / _LOCK)
     if handle is None:

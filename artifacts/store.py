@@ -7,17 +7,18 @@ are pruned.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from coldstart.artifacts import commit, files, oci, selection
+from coldstart.artifacts import files, oci, selection
 from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.commit import listed_bundle
 from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.staging import Staging, staging
+from coldstart.artifacts.staging import staging
 
 if TYPE_CHECKING:
     # What only writers need is imported where it is used: readers start servers, and their time is counted.
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
     Repairs = list[Repair]
 Bundles = list[Bundle]
 Mismatches = list[Mismatch]
-_HEX = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
+_HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
+_PREFIX = re.compile(r"sha256:[0-9a-f]{12,64}")
 _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
 
 class BundleNotFoundError(BundleError):
-    """No bundle has the wanted key or reference, or none that is trusted.
+    """No bundle, or no trusted one, has the wanted key or reference.
 
-    `nearest` is the closest one of the same model, `untrusted` the newest of the wanted key; None where there is none.
+    `nearest` is the closest bundle of the same model, `untrusted` the newest of the wanted key; None if there is none.
     """
 
     exit_code = NO_BUNDLE
@@ -53,7 +55,7 @@ class BundleNotFoundError(BundleError):
 
 
 class Store:
-    """Opens nothing and creates nothing until it is asked to."""
+    """A directory of bundles. Nothing is opened or created before a method needs it."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
@@ -61,14 +63,14 @@ class Store:
 
     @contextmanager
     def begin(self, key: Key) -> Iterator[Draft]:
-        """A draft for `key`.
+        """Open a draft for `key`.
 
-        What is not published when the block ends is gone. Raises ReadOnlyStoreError, NoSpaceError.
+        A draft that is not published when the block ends is discarded. Raises ReadOnlyStoreError, NoSpaceError.
         """
         from coldstart.artifacts.draft import Draft
 
         with staging(self.layout) as place:
-            draft = Draft(self, key, place)
+            draft = Draft(self.layout, key, place)
             try:
                 yield draft
             finally:
@@ -76,8 +78,7 @@ class Store:
 
     @contextmanager
     def lock(self, key: Key) -> Iterator[None]:
-        """Wait for and hold the key's lock, so that of several processes one makes the bundle and the rest
-        find it.
+        """Hold the lock of the key: one of several processes builds the bundle, and the others wait and find it.
 
         publish() does not need it. Raises ReadOnlyStoreError.
         """
@@ -86,16 +87,19 @@ class Store:
             yield
 
     def list(self) -> Bundles:
-        """Every bundle in order of publication, without opening any manifest that the index describes."""
-        return [self._bundle(entry) for entry in self.layout.entries() if self._is_bundle(entry)]
+        """Return every bundle in order of publication, without opening a manifest that the index describes."""
+        return [
+            listed_bundle(self.layout, entry) for entry in self.layout.entries() if self._is_bundle(entry)
+        ]
 
     def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
-        """The newest version for `key` that `trust` accepts (None: whoever signed it) and this release can read.
+        """Return the newest version for `key` that `trust` accepts (None: every signer) and this release can read.
 
-        Raises BundleNotFoundError, and what Bundle.manifest raises where no version can be read. `name` also counts
-        a bundle as of the same model.
+        With `name`, bundles of that name also count as the same model. Raises BundleNotFoundError, and the error of
+        Bundle.manifest
+        if no version can be read.
         """
-        candidates = [bundle for bundle in self.list() if _says(bundle)[1] == key.digest]
+        candidates = [bundle for bundle in self.list() if _identity(bundle)[1] == key.digest]
         if not candidates:
             raise BundleNotFoundError(f"no bundle for key {key.short}", self._nearest(key, name, trust))
         best = selection.best_first(candidates, trust)[0]
@@ -107,11 +111,10 @@ class Store:
         return best.bundle
 
     def get(self, ref: str, *, trust: Trust | None = None) -> Bundle:
-        """The bundle for NAME (of one key), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
+        """Return the bundle for NAME (of one key), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
 
-        Of several versions the best: one that `trust` accepts before one that it does not. Raises BundleNotFoundError,
-        AmbiguousReferenceError,
-        or InvalidReferenceError.
+        A digest prefix has at least 12 hex digits. Of several versions the best: one that `trust` accepts before one that
+        it does not. Raises BundleNotFoundError, AmbiguousReferenceError, or InvalidReferenceError.
         """
         bundles = self.list()
         matches = self._matching(ref, bundles)
@@ -125,25 +128,6 @@ class Store:
             else _several(ref, matches)
         )
 
-    def signatures(self, bundle: Bundle) -> Sequence[bytes]:
-        """Signature documents about `bundle`, unverified; sign.trusted judges them."""
-        from coldstart.artifacts.bundle_source import LayoutSource
-
-        return LayoutSource(self).signatures(bundle.descriptor)
-
-    def commit(
-        self,
-        place: Staging,
-        descriptor: oci.Descriptor,
-        identity: Mapping[str, str],
-        signatures: Sequence[bytes] = (),
-    ) -> Bundle:
-        """Publish what is staged.
-
-        Used by Draft and by imports. `identity` holds the NAME and KEY annotations.
-        """
-        return self._bundle(commit.publish(self.layout, place, descriptor, identity, signatures))
-
     def prune(
         self,
         keep: int | None = 1,
@@ -152,64 +136,65 @@ class Store:
         dry_run: bool = False,
         trust: Trust | None = None,
     ) -> Pruned:
-        """Keep the best `keep` versions of each key (None: all), less `drop`; collect what nothing refers to.
+        """Keep the best `keep` versions of each key (None: all) except `drop`; remove files that nothing refers to.
 
-        What `trust` accepts is better than any that it does not. Raises ReadOnlyStoreError.
+        A bundle that `trust` accepts is better than any that it does not. Raises ReadOnlyStoreError.
         """
         from coldstart.artifacts import prune
 
         def doomed(entries: Sequence[oci.Descriptor]) -> set[str]:
-            known = [self._bundle(entry) for entry in entries if self._is_bundle(entry)]
+            known = [listed_bundle(self.layout, entry) for entry in entries if self._is_bundle(entry)]
             old = set() if keep is None else selection.superseded(known, keep, trust)
             return old | {bundle.digest for bundle in drop}
 
         return prune.prune(self.layout, doomed, dry_run=dry_run)
 
     def repair(self, bundle: Bundle, sources: Sequence[BundleSource]) -> Repairs:
-        """Fetch each bad blob, or only its bad chunks, from the first source that has it.
+        """Fetch each damaged blob, or only its damaged chunks, from the first source that has it.
 
-        Good ones stay untouched.
+        Sound blobs are not changed.
         """
         from coldstart.artifacts import repair
 
-        return repair.repair(self, bundle, sources)
+        return repair.repair(self.layout, bundle, sources)
 
     def receive(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
-        """Take a bundle over from another store, an archive, a registry or the hub."""
+        """Copy a bundle from another store, an archive, a registry or the hub."""
         from coldstart.artifacts.receive import receive
 
-        return receive(self, source, descriptor)
-
-    def _bundle(self, entry: oci.Descriptor) -> Bundle:
-        return Bundle(self, entry, commit.version_of(entry))
+        return receive(self.layout, source, descriptor)
 
     def _is_bundle(self, entry: oci.Descriptor) -> bool:
         if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
             return entry.artifact_type == oci.BUNDLE_TYPE
         try:
             # Some clients copy a manifest and leave its artifact type and annotations out of the index.
-            return self._bundle(entry).image.artifact_type == oci.BUNDLE_TYPE
+            return listed_bundle(self.layout, entry).image.artifact_type == oci.BUNDLE_TYPE
         except BundleError:
-            return False  # Nothing says that this is one of ours.
+            return False  # A manifest that cannot be read is not known to be a bundle.
 
     def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
         if "@" in ref:
             name, _, digest = ref.partition("@")
-            return [
-                b for b in bundles if _says(b)[0] == name and b.digest.startswith(digest) and len(digest) > 12
-            ]
+            if not _PREFIX.fullmatch(digest):
+                raise InvalidReferenceError(f"{ref!r} does not end with sha256: and at least 12 hex digits")
+            return [b for b in bundles if _identity(b)[0] == name and b.digest.startswith(digest)]
         if named := _by_name(ref, bundles):
             return named
         if matched := _HEX.fullmatch(ref):
             prefix = f"sha256:{matched[1]}"
-            return [b for b in bundles if b.digest.startswith(prefix) or _says(b)[1].startswith(prefix)]
+            return [b for b in bundles if b.digest.startswith(prefix) or _identity(b)[1].startswith(prefix)]
         if not ref or not ref.isprintable():
             raise InvalidReferenceError(f"{ref!r} is not a reference")
         return []
 
     def _newest_wins(self, ref: str, matches: Sequence[Bundle]) -> bool:
-        by_name = all(_says(bundle)[0] == ref for bundle in matches)
-        return (by_name or _HEX.fullmatch(ref) is not None) and len({_says(b)[1] for b in matches}) == 1
+        identities = [_identity(bundle) for bundle in matches]
+        if len({key for _, key in identities}) > 1:
+            return False
+        prefix = _HEX.fullmatch(ref)
+        by_key = prefix is not None and identities[0][1].startswith(f"sha256:{prefix[1]}")
+        return by_key or all(name == ref for name, _ in identities)
 
     def _nearest(self, key: Key, name: str | None, trust: Trust | None) -> tuple[Bundle, Mismatches] | None:
         same = (b for b in self._readable() if _same_model(key, name, b) and b.key_digest != key.digest)
@@ -221,12 +206,12 @@ class Store:
             try:
                 _ = bundle.manifest
             except BundleError:
-                continue  # A damaged bundle is nobody's neighbour; validate reports it.
+                continue  # validate reports a damaged bundle
             yield bundle
 
 
-def _says(bundle: Bundle) -> tuple[str, str]:
-    """Name and key digest; empty where neither the index nor a manifest that can be read says them."""
+def _identity(bundle: Bundle) -> tuple[str, str]:
+    """Return name and key digest; empty strings if neither the index nor a readable manifest has them."""
     try:
         return bundle.name, bundle.key_digest
     except BundleError:
@@ -234,10 +219,12 @@ def _says(bundle: Bundle) -> tuple[str, str]:
 
 
 def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
-    if named := [b for b in bundles if ref in (_says(b)[0], b.descriptor.annotations.get(oci.REF_NAME))]:
+    if named := [b for b in bundles if ref in (_identity(b)[0], b.descriptor.annotations.get(oci.REF_NAME))]:
         return named
     if matched := _VERSIONED.fullmatch(ref):
-        return [b for b in bundles if _says(b)[0] == matched["name"] and b.version == int(matched["version"])]
+        return [
+            b for b in bundles if _identity(b)[0] == matched["name"] and b.version == int(matched["version"])
+        ]
     return []
 
 
@@ -252,7 +239,7 @@ def _choice(bundle: Bundle) -> str:
         recorded = " ".join(bundle.manifest.provenance.arguments) or "no arguments"
     except BundleError as error:
         recorded = error.message
-    return f"{_says(bundle)[0] or '?'}:v{bundle.version}  {_says(bundle)[0]}@{bundle.digest[:19]}  {recorded}"
+    return f"{_identity(bundle)[0] or '?'}:v{bundle.version}  {_identity(bundle)[0]}@{bundle.digest[:19]}  {recorded}"
 
 
 def _same_model(key: Key, name: str | None, bundle: Bundle) -> bool:

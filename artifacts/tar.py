@@ -10,22 +10,23 @@ import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from coldstart.artifacts.errors import (
     ArchiveBombError,
-    DuplicateMemberError,
     InvalidTreeError,
     UnsafeLinkError,
     UnsafeMemberError,
-    UnsafePathError,
 )
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.member_names import MemberNames, check_name
 
 BLOCK = tarfile.BLOCKSIZE
 END = b"\0" * (2 * BLOCK)
 _LINKS = frozenset({tarfile.LNKTYPE, tarfile.SYMTYPE})
+_USTAR = frozenset(
+    {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, *_LINKS}
+)  # kinds whose names have a prefix
 
 
 class Readable(Protocol):
@@ -84,9 +85,9 @@ class Body:
 
     def skip(self) -> None:
         """Move to the next header."""
-        while self.read(1 << 20):
-            pass
-        if exactly(self._stream, self._pad).strip(b"\0"):
+        while self._left:
+            self.read(1 << 20)
+        if self._pad and exactly(self._stream, self._pad).strip(b"\0"):
             raise InvalidTreeError("the padding of a tar member is not zero")
 
 
@@ -96,12 +97,10 @@ def members(stream: Readable, *, cap: int = LIMITS.tree_members) -> Iterator[tup
     Raises InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, or ArchiveBombError
     past `cap` members.
     """
-    seen: dict[str, bool] = {}
-    while (info := _next(stream)) is not None:
-        member = _checked(info)
-        _unique(seen, member)
-        if len(seen) > cap:
-            raise ArchiveBombError(f"more than {cap} members")
+    names = MemberNames(cap)
+    while (found := _next(stream)) is not None:
+        member = _checked(found[0])
+        names.add(member.name, is_directory=member.is_directory, header_bytes=found[1])
         body = Body(stream, member.size)
         yield member, body
         body.skip()
@@ -119,29 +118,56 @@ def exactly(stream: Readable, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _next(stream: Readable) -> tarfile.TarInfo | None:
-    pax: dict[str, str] = {}
-    while True:
-        block = exactly(stream, BLOCK)
-        if not block.strip(b"\0"):
-            _end(stream)
-            return None
-        info = _parse(block)
-        if info.type != tarfile.XHDTYPE:
-            return _apply(info, pax)
-        if pax:
-            raise InvalidTreeError("two pax headers before one member")
-        pax = _pax(stream, info.size)
+class _Header(NamedTuple):
+    name: str
+    size: int
+    kind: bytes
+    executable: bool
 
 
-def _parse(block: bytes) -> tarfile.TarInfo:
+def _next(stream: Readable) -> tuple[_Header, int] | None:
+    """Return the next member's header and the size of its pax header; None at the end."""
+    block = exactly(stream, BLOCK)
+    if not block.strip(b"\0"):
+        _end(stream)
+        return None
+    header = _parse(block)
+    if header.kind != tarfile.XHDTYPE:
+        return header, 0
+    pax = _pax(stream, header.size)
+    member = _parse(exactly(stream, BLOCK))
+    if member.kind == tarfile.XHDTYPE:
+        raise InvalidTreeError("two pax headers before one member")
+    return _apply(member, pax), header.size
+
+
+def _parse(block: bytes) -> _Header:
+    """Parse a ustar header: of its fields only name, size, type, mode and checksum count."""
+    if _number(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * ord(" "):
+        raise InvalidTreeError("a tar header has a wrong checksum")
+    kind, name, prefix = block[156:157], _text(block[:100]), _text(block[345:500])
+    if prefix and kind in _USTAR:
+        name = f"{prefix}/{name}"
+    if kind == tarfile.AREGTYPE and name.endswith("/"):
+        kind = tarfile.DIRTYPE
+    return _Header(name, _number(block[124:136]), kind, bool(_number(block[100:108]) & 0o100))
+
+
+def _text(field: bytes) -> str:
     try:
-        info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-    except (tarfile.TarError, ValueError) as error:
-        raise InvalidTreeError(f"malformed tar header: {error}") from error
-    if info.size < 0:
-        raise InvalidTreeError("a tar member has a negative size")
-    return info
+        return field.partition(b"\0")[0].decode()
+    except UnicodeDecodeError as error:
+        raise InvalidTreeError("a name in a tar header is not UTF-8") from error
+
+
+def _number(field: bytes) -> int:
+    """Parse an octal field, or one in base 256, which GNU tar writes for large sizes."""
+    if field[0] == 0x80 and not any(field[1:-7]):
+        return int.from_bytes(field[-7:], "big")
+    digits = field.partition(b"\0")[0].strip()
+    if digits.strip(b"01234567"):
+        raise InvalidTreeError("a tar header has a field that is not a number")
+    return int(digits or b"0", 8)
 
 
 def _end(stream: Readable) -> None:
@@ -159,10 +185,12 @@ def _pax(stream: Readable, size: int) -> dict[str, str]:
     data = exactly(stream, size)
     exactly(stream, -size % BLOCK)
     records: dict[str, str] = {}
-    while data:
+    for _ in range(LIMITS.pax_records + 1):
+        if not data:
+            return records
         name, value, data = _record(data)
         records[name] = value
-    return records
+    raise ArchiveBombError(f"a pax header of more than {LIMITS.pax_records} records")
 
 
 def _record(data: bytes) -> tuple[str, str, bytes]:
@@ -184,46 +212,25 @@ def _record(data: bytes) -> tuple[str, str, bytes]:
         raise InvalidTreeError("a pax record is not UTF-8") from error
 
 
-def _apply(info: tarfile.TarInfo, pax: dict[str, str]) -> tarfile.TarInfo:
+def _apply(header: _Header, pax: dict[str, str]) -> _Header:
     if any(name.startswith("GNU.sparse") for name in pax):
-        raise UnsafeMemberError(f"{info.name!r} is a sparse file")
-    info.name = pax.get("path", info.name)
-    size = pax.get("size", str(info.size))
+        raise UnsafeMemberError(f"{header.name!r} is a sparse file")
+    name = pax.get("path", header.name)
+    size = pax.get("size", str(header.size))
     if not size.isdecimal() or not size.isascii() or len(size) > 18:
-        raise InvalidTreeError(f"{info.name!r} has the size {size!r}")
-    info.size = int(size)
-    return info
+        raise InvalidTreeError(f"{name[:200]!r} has the size {size!r}")
+    return header._replace(name=name, size=int(size))
 
 
-def _checked(info: tarfile.TarInfo) -> Member:
-    if info.type in _LINKS:
-        raise UnsafeLinkError(f"{info.name!r} is a link")
-    if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-        raise UnsafeMemberError(f"{info.name!r} is of the special type {info.type!r}")
-    is_directory = info.type == tarfile.DIRTYPE
-    name = info.name.removesuffix("/") if is_directory else info.name
+def _checked(header: _Header) -> Member:
+    if header.kind in _LINKS:
+        raise UnsafeLinkError(f"{header.name[:200]!r} is a link")
+    if header.kind not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
+        raise UnsafeMemberError(f"{header.name[:200]!r} is of the special type {header.kind!r}")
+    is_directory = header.kind == tarfile.DIRTYPE
+    name = header.name.removesuffix("/") if is_directory else header.name
     check_name(name)
-    return Member(name, 0 if is_directory else info.size, is_directory, bool(info.mode & 0o100))
-
-
-def check_name(name: str) -> None:
-    """Raises UnsafePathError unless `name` is relative, plain and portable."""
-    parts = name.split("/")
-    if not name or len(name) > LIMITS.path or name.startswith("/") or not {"", ".", ".."}.isdisjoint(parts):
-        raise UnsafePathError(f"{name[:200]!r} is not a plain relative path")
-    if not name.isprintable() or "\\" in name or ":" in parts[0][1:2]:
-        raise UnsafePathError(f"{name[:200]!r} has characters that no portable path has")
-    if max(len(part.encode("utf-8", "surrogatepass")) for part in parts) > 255:
-        raise UnsafePathError(f"{name[:200]!r} has a component of more than 255 bytes")
-
-
-def _unique(seen: dict[str, bool], member: Member) -> None:
-    if member.name in seen:
-        raise DuplicateMemberError(f"{member.name!r} appears twice")
-    for parent in PurePosixPath(member.name).parents:
-        if seen.get(str(parent)) is False:
-            raise UnsafePathError(f"{member.name!r} lies below a file")
-    seen[member.name] = member.is_directory
+    return Member(name, 0 if is_directory else header.size, is_directory, header.executable)
 
 
 def copy(source: Readable, target: BinaryIO) -> int:

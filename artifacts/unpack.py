@@ -1,15 +1,17 @@
 """Unpack a tree section within a budget known beforehand: min(cap, declared size, ratio x compressed size).
 
-The directory appears whole or not at all, and only after the digest of the blob was checked.
+The directory appears complete or not at all, and only after the digest of the blob was checked.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 import zstandard
@@ -20,13 +22,17 @@ from coldstart.artifacts.errors import (
     ArchiveBombError,
     BundleError,
     DestinationExistsError,
+    DuplicateMemberError,
     InvalidTreeError,
+    UnsafePathError,
     named_os_errors,
 )
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import MEMBERS, UNPACKED, SectionEntry
 
 _WINDOW = 1 << 27
+_SAME_NAME = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
+_NO_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 
 
 class Budgeted:
@@ -50,19 +56,19 @@ class Budgeted:
 
 
 def budget(entry: SectionEntry) -> int:
-    """The most bytes that the section may unpack to."""
+    """Return the maximum number of bytes that the section may unpack to."""
     allowed = min(LIMITS.tree, max(LIMITS.ratio_floor, LIMITS.tree_ratio * entry.size))
     declared = entry.annotations.get(UNPACKED, "")
     return min(allowed, int(declared)) if _is_count(declared) else allowed
 
 
 def scan(reader: VerifiedReader, entry: SectionEntry, *, plain: bool) -> int:
-    """Read a tree through without writing; the number of members. Raises what `extract` raises."""
+    """Read a tree to its end without writing and return the number of members. Raises the errors of `extract`."""
     return _consume(reader, entry, plain=plain, target=None)
 
 
 def extract(reader: VerifiedReader, entry: SectionEntry, dest: Path, *, plain: bool) -> int:
-    """Unpack to the new directory `dest`; the number of members. `plain` refuses pickles and code.
+    """Unpack to the new directory `dest` and return the number of members. `plain` refuses pickles and code.
 
     Raises DestinationExistsError, DigestMismatchError, ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError,
     UnsafeMemberError,
@@ -111,30 +117,66 @@ def _consume(reader: VerifiedReader, entry: SectionEntry, *, plain: bool, target
 
 
 def _members(stream: Budgeted, *, plain: bool, target: Path | None) -> int:
-    count = 0
+    count, tree = 0, Tree(target) if target else None
     for member, body in tar.members(stream):
         count += 1
-        if target and member.is_directory:
-            (target / member.name).mkdir(parents=True, exist_ok=True)
-        elif not member.is_directory:
-            _file(member, body, plain=plain, target=target)
+        if not member.is_directory:
+            _file(member, body, plain=plain, tree=tree)
+        elif tree:
+            tree.make_directory(member.name)
     return count
 
 
-def _file(member: tar.Member, body: tar.Body, *, plain: bool, target: Path | None) -> None:
+def _file(member: tar.Member, body: tar.Body, *, plain: bool, tree: Tree | None) -> None:
     head = body.read(HEAD)
     while len(head) < HEAD and (more := body.read(HEAD - len(head))):
         head += more
     if plain:
         check_plain(member.name, head)
-    if not target:
-        return
-    path = target / member.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755 if member.executable else 0o644)
-    with os.fdopen(handle, "wb", buffering=0) as file:
-        file.write(head)
-        tar.copy(body, file)
+    if tree:
+        with tree.create_file(member) as file:
+            file.write(head)
+            tar.copy(body, file)
+
+
+class Tree:
+    """A directory that members are extracted to; each directory is created once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+        self._directories = {""}
+
+    def make_directory(self, name: str) -> None:
+        """Create a directory and its missing parents. Raises DuplicateMemberError, UnsafePathError, OSError."""
+        if name in self._directories:
+            return
+        self.make_directory(name.rpartition("/")[0])
+        with _named_conflicts(name):
+            os.mkdir(f"{self._root}/{name}")  # noqa: PTH102 - a Path for each name costs more than the call
+        self._directories.add(name)
+
+    def create_file(self, member: tar.Member) -> BinaryIO:
+        """Create a file and its missing parents. Raises DuplicateMemberError, UnsafePathError, OSError."""
+        self.make_directory(member.name.rpartition("/")[0])
+        mode = 0o755 if member.executable else 0o644
+        with _named_conflicts(member.name):
+            handle = os.open(f"{self._root}/{member.name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        return os.fdopen(handle, "wb", buffering=0)
+
+
+@contextmanager
+def _named_conflicts(name: str) -> Iterator[None]:
+    """Raise named errors for names that this file system, unlike the format, does not keep apart or allow."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _SAME_NAME:
+            raise DuplicateMemberError(
+                f"{name[:200]!r} is another member's name on this file system"
+            ) from error
+        if error.errno in _NO_NAME:
+            raise UnsafePathError(f"{name[:200]!r} is no name here: {error.strerror}") from error
+        raise
 
 
 def _is_count(text: str) -> bool:

@@ -6,25 +6,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from coldstart.artifacts import blobs, canonical, unpack
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import SectionEntry, supported
+from coldstart.artifacts.manifest import Manifest, SectionEntry, supported
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.section import SECTION_TYPES
-
-if TYPE_CHECKING:
-    from coldstart.artifacts.bundle import Bundle
 
 Level = Literal["manifest", "checksum"]
 Severity = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("manifest", "checksum")
 
 
+class BundleContent(Protocol):
+    """The parts of a bundle that a check reads."""
+
+    @property
+    def layout(self) -> OciLayout:
+        """The layout that holds the blobs."""
+        ...
+
+    @property
+    def manifest(self) -> Manifest:
+        """Key, provenance and section table. Raises BundleError for a document that breaks the format."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found: `code` is stable; `subject` is the section or document it is about."""
+    """One finding: `code` is stable; `subject` is the section or document that it concerns."""
 
     code: str
     severity: Severity
@@ -33,13 +45,13 @@ class Finding:
     subject: str
 
 
-def check(bundle: Bundle, level: Level) -> list[Finding]:
-    """Findings at `level`, which includes the levels before it."""
+def check(bundle: BundleContent, level: Level) -> list[Finding]:
+    """Return the findings at `level`, which includes the levels before it."""
     return check_manifest(bundle) if level == "manifest" else check_checksum(bundle)
 
 
-def check_manifest(bundle: Bundle) -> list[Finding]:
-    """Index entry, image manifest, config, key, section table and provenance; no section is opened."""
+def check_manifest(bundle: BundleContent) -> list[Finding]:
+    """Check index entry, image manifest, config, key, section table and provenance; open no section."""
     try:
         manifest = bundle.manifest
     except BundleError as error:
@@ -54,18 +66,18 @@ def check_manifest(bundle: Bundle) -> list[Finding]:
     return findings
 
 
-def check_checksum(bundle: Bundle) -> list[Finding]:
-    """`check_manifest`, the digest of each blob, and a walk through each tree and JSON section."""
+def check_checksum(bundle: BundleContent) -> list[Finding]:
+    """Run `check_manifest`, verify the digest of each blob, and read each tree and JSON section."""
     findings = check_manifest(bundle)
     if any(finding.subject == "manifest" for finding in findings):
         return findings
     return findings + [item for entry in bundle.manifest.sections for item in _section(bundle, entry)]
 
 
-def _section(bundle: Bundle, entry: SectionEntry) -> list[Finding]:
+def _section(bundle: BundleContent, entry: SectionEntry) -> list[Finding]:
     try:
         if not supported(entry) or SECTION_TYPES[entry.type].encoding == "raw":
-            fault = blobs.fault(bundle.store.root, entry.digest, entry.size)
+            fault = blobs.fault(bundle.layout.root, entry.digest, entry.size)
             return [_finding(fault, entry.type)] if fault else []
         _open(bundle, entry)
     except BundleError as error:
@@ -73,13 +85,13 @@ def _section(bundle: Bundle, entry: SectionEntry) -> list[Finding]:
     return []
 
 
-def _open(bundle: Bundle, entry: SectionEntry) -> None:
+def _open(bundle: BundleContent, entry: SectionEntry) -> None:
     declared = SECTION_TYPES[entry.type]
-    with bundle.open_blob(entry.type) as reader:
+    with blobs.open_verified(bundle.layout.root, entry.digest, entry.size) as reader:
         if declared.encoding == "tar.zst":
             unpack.scan(reader, entry, plain=not declared.executable)
             return
-    data = blobs.read(bundle.store.root, entry.digest, entry.size, cap=LIMITS.json_section)
+    data = blobs.read(bundle.layout.root, entry.digest, entry.size, cap=LIMITS.json_section)
     canonical.loads(data, cap=LIMITS.json_section, what=f"section {entry.type}")
 
 

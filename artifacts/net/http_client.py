@@ -1,7 +1,6 @@
-"""The one HTTP client: urllib3's connections and proxies under our rules of secrets, redirects, bytes and time.
+"""The one HTTP client: urllib3's connections and proxies, with rules for secrets, redirects, sizes and time.
 
-A secret is sent to the origin that it belongs to and to nobody else; an answer is read in the caller's memory, no more than
-the caller asks for, and no slower than `Bounds` allow.
+A secret is sent only to its own origin. A response is read in bounded parts, and no slower than `Bounds` allow.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ _SLICE = 1 << 20
 
 
 class RemoteUnreachableError(Exception):
-    """No answer, a broken one, or too slow a one: it may be better next time."""
+    """The response is missing, broken or too slow; a later request may succeed."""
 
 
 class SlowServerError(RemoteUnreachableError):
-    """It answers, and slower than the floor: asking again at once will not help."""
+    """The response is slower than the floor; repeating the request at once does not help."""
 
 
 class ForbiddenError(Exception):
-    """The answer asks for what is never done: secrets in the open, a redirect without end or off TLS."""
+    """The response requires something that is never done: a secret without TLS, endless redirects, a redirect off TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class _TlsSocket(_Paced, ssl.SSLSocket):
 
 
 class _Exchange:
-    """What a connection does around an answer's head."""
+    """A connection mixin: its sockets are paced, from the response's status line on."""
 
     bounds = Bounds()
     sock: Any
@@ -114,7 +113,7 @@ def _pools(bounds: Bounds) -> dict[str, Any]:
 
 
 def tls_context(environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
-    """Trust what SSL_CERT_FILE or SSL_CERT_DIR name, else REQUESTS_CA_BUNDLE (CURL_CA_BUNDLE), else system, else certifi."""
+    """Return a context that trusts SSL_CERT_FILE or SSL_CERT_DIR, else REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, system, certifi."""
     context = create_urllib3_context()
     context.sslsocket_class = _TlsSocket
     named = environment.get("REQUESTS_CA_BUNDLE") or environment.get("CURL_CA_BUNDLE")
@@ -133,11 +132,10 @@ def tls_context(environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
 
 
 class Answer:
-    """One response, to be closed. Its body is read as it is asked for."""
+    """One response, to be closed. Its body is streamed."""
 
     def __init__(self, response: Any, url: str, redirected: bool) -> None:
         self._response = response
-        self._raw = response._fp if isinstance(response._fp, http.client.HTTPResponse) else None
         self._pace: Pace = response.pace
         self.url, self.redirected = url, redirected
         self.status: int = response.status
@@ -145,26 +143,23 @@ class Answer:
         self.headers: Mapping[str, str] = response.headers
 
     def readinto(self, buffer: memoryview) -> int:
-        """Up to a MiB into the caller's memory; 0 at the end. Raises RemoteUnreachableError."""
-        buffer = buffer[:_SLICE]
+        """Read what has arrived, up to a MiB, into `buffer`; 0 at the end. Raises RemoteUnreachableError."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read(self, size: int) -> bytes:
+        """Return what has arrived, up to `size` bytes and a MiB; b"" at the end. Raises RemoteUnreachableError."""
         try:
-            # urllib3's own readinto reads into memory of its own and copies.
-            got: int = (
-                self._raw.readinto(buffer) if self._raw is not None else self._response.readinto(buffer)
-            )
+            data: bytes = self._response.read1(min(size, _SLICE))
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
             self.close()
             raise failed(error) from error
-        self._pace.delivered(got)
-        return got
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes, at most a MiB; b"" at the end. Raises RemoteUnreachableError."""
-        buffer = bytearray(min(size, _SLICE))
-        return bytes(memoryview(buffer)[: self.readinto(memoryview(buffer))])
+        self._pace.delivered(len(data))
+        return data
 
     def up_to(self, cap: int) -> bytes:
-        """The body, or the first `cap` bytes of it; closed afterwards. Raises RemoteUnreachableError."""
+        """Read the body, or its first `cap` bytes, and close the response. Raises RemoteUnreachableError."""
         parts: list[bytes] = []
         with self:
             while cap > 0 and (part := self.read(cap)):
@@ -174,7 +169,7 @@ class Answer:
 
     def close(self) -> None:
         """Keep the connection if the body was read to its end, else drop it."""
-        if self._raw is not None and self._raw.isclosed():
+        if self._response.closed:
             self._response.release_conn()
         else:
             self._response.close()
@@ -187,7 +182,7 @@ class Answer:
 
 
 class HttpClient:
-    """Keeps connections; for one thread. Proxies are those of the environment, none for this machine itself."""
+    """An HTTP client for one thread, with pools of connections. Proxies come from the environment, except for loopback."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
         self._bounds = bounds or from_environment()
@@ -203,7 +198,7 @@ class HttpClient:
         body: object = None,
         redirects: bool = True,
     ) -> Answer:
-        """One request; a GET or HEAD follows redirects, of which the last answer is given.
+        """Send one request and return the last response; a GET or HEAD follows redirects.
 
         Raises RemoteUnreachableError, Forbidden.
         """
@@ -246,7 +241,7 @@ class HttpClient:
         try:
             return manager.urlopen(method, url, **given)
         except urllib3.exceptions.ProtocolError as error:
-            # A server may have closed a connection that was kept; what changes nothing is asked once more.
+            # A server may have closed a kept connection; a request without a body is safe to repeat.
             if body is not None or not isinstance(error.args[-1], http.client.RemoteDisconnected):
                 raise
             return manager.urlopen(method, url, **given)
@@ -260,7 +255,7 @@ class HttpClient:
 
 
 def redirected(url: str, location: str) -> str:
-    """Where an answer from `url` sends its reader. Raises Forbidden off http(s) and off TLS."""
+    """Return the address that a response from `url` redirects to. Raises Forbidden off http(s) and off TLS."""
     try:
         target = urljoin(url, location)
         before, after = parse_origin(url), parse_origin(target)
@@ -272,7 +267,7 @@ def redirected(url: str, location: str) -> str:
 
 
 def failed(error: BaseException) -> RemoteUnreachableError:
-    """What went wrong, in one line without the address, which may hold a secret."""
+    """Return the error as one line without the address, which may hold a secret."""
     slow = next((cause for cause in _chain(error) if isinstance(cause, TooSlowError)), None)
     return SlowServerError(str(slow)) if slow else RemoteUnreachableError(_reason(error))
 

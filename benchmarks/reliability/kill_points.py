@@ -74,7 +74,7 @@ class World:
             return draft.publish(MADE, signer=sign.host_key(paths.state_dir()))
 
     def pull(self) -> Bundle:
-        return self.store.receive(LayoutSource(self.other), self.theirs.descriptor)
+        return self.store.receive(LayoutSource(self.other.layout), self.theirs.descriptor)
 
     def prune(self) -> object:
         return self.store.prune(keep=1, trust=inspection.trust)
@@ -84,7 +84,7 @@ class World:
         return unpacked.unpacked(bundle, "compile", self.root / "unpacked", inspection.trust)
 
     def repair(self) -> object:
-        self.store.repair(self.first, [LayoutSource(self.other)])
+        self.store.repair(self.first, [LayoutSource(self.other.layout)])
         return self.first.verify("checksum")
 
     operations = ("publish", "pull", "prune", "unpack", "repair")
@@ -100,7 +100,7 @@ class World:
             shutil.rmtree(self.root / "unpacked", ignore_errors=True)
         if operation == "repair":
             self.first = self.store.get("org/tiny", trust=inspection.trust)
-            self.other.receive(LayoutSource(self.store), self.first.descriptor)
+            self.other.receive(LayoutSource(self.store.layout), self.first.descriptor)
             path = blob_path(self.store.root, self.first.entry("compile").digest)
             path.write_bytes(b"?" + path.read_bytes()[1:])
 

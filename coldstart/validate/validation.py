@@ -62,7 +62,7 @@ def _one(
     sources = [remote.source(address) for address in request.repair_from]
     notes = checks.repair(store, bundle, sources)
     # Bytes that were read before the repair may be damaged: open the bundle again.
-    fresh = Bundle(store, bundle.descriptor, bundle.version)
+    fresh = Bundle(store.layout, bundle.descriptor, bundle.version)
     return checks.prepend_notes(validation.run(fresh), notes)
 
 

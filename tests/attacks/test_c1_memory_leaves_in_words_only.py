@@ -34,7 +34,7 @@ def _frozen(store: Store, scratch: Path) -> Bundle:
 
 
 def _mode(bundle: Bundle, section: str) -> int:
-    return stat.S_IMODE(blob_path(bundle.store.root, bundle.entry(section).digest).stat().st_mode)
+    return stat.S_IMODE(blob_path(bundle.layout.root, bundle.entry(section).digest).stat().st_mode)
 
 
 def test_c1_memory_is_for_its_owner(store: Store, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def bundle(tmp_path: Path) -> Bundle:
 
 
 def validate(bundle: Bundle, *arguments: str, word: str = bundles.NAME) -> int:
-    cache = bundle.store.root.parent
+    cache = bundle.layout.root.parent
     with pytest.raises(SystemExit) as ended:
         cli.main(["validate", word, "--cache-dir", str(cache), *arguments])
     assert isinstance(ended.value.code, int)
@@ -32,7 +32,7 @@ def validate(bundle: Bundle, *arguments: str, word: str = bundles.NAME) -> int:
 
 
 def damage(bundle: Bundle) -> None:
-    path = blobs.blob_path(bundle.store.root, bundle.entry("kv").digest)
+    path = blobs.blob_path(bundle.layout.root, bundle.entry("kv").digest)
     path.chmod(0o600)
     path.write_bytes(bytes(len(path.read_bytes())))
 
@@ -100,9 +100,9 @@ def test_trouble_has_its_own_codes(bundle: Bundle, tmp_path: Path) -> None:
 def test_a_model_with_arguments_is_looked_up_by_its_key(
     bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = resolution.resolve("tiny-llama", cache=Cache.at(bundle.store.root.parent))
+    model = resolution.resolve("tiny-llama", cache=Cache.at(bundle.layout.root.parent))
     wanted = keys.compose(model, Arguments(["--seed", "7"]))
-    made = bundles.publish(bundle.store, tmp_path / "scratch", wanted)
+    made = bundles.publish(Store(bundle.layout.root), tmp_path / "scratch", wanted)
     assert validate(bundle, "--", "--seed", "7", word="tiny-llama") == 0
     assert capsys.readouterr().out == f"{made.ref}: valid at level checksum\n"
     assert validate(bundle, "--", "--dtype", "float32", word="tiny-llama") == 3
@@ -112,7 +112,7 @@ def test_a_model_with_arguments_is_looked_up_by_its_key(
 def test_a_bundle_of_a_directory_says_how_its_model_is_named(
     bundle: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with bundle.store.begin(bundles.key(seed=3)) as draft:
+    with Store(bundle.layout.root).begin(bundles.key(seed=3)) as draft:
         draft.add_json("kv", bundles.KV)
         draft.publish(bundles.provenance("my-model"))
     assert validate(bundle, "--level", "replay", word="my-model") == 2
@@ -135,6 +135,6 @@ def test_it_needs_neither_torch_nor_vllm(bundle: Bundle) -> None:
         "finally: print(sorted({'torch', 'vllm', 'pandas'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code, "validate", bundles.NAME]
-    command += ["--cache-dir", str(bundle.store.root.parent)]
+    command += ["--cache-dir", str(bundle.layout.root.parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.endswith("valid at level checksum\n[]\n")

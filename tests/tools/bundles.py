@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import zstandard
-from coldstart.artifacts import oci
+from coldstart.artifacts import commit, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Signer
 from coldstart.artifacts.key import Key
@@ -89,7 +89,8 @@ def plant(store: Store, config: bytes, change: Callable[[bytes], bytes] = bytes)
         described = draft.staging.put(config, oci.CONFIG_TYPE)
         image = change(oci.ImageManifest(oci.BUNDLE_TYPE, described, ()).document())
         descriptor = draft.staging.put(image, oci.MANIFEST_TYPE)
-        return store.commit(draft.staging, descriptor, {oci.NAME: NAME, oci.KEY: key().digest})
+        identity = {oci.NAME: NAME, oci.KEY: key().digest}
+        return commit.publish(store.layout, draft.staging, descriptor, identity, ())
 
 
 def config(**changes: object) -> dict[str, object]:

@@ -31,7 +31,7 @@ GPU = "../benchmarks/gpu/verify.py"  # where there is none, nothing has ever run
 FETCHING = "unit/weights/prefetch/test_prefetch_fetching.py"
 THROUGH = {
     "coldstart.artifacts": {
-        "commit": STORE, "fields": "unit/artifacts/test_artifacts_documents.py",
+        "fields": "unit/artifacts/test_artifacts_documents.py",
         "net.origin": REGISTRY, "oci_layout": MOVING, "receive": MOVING, "repair": REGISTRY, "selection": STORE,
         "staging": STORE,
     },

@@ -10,17 +10,6 @@ from collections.abc import Iterable
 
 from tests.unit.test_architecture import IMPORTS, MODULES, Import, _circles, _imports
 
-# Cycles that still exist, by package; each is to be removed with its entry.
-ALLOWED = {
-    frozenset(f"{package}.{name}" for name in names.split())
-    for package, names in (
-        (
-            "coldstart.artifacts",
-            "bundle bundle_source draft receive repair selection store verify",
-        ),
-    )
-}
-
 
 def _package(module: str) -> str:
     return module.rpartition(".")[0]
@@ -36,11 +25,7 @@ def _cycles(imports: Iterable[Import]) -> set[frozenset[str]]:
 
 
 def test_modules_of_one_package_import_each_other_without_cycles() -> None:
-    assert sorted(map(sorted, _cycles(IMPORTS) - ALLOWED)) == []
-
-
-def test_every_allowed_cycle_still_exists() -> None:
-    assert sorted(map(sorted, ALLOWED - _cycles(IMPORTS))) == []
+    assert sorted(map(sorted, _cycles(IMPORTS))) == []
 
 
 def test_type_only_and_lazy_imports_close_a_cycle() -> None:

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import sign
+from coldstart.artifacts import files, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.artifacts.bundle_source import LayoutSource
@@ -152,7 +154,7 @@ def test_a_flipped_byte_in_any_blob_is_found_and_only_that_blob_is_mended(
 ) -> None:
     bundle = publish(store, tmp_path)
     backup = Store(tmp_path / "backup")
-    backup.receive(LayoutSource(store), bundle.descriptor)
+    backup.receive(LayoutSource(store.layout), bundle.descriptor)
     parts = {"manifest": bundle.digest, "config": bundle.image.config.digest}
     parts |= {entry.type: entry.digest for entry in bundle.manifest.sections}
     inodes = {name: blob_path(store.root, digest).stat().st_ino for name, digest in parts.items()}
@@ -165,7 +167,7 @@ def test_a_flipped_byte_in_any_blob_is_found_and_only_that_blob_is_mended(
             flip(path, position)
         flip(path, len(name))
         assert [(r.subject, r.mended) for r in store.repair(bundle, [])] == [(name, False)]
-        outcome = store.repair(store.list()[0], [LayoutSource(backup)])
+        outcome = store.repair(store.list()[0], [LayoutSource(backup.layout)])
         assert [(r.subject, r.mended) for r in outcome] == [(name, True)]
         assert store.list()[0].verify("checksum") == []
         others = {n: blob_path(store.root, d).stat().st_ino for n, d in parts.items() if n != name}
@@ -205,6 +207,62 @@ def test_a_full_disk_is_named_and_leaves_a_valid_store(small_disk: Path, tmp_pat
     assert caught.value.code == "CS-NOSPACE" and "prune" in caught.value.hint
     assert store.list() == [first] and first.verify() == []
     assert publish(store, tmp_path, run=2).version == 2
+
+
+def _fill(disk: Path) -> None:
+    """Take the last byte of the file system."""
+    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(1024))
+
+
+def _publish_noise(store: Store, scratch: Path, seed: int) -> Bundle:
+    tree = scratch / f"noise-{seed}"
+    tree.mkdir()
+    (tree / "noise").write_bytes(random.Random(seed).randbytes(200_000))
+    with store.begin(key()) as draft:
+        draft.add_tree("snapshot", tree, level=1)
+        return draft.publish(replace(provenance(), created=f"2026-01-0{seed}T00:00:00Z"))
+
+
+def test_prune_on_a_full_disk_removes_what_nothing_refers_to_first(small_disk: Path, tmp_path: Path) -> None:
+    store = Store(small_disk / "store")
+    old, new = (_publish_noise(store, tmp_path, seed) for seed in (1, 2))
+    garbage = blob_path(store.root, f"sha256:{'0' * 64}")
+    garbage.write_bytes(bytes(50_000))
+    _fill(small_disk)
+    pruned = store.prune(keep=1)
+    assert [entry.digest for entry in pruned.removed] == [old.digest] and pruned.freed > 250_000
+    assert not garbage.exists() and store.list() == [new] and new.verify("checksum") == []
+
+
+def test_prune_on_a_full_disk_without_garbage_frees_space(small_disk: Path, tmp_path: Path) -> None:
+    store = Store(small_disk / "store")
+    old, new = (_publish_noise(store, tmp_path, seed) for seed in (1, 2))
+    _fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "more").write_bytes(bytes(10_000))
+    assert store.prune(keep=1).freed > 200_000
+    assert store.list() == [new] and new.verify("checksum") == []
+    assert not blob_path(store.root, old.digest).exists()
+    (small_disk / "more").write_bytes(bytes(100_000))
+
+
+def test_prune_that_cannot_write_the_index_is_completed_by_the_next(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (_publish_noise(store, tmp_path, seed) for seed in (1, 2))
+
+    def full(path: Path, data: bytes) -> None:
+        raise NoSpaceError("no space left")
+
+    with monkeypatch.context() as patch, pytest.raises(NoSpaceError):
+        patch.setattr(files, "write_atomic", full)
+        store.prune(keep=1)
+    assert store.list() == [old, new] and new.verify("checksum") == []
+    assert [finding.code for finding in old.verify()] == ["CS-BLOB-MISSING"]
+    store.prune(keep=1)
+    assert store.list() == [new] and not blob_path(store.root, old.digest).exists()
 
 
 def test_extraction_onto_a_full_disk(small_disk: Path, store: Store, tmp_path: Path) -> None:
@@ -305,5 +363,5 @@ def test_a_bundle_pruned_under_a_reader_is_a_named_error(store: Store, tmp_path:
     store.prune(keep=1)
     with pytest.raises(BundleError) as caught:
         store_read = Store(store.root)
-        Bundle(store_read, old.descriptor, 1).json("kv")
+        Bundle(store_read.layout, old.descriptor, 1).json("kv")
     assert caught.value.code == "CS-BLOB-MISSING"

@@ -7,6 +7,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -170,6 +171,26 @@ def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path) -> None:
         hub.pull(store, "me/bundles", api)
     with pytest.raises(MissingBlobError):
         hub.pull(store, "me/bundles:absent", api)
+
+
+class Climbing(Folder):
+    """A hub whose file list names folders outside of the download."""
+
+    def list_repo_files(self, repo_id: str) -> Sequence[str]:
+        return ["../oci-layout", "*/oci-layout", "..", "a/b/oci-layout", ".hidden/oci-layout"]
+
+
+def test_a_hub_repository_cannot_name_a_folder_outside_of_the_download(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(MissingBlobError, match="0 bundles"):
+        hub.pull(store, "me/bundles", Climbing(tmp_path))
+
+
+def test_a_ref_name_that_is_no_tag_is_not_pushed(store: Store, tmp_path: Path) -> None:
+    bundle = _signed(store, tmp_path)
+    climbing = replace(bundle.descriptor, annotations={oci.REF_NAME: "../../x"})
+    with pytest.raises(InvalidReferenceError, match="not a tag"):
+        hub.push(replace(bundle, descriptor=climbing), "me/bundles", Folder(tmp_path / "hub"))
+    assert not (tmp_path / "hub").exists()
 
 
 def test_hub_errors_are_named(store: Store, tmp_path: Path) -> None:

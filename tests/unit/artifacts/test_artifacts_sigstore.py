@@ -21,8 +21,8 @@ def bundle(store: Store, tmp_path: Path) -> Bundle:
 
 
 def _attestation(bundle: Bundle) -> tuple[oci.ImageManifest, bytes]:
-    source = LayoutSource(bundle.store)
-    found = signed_by(source, bundle.store.layout.entries(), bundle.descriptor)
+    source = LayoutSource(bundle.layout)
+    found = signed_by(source, bundle.layout.entries(), bundle.descriptor)
     (image,) = [image for _, image in found if image.artifact_type == oci.SIGSTORE_TYPE]
     return image, small(source, image.layers[0], 1 << 14)
 

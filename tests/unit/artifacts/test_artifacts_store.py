@@ -67,7 +67,8 @@ def test_references(store: Store, tmp_path: Path) -> None:
     assert store.get(first.ref) == first
     assert store.get(f"{NAME}@{first.digest[:20]}") == first
     assert store.get(first.digest) == first
-    assert store.get(first.digest[7:15]) == first
+    assert store.get(first.digest[7:19]) == first
+    assert store.get(first.digest[:19]) == first
     assert store.get(key().short) == second
     assert store.get(first.descriptor.annotations[oci.REF_NAME]) == first
 
@@ -98,12 +99,38 @@ def test_a_name_with_several_keys_is_ambiguous_and_lists_the_choices(store: Stor
 
 
 @pytest.mark.parametrize(
-    "ref", ["org/other", f"{NAME}:v9", f"{NAME}@sha256:{'0' * 64}", "abcdef0123", f"{NAME}@"]
+    "ref", ["org/other", f"{NAME}:v9", f"{NAME}@sha256:{'0' * 64}", "abcdef0123", "abcdef012345"]
 )
 def test_unknown_reference(store: Store, tmp_path: Path, ref: str) -> None:
     publish(store, tmp_path)
     with pytest.raises(BundleNotFoundError):
         store.get(ref)
+
+
+@pytest.mark.parametrize("digits", [0, 6, 11])
+def test_a_digest_prefix_of_fewer_than_12_digits_names_no_bundle(
+    store: Store, tmp_path: Path, digits: int
+) -> None:
+    bundle = publish(store, tmp_path)
+    prefix = bundle.digest.removeprefix("sha256:")[:digits]
+    for ref in (f"{NAME}@", f"{NAME}@sha256:{prefix}", f"{NAME}@{bundle.digest}0"):
+        with pytest.raises(InvalidReferenceError, match="12 hex digits"):
+            store.get(ref)
+    for ref in (f"sha256:{prefix}", prefix or "0"):
+        with pytest.raises(BundleNotFoundError):
+            store.get(ref)
+
+
+def test_a_digest_prefix_of_several_bundles_is_ambiguous(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, tmp_path, run=1), publish(store, tmp_path, run=2)
+    common = f"sha256:{'ab' * 6}"
+    entries = [replace(entry, digest=f"{common}{n:052}") for n, entry in enumerate(store.layout.entries())]
+    monkeypatch.setattr(type(store.layout), "entries", lambda _: entries)
+    for ref in (common, f"{NAME}@{common}"):
+        with pytest.raises(AmbiguousReferenceError):
+            store.get(ref)
 
 
 def test_unprintable_reference(store: Store) -> None:

@@ -84,7 +84,7 @@ def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
 @pytest.mark.parametrize("section", ["kv", "modelinfo", "compile"])
 def test_a_damaged_section_is_a_reason(publish: Publish, model: ResolvedModel, section: str) -> None:
     bundle = publish(kv=KV, modelinfo={"canary": CANARY})
-    flip(blob_path(bundle.store.root, bundle.entry(section).digest), 3)
+    flip(blob_path(bundle.layout.root, bundle.entry(section).digest), 3)
     plan = made(bundle, model)
     assert list(reasons(plan)) == [section] and "[CS-DIGEST]" in reasons(plan)[section]
     if section == "compile":

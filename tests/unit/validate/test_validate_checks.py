@@ -19,7 +19,7 @@ FITS = {"hardware.name": "cpu", "runtime.vllm": "0.32"}
 
 
 def damage(bundle: Bundle, section: str) -> None:
-    path = blobs.blob_path(bundle.store.root, bundle.entry(section).digest)
+    path = blobs.blob_path(bundle.layout.root, bundle.entry(section).digest)
     path.chmod(0o600)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

@@ -32,7 +32,7 @@ class Made:
 
     @property
     def store(self) -> Store:
-        return self.bundle.store
+        return Store(self.bundle.layout.root)
 
 
 @pytest.fixture(scope="module")

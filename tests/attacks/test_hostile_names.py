@@ -1,0 +1,183 @@
+"""Names of tree members made to cost time or to collide: refused by name, within seconds of processor time.
+
+Each stream has 200,000 names. Its blob is small, since names that resemble each other compress well.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from time import process_time
+
+import pytest
+import zstandard
+from coldstart.artifacts import member_names, tar, unpack
+from coldstart.artifacts.errors import (
+    ArchiveBombError,
+    BundleError,
+    DuplicateMemberError,
+    UnsafeLinkError,
+    UnsafePathError,
+)
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.store import Store
+from tools.bundles import forge, key, member, tar_zst, write_tree
+
+COUNT = 200_000
+LIMIT_S = 5.0
+
+
+def _header(name: str) -> bytes:
+    return tar.header(tar.Member(name, 0))
+
+
+def _numbered(count: int) -> Iterator[bytes]:
+    """Yield headers of empty files named 0000000 and up; only the digits and the checksum differ."""
+    first = _header("0000000")
+    base = int(first[148:154], 8) - 7 * ord("0")
+    for number in range(count):
+        name = f"{number:07}".encode()
+        yield name + first[7:148] + f"{base + sum(name):06o}\0 ".encode() + first[156:]
+
+
+def _chains() -> Iterator[bytes]:
+    """Yield names at the depth limit, of which each implies directories of its own."""
+    return (_header("/".join([f"d{number}"] * LIMITS.path_depth)) for number in range(COUNT // 50))
+
+
+def _siblings() -> Iterator[bytes]:
+    """Yield long names that share 63 directories."""
+    above = "/".join(["d" * 60] * (LIMITS.path_depth - 1))
+    return (_header(f"{above}/{number}") for number in range(COUNT // 20))
+
+
+def _large_headers() -> Iterator[bytes]:
+    """Yield names whose pax headers hold as many records as 16 KiB can."""
+    records = b"5 a=\n" * (LIMITS.pax_header // 5)
+    pax = member("pax", type=b"x", size=len(records)).tobuf()
+    one = pax + records + tar.padding(len(records)) + _header("a")
+    return (one for _ in range(COUNT // 100))
+
+
+STREAMS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
+    "2,000 components": (lambda: [_header("/".join(["a"] * 2000))] * COUNT, "CS-PATH"),
+    "1,500 components": (lambda: [_header("/".join(["a"] * 1500) + "/b")] * COUNT, "CS-PATH"),
+    "a file below, then the file": (
+        lambda: chain([_header("a/b"), _header("a")], _numbered(COUNT)),
+        "CS-PATH",
+    ),
+    "the same name": (lambda: [_header("a")] * COUNT, "CS-DUPMEMBER"),
+    "chains of directories": (_chains, "CS-BOMB"),
+    "siblings far down": (_siblings, "CS-BOMB"),
+    "large pax headers": (_large_headers, "CS-BOMB"),
+}
+
+LATE: dict[str, tuple[str, str]] = {
+    "below a file": ("0000000/x", "CS-PATH"),
+    "twice": ("0000000", "CS-DUPMEMBER"),
+    "one too many": ("x", "CS-BOMB"),
+}
+
+
+def _compressed(headers: Iterable[bytes]) -> bytes:
+    compressor = zstandard.ZstdCompressor(level=1).compressobj()
+    return b"".join([*map(compressor.compress, headers), compressor.compress(tar.END), compressor.flush()])
+
+
+def _code_and_seconds(act: Callable[[], object]) -> tuple[str, float]:
+    """Return the code of the error that `act` raises, and the processor time until then."""
+    began = process_time()
+    with pytest.raises(BundleError) as caught:
+        act()
+    return caught.value.code, process_time() - began
+
+
+@pytest.fixture
+def memory_disk() -> Iterator[Path]:
+    """A directory in memory where there is one: the time of a disk is not that of the reader."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as place:
+        yield Path(place)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_hostile_names_are_refused_within_seconds(name: str, store: Store, memory_disk: Path) -> None:
+    headers, code = STREAMS[name]
+    bundle = forge(store, _compressed(headers()))
+    found, seconds = _code_and_seconds(lambda: bundle.extract("tokenizer", memory_disk / "out"))
+    assert found == code and seconds < LIMIT_S
+    assert not list(memory_disk.iterdir())
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_conflict_with_the_last_name_is_found_within_seconds(name: str, store: Store) -> None:
+    last, code = LATE[name]
+    bundle = forge(store, _compressed([*_numbered(COUNT), _header(last)]))
+    with bundle.open_blob("tokenizer") as reader:
+        entry = bundle.entry("tokenizer")
+        found, seconds = _code_and_seconds(lambda: unpack.scan(reader, entry, plain=True))
+    assert found == code and seconds < LIMIT_S
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "error"),
+    [
+        (("a/b", False), ("a", False), UnsafePathError),
+        (("a", False), ("a/b", False), UnsafePathError),
+        (("a", False), ("a/b/c", True), UnsafePathError),
+        (("a/b/c", False), ("a/b", False), UnsafePathError),
+        (("a", True), ("a", False), DuplicateMemberError),
+        (("a", True), ("a", True), DuplicateMemberError),
+    ],
+)
+def test_every_conflict_of_two_names_is_named(
+    first: tuple[str, bool], second: tuple[str, bool], error: type[BundleError]
+) -> None:
+    names = member_names.MemberNames()
+    names.add(first[0], is_directory=first[1])
+    with pytest.raises(error):
+        names.add(second[0], is_directory=second[1])
+
+
+def test_a_directory_may_follow_what_lies_in_it(store: Store, tmp_path: Path) -> None:
+    directory = member("a", type=b"5")
+    bundle = forge(store, tar_zst((member("a/b/c"), b"x"), (directory, b""), (member("a/d"), b"y")))
+    assert bundle.extract("tokenizer", tmp_path / "out") == 3
+    assert (tmp_path / "out" / "a" / "b" / "c").read_bytes() == b"x"
+
+
+def test_depth_is_limited_for_readers_and_writers(store: Store, tmp_path: Path) -> None:
+    deepest = "/".join(["d"] * LIMITS.path_depth)
+    assert forge(store, tar_zst((member(deepest), b"x"))).extract("tokenizer", tmp_path / "out") == 1
+    tree = write_tree(tmp_path / "tree", {f"{deepest}/x": b"x"})
+    with store.begin(key()) as draft, pytest.raises(UnsafePathError, match="64 components"):
+        draft.add_tree("tokenizer", tree)
+
+
+def test_implied_directories_count_as_members() -> None:
+    names = member_names.MemberNames(cap=3)
+    names.add("a/b/c", is_directory=False)
+    with pytest.raises(ArchiveBombError):
+        names.add("d", is_directory=False)
+
+
+def test_a_name_that_the_file_system_does_not_allow_is_named(store: Store, tmp_path: Path) -> None:
+    name = "/".join(["d" * 100] * 40)  # with the directory longer than PATH_MAX
+    bundle = forge(store, tar_zst((member(name), b"x")))
+    with pytest.raises(UnsafePathError, match="too long"):
+        bundle.extract("tokenizer", tmp_path / ("o" * 100) / "out")
+
+
+def test_names_that_the_file_system_does_not_keep_apart_are_named(tmp_path: Path) -> None:
+    tree = unpack.Tree(tmp_path)
+    tree.create_file(tar.Member("a", 0)).close()
+    with pytest.raises(DuplicateMemberError):  # as "A" on a file system that ignores case
+        tree.create_file(tar.Member("a", 0))
+
+
+def test_a_link_with_a_long_name_is_still_a_link(store: Store, tmp_path: Path) -> None:
+    bundle = forge(store, tar_zst((member("a" * 90 + "/" + "b" * 90, type=b"2", linkname="/x"), b"")))
+    with pytest.raises(UnsafeLinkError):
+        bundle.extract("tokenizer", tmp_path / "out")
