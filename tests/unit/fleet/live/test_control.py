@@ -143,7 +143,7 @@ def test_a_lost_server_is_done_without(tmp_path: Path) -> None:
             control = stage.rig.control
             assert control is not None
             control.lose_server("s0")
-            await until(lambda: not stage.front.targets)
+            await until(lambda: not stage.front.targets.routed)
             assert (await stage.ask("a"))[0] == 200
             said: Any = control.status()
             assert [server["name"] for server in said["servers"]] == ["s1"]
