@@ -137,12 +137,12 @@ def command(
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
             _say(common, report, ready_file)
             unavailable = from_json(report["absent"])
-            for note in (
+            for line in (
                 listening.describe_exposure(plan.vllm_args),
                 _faster.advise(request.lookup, report["ready_s"], unavailable),
             ):
-                if note is not None:
-                    common.out.note(note)
+                if line is not None:
+                    common.out.note(line)
             common.out.detail(draw(recorded.timeline))
             code = supervise.stay(started.running.process)
     raise typer.Exit(code)
