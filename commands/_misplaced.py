@@ -26,7 +26,7 @@ class PassingCommand(TyperCommand):
         if unknown and not any(difflib.get_close_matches(word, takes_value, cutoff=0.8) for word in unknown):
             typed = ["coldstart", ctx.info_name or "", *own, "--", *moved, *(ctx.obj or ())]
             raise UsageError(
-                f"{ctx.info_name} has no option {unknown[0]}",
+                f"No such option of {ctx.info_name}: {unknown[0]}",
                 hint=f"put options of vLLM after --: {shlex.join(typed)}",
             )
         return super().parse_args(ctx, args)
