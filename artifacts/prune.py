@@ -21,13 +21,14 @@ from coldstart.artifacts.staging import abandoned
 class Pruned:
     """What went.
 
-    Bundles, files, and the bytes they held; `note` says why blobs were left alone, if they were.
+    Bundles, files, and the bytes they held; `note` says why blobs were left alone, if they were; `paths` are the files.
     """
 
     removed: tuple[oci.Descriptor, ...]
     files: int
     freed: int
     note: str | None = None
+    paths: tuple[Path, ...] = ()
 
 
 def prune(
@@ -48,7 +49,7 @@ def prune(
                 layout.write_index(kept)
             _remove(garbage)
         removed = tuple(entry for entry in entries if entry.digest in gone)
-        return Pruned(removed, len(garbage), freed, note)
+        return Pruned(removed, len(garbage), freed, note, tuple(garbage))
 
 
 def _with_live_subject(layout: OciLayout, kept: list[oci.Descriptor]) -> list[oci.Descriptor]:

@@ -1,6 +1,7 @@
 """Remove old versions of bundles, those named, and whatever nothing refers to any more, of killed servers too."""
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ from coldstart.artifacts.oci import Descriptor
 from coldstart.artifacts.store import Store
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import human_bytes
+from coldstart.commands._output import human_bytes, one_line
 
 from coldstart.errors import UsageError
 from coldstart.launch import process_snapshot
@@ -18,6 +19,7 @@ from coldstart.models import inspection
 from coldstart.system import paths, reclaim
 from coldstart.system.proc import scratch
 from coldstart.system.snapshot import runtime_image
+from coldstart.system.trust import directory_fingerprint, section_claims
 
 
 @declare()
@@ -50,10 +52,15 @@ def command(
     verb = "Would remove" if dry_run else "Removed"
     counts = f"{len(removed)} bundles, {pruned.files} files, {len(unpacked.paths)} unpacked and {len(frozen.paths)} frozen"
     summary = f"{verb} {counts}, {human_bytes(freed)}"
-    common.out.result(data, "\n".join([summary, *removed]), brief="\n".join(removed))
+    listed = [one_line(str(path)) for path in (*pruned.paths, *unpacked.paths, *frozen.paths)]
+    lines = [summary, *removed, *(listed if dry_run else ())]
+    common.out.result(data, "\n".join(lines), brief="\n".join(removed))
     if pruned.note:
         common.out.warn(pruned.note)
-    common.out.success("Pruned the store", where=str(store.root), then="coldstart list")
+    if dry_run:
+        common.out.note("Nothing was removed. Next: coldstart prune")
+    else:
+        common.out.success("Pruned the store", where=str(store.root), then="coldstart list")
 
 
 def _unpacked(common: Common, store: Store, removed: list[str], dry_run: bool) -> reclaim.Reclaimed:
@@ -66,11 +73,26 @@ def _unpacked(common: Common, store: Store, removed: list[str], dry_run: bool) -
     }
     if store.layout.strange():
         return reclaim.Reclaimed((), 0)  # whose sections these are is not known here
-    roots = [common.cache.unpacked, paths.state_dir() / "unpacked", paths.compiled_dir()]
-    if any((paths.state_dir() / "unpacked").glob("*")):
+    records, shared = paths.state_dir() / "unpacked", [paths.compiled_dir()]
+    if any(records.glob("*")):
         with suppress(UsageError):  # a place that is not this user's holds nothing of ours
-            roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
-    return reclaim.reclaim(roots, live, dry_run=dry_run)
+            shared += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
+
+    def is_owned(path: Path, digest: str) -> bool:
+        own = common.cache.unpacked
+        if path.parent == own or path == directory_fingerprint.record("unpacked", own / digest):
+            return True
+        in_shared = path.parent in shared or path in [
+            directory_fingerprint.record("unpacked", root / digest) for root in shared
+        ]
+        return in_shared and section_claims.is_claimed_alone(digest, store.root)
+
+    found = reclaim.reclaim(
+        [common.cache.unpacked, records, *shared], live, dry_run=dry_run, is_owned=is_owned
+    )
+    if not dry_run:
+        section_claims.give_up(store.root, live)
+    return found
 
 
 def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:
