@@ -23,13 +23,14 @@ from coldstart.artifacts.staging import abandoned
 class Pruned:
     """Removed bundles, number of removed files, and the bytes that they held.
 
-    `note` is the reason why blobs were retained, if they were.
+    `note` is the reason why blobs were retained, if they were. `paths` are the files.
     """
 
     removed: tuple[oci.Descriptor, ...]
     files: int
     freed: int
     note: str | None = None
+    paths: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def prune(
         if not dry_run:
             _collect(layout, garbage, kept if dropped else None)
         removed = tuple(entry for entry in entries if entry.digest in gone)
-        return Pruned(removed, len(garbage.paths), freed, garbage.note)
+        return Pruned(removed, len(garbage.paths), freed, garbage.note, tuple(garbage.paths))
 
 
 def _collect(layout: OciLayout, garbage: _Garbage, kept: list[oci.Descriptor] | None) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import human_bytes
+from coldstart.commands._output import human_bytes, one_line
 
 from coldstart.launch import pruning
 
@@ -30,7 +30,11 @@ def command(
     verb = "Would remove" if dry_run else "Removed"
     counts = f"{len(done.removed)} bundles, {done.files} files, {len(done.unpacked)} unpacked and {len(done.frozen)} frozen"
     summary = f"{verb} {counts}, {human_bytes(done.freed_bytes)}"
-    common.out.result(data, "\n".join([summary, *done.removed]), brief="\n".join(done.removed))
+    listed = [one_line(str(path)) for path in done.paths] if dry_run else []
+    common.out.result(data, "\n".join([summary, *done.removed, *listed]), brief="\n".join(done.removed))
     if done.note:
         common.out.warn(done.note)
-    common.out.success("Pruned the store", where=str(common.cache.bundles), then="coldstart list")
+    if dry_run:
+        common.out.note("Nothing was removed. Next: coldstart prune")
+    else:
+        common.out.success("Pruned the store", where=str(common.cache.bundles), then="coldstart list")

@@ -18,6 +18,7 @@ from coldstart.system import paths, reclaim
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
 from coldstart.system.snapshot import runtime_image
+from coldstart.system.trust import directory_fingerprint, section_claims
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class PruneReport:
         unpacked: Directories of unpacked sections.
         frozen: Directories of runtime snapshots.
         freed_bytes: Size of all of it on disk.
+        paths: All files and directories.
         note: Why blobs were retained, None where none was.
     """
 
@@ -39,6 +41,7 @@ class PruneReport:
     frozen: tuple[Path, ...]
     freed_bytes: int
     note: str | None = None
+    paths: tuple[Path, ...] = ()
 
 
 def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
@@ -64,7 +67,8 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         scratch.sweep()
         process_snapshot.sweep()
     freed = pruned.freed + unpacked.freed + frozen.freed
-    return PruneReport(removed, pruned.files, unpacked.paths, frozen.paths, freed, pruned.note)
+    every = (*pruned.paths, *unpacked.paths, *frozen.paths)
+    return PruneReport(removed, pruned.files, unpacked.paths, frozen.paths, freed, pruned.note, every)
 
 
 def _reclaim_unpacked(
@@ -79,11 +83,28 @@ def _reclaim_unpacked(
     }
     if store.layout.strange():
         return reclaim.Reclaimed((), 0)  # whose sections these are is not known here
-    roots = [cache.unpacked, paths.state_dir() / "unpacked", paths.compiled_dir()]
-    if any((paths.state_dir() / "unpacked").glob("*")):
-        with suppress(UsageError):  # a place that is not this user's holds nothing of ours
-            roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
-    return reclaim.reclaim(roots, live, dry_run=dry_run)
+    records, shared = paths.state_dir() / "unpacked", [paths.compiled_dir()]
+    if any(records.glob("*")):
+        with suppress(UsageError):  # A directory of another user contains nothing of this store.
+            shared += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
+
+    def is_owned(path: Path, digest: str) -> bool:
+        if _belongs(path, digest, [cache.unpacked]):
+            return True
+        return _belongs(path, digest, shared) and section_claims.is_claimed_alone(digest, store.root)
+
+    found = reclaim.reclaim([cache.unpacked, records, *shared], live, dry_run=dry_run, is_owned=is_owned)
+    if not dry_run:
+        section_claims.give_up(store.root, live)
+    return found
+
+
+def _belongs(path: Path, digest: str, roots: Sequence[Path]) -> bool:
+    """Return whether `path` is the section's directory below one of `roots`, or the record of its check."""
+    return any(
+        path.parent == root or path == directory_fingerprint.record("unpacked", root / digest)
+        for root in roots
+    )
 
 
 def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:

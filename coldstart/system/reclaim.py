@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,19 @@ class Reclaimed:
     freed: int
 
 
-def reclaim(roots: Iterable[Path], live: Collection[str], *, dry_run: bool) -> Reclaimed:
-    """Remove entries directly below `roots` whose digest (hexadecimal) is not in `live`, unless a process has mapped them."""
-    dead = [path for root in roots for path in _named(root) if _digest(path) not in live]
+def reclaim(
+    roots: Iterable[Path],
+    live: Collection[str],
+    *,
+    dry_run: bool,
+    is_owned: Callable[[Path, str], bool] = lambda path, digest: True,
+) -> Reclaimed:
+    """Remove entries directly below `roots` whose digest (hexadecimal) is not in `live`, unless a process has mapped them.
+
+    Only entries whose path and digest `is_owned` accepts are removed.
+    """
+    named = [(path, _digest(path)) for root in roots for path in _named(root)]
+    dead = [path for path, digest in named if digest not in live and is_owned(path, digest)]
     mapped = _mapped() if dead else set()
     chosen = tuple(path for path in dead if not _in_use(path, mapped))
     freed = sum(size(path) for path in chosen)

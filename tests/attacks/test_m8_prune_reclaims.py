@@ -48,6 +48,42 @@ def test_m8_what_was_unpacked_goes_with_its_bundle(run: Run, store: Store, home:
     assert not kept.exists() and not list(Cache.at().unpacked.glob("[0-9a-f]*"))
 
 
+def test_prune_leaves_what_another_store_has_unpacked(run: Run, store: Store, home: Path) -> None:
+    mine, theirs = publish(store, home / "s"), publish(Store(home / "other" / "bundles"), home / "s")
+    shared = paths.compiled_dir()
+    (digest,) = {b.entry("compile").digest.removeprefix("sha256:") for b in (mine, theirs)}
+    places = [unpacked.unpacked(mine, "compile", Cache.at().unpacked, anyone)]
+    places += [
+        unpacked.unpacked(b, "compile", root, anyone)
+        for b, root in ((theirs, home / "other/unpacked"), (mine, shared))
+    ]
+    unpacked.unpacked(theirs, "compile", shared, anyone)
+    unclaimed = shared / ("a" * 64)
+    unclaimed.mkdir()
+
+    run("prune", "org/tiny")
+    assert [place.is_dir() for place in places] == [False, True, True]
+    assert len(list((paths.state_dir() / "unpacked").glob(f"{digest}.*"))) == 2
+    run("prune", "org/tiny", "--cache-dir", str(home / "other"))
+    assert not any(place.exists() for place in places) and unclaimed.is_dir()
+    assert not any((paths.state_dir() / "sections").iterdir())
+    assert not list((paths.state_dir() / "unpacked").glob(f"{digest}.*"))
+
+
+def test_prune_dry_run_lists_what_it_would_remove(run: Run, store: Store, home: Path) -> None:
+    old = publish(store, home / "s")
+    place = _unpack(old)
+    _other(store, home)
+    before = sorted(path for path in home.rglob("*") if path.is_file())
+    done = run("prune", "--dry-run")
+    listed = done.stdout.splitlines()
+    blob = old.entry("compile").digest.removeprefix("sha256:")
+    assert listed[0].startswith("Would remove 1 bundles") and old.digest in listed
+    assert str(place) in listed and str(store.root / "blobs" / "sha256" / blob) in listed
+    assert "Pruned" not in done.stdout + done.stderr and "Nothing was removed" in done.stderr
+    assert before == sorted(path for path in home.rglob("*") if path.is_file())
+
+
 def test_m8_what_a_process_has_mapped_stays(store: Store, home: Path) -> None:
     place = _unpack(publish(store, home / "s"))
     with (

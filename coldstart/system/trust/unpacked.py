@@ -16,13 +16,13 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.system import fingerprint, paths
-from coldstart.system.trust import directory_fingerprint, ownership
+from coldstart.system.trust import directory_fingerprint, ownership, section_claims
 
 FORMAT = 2
 """Format 1 was a text with the names of the trusted keys."""
@@ -55,6 +55,8 @@ def unpacked(
     digest = bundle.entry(section).digest.removeprefix("sha256:")
     place = (root if exact else _fit(root)) / digest
     record = directory_fingerprint.record("unpacked", place)
+    with suppress(OSError):  # a state directory that cannot be written costs a later prune its work only
+        section_claims.claim(digest, bundle.layout.root)
     if (reason := _obstacle(record, place)) is None:
         return place
     with _closed():
