@@ -30,7 +30,7 @@ video, images) do not load together with torch's CPU build, and text models impo
 
 _DISTRIBUTIONS = {"yaml": "pyyaml"}
 _NOT_FOR_COMMANDS = frozenset({"all", "cpu", "dev", "gpu", "peers"})
-_CHECK = "import torch, vllm; from vllm.platforms import current_platform as p; print(torch.__version__, p.device_type)"
+_CHECK = Path(__file__).parents[1] / "vllm" / "import_check.py"
 _REQUIREMENTS = (
     "import sys; from importlib.metadata import requires; print(*requires(sys.argv[1]) or (), sep='\\n')"
 )
@@ -80,7 +80,7 @@ class Environment:
         Raises:
             ColdstartError: The import failed; the message has the error.
         """
-        done = subprocess.run([self.python, "-c", _CHECK], capture_output=True, text=True, check=False)
+        done = subprocess.run([self.python, str(_CHECK)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise ColdstartError(
                 f"cannot import torch and vLLM after the installation: {_last_line(done.stderr)}",

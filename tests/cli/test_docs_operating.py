@@ -58,7 +58,7 @@ def test_the_rule_would_notice() -> None:
 @pytest.mark.slow
 def test_messages_of_a_real_run(run: Run, home: Path) -> None:
     wrong = run("serve", "org/none", "--offline", code=4).stderr
-    assert "is not in the local hub cache, and the hub is not reachable (or --offline is set)." in wrong
+    assert "it is not in the local hub cache" in wrong
     missed = run("serve", "tiny-llama", code=3).stderr
     assert re.search(r"No bundle for .* with key .* in the store; ", missed)
 

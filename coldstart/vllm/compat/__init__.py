@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from coldstart.contract.fallback import Fallback
 from coldstart.system import runtime
+
+if TYPE_CHECKING:
+    from coldstart.contract.fallback import Fallback
 
 Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "offload", "tails", "graphs", "kv-plan",
@@ -45,6 +47,8 @@ def check(feature: Feature, load: Callable[[], object] | None = None) -> str | N
 
 def fall_back(section: str, reason: str) -> None:
     """Log a fallback of this process, and store it for the worker's report."""
+    from coldstart.contract.fallback import Fallback
+
     log.warning("coldstart: %s: %s", section, reason)
     fallbacks.append(Fallback(section, reason))
 

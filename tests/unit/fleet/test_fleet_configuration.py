@@ -47,10 +47,10 @@ def test_a_file_is_read() -> None:
         (("most_ranks",), 0, "most_ranks"),
         (("retries",), True, "retries"),
         (("colour",), 1, "unknown key colour"),
-        (("servers",), {}, r"no \[servers.NAME\]"),
-        (("models",), {"x": 3}, r"no \[models.NAME\]"),
+        (("servers",), {}, r"no servers: the table \[servers.NAME\] is missing"),
+        (("models",), {"x": 3}, r"no models: the table \[models.NAME\] is missing"),
         (("servers", "a", "memory"), "24 apples", r"servers\.a\.memory: invalid size"),
-        (("servers", "a", "count"), 0, "count = 0"),
+        (("servers", "a", "count"), 0, "count: expected an integer of 1 or more, found 0"),
         (("servers", "a", "network"), 0, "above 0"),
         (("models", "small", "size"), "17GB", "must hold its"),
         (("models", "small", "memory"), "40GB", "largest device"),
@@ -85,7 +85,7 @@ def test_a_missing_member_is_named(missing: tuple[str, str, str]) -> None:
         ("batch", 1.5, "write a whole number"),
         ("count", 0, "write count = 2"),
         ("size", "apples", "write bytes, or a size such as 14GiB"),
-        ("overlap", "most", "one of sequential, after-import, full"),
+        ("overlap", "most", "use one of: sequential, after-import, full"),
     ],
 )
 def test_an_error_of_a_member_has_a_hint(member: str, value: object, hint: str) -> None:
@@ -103,7 +103,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not TOML"):
         configuration.load(tmp_path / "bad.toml")
     (tmp_path / "other.toml").write_text("colour = 1")
-    with pytest.raises(UsageError, match=r"other\.toml: no \[servers"):
+    with pytest.raises(UsageError, match=r"other\.toml: no servers"):
         configuration.load(tmp_path / "other.toml")
 
 
@@ -115,7 +115,7 @@ def test_a_plan_says_what_was_weighed() -> None:
     assert "> 1 ranks, 1 whole: TTFT 7.00 s" in plan.text([small])
     (burst,) = plan.planned(configuration.parse(GOOD), ("small",), required=3)
     assert burst["chosen"]["full"] == 3
-    with pytest.raises(UsageError, match="no model nobody"):
+    with pytest.raises(UsageError, match="unknown model nobody"):
         plan.planned(configuration.parse(GOOD), ("nobody",))
 
 

@@ -144,7 +144,7 @@ def test_bundles_come_mounted_or_pulled_but_not_both() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"name": "Llama_2"}, "no name"),
+        ({"name": "Llama_2"}, "invalid Kubernetes name"),
         ({"memory": "64 GB"}, "invalid Kubernetes quantity"),
         ({"gpus": -1}, "GPUs"),
     ],
@@ -156,7 +156,7 @@ def test_what_kubernetes_would_refuse_is_refused_here(options: dict[str, Any], s
 
 @pytest.mark.parametrize("words", [("--nnodes", "2"), ("-pp", "2"), ("--master-addr=here",), ("--headless",)])
 def test_what_the_manifest_says_of_a_rank_is_not_the_users(words: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="says it of each rank"):
+    with pytest.raises(UsageError, match="the manifest sets this for each rank"):
         GroupOptions("m", words)
 
 

@@ -15,7 +15,7 @@ MODEL = '[models.m]\nmemory = "1GiB"\nstart_s = 2\n'
 
 
 def test_the_example_in_its_own_text_is_read(tmp_path: Path) -> None:
-    shown = str(configuration.__doc__).split("TOML file.")[1].split("Invariant")[0]
+    shown = str(configuration.__doc__).split("configuration file.")[1].split("Invariant")[0]
     (tmp_path / "host.toml").write_text("\n".join(line.removeprefix("    ") for line in shown.splitlines()))
     file = load(tmp_path / "host.toml")
     assert (file.settings.memory, file.settings.policy) == (60 << 30, "predictive")
@@ -31,7 +31,7 @@ def test_the_example_in_its_own_text_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "no .models.NAME."),
+        ("", "no model: the table .models.NAME. is missing"),
         (MODEL, "missing key memory"),
         ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "unknown key police"),
         ('memory = "1GiB"\npolicy = "nobody"\n' + MODEL, "policy: unknown policy 'nobody'"),
@@ -62,7 +62,7 @@ def test_the_example_in_its_own_text_is_read(tmp_path: Path) -> None:
             'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = 5}]\n',
             r"models\.m\.tiers\[0\]: missing key penalty_s",
         ),
-        ('memory = "1GiB"\nmodels = 3\n', "no .models.NAME."),
+        ('memory = "1GiB"\nmodels = 3\n', "no model: the table .models.NAME. is missing"),
         ('memory = "1GiB"\n[models]\nm = 3\n', "models.m: expected a table, found 3"),
         ('memory = "1GiB"\n' + MODEL + "tiers = [3]\n", r"models\.m\.tiers\[0\]: expected a table, found 3"),
         ('memory = "1GiB"\nresume_streams = 1\n' + MODEL, "resume_streams: expected true or false, found 1"),

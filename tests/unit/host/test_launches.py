@@ -30,7 +30,7 @@ def test_every_name_leads_to_its_model_under_the_name_its_server_knows() -> None
 
 
 def test_a_name_means_one_model() -> None:
-    with pytest.raises(UsageError, match="'x' means a and b"):
+    with pytest.raises(UsageError, match="'x' refers to two models, a and b"):
         Catalogue([_launch("a", aliases=("x",)), _launch("b", aliases=("x",))])
 
 
@@ -38,7 +38,7 @@ def test_a_name_means_one_model() -> None:
     ("given", "complaint"),
     [
         ({"mode": "quickly"}, "unknown mode 'quickly'"),
-        ({"on_miss": "materialize"}, "on_miss = 'materialize'"),
+        ({"on_miss": "materialize"}, "unknown on_miss 'materialize'"),
         ({"args": ["--port", "1"]}, "--port is set by the host"),
         ({"args": [5]}, r"args\[0\]: expected a string, found 5"),
         ({"args": "--x"}, "args: expected a list, found '--x'"),

@@ -39,7 +39,7 @@ def test_a_model_in_use_drains_and_leaves_only_then() -> None:
     assert not model.leave()
     with pytest.raises(IllegalTransitionError, match="1 requests in flight"):
         model.complete_leave(11.0)
-    model.ended("r", 12.0)
+    model.end_request("r", 12.0)
     assert model.leave()
     model.complete_leave(13.0)
     assert model.state is State.STOPPED
@@ -80,7 +80,7 @@ def test_no_other_path(state: str, event: str) -> None:
         "leave": model.leave,
         "fail": lambda: model.fail("x", 50.0, 1.0, 1.0),
     }
-    with pytest.raises(IllegalTransitionError, match=f"is {state}: no {event}"):
+    with pytest.raises(IllegalTransitionError, match=f"event {event} is invalid for m in state {state}"):
         calls[event]()
     assert model.state == state
 

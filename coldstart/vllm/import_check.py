@@ -1,0 +1,10 @@
+"""Import torch and vLLM and print torch's version and the device type of vLLM's platform, as in "2.13.0+cpu cpu".
+
+`coldstart install` runs this file by its path with the Python of the environment that it installed into.
+"""
+
+import torch
+from vllm.platforms import current_platform
+
+if __name__ == "__main__":
+    print(torch.__version__, current_platform.device_type)
