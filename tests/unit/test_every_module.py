@@ -81,7 +81,7 @@ THROUGH = {
         "host.html": "cli/test_trace_replay_command.py",
     },
     "coldstart.vllm": {
-        "engine.recorder": GPU, "scheduling.events": SCHEDULER,
+        "engine.recorder": GPU, "import_check": "unit/system/test_installation.py", "scheduling.events": SCHEDULER,
         "scheduling.queue": SCHEDULER, "compat.scheduling": "unit/vllm/test_compat_table.py",
         "scheduling.started": SCHEDULER, "scheduling.states": SCHEDULER,
         "scheduling.view": SCHEDULER, "weights.device": "unit/vllm/weights/test_loader_in_place.py",

@@ -19,7 +19,7 @@ POINTS = (
     point("start", "utils.system_utils:decorate_logs", "decorate_logs(process_name, *, skip_if_decorated)"),
     point("start", "tokenizers:cached_tokenizer_from_config", "cached_tokenizer_from_config(model_config)"),
     point("start offline kv-plan", "platforms:current_platform"),
-    point("start offline kv-plan", "platforms.interface:Platform", "is_cpu()", "get_device_name()"),
+    point("start offline kv-plan", "platforms.interface:Platform", "is_cpu()", "get_device_name()", reads="device_type"),
     point("start offline", "usage.usage_lib:UsageContext", reads="OPENAI_API_SERVER"),
     point("start offline", "engine.arg_utils:AsyncEngineArgs", "from_cli_args(args)",
           "create_engine_config(*, usage_context)",
