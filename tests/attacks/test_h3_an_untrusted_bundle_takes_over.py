@@ -100,7 +100,7 @@ def test_h3_an_unsigned_bundle_alone_is_taken_in_words_only(
     assert "is not trusted" in refused.stderr
     assert not list(Cache.at().root.glob("vllm/*/modelinfos/*"))
     allowed = run("serve", model, "--dry-run", "--untrusted")
-    assert "its maker's word" in allowed.stderr
+    assert "its sizes and its list of the weights are unverified" in allowed.stderr
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["same key", "nearest"])
@@ -121,7 +121,7 @@ def test_h3_the_weights_of_a_stranger_are_not_called_verified(
     with pytest.raises(NoBundleError):
         ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w")
     asked = ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w", accepts=anyone)
-    assert asked.plan == plan and any("maker's word" in note for note in asked.notes)
+    assert asked.plan == plan and any("unverified" in note for note in asked.notes)
 
 
 def test_h3_going_back_is_said_and_not_done(

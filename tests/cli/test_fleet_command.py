@@ -142,4 +142,4 @@ def test_what_is_typed_wrongly_is_said_at_once(run: Run, tmp_path: Path) -> None
     assert "--memory" in run("fleet", "join", "127.0.0.1:1", code=2).stderr
     both = run("fleet", "up", "--address", "127.0.0.1:1", "--memory", "1GB", code=2)
     assert "nodes say themselves" in both.stderr
-    assert "no limit" in run("fleet", "deploy", "m", "--slo", "fast", code=2).stderr
+    assert "invalid limits" in run("fleet", "deploy", "m", "--slo", "fast", code=2).stderr

@@ -22,7 +22,7 @@ def bundle(tmp_path: Path) -> Bundle:
 
 
 def _damage(bundle: Bundle) -> None:
-    path = blobs.blob_path(bundle.store.root, bundle.entry("kv").digest)
+    path = blobs.blob_path(bundle.layout.root, bundle.entry("kv").digest)
     path.chmod(0o600)
     path.write_bytes(bytes(path.stat().st_size))
 
@@ -48,7 +48,7 @@ def test_validate_repairs_from_another_store(bundle: Bundle, tmp_path: Path) -> 
 
 
 def test_validate_all_returns_the_reports_in_order(bundle: Bundle, tmp_path: Path) -> None:
-    other = publish(bundle.store, tmp_path / "scratch", key(eager=True))
+    other = publish(Store(bundle.layout.root), tmp_path / "scratch", key(eager=True))
     source = api.Source(cache=Cache.at(tmp_path))
     reports = checking.validate_all(api.ValidationRequest([other.ref, bundle.ref], source=source))
     assert [report.ref for report in reports] == [other.ref, bundle.ref]

@@ -11,7 +11,7 @@ from coldstart.bench import run_order
 from coldstart.bench.measure import RunSettings
 from coldstart.validate.launch import Command, ModeUnavailableError, RunFiles
 
-SERVER = Path(__file__).parents[3] / "support" / "fake_server.py"
+SERVER = Path(__file__).parents[2] / "support" / "fake_server.py"
 
 
 @dataclass

@@ -36,7 +36,7 @@ def test_a_run_is_measured_and_leaves_nothing(fake: Fake, settings: RunSettings,
 def test_reported_phases_join_the_harness_own(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def events(server: launch.Server) -> object:
+    def events(server: launch.LaunchedServer) -> object:
         began = server.launched_s
         lines = [
             f'{{"name": "old", "start_s": {began - 9}, "end_s": {began - 8}, "track": "t", "pid": 1}}',
@@ -45,10 +45,10 @@ def test_reported_phases_join_the_harness_own(
         server.files.events.write_text("\n".join(lines) + "\n")
         return object_of(server)
 
-    object_of = launch.Server.tail
+    object_of = launch.LaunchedServer.tail
     started = launch.launch
 
-    def launching(launcher: launch.Launcher, files: launch.RunFiles) -> launch.Server:
+    def launching(launcher: launch.Launcher, files: launch.RunFiles) -> launch.LaunchedServer:
         server = started(launcher, files)
         events(server)
         return server
@@ -60,7 +60,7 @@ def test_reported_phases_join_the_harness_own(
 
 
 def test_a_server_that_dies_says_its_last_words(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    with pytest.raises(launch.ServerDiedError, match="the engine could not start") as caught:
+    with pytest.raises(launch.LaunchedServerDiedError, match="the engine could not start") as caught:
         measure.run(fake("fresh", "dies"), tmp_path / "r", settings, 0)
     assert (caught.value.status, caught.value.exit_code) == (1, 1)
 

@@ -64,7 +64,9 @@ def test_tritons_kernels_are_found_in_a_bundle_that_has_moved(
     assert caches.collect(made, tmp_path / "no-vllm", tmp_path / "section") == ["triton"]
     shutil.rmtree(made)
     plain = shutil.copytree(tmp_path / "section" / "triton", tmp_path / "plain")
-    assert manager(plain).get_group("kernel.json") is None  # as it lies: it names where it was
+    assert not manager(plain).get_group(
+        "kernel.json"
+    )  # None or {}, by the version of Triton: the paths in it are gone
     laid = caches.lay(tmp_path / "section", tmp_path / "user")
     found = manager(laid / "triton").get_group("kernel.json")
     assert {name: Path(path).read_bytes() for name, path in found.items()} == {n: n.encode() for n in MEMBERS}

@@ -74,7 +74,7 @@ def test_a_line_that_is_no_message_ends_it(tmp_path: Path) -> None:
     async def work() -> None:
         leased = Leased(tmp_path)
         leased.there.socket.sendall(b"nonsense\n")
-        assert "no JSON" in await leased.server.ended
+        assert "not JSON" in await leased.server.ended
 
     run(work())
 
@@ -84,8 +84,8 @@ def test_the_starter_is_told_all_that_a_start_needs_and_is_started_anew_when_it_
 ) -> None:
     """The process itself is a stand-in that reads one order into a file, and dies."""
     script = (
-        "import sys, socket, json; from coldstart.system import ipc;"
-        "c = ipc.Channel(socket.socket(fileno=int(sys.argv[4])));"
+        "import sys, socket, json; from coldstart.system.ipc import json_lines;"
+        "c = json_lines.Channel(socket.socket(fileno=int(sys.argv[4])));"
         f"m = next(c.replies()); open({str(tmp_path / 'orders')!r}, 'a').write(json.dumps(m) + '\\n')"
     )
     interpreter = tmp_path / "python"

@@ -29,7 +29,7 @@ import os, socket, sys, time
 from coldstart.artifacts.errors import DigestMismatchError
 from coldstart.errors import UsageError
 from coldstart.host.live import starter
-from coldstart.system import ipc
+from coldstart.system.ipc import json_lines
 def run(message, channel):
     if message["does"] == "fails":
         raise UsageError("no such model", hint="name another")
@@ -46,7 +46,7 @@ def run(message, channel):
     finally:
         if message["does"] != "ends":
             channel.send({"cleaned": True})
-starter.serve_forever(ipc.Channel(socket.socket(fileno=int(sys.argv[1]))), run)
+starter.serve_forever(json_lines.Channel(socket.socket(fileno=int(sys.argv[1]))), run)
 """
 
 
