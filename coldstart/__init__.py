@@ -4,10 +4,11 @@ The names of `coldstart.api` are importable from here, each loaded on first use.
 attributes of this package they are the subpackages of that name. Call `coldstart.api.materialize` and `coldstart.api.validate`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# Not imported from `typing`, whose import takes longer than a short-lived helper process needs.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from coldstart.api import (
         AuthRequiredError,
         Bundle,
@@ -41,7 +42,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module("coldstart.api"), name)

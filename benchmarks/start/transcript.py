@@ -19,10 +19,10 @@ from benchmarks.common import RESULTS
 RESULT = RESULTS / "transcript.json"
 ARGS = "-- --max-model-len 1024 --kv-cache-memory-bytes 268435456"
 COMMANDS = {
-    "materialize": f"coldstart materialize tiny-llama --force --snapshot {ARGS}",
+    "materialize": f"coldstart materialize tiny-llama --force {ARGS}",
     "inspect": "coldstart inspect tiny-llama -- --max-model-len 512",
     "validate": "coldstart validate tiny-llama --level checksum",
-    "serve": f"coldstart serve tiny-llama --mode snapshot --port 8557 {ARGS}",
+    "serve": "coldstart serve tiny-llama --port 8557",
     "template": f"coldstart template start tiny-llama --level engine {ARGS}",
     "stop": "coldstart template stop",
 }
@@ -39,8 +39,8 @@ def run(command: str) -> str:
     if " serve " in command:
         first = process.stdout.readline()
         process.terminate()
-        process.communicate()
-        return first
+        notes = process.communicate()[1].splitlines(True)
+        return first + "".join(line for line in notes if line.startswith("Using "))
     out, err = process.communicate()
     return out + "".join(line for line in err.splitlines(True) if not line.startswith(SERVER_LOG))
 

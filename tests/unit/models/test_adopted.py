@@ -90,8 +90,8 @@ def test_miss_shows_the_nearest_bundle_and_each_argument(model: str) -> None:
     lines = missed.message.splitlines()
     assert "the nearest, my-model:v1, differs in" in lines[0]
     assert lines[1:] == [
-        "  --enforce-eager: True in the bundle, not asked",
-        "  --max-model-len: 512 in the bundle, 1024 asked",
+        "--enforce-eager: True in the bundle, not asked",
+        "--max-model-len: 512 in the bundle, 1024 asked",
     ]
     start = f"coldstart serve {model} -- --max-model-len 512 --enforce-eager"
     assert missed.hint == f"{start}, or coldstart materialize {model} -- --max-model-len 1024"

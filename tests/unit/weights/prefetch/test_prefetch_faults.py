@@ -194,7 +194,7 @@ def test_why_it_could_not_come_up_is_said(
     weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLDSTART_PREFETCH_STREAMS", "many")
-    with pytest.raises(client.PrefetchLostError, match="COLDSTART_PREFETCH_STREAMS is 'many'"):
+    with pytest.raises(client.PrefetchLostError, match="invalid COLDSTART_PREFETCH_STREAMS: 'many'"):
         client.attach("/nowhere", weights.plan, directory=runtime)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
     with pytest.raises(client.PrefetchError, match="Cannot find a directory for"):
