@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -138,8 +139,13 @@ def test_server_stops_when_its_caller_was_interrupted_during_the_start(
         return started[-1]
 
     monkeypatch.setattr(ladder, "start", slow)
-    with pytest.raises(KeyboardInterrupt):
-        start()
+    # A shell that runs the tests in the background has SIGINT ignored, and then nothing interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     interrupted.set()
     wait_until(lambda: not _is_alive(started[0].running.process.pid))
 
