@@ -60,7 +60,7 @@ def test_reported_phases_join_the_harness_own(
 
 
 def test_a_server_that_dies_says_its_last_words(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    with pytest.raises(launch.LaunchedServerDiedError, match="the engine could not start") as caught:
+    with pytest.raises(launch.ServerDiedError, match="the engine could not start") as caught:
         measure.run(fake("fresh", "dies"), tmp_path / "r", settings, 0)
     assert (caught.value.status, caught.value.exit_code) == (1, 1)
 

@@ -186,7 +186,7 @@ def test_other_words_and_other_numbers(tmp_path: Path) -> None:
                     order("a")
             await stage.deploy(deployment("a"))
             named = deployment("b")
-            with pytest.raises(UsageError, match="means"):
+            with pytest.raises(UsageError, match="refers to two models"):
                 control.deploy(replace(named, launch=replace(named.launch, aliases=("a",))))
             control.scale("a", 2, 2)
             await until(lambda: len(stage.rig.groups()) == 2)
