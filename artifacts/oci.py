@@ -28,7 +28,7 @@ SIGNATURE_TYPES = frozenset({SIGNATURE_TYPE, SIGSTORE_TYPE})
 REF_NAME = "org.opencontainers.image.ref.name"
 CREATED = "org.opencontainers.image.created"
 NAME = "dev.coldstart.name"
-KEY = "dev.coldstart.models"
+KEY = "dev.coldstart.key"
 VERSION = "dev.coldstart.version"
 
 
