@@ -122,7 +122,7 @@ def _fetch(message: Mapping[str, Any], words: list[str]) -> None:
     plan = LaunchPlan(Arguments([*words, "--load-format", LOAD_FORMAT]), weights_from=asked)
     names = fetch._node_names(asked.read(), config, plan.vllm_args)
     with (
-        fetch.start_early("fresh", plan, config),
+        fetch.start_early(plan, config),
         client.attach(asked.source, asked.read(), names=names, pace=pace) as attached,
     ):
         attached.complete(names)

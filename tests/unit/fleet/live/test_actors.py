@@ -17,7 +17,7 @@ from ray.exceptions import ActorUnschedulableError
 from coldstart.fleet.live import actors
 
 actors.LOOK_S = 0.02
-report = SimpleNamespace(workers=(), seq=0)
+NO_WORKERS = SimpleNamespace(workers=(), seq=0)
 said = []
 
 def calls(act):
@@ -27,26 +27,27 @@ async def dead():
     raise ActorUnschedulableError("the node is not known here yet")
 
 async def report():
-    return report
+    return NO_WORKERS
 
 async def heard(after):
     await asyncio.sleep(60)
 
 control = SimpleNamespace(
-    joined=lambda spec, node: said.append("joined"), unreached=lambda name, reason: said.append(reason), said=None
+    joined=lambda spec, node: said.append("joined"), unreached=lambda name, reason: said.append(reason)
 )
 
-async def until(true):
+async def until(true, task):
     while not true():
+        assert not task.done(), task.exception()
         await asyncio.sleep(0.01)
 
 async def main():
     known = {"a": SimpleNamespace(report=calls(dead))}
     task = asyncio.create_task(actors.followed(control, SimpleNamespace(name="a"), known, None))
-    await until(lambda: said)
+    await until(lambda: said, task)
     assert set(said) == {"ActorUnschedulableError"}, said
     known["a"] = SimpleNamespace(report=calls(report), heard=calls(heard))
-    await until(lambda: said[-1] == "joined")
+    await until(lambda: said[-1] == "joined", task)
     task.cancel()
 
 asyncio.run(main())
