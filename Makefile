@@ -38,7 +38,7 @@ $(STAMP): requirements/cpu.lock requirements/torch-cuda.lock pyproject.toml
 		{ echo 'error: this is $(shell $(PYTHON) --version 2>&1); vLLM needs Python 3.11 to 3.14' >&2; \
 		echo 'hint: make PYTHON=python3.12 $(MAKECMDGOALS)' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --no-deps -r requirements/cpu.lock
+	$(BIN)/python -m pip install --no-deps --require-hashes -r requirements/cpu.lock
 	$(BIN)/python -m pip install --no-deps --no-build-isolation -e .
 	$(BIN)/coldstart install cpu --constraint requirements/torch-cuda.lock
 	@touch $@

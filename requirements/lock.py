@@ -1,7 +1,8 @@
 """Resolve the lock files of this directory with uv. Run it by `make lock`; pins that still fit are retained.
 
 cpu.lock holds everything that the tests and the demo need without a GPU, but for torch, whose build `coldstart install cpu`
-chooses. torch-cuda.lock holds torch's CUDA build with its libraries, for machines that cannot reach a CPU build.
+chooses. Each pin has the digests of its files, which pip compares. torch-cuda.lock holds torch's CUDA build with its libraries,
+for machines that cannot reach a CPU build. It has no digests: `coldstart install cpu` passes it as a constraint on all builds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ EXTRAS = ("cpu", "all", "peers", "dev")
 TORCH = "torch==2.13.0"
 # pyproject.toml resolves for Linux and vLLM's Pythons only, so this condition is on every line and says nothing.
 EVERYWHERE = re.compile(r"python_full_version < '3\.15' and | and sys_platform == 'linux'")
-ONLY = re.compile(r" ; (python_full_version < '3\.15'|sys_platform == 'linux')$", re.MULTILINE)
+ONLY = re.compile(r" ; (python_full_version < '3\.15'|sys_platform == 'linux')(?=$| \\$)", re.MULTILINE)
 
 
 def main() -> None:
@@ -26,7 +27,8 @@ def main() -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as excluded:
         excluded.write("torch\n")
         excluded.flush()
-        compile_lock("cpu.lock", *extras, "--excludes", excluded.name, "pyproject.toml", str(HERE / "cpu.in"))
+        sources = ("pyproject.toml", str(HERE / "cpu.in"))
+        compile_lock("cpu.lock", *extras, "--generate-hashes", "--excludes", excluded.name, *sources)
     compile_lock("torch-cuda.lock", "--constraints", str(HERE / "cpu.lock"), "-", given=TORCH)
 
 

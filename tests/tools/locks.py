@@ -25,9 +25,9 @@ def pins(path: Path, environment: Mapping[str, str]) -> Iterator[Requirement]:
     Raises ValueError for a line that is not one exact version.
     """
     for line in path.read_text(encoding="utf-8").splitlines():
-        if not line or line.startswith("#"):
+        if not line or line.startswith(("#", "    --hash=")):
             continue
-        pin = Requirement(line)
+        pin = Requirement(line.removesuffix(" \\"))
         if [clause.operator for clause in pin.specifier] != ["=="] or pin.url:
             raise ValueError(f"{path.name}: {line!r} does not pin one version")
         if pin.marker is None or pin.marker.evaluate(dict(environment)):

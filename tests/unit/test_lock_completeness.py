@@ -37,3 +37,9 @@ def test_pins_refuses_a_range_when_a_lock_was_edited_by_hand(tmp_path: Path) -> 
     edited.write_text("torch>=2.13\n")
     with pytest.raises(ValueError, match="does not pin one version"):
         selection("3.11", edited)
+
+
+def test_cpu_lock_has_digests_for_every_pin() -> None:
+    lines = (LOCKS / "cpu.lock").read_text(encoding="utf-8").splitlines()
+    followers = zip(lines, [*lines[1:], ""], strict=True)
+    assert [line for line, after in followers if "==" in line and "--hash=sha256:" not in after] == []
