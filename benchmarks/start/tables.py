@@ -129,7 +129,7 @@ def transcript(command: str) -> Part:
     def text(result: Row) -> str:
         return f"```\n$ {result[command]['command']}\n{result[command]['printed'].rstrip()}\n```"
 
-    return Part("docs/commands.md", command, "transcript", (text,), "start/transcript")
+    return Part("docs/reference/commands.md", command, "transcript", (text,), "start/transcript")
 
 
 COLD = ("cold-start-cpu", "start/cold_start")

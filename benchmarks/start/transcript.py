@@ -1,4 +1,4 @@
-"""Output of the commands on this machine, for docs/commands.md.
+"""Output of the commands on this machine, for docs/reference/commands.md.
 
 Needs the bundle that `make demo` creates. A server is stopped as soon as it is ready.
 

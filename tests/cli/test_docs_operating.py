@@ -1,4 +1,4 @@
-"""docs/operating.md and docs/containers.md: the messages are ours, the commands can be typed, the files are there."""
+"""The how-to pages: each quoted message is in the code, each command parses, each linked file exists."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from tools.command_line import parse
 from tools.shell import Run
 
 ROOT = Path(__file__).parents[2]
-DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("operating", "containers", "ci")}
-MESSAGES = re.findall(r"^\| `([^`]+)` \|", DOCS["operating"].partition("## Troubleshooting")[2], re.M)
+HOW_TO = ROOT / "docs/how-to"
+DOCS = {name: (HOW_TO / f"{name}.md").read_text() for name in ("production", "containers", "ci")}
+MESSAGES = re.findall(r"^\| `([^`]+)` \|", DOCS["production"].partition("## Troubleshooting")[2], re.M)
 ANYTHING = "\0"
 
 
@@ -100,9 +101,10 @@ def test_a_command_can_be_typed(line: str) -> None:
 def test_the_files_that_it_links_are_there(name: str) -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", DOCS[name]) if "://" not in link]
     assert links
-    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
+    assert [link for link in links if not (HOW_TO / link).exists()] == []
 
 
 def test_the_readme_names_every_page() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name}" not in readme] == []
+    pages = [str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if page not in readme] == []
