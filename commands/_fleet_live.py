@@ -106,7 +106,7 @@ def up(
 
     def announce(place: "LocalFleet") -> None:
         said = {"url": place.url, "ray": place.ray}
-        common.out.result(said, f"{place.url}  a fleet's gateway, on the Ray at {place.ray}")
+        common.out.result(said, f"{place.url}  gateway of a fleet, Ray at {place.ray}")
 
     raise typer.Exit(FleetUp(options, Log(quiet=common.out.quiet), announce).run())
 

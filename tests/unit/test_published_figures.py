@@ -27,8 +27,8 @@ def test_every_page_with_results_is_rendered() -> None:
     assert set(PAGES) == {
         "README.md",
         "docs/reference/commands.md",
-        "docs/how-to/fleet.md",
-        "docs/how-to/host.md",
+        "docs/reference/fleet-measurements.md",
+        "docs/reference/host-measurements.md",
         "benchmarks/RESULTS.md",
         "benchmarks/MODEL_CACHE.md",
         SCHEDULING,
