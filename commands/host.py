@@ -178,7 +178,7 @@ def run(
     def announce(url: str, file: "HostFile") -> None:
         names, size = list(file.catalogue.launches), human_bytes(file.settings.memory)
         document = {"url": url, "models": names, "memory_bytes": file.settings.memory}
-        common.out.result(document, f"{url}  a host of {', '.join(names)} in {size}")
+        common.out.result(document, f"{url}  host of {', '.join(names)}, memory limit {size}")
 
     raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
 

@@ -64,7 +64,7 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert "ready" in rows["a"] and "snapshot 2.00 s (load 1.50, thaw 0.25)" in rows["a"]
     assert "failed" in rows["b"] and "(1.0 GiB)" in rows["b"]
     assert "b: no weights \\x1b[31m" in said.stdout
-    assert "configuration not taken: memory: invalid size 'much'" in said.stdout
+    assert "configuration not applied: memory: invalid size 'much'" in said.stdout
 
 
 def test_status_as_json(run: Run, host: str) -> None:
