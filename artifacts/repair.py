@@ -1,4 +1,4 @@
-"""Repair a bundle blob by blob.
+"""Repair a bundle, one blob at a time.
 
 A damaged blob is fetched again; of a large one only the damaged 16 MiB chunks are.
 """

@@ -16,13 +16,13 @@ from coldstart.commands._output import Output, human_bytes
 from coldstart.errors import CommandFailedError, UsageError
 
 MAX_BYTES = 16 << 20
-# A body of MAX_BYTES at the slowest pace that is accepted takes the window and as long again.
+# A body of MAX_BYTES at the lowest accepted rate takes twice the window.
 _WINDOW_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The status and the complete body of one answer."""
+    """Status and complete body of one response."""
 
     status: int
     body: bytes
@@ -111,5 +111,5 @@ def _redirect_error(url: str, answer: Answer) -> CommandFailedError:
     return CommandFailedError(
         f"{without_secrets(url)} redirects to {without_secrets(target) or 'no address'} (status {answer.status});"
         " redirects are not followed, because a key goes to the named server alone.",
-        hint="name the server that answers itself: --url URL",
+        hint="name the server that does not redirect: --url URL",
     )

@@ -1,6 +1,6 @@
 """Handle of a server that the calling process started, for programs that embed one.
 
-Invariant: the server ends with the process that started it, whichever thread asked for the start. Nothing here installs a
+Invariant: the server ends with the process that started it, whichever thread began the start. Nothing here installs a
 signal handler; `supervise.stay` does that for the command line.
 """
 

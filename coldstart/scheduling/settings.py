@@ -93,7 +93,7 @@ class SchedulerSettings:
     )
     reserve_quantile: float = setting(
         0.9,
-        "Quantile of the KV memory that recent arrivals asked for; this amount stays free for new requests.",
+        "Quantile of the KV memory of recent arrivals; this amount remains free for new requests.",
         "--reserve",
         "QUANTILE",
         least=0,
