@@ -14,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = ROOT / "build/pages"
-OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "artifacts/FORMAT.md", "benchmarks/*.md", "examples/README.md")
+OUTSIDE = ("artifacts/FORMAT.md", "benchmarks/*.md", "examples/README.md")
+MOVED = {"README.md": "index.md", "artifacts/FORMAT.md": "reference/bundle-format.md"}
 LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -31,7 +32,7 @@ def main() -> None:
 def locate(path: Path) -> Path:
     """Return the path of a file of the repository below build/pages. The start page stands for README.md."""
     inside = path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT)
-    return PAGES / ("index.md" if inside == Path("README.md") else inside)
+    return PAGES / MOVED.get(str(inside), inside)
 
 
 def rewrite(page: Path) -> str:

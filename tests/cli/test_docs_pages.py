@@ -1,4 +1,4 @@
-"""The how-to pages: each quoted message is in the code, and each command parses."""
+"""The pages: each message of the troubleshooting page is in the code, and each command parses."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from tools.command_line import parse
 from tools.shell import Run
 
 ROOT = Path(__file__).parents[2]
-HOW_TO = ROOT / "docs/how-to"
-DOCS = {name: (HOW_TO / f"{name}.md").read_text() for name in ("production", "containers", "ci", "host", "fleet", "gpu")}
-MESSAGES = re.findall(r"^\| `([^`]+)` \|", DOCS["production"].partition("## Troubleshooting")[2], re.M)
-GROUPS = ("host", "fleet")
+PAGES = ROOT / "docs"
+DOCS = {str(page.relative_to(PAGES)): page.read_text() for page in PAGES.rglob("*.md")}
+MESSAGES = [
+    message
+    for message in re.findall(r"^\| `([^`]+)` \|", DOCS["how-to/troubleshooting.md"], re.M)
+    if not message.startswith("coldstart ")
+]
+COMMAND = re.compile(
+    r"(?:podman run .*? coldstart-cpu|(?:systemd-run .*?)?/opt/coldstart/bin/coldstart|coldstart) (.+)"
+)
 ANYTHING = "\0"
 
 
@@ -65,34 +71,45 @@ def test_messages_of_a_real_run(run: Run, home: Path) -> None:
     assert re.search(r"No bundle for .* with key .* in the store; ", missed)
 
 
-def commands() -> list[str]:
-    lines = [
-        line
-        for text in DOCS.values()
-        for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
-        for line in block.splitlines()
-    ]
-    spans = [
-        one
-        for text in DOCS.values()
-        for one in re.findall(r"`(coldstart [a-z][^`]*)`", " ".join(text.split()))
-    ]
-    named = [line.partition("coldstart-cpu ")[2] for line in lines if "podman run" in line]
-    ours = [
-        f"coldstart {line.partition('/bin/coldstart ')[2]}" for line in lines if "/bin/coldstart " in line
-    ]
-    return [
-        *(
-            line.removeprefix("coldstart ")
-            for line in [*lines, *spans, *ours]
-            if line.startswith("coldstart ")
-        ),
-        *filter(None, named),
-    ]
+def typed() -> Iterator[str]:
+    """Yield each command line of the pages, without the word coldstart."""
+    for text in DOCS.values():
+        for block in re.findall(r"^ *```(?:sh|console)\n(.*?)^ *```", text, re.M | re.S):
+            for line in block.splitlines():
+                if found := COMMAND.match(line.strip().removeprefix("$ ")):
+                    yield found[1]
 
 
-@pytest.mark.parametrize("line", commands())
+def quoted() -> Iterator[str]:
+    """Yield each command in a sentence or a table; its arguments may be left out."""
+    for text in DOCS.values():
+        prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.S)
+        for span in re.findall(r"`coldstart ([a-z][^`]*)`", " ".join(prose.split())):
+            if "|" not in span:
+                yield span
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(typed()))
 def test_a_command_can_be_typed(line: str) -> None:
-    if line in EXAMPLES or line in GROUPS:  # a sentence names the command alone
-        return
     parse(shlex.split(line))
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(quoted()))
+def test_a_quoted_command_has_these_options(line: str) -> None:
+    if any(name == line or name.startswith(f"{line} ") for name in EXAMPLES):  # no more than its name
+        return
+    try:
+        parse(shlex.split(line))
+    except Exception as error:
+        if type(error).__name__ != "MissingParameter":
+            raise
+
+
+def test_the_pages_have_commands() -> None:
+    assert len({*typed()}) > 90 and len({*quoted()}) > 60
+
+
+@pytest.mark.parametrize("line", ["serve MODEL --no-such-option", "no-such-command"])
+def test_parse_refuses_a_line_when_the_command_line_would(line: str) -> None:
+    with pytest.raises(Exception, match="No such"):
+        parse(shlex.split(line))
