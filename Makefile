@@ -70,9 +70,10 @@ test: lint ## Run lint and all tests, the end-to-end tests on real servers last.
 check: lint ## Run lint and the quick tests, which need no vLLM.
 	$(PYTEST) $(BESIDE) --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
 
-lint: $(STAMP) typing ## Check style, format and types.
+lint: $(STAMP) typing ## Check style, format, prose and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/tools/prose.py
 	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p coldstart
 
 format: $(STAMP) ## Sort imports, fix what ruff can fix, and format all files.

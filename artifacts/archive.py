@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from coldstart.artifacts import blobs, fields, files, oci, tar
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import LayoutSource, payloads, signed_by, small
+from coldstart.artifacts.bundle_source import LayoutSource, list_signatures, payloads, small
 from coldstart.artifacts.errors import (
     BundleError,
     DestinationExistsError,
@@ -166,7 +166,7 @@ def contents(
     for bundle in bundles:
         _ = bundle.manifest
         listed = bundle.layout.entries()
-        signed = signed_by(LayoutSource(bundle.layout), listed, bundle.descriptor)
+        signed = list_signatures(LayoutSource(bundle.layout), listed, bundle.descriptor)
         for entry, image in [(bundle.descriptor, bundle.image), *signed]:
             entries[entry.digest] = entry
             content |= {blob.digest: (blob, bundle) for blob in (entry, *image.blobs)}

@@ -47,7 +47,7 @@ class LayoutSource:
         return payloads(self, self.layout.entries(), subject)
 
 
-def signed_by(
+def list_signatures(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
     """Return each readable signature manifest about `subject` among the first `tries` signatures of `entries`."""
@@ -64,8 +64,10 @@ def signed_by(
 def payloads(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[bytes]:
-    """Return the documents of `signed_by` that can be read."""
-    documents = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject, tries))
+    """Return the documents of `list_signatures` that can be read."""
+    documents = (
+        _payload(source, image.layers[0]) for _, image in list_signatures(source, entries, subject, tries)
+    )
     return [payload for payload in documents if payload is not None]
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urljoin, urlsplit
 
 from coldstart.artifacts import blobs, fields, oci
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, payloads, signed_by
+from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, list_signatures, payloads
 from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.net import origin
@@ -88,7 +88,7 @@ class Repository:
             self._upload(source, blob)
         self.put(bundle.image_bytes())
         entries = bundle.layout.entries()
-        for entry, image in signed_by(source, entries, bundle.descriptor):
+        for entry, image in list_signatures(source, entries, bundle.descriptor):
             for blob in image.blobs:
                 self._upload(source, blob)
             self._attach(bundle.descriptor, entry, image)
@@ -204,7 +204,7 @@ def _expect(answer: Answer, *statuses: int) -> Answer:
         return answer
     where = urlsplit(answer.url).path
     try:
-        body = answer.up_to(_SAID).decode(errors="replace")
+        body = answer.read_up_to(_SAID).decode(errors="replace")
     except RemoteUnreachableError as error:
         body = str(error)
     raise RemoteFailedError(f"{where} answered {answer.status}: {body}")

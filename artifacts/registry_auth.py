@@ -95,7 +95,7 @@ class RegistrySession:
         scope = {"service": challenge.get("service", ""), "scope": f"repository:{self._name}:{actions}"}
         try:
             answer = self._ask_realm(challenge["realm"], realm, scope, login)
-            status, data = answer.status, answer.up_to(_TOKEN_CAP + 1)
+            status, data = answer.status, answer.read_up_to(_TOKEN_CAP + 1)
         except (RemoteUnreachableError, ForbiddenError) as error:
             raise RemoteDeniedError(f"{realm} returned no token for {self._name}: {error}") from error
         if status != 200:

@@ -30,7 +30,7 @@ class Candidate:
         return self.problem is None, self.trust.ok, self.created, self.bundle.version
 
 
-def judged(bundle: Bundle, trust: Trust | None) -> Candidate:
+def rank_bundle(bundle: Bundle, trust: Trust | None) -> Candidate:
     """Return `bundle` with its rank; without `trust` all are equally trusted."""
     try:
         created = bundle.manifest.provenance.created
@@ -41,13 +41,13 @@ def judged(bundle: Bundle, trust: Trust | None) -> Candidate:
 
 def best_first(bundles: Iterable[Bundle], trust: Trust | None) -> list[Candidate]:
     """Return all candidates, the best first."""
-    return sorted((judged(bundle, trust) for bundle in bundles), key=lambda one: one.rank, reverse=True)
+    return sorted((rank_bundle(bundle, trust) for bundle in bundles), key=lambda one: one.rank, reverse=True)
 
 
 def newer_than(bundle: Bundle, others: Iterable[Bundle], trust: Trust | None) -> list[Bundle]:
     """Return the trusted bundles of `others` with the same key that are newer than `bundle`."""
     same = [other for other in others if other != bundle and other.key_digest == bundle.key_digest]
-    created = judged(bundle, None).created
+    created = rank_bundle(bundle, None).created
     return [one.bundle for one in best_first(same, trust) if one.trust.ok and one.created > created]
 
 
@@ -55,7 +55,7 @@ def superseded(bundles: Sequence[Bundle], keep: int, trust: Trust | None) -> set
     """Return the digests of all but the best `keep` of each key. Unreadable bundles are retained for another release."""
     keys: dict[str, list[Bundle]] = {}
     for bundle in bundles:
-        if judged(bundle, None).problem is None:
+        if rank_bundle(bundle, None).problem is None:
             keys.setdefault(bundle.key_digest, []).append(bundle)
     ordered = (best_first(group, trust) for group in keys.values())
     return {one.bundle.digest for group in ordered for one in group[keep:]}

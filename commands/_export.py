@@ -41,7 +41,7 @@ class Result:
     markdown: Callable[[], str] | None = None
 
     @classmethod
-    def from_rows(
+    def create_table(
         cls, title: str, document: Mapping[str, Any], columns: Mapping[str, str], rows: Sequence[Row]
     ) -> "Result":
         """Create a result whose table fits in memory."""

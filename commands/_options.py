@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from coldstart.artifacts.net.origin import without_secrets
+from coldstart.artifacts.net.origin import redact_url
 from coldstart.commands import _keys
 from coldstart.commands._output import Format, Output, Progress
 
@@ -114,7 +114,7 @@ class Common:
             accepts=accepts,
         )
 
-    def again(self, *words: str) -> str:
+    def format_command(self, *words: str) -> str:
         """Return the command line ``coldstart WORDS`` with the same vLLM arguments, which are part of the key."""
         from coldstart.system import secrets
 
@@ -125,7 +125,7 @@ class Common:
         """Raise AuthRequiredError (exit code 4) if ``address`` is on the network and --offline is set."""
         if self.offline and "://" in address and not address.startswith("dir://"):
             raise AuthRequiredError(
-                f"{without_secrets(address)} is on the network, and --offline is set.",
+                f"{redact_url(address)} is on the network, and --offline is set.",
                 hint="remove --offline",
             )
 

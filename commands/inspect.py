@@ -65,5 +65,5 @@ def _view(common: Common, bundle: Bundle, *, manifest: bool, tree: bool, diff: s
 
 def _show(common: Common, exports: Exports, view: BundleView) -> None:
     rows = public({"rows": view.rows})["rows"]
-    result = Result.from_rows(view.title, public(view.data), view.columns, rows)
+    result = Result.create_table(view.title, public(view.data), view.columns, rows)
     give(common.out, exports, result, view.text, brief=view.brief)

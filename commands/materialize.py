@@ -106,10 +106,12 @@ def _show(common: Common, model: str, planned: "MaterializationPlan") -> None:
     common.out.result(
         data, lambda: table(("field", "value"), list(fields.items())) + f"\nsections: {', '.join(sections)}"
     )
-    common.out.success(f"Would make key {planned.key.short}", then=common.again("materialize", model))
+    common.out.success(
+        f"Would make key {planned.key.short}", then=common.format_command("materialize", model)
+    )
 
 
 def _next_command(common: Common, model: str, revision: str | None, *, is_new: bool) -> str:
-    typed = common.again("serve", model, *(["--revision", revision] if revision else []))
+    typed = common.format_command("serve", model, *(["--revision", revision] if revision else []))
     # Without `--`, serve uses the arguments of the newest bundle, which may differ from the one found.
     return typed if is_new or common.vllm_args else f"{typed} --"

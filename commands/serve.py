@@ -11,7 +11,7 @@ import typer
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
-from coldstart.contract.fallback import from_json
+from coldstart.contract.fallback import decode
 from coldstart.errors import UsageError
 from coldstart.launch import modes
 from coldstart.scheduling.settings import SchedulerSettings
@@ -122,7 +122,7 @@ def command(
     # Report wrong options before any look-up.
     check(choice, common.vllm_args)
     lookup = _find(common, model, revision, anyone if untrusted else None)
-    lookup = lookup.without_weights() if weights_from is not None else lookup
+    lookup = lookup.drop_weights() if weights_from is not None else lookup
     _show_arguments(common, lookup)
     check(choice, lookup.vllm_args)
     listen = listening.choose_address(host, port, lookup.vllm_args)
@@ -154,7 +154,7 @@ def command(
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
             _say(common, report, ready_file)
-            unavailable = from_json(report["absent"])
+            unavailable = decode(report["absent"])
             for advice in (
                 listening.describe_exposure(plan.vllm_args),
                 _faster.advise(request.lookup, report["ready_s"], unavailable),
@@ -192,7 +192,7 @@ def _dry_run_text(planned: Mapping[str, Any]) -> str:
     absent = "none; would be materialized first" if planned["materializes"] else "none"
     name = (planned["bundle"] or absent).partition("@")[0]
     bundle = f"{name}:v{planned['version']}" if planned["bundle"] else absent
-    fallbacks = [f"fallback  {one}" for one in from_json(planned["fallbacks"])]
+    fallbacks = [f"fallback  {one}" for one in decode(planned["fallbacks"])]
     return "\n".join(
         [f"mode    {planned['mode']}", f"bundle  {bundle}", f"url     {planned['url']}", *fallbacks]
     )
@@ -222,7 +222,7 @@ def _show_arguments(common: Common, lookup: "Lookup") -> None:
 
 
 def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> None:
-    for fallback in from_json(report["fallbacks"]):
+    for fallback in decode(report["fallbacks"]):
         common.out.warn(str(fallback))
     if ready_file:
         _write(ready_file, json.dumps(secrets.document(report)))

@@ -40,7 +40,7 @@ def start(
     mode = prepare_template.find_mode(level).name
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
-    common.out.success("Started a template", then=common.again("serve", model, "--mode", mode))
+    common.out.success("Started a template", then=common.format_command("serve", model, "--mode", mode))
 
 
 @app.command(help="Write the imported runtime with CRIU; starts of any model can restore it.")

@@ -102,12 +102,12 @@ def command(
         raise CommandFailedError(
             f"{len(bad)} of {len(reports)} failed: {', '.join(bad)}", hint="see the hint of each finding"
         )
-    common.out.success(f"{len(reports)} valid", then=common.again("inspect", words[0]))
+    common.out.success(f"{len(reports)} valid", then=common.format_command("inspect", words[0]))
 
 
 def _show(common: Common, exports: Exports, reports: list[ValidationReport], fail_level: FailLevel) -> None:
     form, document = str(common.out.format), public(renderers.document(reports, fail_level))
-    result = Result.from_rows("Validation", document, renderers.COLUMNS, renderers.rows(document))
+    result = Result.create_table("Validation", document, renderers.COLUMNS, renderers.rows(document))
     out = common.out if form == "json" else replace(common.out, format="text")
     give(out, exports, result, lambda: RENDERERS[form](reports, fail_level))
 

@@ -17,8 +17,8 @@ from urllib.parse import urljoin
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
-from coldstart.artifacts.net.origin import Origin, parse_origin, without_secrets
-from coldstart.artifacts.net.pace import Bounds, Pace, TooSlowError, from_environment
+from coldstart.artifacts.net.origin import Origin, parse_origin, redact_url
+from coldstart.artifacts.net.pace import Bounds, Pace, TooSlowError, read_environment
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.util.ssl_ import create_urllib3_context
@@ -158,7 +158,7 @@ class Answer:
         self._pace.delivered(len(data))
         return data
 
-    def up_to(self, cap: int) -> bytes:
+    def read_up_to(self, cap: int) -> bytes:
         """Read the body, or its first `cap` bytes, and close the response. Raises RemoteUnreachableError."""
         parts: list[bytes] = []
         with self:
@@ -185,7 +185,7 @@ class HttpClient:
     """HTTP client for one thread, with connection pools. Proxies come from the environment, except for loopback."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
-        self._bounds = bounds or from_environment()
+        self._bounds = bounds or read_environment()
         self._managers: dict[tuple[str, str | None], urllib3.PoolManager] = {}
 
     def ask(
@@ -210,7 +210,7 @@ class HttpClient:
                 return answer
             answer.close()
             url = redirected(url, location)
-        raise ForbiddenError(f"{without_secrets(first)} redirects too many times")
+        raise ForbiddenError(f"{redact_url(first)} redirects too many times")
 
     def close(self) -> None:
         """Close all connections."""
@@ -260,9 +260,9 @@ def redirected(url: str, location: str) -> str:
         target = urljoin(url, location)
         before, after = parse_origin(url), parse_origin(target)
     except ValueError as error:
-        raise ForbiddenError(f"{without_secrets(url)} redirects to an invalid address: {error}") from error
+        raise ForbiddenError(f"{redact_url(url)} redirects to an invalid address: {error}") from error
     if before.scheme == "https" and after.scheme != "https":
-        raise ForbiddenError(f"{without_secrets(url)} redirects to an address without TLS")
+        raise ForbiddenError(f"{redact_url(url)} redirects to an address without TLS")
     return target
 
 

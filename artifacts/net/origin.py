@@ -66,7 +66,7 @@ def gives_tokens_for(realm: Origin, registry: Origin, allowed: Collection[str] =
     return "." in realm.host and registry.host.endswith(f".{realm.host}") and not _is_address(registry.host)
 
 
-def without_secrets(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return the address without user, password, query (a presigned one is a password) and fragment."""
     scheme, mark, rest = url.partition("://")
     if not mark:

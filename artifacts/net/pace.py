@@ -30,7 +30,7 @@ class Bounds:
     floor: float = 16 << 10
 
 
-def from_environment(environment: Mapping[str, str] = os.environ) -> Bounds:
+def read_environment(environment: Mapping[str, str] = os.environ) -> Bounds:
     """Return the bounds with the floor (bytes/s) and the patience (s, of head and window) of the environment."""
     patience = _positive(environment, PATIENCE_VARIABLE, Bounds().window_s)
     return Bounds(

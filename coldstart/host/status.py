@@ -63,7 +63,7 @@ class LastStart:
 
     def build_document(self) -> dict[str, Any]:
         """Return the status document's `last_start`."""
-        return asdict(self) | {"fallbacks": fallback.to_json(self.fallbacks)}
+        return asdict(self) | {"fallbacks": fallback.encode(self.fallbacks)}
 
 
 @dataclass(slots=True)

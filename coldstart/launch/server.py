@@ -37,7 +37,7 @@ class Server:
         self.mode = started.mode
         self.pid = started.running.process.pid
         self.ready_s = started.running.ready_s
-        reported = fallback.from_json(started.running.report.get("fallbacks"))
+        reported = fallback.decode(started.running.report.get("fallbacks"))
         self.fallbacks: tuple[Fallback, ...] = (*started.account.fallbacks, *reported)
         # Also keeps the connections through which weights are still fetched.
         self._started = started

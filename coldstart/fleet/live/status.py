@@ -100,7 +100,7 @@ def _group(group: Group, processes: Processes) -> dict[str, Any]:
         "mode": up.mode if up else None,
         "start_s": up.start_s if up else None,
         "predicted_s": group.predicted_s,
-        "fallbacks": fallback.to_json(up.fallbacks) if up else [],
+        "fallbacks": fallback.encode(up.fallbacks) if up else [],
         "workers": [_worker(worker, processes) for worker in group.workers],
     }
 

@@ -48,7 +48,7 @@ def unscheduled(request: Request) -> int:
     return tokens
 
 
-def to_come(request: Request) -> int:
+def count_tokens_after_flight(request: Request) -> int:
     """Return the number of the request's tokens after every step in flight has returned."""
     tokens: int = max(request.num_tokens + request.num_output_placeholders, request.num_computed_tokens + 1)
     return tokens
