@@ -263,8 +263,8 @@ def _profile(given: str | None, common: Common) -> IterationProfile:
         raise UsageError("--simulate needs the iteration times of a model and machine", hint=hint)
     try:
         if Path(given).is_file():
-            return IterationProfile.decode(json.loads(Path(given).read_text(encoding="utf-8")))
-        return IterationProfile.decode(common.store().get(given).json("iterations"))
+            return IterationProfile.parse(json.loads(Path(given).read_text(encoding="utf-8")))
+        return IterationProfile.parse(common.store().get(given).json("iterations"))
     except (ProfileError, json.JSONDecodeError) as problem:
         raise UsageError(f"--profile {given}: {problem}") from problem
 

@@ -80,7 +80,7 @@ def iterations() -> IterationProfile:
     found = inspection.look_up(asked.model, asked.vllm_args).bundle
     if found is None:
         raise SystemExit("the servers run, but their bundle is not in the store")
-    return IterationProfile.decode(found.json("iterations"))
+    return IterationProfile.parse(found.json("iterations"))
 
 
 def _server(fleet: Fleet, name: str) -> Server:
@@ -153,7 +153,7 @@ def simulated(
 def slower(profile: IterationProfile, factor: float) -> IterationProfile:
     """The profile of a machine that takes `factor` times as long."""
     curves = profile.encode().items()
-    return IterationProfile.decode({name: [[x, factor * y] for x, y in points] for name, points in curves})
+    return IterationProfile.parse({name: [[x, factor * y] for x, y in points] for name, points in curves})
 
 
 def _simulated(

@@ -160,7 +160,7 @@ class SchedulerSettings:
         return "recompute" if self.policy == FCFS and not self.host_bytes else "proactive"
 
     def iteration_profile(self) -> IterationProfile:
-        return FALLBACK_PROFILE if self.profile is None else IterationProfile.decode(self.profile)
+        return FALLBACK_PROFILE if self.profile is None else IterationProfile.parse(self.profile)
 
     def check(self) -> None:
         """Raise ValueError for a value out of range."""

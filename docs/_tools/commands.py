@@ -34,7 +34,7 @@ of the commands are generated from that help.
 def pages() -> dict[str, str]:
     """Return the text of each page by its path below docs/reference."""
     context = typer.main.get_command(cli.app).make_context("coldstart", [], resilient_parsing=True)
-    made = [one for name in cli.COMMANDS for one in pages_of(cli.load(name), context)]
+    made = [one for name in cli.COMMANDS for one in build_pages(cli.load(name), context)]
     return {"commands.md": index(context), **dict(made)}
 
 
@@ -51,7 +51,7 @@ def index(context: Any) -> str:
     return "\n".join(lines)
 
 
-def pages_of(command: Any, parent: Any) -> Iterator[tuple[str, str]]:
+def build_pages(command: Any, parent: Any) -> Iterator[tuple[str, str]]:
     """Yield path and text of a command's page. A group of many commands has a page for each of them."""
     context = command.make_context(command.name, [], parent=parent, resilient_parsing=True)
     below = getattr(command, "commands", {})

@@ -1,8 +1,8 @@
 """Several batches in flight under pipeline parallelism: which requests are in one (FastServe, 4.3).
 
 vLLM schedules a batch while a stage is free, before earlier batches have returned. Without asynchronous scheduling (model
-runner V1, so always on the CPU platform), vLLM's synchronous scheduler then has no token to compute for a request whose last
-token is still in flight. With it (model runner V2), a gate keeps a request out for as many steps as there are stages.
+runner V1, always on the CPU platform), vLLM has no token to compute for a request whose last token is still in flight. With
+it (model runner V2), a gate keeps a request out for as many steps as there are stages.
 
 Invariant: we neither schedule nor evict a request in flight, and it keeps its place in the order.
 """

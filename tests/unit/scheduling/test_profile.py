@@ -19,7 +19,7 @@ def test_a_curve_never_falls(points: list[tuple[int, float]], a: float, b: float
 @given(POINTS)
 def test_a_profile_survives_json(points: list[tuple[int, float]]) -> None:
     profile = IterationProfile.create(points, points)
-    assert IterationProfile.decode(profile.encode()) == profile
+    assert IterationProfile.parse(profile.encode()) == profile
 
 
 def test_it_interpolates_and_extrapolates_linearly() -> None:
@@ -53,4 +53,4 @@ def test_a_mixed_iteration_costs_more_than_either_part() -> None:
 )
 def test_a_bad_profile_says_what_is_wrong(document: object, words: str) -> None:
     with pytest.raises(ProfileError, match=words.replace("[", r"\[")):
-        IterationProfile.decode(document)
+        IterationProfile.parse(document)
