@@ -68,10 +68,19 @@ class Terminal:
                 self.server = process
                 printed, code = process.stdout.readline(), 0
             else:
-                printed, _ = process.communicate(timeout=READY_S)
-                code = process.returncode
+                printed, code = self.wait(process)
             errors.seek(0)
             return code, (printed + errors.read()).decode(errors="replace")
+
+    def wait(self, process: subprocess.Popen[bytes]) -> tuple[bytes, int]:
+        """Wait for the end of a command; return its standard output and exit code. One that takes too long is stopped."""
+        try:
+            printed, _ = process.communicate(timeout=2 * READY_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait(timeout=60)
+            raise
+        return printed, process.returncode
 
     def stop_server(self) -> None:
         """Stop the server as Ctrl-C does."""
