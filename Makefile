@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled modules every start would compile this package anew, and would be measured doing so.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install hooks lock demo demo-host test check lint format typing bench dist clean
+.PHONY: help install hooks lock demo demo-host test check lint format typing docs bench dist clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.* ## /\1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -70,9 +70,10 @@ test: lint ## Run lint and all tests, the end-to-end tests on real servers last.
 check: lint ## Run lint and the quick tests, which need no vLLM.
 	$(PYTEST) $(BESIDE) --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
 
-lint: $(STAMP) typing ## Check style, format and types.
+lint: $(STAMP) typing ## Check style, format, prose and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/tools/prose.py
 	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p coldstart
 
 format: $(STAMP) ## Sort imports, fix what ruff can fix, and format all files.
@@ -82,6 +83,12 @@ format: $(STAMP) ## Sort imports, fix what ruff can fix, and format all files.
 typing: ## Link the packages as they install into build/typing, for mypy.
 	@rm -rf build/typing && mkdir -p build/typing/coldstart
 	@ln -s $(addprefix ../../../,$(filter-out %/__pycache__,$(wildcard coldstart/*)) artifacts commands) build/typing/coldstart/
+
+docs: $(STAMP) ## Build the documentation site in build/site; warnings are errors.
+	@$(BIN)/python -c 'import mkdocstrings, zensical' 2>/dev/null || \
+		$(BIN)/coldstart install docs --constraint requirements/cpu.lock
+	$(BIN)/python docs/_tools/stage.py
+	$(BIN)/python -m zensical build --strict
 
 dist: $(STAMP) ## Build wheel and sdist in dist/.
 	$(BIN)/python -m build --no-isolation

@@ -1,1 +1,1 @@
-"""The bundle format and its store: no torch, no vllm, no typer."""
+"""Bundle format and store. Imports neither torch, vllm nor typer."""

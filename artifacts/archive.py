@@ -1,4 +1,4 @@
-"""One file for one or more bundles: an OCI archive, which is an uncompressed tar of an image layout.
+"""OCI archive with one or more bundles: an uncompressed tar of an image layout.
 
 import(export(b)) has the digest of b, and equal bundles export to equal bytes. Blobs stream.
 """
@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from coldstart.artifacts import blobs, fields, files, oci, tar
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import LayoutSource, payloads, signed_by, small
+from coldstart.artifacts.bundle_source import LayoutSource, list_signatures, payloads, small
 from coldstart.artifacts.errors import (
     BundleError,
     DestinationExistsError,
@@ -35,7 +35,7 @@ def export_archive(
 ) -> int:
     """Write `bundles` with their signatures to `path` and return the number of bytes. The file appears complete or not at all.
 
-    A bundle that holds a process's memory is written only with `memory`; other users cannot read the file then. Raises
+    A bundle with process memory is written only with `memory`, and then only its owner can read the file. Raises
     ProcessMemoryError, DestinationExistsError, DigestMismatchError, MissingBlobError, NoSpaceError, ReadOnlyStoreError.
     """
     for bundle in bundles:
@@ -64,10 +64,10 @@ def import_archive(store: Store, path: Path) -> list[Bundle]:
 
 
 class ArchiveSource:
-    """The layout inside a tar file, read in place; nothing is unpacked."""
+    """Layout inside a tar file, read in place without unpacking."""
 
     def __init__(self, path: Path) -> None:
-        """Raises NotALayoutError and the errors of tar.members."""
+        """Open the archive. Raises NotALayoutError and the errors of tar.members."""
         self._file = path.open("rb")
         self._found: dict[str, tuple[int, int]] = {}
         try:
@@ -82,11 +82,11 @@ class ArchiveSource:
             raise
 
     def bundles(self) -> list[oci.Descriptor]:
-        """The bundles that the archive's index lists."""
+        """Return the bundles that the archive's index lists."""
         return [entry for entry in self.entries if self._kind(entry) == oci.BUNDLE_TYPE]
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
-        """A blob's bytes in place. Raises MissingBlobError."""
+        """Open a blob's bytes in place. Raises MissingBlobError."""
         name = _BLOBS + fields.digest(blob.digest, "digest").removeprefix("sha256:")
         if name not in self._found:
             raise MissingBlobError(f"blob {blob.digest} is not in the archive")
@@ -94,7 +94,7 @@ class ArchiveSource:
         return _slice(self._file, start + min(offset, size), start + size)
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """The payloads that the archive's index lists."""
+        """Return the payloads that the archive's index lists."""
         return payloads(self, self.entries, subject)
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class ArchiveSource:
         self._file.close()
 
     def _kind(self, entry: oci.Descriptor) -> str | None:
-        # An index that another program wrote may describe no types; the manifest itself says what it is.
+        # The index of another program may lack types; the manifest contains its own.
         if entry.artifact_type is not None:
             return entry.artifact_type
         try:
@@ -125,7 +125,7 @@ class ArchiveSource:
 
 
 class _Slice(io.RawIOBase):
-    """Bytes [start, end) of a file that others read too."""
+    """Bytes [start, end) of a file with several readers."""
 
     def __init__(self, file: BinaryIO, start: int, end: int) -> None:
         self._file, self._at, self._end = file, start, end
@@ -160,13 +160,13 @@ def _write(bundles: Sequence[Bundle], file: BinaryIO) -> None:
 def contents(
     bundles: Sequence[Bundle],
 ) -> tuple[list[oci.Descriptor], dict[str, tuple[oci.Descriptor, Bundle]]]:
-    """Index entries and blobs (manifests first) of `bundles` and of the signatures about them."""
+    """Return index entries and blobs (manifests first) of `bundles` and of their signatures."""
     entries: dict[str, oci.Descriptor] = {}
     content: dict[str, tuple[oci.Descriptor, Bundle]] = {}
     for bundle in bundles:
         _ = bundle.manifest
         listed = bundle.layout.entries()
-        signed = signed_by(LayoutSource(bundle.layout), listed, bundle.descriptor)
+        signed = list_signatures(LayoutSource(bundle.layout), listed, bundle.descriptor)
         for entry, image in [(bundle.descriptor, bundle.image), *signed]:
             entries[entry.digest] = entry
             content |= {blob.digest: (blob, bundle) for blob in (entry, *image.blobs)}

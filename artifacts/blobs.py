@@ -1,6 +1,6 @@
-"""Content-addressed blobs: blobs/sha256/<hex> holds exactly the bytes whose sha256 is <hex>.
+"""Content-addressed blobs: blobs/sha256/<hex> contains exactly the bytes whose sha256 is <hex>.
 
-Nothing read through this module is believed before it is hashed; a link in the place of a blob is refused.
+Bytes that this module reads are hashed before they are trusted. A link in the place of a blob is an error.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from coldstart.artifacts.errors import (
 
 
 def blob_path(root: Path, digest: str) -> Path:
-    """Where the blob lives. Raises InvalidManifestError unless `digest` is sha256:<hex>, so it cannot climb."""
+    """Return the path of a blob. Raises InvalidManifestError unless `digest` is sha256:<hex>, so it stays below `root`."""
     return root / "blobs" / "sha256" / fields.digest(digest, "digest").removeprefix("sha256:")
 
 
 def open_unverified(root: Path, digest: str) -> BinaryIO:
-    """The raw file. Raises MissingBlobError, UnsafeLinkError or Unreadable; the caller hashes what it reads."""
+    """Open the raw file; the caller hashes it. Raises MissingBlobError, UnsafeLinkError, UnreadableError."""
     try:
         handle = os.open(blob_path(root, digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -42,20 +42,18 @@ def open_unverified(root: Path, digest: str) -> BinaryIO:
 
 
 class VerifiedReader(io.RawIOBase):
-    """A stream that hashes what passes and raises DigestMismatchError at its end unless digest and size are
-    right.
-    """
+    """Stream that hashes its bytes and raises DigestMismatchError at its end unless digest and size match."""
 
     def __init__(self, source: BinaryIO, digest: str, size: int) -> None:
         self._source, self._digest, self._size = source, digest, size
         self._hash, self._seen, self._checked = sha256(), 0, False
 
     def readable(self) -> bool:
-        """Always true."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read into `buffer`; 0 only at a verified end."""
+        """Read into `buffer`; return 0 only at a verified end."""
         try:
             data = self._source.read(len(buffer))
         except OSError as error:
@@ -75,7 +73,7 @@ class VerifiedReader(io.RawIOBase):
             self.read(1 << 20)
 
     def close(self) -> None:
-        """Close the source too."""
+        """Close the stream and its source."""
         self._source.close()
         super().close()
 
@@ -89,12 +87,12 @@ class VerifiedReader(io.RawIOBase):
 
 
 def open_verified(root: Path, digest: str, size: int) -> VerifiedReader:
-    """Stream a blob, verified at its end. Raises MissingBlobError, UnsafeLinkError; reading raises DigestMismatchError."""
+    """Open a blob as a stream whose end raises DigestMismatchError. Raises MissingBlobError, UnsafeLinkError."""
     return VerifiedReader(open_unverified(root, digest), digest, size)
 
 
 def read(root: Path, digest: str, size: int, *, cap: int) -> bytes:
-    """A whole blob, verified. Raises TooLargeError past `cap`, MissingBlobError, UnsafeLinkError, DigestMismatchError."""
+    """Return a verified blob. Raises TooLargeError above `cap`, MissingBlobError, UnsafeLinkError, DigestMismatchError."""
     if size > cap:
         raise TooLargeError(f"blob {digest} is {size} bytes, the cap is {cap}")
     with open_verified(root, digest, size) as reader:
@@ -102,7 +100,7 @@ def read(root: Path, digest: str, size: int, *, cap: int) -> bytes:
 
 
 def fault(root: Path, digest: str, size: int) -> BundleError | None:
-    """What is wrong with a blob: MissingBlobError, DigestMismatchError, UnsafeLinkError, Unreadable, or None."""
+    """Return the error of a blob: MissingBlobError, DigestMismatchError, UnsafeLinkError, UnreadableError, or None."""
     try:
         with open_verified(root, digest, size) as reader:
             reader.drain()

@@ -1,6 +1,6 @@
-"""A published bundle, read lazily.
+"""Published bundle, read lazily.
 
-The manifest first, sections on demand, every byte verified, code only if trusted.
+The manifest is read first and sections on demand. Each digest is verified. Code is unpacked only if it is trusted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Bundle:
     version: int
 
     def __eq__(self, other: object) -> bool:
-        # The digest names all of the content; version and index annotations belong to the store.
+        # The digest identifies all content; version and index annotations belong to the store.
         return isinstance(other, Bundle) and other.digest == self.digest
 
     def __hash__(self) -> int:
@@ -71,7 +71,7 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        """sha256:<hex> of the image manifest."""
+        """Return sha256:<hex> of the image manifest."""
         return self.descriptor.digest
 
     @cached_property
@@ -88,9 +88,10 @@ class Bundle:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Key, provenance and section table.
+        """Return key, provenance and section table.
 
-        Raises what `image` does, IndexMismatchError, SectionTableError, FormatTooNewError and FormatTooOldError.
+        Raises the errors of `image`, IndexMismatchError, SectionTableError, FormatTooNewError and
+        FormatTooOldError.
         """
         config = self.image.config
         data = blobs.read(self.layout.root, config.digest, config.size, cap=LIMITS.config)
@@ -105,27 +106,27 @@ class Bundle:
 
     @cached_property
     def name(self) -> str:
-        """Name of the model, from the index if it lists one, otherwise from the manifest."""
+        """Return the name of the model, from the index if it lists one, otherwise from the manifest."""
         return self.descriptor.annotations.get(oci.NAME) or self.manifest.provenance.model_name
 
     @cached_property
     def key_digest(self) -> str:
-        """Digest of the key, from the index if it lists one, otherwise from the manifest."""
+        """Return the digest of the key, from the index if it lists one, otherwise from the manifest."""
         return self.descriptor.annotations.get(oci.KEY) or self.manifest.key.digest
 
     @property
     def key(self) -> Key:
-        """The key, from the manifest."""
+        """Return the key from the manifest."""
         return self.manifest.key
 
     @property
     def ref(self) -> str:
-        """Unique reference: NAME@sha256:..."""
+        """Return the unique reference NAME@sha256:..."""
         return f"{self.name}@{self.digest}"
 
     @property
     def size(self) -> int:
-        """Bytes of all sections as stored."""
+        """Return the bytes of all sections as stored."""
         return sum(section.size for section in self.manifest.sections)
 
     def has(self, name: str) -> bool:
@@ -165,7 +166,9 @@ class Bundle:
         DestinationExistsError, DigestMismatchError, MissingBlobError, Bomb, InvalidTreeError, UnsafePathError, UnsafeLinkError,
         UnsafeMemberError, DuplicateMemberError, PickleFoundError, CodeFoundError, NoSpaceError.
         """
-        from coldstart.artifacts import unpack  # a start whose trees are unpacked already does without it
+        from coldstart.artifacts import (
+            unpack,
+        )  # A start whose trees are already unpacked does not need this import.
 
         entry, declared = self.entry(name), SECTION_TYPES[name]
         if declared.encoding != "tar.zst":
@@ -188,7 +191,8 @@ class Bundle:
         entry = self._stored(name)
         if offset < 0 or length < 0 or offset + length > entry.size:
             raise InvalidReferenceError(
-                f"bytes {offset}+{length} of {entry.size} do not exist", hint="ask for bytes inside it"
+                f"bytes {offset}+{length} of {entry.size} do not exist",
+                hint="request bytes inside the section",
             )
         with blobs.open_unverified(self.layout.root, entry.digest) as file:
             return read_range(file, entry, offset, length)
@@ -198,7 +202,7 @@ class Bundle:
         inside = [entry.type for entry in self.manifest.sections if holds_memory(entry.media_type)]
         if inside and not memory:
             raise ProcessMemoryError(
-                f"{self.name}:v{self.version} holds the memory of a process ({', '.join(inside)})"
+                f"{self.name}:v{self.version} contains the memory of a process ({', '.join(inside)})"
             )
 
     def verify(self, level: Level = "checksum") -> list[Finding]:

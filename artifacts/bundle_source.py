@@ -13,14 +13,13 @@ from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.ranges import read_full
 
-# Of those found; a registry is asked for no more either, since each costs a request. A store's own index may list many that
-# are about other bundles.
+# Limit of the signatures that are read: each one costs a request. A store's index may list many of other bundles.
 MAX_SIGNATURES, _MAX_LISTED = 64, 8192
 _SIGNATURE_MANIFEST = 64 << 10
 
 
 class BundleSource(Protocol):
-    """A place that bundles are copied from; the receiver verifies the bytes."""
+    """Source that bundles are copied from; the receiver verifies the bytes."""
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
         """Open the bytes of `blob` from `offset`. Raises MissingBlobError or RemoteFailedError."""
@@ -33,7 +32,7 @@ class BundleSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayoutSource:
-    """Another layout on disk."""
+    """Layout on disk as a source."""
 
     layout: OciLayout
 
@@ -48,7 +47,7 @@ class LayoutSource:
         return payloads(self, self.layout.entries(), subject)
 
 
-def signed_by(
+def list_signatures(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
     """Return each readable signature manifest about `subject` among the first `tries` signatures of `entries`."""
@@ -65,8 +64,10 @@ def signed_by(
 def payloads(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[bytes]:
-    """Return the documents of `signed_by` that can be read."""
-    documents = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject, tries))
+    """Return the documents of `list_signatures` that can be read."""
+    documents = (
+        _payload(source, image.layers[0]) for _, image in list_signatures(source, entries, subject, tries)
+    )
     return [payload for payload in documents if payload is not None]
 
 
@@ -89,7 +90,7 @@ def _signature(
     try:
         image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
     except BundleError:
-        return None  # a signature that cannot be read proves nothing
+        return None  # A signature that cannot be read proves nothing.
     is_signature = image.artifact_type in oci.SIGNATURE_TYPES and len(image.layers) == 1
     fits = is_signature and image.subject is not None and image.subject.digest == subject.digest
     return image if fits else None

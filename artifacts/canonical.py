@@ -1,4 +1,4 @@
-"""Canonical JSON out, strict JSON in: loads(dumps(x)) == x, and dumps(loads(dumps(x))) is the same bytes.
+"""Canonical JSON writer and strict JSON reader: loads(dumps(x)) == x, and dumps(loads(dumps(x))) gives the same bytes.
 
 Canonical: UTF-8, members sorted by code point, no white space, shortest round-trip numbers, no NaN or
 infinity. Strict: a cap on bytes and nesting, no duplicate member, no NaN, valid UTF-8.
@@ -15,9 +15,9 @@ from coldstart.artifacts.limits import LIMITS
 
 
 def dumps(value: object) -> bytes:
-    """Canonical bytes of `value`.
+    """Return the canonical bytes of `value`.
 
-    Raises InvalidJsonError for what JSON cannot carry, such as NaN or a lone surrogate.
+    Raises InvalidJsonError for values that JSON cannot represent, such as NaN or a lone surrogate.
     """
     try:
         _check_names(value, 0)
@@ -43,7 +43,7 @@ def loads(data: bytes, *, cap: int, what: str) -> object:
 
 
 def digest(data: bytes) -> str:
-    """The content address of `data`: sha256:<64 hex digits>."""
+    """Return the content address of `data`: sha256:<64 hex digits>."""
     return "sha256:" + sha256(data).hexdigest()
 
 
@@ -60,7 +60,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _check_names(value: object, depth: int) -> None:
-    # json.dumps would turn a number used as a name into text, and sort it beside real text.
+    # json.dumps would convert a number used as a name to text, and sort it with real text.
     if depth > LIMITS.json_depth:
         raise ValueError(f"nested deeper than {LIMITS.json_depth}")
     if isinstance(value, dict):

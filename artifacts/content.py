@@ -1,6 +1,6 @@
-"""A section that is not executable holds no code: no pickle, no compiled object, no program source.
+"""Check that a section that is not executable contains no code: no pickle, no compiled object, no program source.
 
-This module is no sandbox. coldstart never unpickles a section; the check protects other tools that read the tree.
+This module does not sandbox code. coldstart never unpickles a section; the check protects other tools that read the tree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `docker login` stored for a registry: in config.json itself, or with a credential helper.
+"""Credentials that `docker login` stored for a registry, in config.json or with a credential helper.
 
 The helper protocol: `docker-credential-NAME get`, the registry on stdin, {"Username", "Secret"} as JSON on stdout;
 the user name <token> marks an identity token. https://github.com/docker/docker-credential-helpers
@@ -18,7 +18,7 @@ from typing import Any
 
 from coldstart.artifacts.errors import RemoteDeniedError
 
-# Docker's own registry answers at another host than the one its logins are stored under.
+# Docker's logins are stored under another host than its registry's.
 HUB_KEY, HUB_HOSTS = (
     "https://index.docker.io/v1/",
     frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"}),
@@ -31,7 +31,7 @@ _HELPER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Either a user with a password, or an identity token for the registry's token server."""
+    """User with a password, or an identity token for the registry's token server."""
 
     user: str = ""
     password: str = field(default="", repr=False)
@@ -39,14 +39,14 @@ class Login:
 
     @property
     def basic(self) -> str | None:
-        """The value of an Authorization header, None for an identity token."""
+        """Return the value of an Authorization header, None for an identity token."""
         if self.identity:
             return None
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
 def stored(host: str, environment: Mapping[str, str] = os.environ) -> Login | None:
-    """The login for HOST[:PORT], None where there is none. Raises RemoteDeniedError when a helper fails."""
+    """Return the login for HOST[:PORT], or None. Raises RemoteDeniedError if a helper fails."""
     config = _config(environment)
     key = HUB_KEY if host in HUB_HOSTS else host
     helper = _helper(config, key)
@@ -82,20 +82,21 @@ def _from_helper(helper: str, key: str) -> Login | None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RemoteDeniedError(
-            f"{program} cannot be asked: {type(error).__name__}", hint=f"run {program} get"
+            f"{program} cannot be run: {type(error).__name__}", hint=f"run {program} get"
         ) from error
     if done.returncode:
         output = (done.stdout or done.stderr).decode(errors="replace").strip()[:200]
         if _NOT_FOUND in output:
             return None
         raise RemoteDeniedError(
-            f"{program} failed: {output}", hint=f"unlock what {program} keeps, or docker login {key}"
+            f"{program} failed: {output}",
+            hint=f"unlock the credential store of {program}, or docker login {key}",
         )
     try:
         document = json.loads(done.stdout)
         user, secret = str(document["Username"]), str(document["Secret"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise RemoteDeniedError(f"{program} answers with no credentials") from error
+        raise RemoteDeniedError(f"{program} returned no credentials") from error
     return Login(identity=secret) if user == _TOKEN_USER else Login(user, secret)
 
 

@@ -1,4 +1,4 @@
-"""Pull from a directory: an image layout, mounted here or just downloaded."""
+"""Pull from a directory with an image layout, mounted or downloaded."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from coldstart.artifacts.store import Store
 
 
 def pull_directory(store: Store, directory: Path, digest: str | None = None) -> Bundle:
-    """The bundle `digest` of a layout, or its only one; of several versions of one key the newest."""
+    """Return the bundle `digest` of a layout, or its only bundle; of several versions of one key the newest."""
     other = Store(directory)
     if not other.layout.exists:
         raise NotALayoutError(f"{directory.name} is not an image layout")
     matches = [bundle for bundle in other.list() if digest in (None, bundle.digest)]
     if not matches:
-        raise NotALayoutError(f"{directory.name} holds no such bundle")
+        raise NotALayoutError(f"{directory.name} contains no such bundle")
     if len({bundle.key_digest for bundle in matches}) > 1:
         raise AmbiguousReferenceError(
-            f"{directory.name} holds bundles of several keys", hint="choose one: DIR@sha256:..."
+            f"{directory.name} contains bundles of several keys", hint="choose one: DIR@sha256:..."
         )
     return store.receive(
         LayoutSource(other.layout), max(matches, key=lambda bundle: bundle.version).descriptor

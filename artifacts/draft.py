@@ -1,6 +1,6 @@
-"""A bundle in the making.
+"""Draft of a bundle.
 
-Sections go to staging, and publish() makes all of them visible in one rename, or none.
+Sections are written to staging. publish() makes all of them visible with one rename, or none.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from coldstart.artifacts.staging import HashingFile, Staging
 
 
 class Signer(Protocol):
-    """A signer of bundles: it makes the signature document over a manifest's digest.
+    """Signer of bundles, which creates the signature document over a manifest's digest.
 
-    A signer with a method `attest` of the same form also makes a sigstore bundle, which other tools can verify.
+    A signer with a method `attest` of the same form also creates a sigstore bundle, which other tools can verify.
     """
 
     def sign(self, digest: str) -> bytes: ...
@@ -37,7 +37,7 @@ def _signatures(signer: Signer, digest: str) -> list[bytes]:
 
 @dataclass
 class Draft:
-    """A bundle that Store.begin opens. Leaving the `with` block without publish() leaves nothing behind."""
+    """Bundle that Store.begin opens. If the `with` block ends without publish(), all files are removed."""
 
     layout: OciLayout
     key: Key
@@ -70,9 +70,9 @@ class Draft:
         threads: int = 0,
         follow_symlinks: bool = False,
     ) -> SectionEntry:
-        """Add a directory as one tar.zst. For gigabytes take level 1 to 3 and threads=-1 (all cores).
+        """Add a directory as one tar.zst. For gigabytes use level 1 to 3 and threads=-1 (all cores).
 
-        Raises DraftClosedError, SectionUnsupportedError, NoSpaceError and what pack.pack raises.
+        Raises DraftClosedError, SectionUnsupportedError, NoSpaceError and the errors of pack.pack.
         """
         declared = self._declared(name, "tar.zst")
         with self.staging.file(mode=blob_mode(declared.media_type)) as file:

@@ -1,7 +1,6 @@
-"""The root of all errors, and one class for each rule of the bundle format, each with a stable code and a hint.
+"""Root of all errors, and one class with a stable code and a hint for each rule of the bundle format.
 
-Codes are an API: they are printed, filtered on and written into reports, so a code is never reused for
-another rule.
+Codes are an API: they are printed, filtered and written into reports. So a code is never reused for another rule.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ AUTH_REQUIRED = 4
 
 
 class ColdstartError(Exception):
-    """Root of all errors that a user can meet.
+    """Root of all errors that are reported to users.
 
-    `message` states what failed, on which object and why; it is given as one line, or as several of ours. `lines` are these
-    lines: a line break within one of them came from outside. `hint` is what the user can do next, or None. `exit_code` is the
-    exit code of a command that ends with the error.
+    `message` states what failed, on which object and why; it is passed as one line, or as several. `lines` are these
+    lines: a line break within one of them came from outside. `hint` is what the user can do next, or None. `exit_code` is
+    the exit code of a command that ends with the error.
     """
 
     exit_code: int = ERROR
@@ -54,183 +53,185 @@ class BundleError(ColdstartError):
 
 
 class InvalidJsonError(BundleError):
-    """Not the JSON this format allows: syntax, encoding, NaN, or nesting."""
+    """JSON that this format does not allow: syntax, encoding, NaN, or nesting."""
 
     code = "CS-JSON"
 
 
 class DuplicateKeyError(InvalidJsonError):
-    """A JSON object names one member twice, so two readers may see two values."""
+    """JSON object that contains one member twice, so that two readers may see two values."""
 
     code = "CS-DUPKEY"
 
 
 class TooLargeError(BundleError):
-    """A document or count passes its cap."""
+    """Document or count above its limit."""
 
     code = "CS-SIZE"
     default_hint = "do not use this bundle; materialize it on this machine: coldstart materialize MODEL"
 
 
 class ArchiveBombError(TooLargeError):
-    """A compressed section unpacks to more bytes, members or ratio than allowed or declared."""
+    """Compressed section that unpacks to more bytes or members, or with a higher ratio, than allowed or declared."""
 
     code = "CS-BOMB"
 
 
 class DigestMismatchError(BundleError):
-    """Bytes on disk or on the wire differ from their sha256."""
+    """Bytes on disk or from the network that differ from their sha256."""
 
     code = "CS-DIGEST"
-    default_hint = "fetch the bad blob again: coldstart validate REF --level checksum --repair"
+    default_hint = "fetch the damaged blob again: coldstart validate REF --level checksum --repair"
 
 
 class MissingBlobError(BundleError):
-    """A blob that a manifest names is not there."""
+    """Missing blob that a manifest lists."""
 
     code = "CS-BLOB-MISSING"
     default_hint = DigestMismatchError.default_hint
 
 
 class UnreadableError(BundleError):
-    """The operating system refuses to read a blob: permissions, or a failing disk."""
+    """Blob that the operating system cannot read: permissions, or a failing disk."""
 
     code = "CS-UNREADABLE"
     default_hint = "check the permissions and the disk, or fetch it again: coldstart validate REF --repair"
 
 
 class InvalidManifestError(BundleError):
-    """The manifest or its config blob breaks the schema."""
+    """Manifest or config blob that does not match the schema."""
 
     code = "CS-MANIFEST"
 
 
 class SectionTableError(InvalidManifestError):
-    """The section table in the config and the layers of the manifest disagree."""
+    """Section table in the config that differs from the layers of the manifest."""
 
     code = "CS-SECTION-TABLE"
 
 
 class IndexMismatchError(InvalidManifestError):
-    """The index names another key or model than the config."""
+    """Index entry with another key or model than the config."""
 
     code = "CS-INDEX"
-    default_hint = "prune the entry and take the bundle over again: coldstart import, or coldstart pull"
+    default_hint = "prune the entry and copy the bundle again: coldstart import, or coldstart pull"
 
 
 class InvalidKeyError(BundleError):
-    """A key field has a name or value that a key may not carry."""
+    """Key field with an invalid name or value."""
 
     code = "CS-KEY"
     exit_code = ERROR
-    default_hint = "give flat dotted names and values that are neither paths nor containers"
+    default_hint = "use flat dotted names and values that are neither paths nor containers"
 
 
 class FormatTooNewError(BundleError):
-    """Written by a newer major version of the format."""
+    """Bundle of a newer major version of the format."""
 
     code = "CS-FORMAT-NEW"
-    default_hint = "install a newer release of coldstart, from where this one came"
+    default_hint = "install a newer release of coldstart"
 
 
 class FormatTooOldError(BundleError):
-    """Written by an older major version for which no migration exists."""
+    """Bundle of an older major version without a migration."""
 
     code = "CS-FORMAT-OLD"
 
 
 class NotALayoutError(BundleError):
-    """The directory or archive is not an OCI image layout."""
+    """Directory or archive that is not an OCI image layout."""
 
     code = "CS-LAYOUT"
     default_hint = "name a directory or archive that coldstart export or an OCI client wrote"
 
 
 class SectionMissingError(BundleError):
-    """The bundle has no section of this type."""
+    """Bundle without a section of this type."""
 
     code = "CS-SECTION-MISSING"
 
 
 class SectionUnsupportedError(BundleError):
-    """The section's type, version or encoding is not one this version reads."""
+    """Section with a type, version or encoding that this release cannot read."""
 
     code = "CS-SECTION-UNSUPPORTED"
     default_hint = FormatTooNewError.default_hint
 
 
 class UnsafePathError(BundleError):
-    """A member's name is absolute, climbs out of its tree, or is not portable."""
+    """Name of a member that is absolute, outside its tree, or not portable."""
 
     code = "CS-PATH"
     default_hint = TooLargeError.default_hint
 
 
 class UnsafeLinkError(BundleError):
-    """A member is a symbolic or hard link."""
+    """Member that is a symbolic or hard link."""
 
     code = "CS-LINK"
     default_hint = TooLargeError.default_hint
 
 
 class UnsafeMemberError(BundleError):
-    """A member is a device, a FIFO, a sparse file or another special kind."""
+    """Member that is a device, a FIFO, a sparse file or another special type."""
 
     code = "CS-SPECIAL"
     default_hint = TooLargeError.default_hint
 
 
 class DuplicateMemberError(BundleError):
-    """Two members of one tree have the same name."""
+    """Two members of one tree with the same name."""
 
     code = "CS-DUPMEMBER"
     default_hint = TooLargeError.default_hint
 
 
 class InvalidTreeError(BundleError):
-    """A tar or zstd stream is malformed or cut short."""
+    """Malformed or truncated tar or zstd stream."""
 
     code = "CS-TREE"
 
 
 class PickleFoundError(BundleError):
-    """A section that is not executable holds a pickle."""
+    """Pickle in a section that is not executable."""
 
     code = "CS-PICKLE"
-    default_hint = "leave pickles out of this section; only executable, signed sections may carry code"
+    default_hint = "remove pickles from this section; only executable, signed sections may contain code"
 
 
 class CodeFoundError(BundleError):
-    """A section that is not executable holds program code."""
+    """Program code in a section that is not executable."""
 
     code = "CS-CODE"
-    default_hint = "leave code out of this section; only executable, signed sections may carry code"
+    default_hint = "remove code from this section; only executable, signed sections may contain code"
 
 
 class UntrustedError(BundleError):
-    """An executable section of a bundle that nobody trusted has signed."""
+    """Executable section of a bundle without a trusted signature."""
 
     code = "CS-UNTRUSTED"
     default_hint = "trust the signer's public key, or materialize here: coldstart materialize MODEL"
 
 
 class ProcessMemoryError(BundleError):
-    """A bundle that holds a process's memory was to leave this machine without a word for it."""
+    """Bundle with process memory that would leave this machine without permission."""
 
     code = "CS-MEMORY"
     exit_code = ERROR
-    default_hint = "if its memory may be read by whoever gets it: --include-snapshot; else materialize without --snapshot"
+    default_hint = (
+        "to let every receiver read this memory: --include-snapshot; else materialize without --snapshot"
+    )
 
 
 class InvalidSignatureError(BundleError):
-    """A signature, or a key file, is malformed or does not verify."""
+    """Signature or key file that is malformed or does not verify."""
 
     code = "CS-SIGNATURE"
     default_hint = "sign the bundle again, or materialize here: coldstart materialize MODEL"
 
 
 class InvalidNameError(BundleError):
-    """The name of a key holds other characters than letters, digits, `.`, `_` and `-`, or more than 64."""
+    """Name of a key with characters other than letters, digits, `.`, `_` and `-`, or with more than 64."""
 
     code = "CS-NAME"
     exit_code = ERROR
@@ -238,15 +239,15 @@ class InvalidNameError(BundleError):
 
 
 class AmbiguousReferenceError(BundleError):
-    """A reference names several bundles."""
+    """Reference that matches several bundles."""
 
     code = "CS-AMBIGUOUS"
     exit_code = ERROR
-    default_hint = "name one of them: NAME:vN or NAME@sha256:..."
+    default_hint = "use a reference to one of them: NAME:vN or NAME@sha256:..."
 
 
 class InvalidReferenceError(BundleError):
-    """A reference to a bundle or remote cannot be parsed."""
+    """Reference to a bundle or remote that cannot be parsed."""
 
     code = "CS-REFERENCE"
     exit_code = ERROR
@@ -254,7 +255,7 @@ class InvalidReferenceError(BundleError):
 
 
 class NoSpaceError(BundleError, OSError):
-    """The disk or quota is full; the store is as it was before. Who can do without what was to be written catches OSError."""
+    """Full disk or quota; the store is unchanged. It is an OSError, so callers can continue without the written data."""
 
     code = "CS-NOSPACE"
     exit_code = ERROR
@@ -262,7 +263,7 @@ class NoSpaceError(BundleError, OSError):
 
 
 class ReadOnlyStoreError(BundleError, OSError):
-    """A write was asked of a store that cannot be written. As NoSpaceError, an OSError."""
+    """Write to a store that is not writable. An OSError, as NoSpaceError."""
 
     code = "CS-READONLY"
     exit_code = ERROR
@@ -270,7 +271,7 @@ class ReadOnlyStoreError(BundleError, OSError):
 
 
 class NoLocksError(BundleError, OSError):
-    """The file system of the store knows no locks, so that two writers could tear it. As NoSpaceError, an OSError."""
+    """Store on a file system without locks, where two writers could damage it. An OSError, as NoSpaceError."""
 
     code = "CS-LOCK"
     exit_code = ERROR
@@ -278,7 +279,7 @@ class NoLocksError(BundleError, OSError):
 
 
 class DestinationExistsError(BundleError):
-    """The place to write to is already taken."""
+    """Destination that already exists."""
 
     code = "CS-EXISTS"
     exit_code = ERROR
@@ -286,15 +287,15 @@ class DestinationExistsError(BundleError):
 
 
 class DraftClosedError(BundleError):
-    """A draft was used after it was published or left, or was given one section twice."""
+    """Draft that was used after its end, or that received one section twice."""
 
     code = "CS-DRAFT"
     exit_code = ERROR
-    default_hint = "begin a new draft: Store.begin(key)"
+    default_hint = "open a new draft: Store.begin(key)"
 
 
 class RemoteFailedError(BundleError):
-    """A registry, hub or directory could not serve the request."""
+    """Failed request to a registry, hub or directory."""
 
     code = "CS-REMOTE"
     exit_code = ERROR
@@ -302,7 +303,7 @@ class RemoteFailedError(BundleError):
 
 
 class RemoteDeniedError(RemoteFailedError):
-    """A registry or hub wants credentials."""
+    """Registry or hub that requires credentials."""
 
     code = "CS-AUTH"
     exit_code = AUTH_REQUIRED
@@ -317,7 +318,7 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 def named_os_errors(what: str) -> Iterator[None]:
     """Turn a full disk and a read-only file system into NoSpaceError and ReadOnlyStoreError.
 
-    Pass everything else on.
+    Other errors pass unchanged.
     """
     try:
         yield

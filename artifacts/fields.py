@@ -1,6 +1,6 @@
 """Typed access to parsed JSON.
 
-Every wrong type is InvalidManifestError naming the place, never an AttributeError.
+A wrong type raises InvalidManifestError with the location, never an AttributeError.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def mapping(value: object, where: str) -> Mapping[str, object]:
-    """`value` if it is an object."""
+    """Return `value` if it is an object."""
     if not isinstance(value, dict):
         raise InvalidManifestError(f"{where} is not an object")
     return cast("Mapping[str, object]", value)
 
 
 def items(value: object, where: str, *, cap: int) -> list[object]:
-    """`value` if it is an array of at most `cap` items."""
+    """Return `value` if it is an array of at most `cap` items."""
     if not isinstance(value, list):
         raise InvalidManifestError(f"{where} is not an array")
     if len(value) > cap:
@@ -32,7 +32,7 @@ def items(value: object, where: str, *, cap: int) -> list[object]:
 
 
 def text(value: object, where: str, *, cap: int = LIMITS.text) -> str:
-    """`value` if it is a string of at most `cap` characters."""
+    """Return `value` if it is a string of at most `cap` characters."""
     if not isinstance(value, str):
         raise InvalidManifestError(f"{where} is not a string")
     if len(value) > cap:
@@ -41,7 +41,7 @@ def text(value: object, where: str, *, cap: int = LIMITS.text) -> str:
 
 
 def count(value: object, where: str, *, cap: int) -> int:
-    """`value` if it is an integer in [0, cap]."""
+    """Return `value` if it is an integer in [0, cap]."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InvalidManifestError(f"{where} is not a non-negative integer")
     if value > cap:
@@ -50,16 +50,16 @@ def count(value: object, where: str, *, cap: int) -> int:
 
 
 def number(value: object, where: str) -> float:
-    """`value` if it is a number."""
+    """Return `value` if it is a number."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InvalidManifestError(f"{where} is not a number")
     return float(value)
 
 
 def digest(value: object, where: str) -> str:
-    """`value` if it is sha256:<64 lower-case hex digits>.
+    """Return `value` if it is sha256:<64 lower-case hex digits>.
 
-    This is also what keeps a digest from being a path.
+    This check also prevents a digest from being a path.
     """
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         raise InvalidManifestError(f"{where} is not a sha256 digest")
@@ -67,7 +67,7 @@ def digest(value: object, where: str) -> str:
 
 
 def texts(value: object, where: str, *, cap: int = 256) -> dict[str, str]:
-    """`value` if it is an object of strings; an absent one is empty."""
+    """Return `value` if it is an object of strings; {} for None."""
     members = mapping({} if value is None else value, where)
     if len(members) > cap:
         raise TooLargeError(f"{where} has {len(members)} members, the cap is {cap}")

@@ -16,13 +16,13 @@ from uuid import uuid4
 
 from coldstart.artifacts.errors import NoLocksError, TooLargeError, named_os_errors
 
-# What file systems say that have no hard links (FAT, some network and overlay ones) or no locks.
+# Errors of file systems without hard links (FAT, some network and overlay file systems) or without locks.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable."""
+    """Write the names in `directory` to the disk."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -31,7 +31,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory and all that is missing above it with mode 0700, whatever the umask: mkdir's is for the last alone."""
+    """Create a directory and its missing parents with mode 0700, independent of the umask."""
     for place in reversed([directory, *directory.parents]):
         if not place.exists():
             place.mkdir(mode=0o700, exist_ok=True)
@@ -45,9 +45,9 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends; nothing happens if it raises. Raises OSError.
+    """Open a file that replaces `path` when the block ends without an exception. Raises OSError.
 
-    What is not `durable` may be lost or empty after a power failure, and costs no wait for the disk.
+    Without `durable` the file may be lost or empty after a power failure, and the call does not wait for the disk.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     try:
@@ -64,12 +64,12 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterato
 
 
 def create(path: Path, mode: int) -> BinaryIO:
-    """A new file to write to, with `mode` less the umask. Raises FileExistsError."""
+    """Create a file for writing, with `mode` less the umask. Raises FileExistsError."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
 
 
 def read_capped(path: Path, cap: int) -> bytes:
-    """The bytes of a small file. Raises TooLargeError past `cap`, OSError if it cannot be read."""
+    """Return the bytes of a small file. Raises TooLargeError above `cap`, OSError if it cannot be read."""
     with path.open("rb") as file:
         data = file.read(cap + 1)
     if len(data) > cap:
@@ -79,7 +79,7 @@ def read_capped(path: Path, cap: int) -> bytes:
 
 @contextmanager
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold an advisory lock on `path`. The kernel drops it when the holder dies, so no lock is ever stale."""
+    """Hold an advisory lock on `path`. The kernel drops it when the process dies, so locks cannot be stale."""
     with named_os_errors(f"locking {path.name}"):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -90,7 +90,7 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> int | None:
-    """A handle that holds the exclusive lock on `path` until it is closed, or None if somebody holds it."""
+    """Return a handle with the exclusive lock on `path` until it is closed, or None if another process has the lock."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         _flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
@@ -109,16 +109,16 @@ def _flock(handle: int, operation: int, path: Path) -> None:
     except OSError as error:
         if error.errno in _NO_LOCKS:
             raise NoLocksError(
-                f"{path.parent} lies on a file system without locks: {error.strerror}"
+                f"{path.parent} is on a file system without locks: {error.strerror}"
             ) from error
         raise
 
 
 def create_once(path: Path, data: bytes, mode: int) -> None:
-    """Make `path` with `data`, unless somebody made it first: of several writers one wins, and its bytes are whole.
+    """Create `path` with `data` unless it exists; of several writers one wins, and its file is complete.
 
-    A hard link settles who is first. Where the file system has none, a lock does. Raises NoSpaceError, ReadOnlyStoreError,
-    NoLocksError.
+    A hard link decides which writer is first, or a lock on file systems without hard links. Raises NoSpaceError,
+    ReadOnlyStoreError, NoLocksError.
     """
     fresh = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     with named_os_errors(f"making {path.name}"):
@@ -143,5 +143,5 @@ def create_once(path: Path, data: bytes, mode: int) -> None:
 
 
 def sync_file(file: BinaryIO) -> None:
-    """Make what was flushed to `file` durable."""
+    """Write the flushed bytes of `file` to the disk."""
     os.fsync(file.fileno())

@@ -1,6 +1,6 @@
 """Push and pull through the Hugging Face hub: each bundle is an image layout in the folder named by its tag.
 
-The hub stores the files; digests are still checked here, so a changed file is refused like any other.
+The hub stores the files. Digests are checked here, so a changed file is an error as with any source.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DENIED = frozenset({401, 403})
 
 
 class Hub(Protocol):
-    """The part of huggingface_hub.HfApi that is used."""
+    """Interface of huggingface_hub.HfApi as far as it is used."""
 
     def create_repo(self, repo_id: str, *, exist_ok: bool) -> object: ...
 
@@ -66,9 +66,9 @@ def push(bundle: Bundle, reference: str, hub: Hub | None = None) -> str:
 
 
 def pull(store: Store, reference: str, hub: Hub | None = None) -> Bundle:
-    """Download ORG/REPO[:TAG]; without a tag the repository must hold one bundle.
+    """Download ORG/REPO[:TAG]; without a tag the repository must contain one bundle.
 
-    Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, InvalidReferenceError and what Store.receive raises.
+    Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, InvalidReferenceError and the errors of Store.receive.
     """
     repo, tag = _parse(reference)
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
@@ -111,7 +111,7 @@ def _only_tag(listed: Sequence[str], repo: str) -> str:
     tags = sorted({matched["tag"] for name in listed if (matched := _LISTED.fullmatch(name))})
     if len(tags) != 1:
         hint = f"name one: {', '.join(f'{repo}:{tag}' for tag in tags[:8])}" if tags else None
-        raise MissingBlobError(f"{repo} holds {len(tags)} bundles", hint=hint)
+        raise MissingBlobError(f"{repo} contains {len(tags)} bundles", hint=hint)
     return tags[0]
 
 

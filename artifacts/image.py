@@ -1,7 +1,7 @@
-"""A bundle as a container image (OCI image specification 1.1): the one file system layer is a store, and nothing else.
+"""Bundle as a container image (OCI image specification 1.1) whose only file system layer is a store.
 
-That is what a pod mounts as an image volume: container runtimes unpack layers of this type, and no artifact's of ours. The
-layer is the archive that `export` writes, not compressed, so its digest is also its diff id; equal bundles are equal images.
+A pod mounts it as an image volume: container runtimes unpack layers of this type, but not those of a bundle. The layer is
+the uncompressed archive that `export` writes, so its digest is also its diff id. Equal bundles give equal images.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def push(bundle: Bundle, place: Repository, *, memory: bool = False) -> str:
-    """Send the image; the digest of its manifest. The archive lies among the temporary files meanwhile.
+    """Send the image and return the digest of its manifest. The archive is a temporary file meanwhile.
 
     Raises ProcessMemoryError, RemoteDeniedError, RemoteFailedError, DigestMismatchError, NoSpaceError.
     """
@@ -46,7 +46,7 @@ def push(bundle: Bundle, place: Repository, *, memory: bool = False) -> str:
 
 
 def configuration(layer: oci.Descriptor) -> bytes:
-    """The image's configuration: what it is for is a machine like this one, since the bundle is."""
+    """Return the image's configuration, for the platform of this machine, as the bundle is."""
     machine = platform.machine()
     root = {"type": "layers", "diff_ids": [layer.digest]}
     return canonical.dumps(
@@ -55,7 +55,7 @@ def configuration(layer: oci.Descriptor) -> bytes:
 
 
 def document(config: oci.Descriptor, layer: oci.Descriptor, bundle: Bundle) -> bytes:
-    """The image's manifest; its annotations say which bundle it is."""
+    """Return the image's manifest, whose annotations identify the bundle."""
     about = {oci.NAME: bundle.name, oci.VERSION: str(bundle.version), DIGEST: bundle.digest}
     return canonical.dumps(
         {

@@ -1,6 +1,6 @@
-"""The key <hardware, model, runtime, engine>: equal digests if and only if the same artifacts are valid.
+"""Key <hardware, model, runtime, engine>: equal digests if and only if the same artifacts are valid.
 
-digest = sha256(canonical JSON of the flat fields). A key names no path, so a bundle may move.
+digest = sha256(canonical JSON of the flat fields). A key contains no path, so a bundle can move.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
 class Mismatch(NamedTuple):
-    """One field in which a found key differs from the wanted one; an absent field reads as None."""
+    """Field in which a found key differs from the wanted one; a missing field is None."""
 
     field: str
     wanted: Scalar
@@ -31,7 +31,7 @@ class Mismatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Key:
-    """Flat dotted names to scalars, such as {"hardware.name": "...", "engine.dtype": "bfloat16"}.
+    """Mapping of flat dotted names to scalars, such as {"hardware.name": "...", "engine.dtype": "bfloat16"}.
 
     Raises InvalidKeyError for a bad name, a container, a non-finite number, or a value that is a path.
     """
@@ -46,12 +46,12 @@ class Key:
 
     @cached_property
     def digest(self) -> str:
-        """sha256:<hex> of the canonical JSON of the fields."""
+        """Return sha256:<hex> of the canonical JSON of the fields."""
         return canonical.digest(canonical.dumps(dict(self.fields)))
 
     @property
     def short(self) -> str:
-        """The first 12 hex digits of the digest."""
+        """Return the first 12 hex digits of the digest."""
         return self.digest.removeprefix("sha256:")[:12]
 
     def __hash__(self) -> int:
@@ -62,7 +62,7 @@ class Key:
 
 
 def diff(wanted: Key, found: Key) -> list[Mismatch]:
-    """Every field whose values differ, in name order; empty if and only if the keys are equal."""
+    """Return every field whose values differ, in name order; empty if and only if the keys are equal."""
     names = sorted({*wanted.fields, *found.fields})
     pairs = [Mismatch(name, wanted.fields.get(name), found.fields.get(name)) for name in names]
     return [pair for pair in pairs if not _same(wanted, found, pair)]

@@ -1,6 +1,6 @@
-"""Caps on everything a bundle may make a reader allocate, unpack or iterate over.
+"""Limits of the memory, disk and time that a bundle can make a reader use.
 
-A hostile bundle can at worst cost a reader what stands here. The numbers are part of the format (FORMAT.md).
+A hostile bundle cannot cost a reader more. The numbers are part of the format (FORMAT.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 class Limits:
     """Sizes in bytes.
 
-    `tree_ratio` is unpacked bytes per compressed byte, applied past `ratio_floor` bytes.
+    `tree_ratio` is unpacked bytes per compressed byte, applied above `ratio_floor` bytes.
     """
 
     index: int = 16 * MiB

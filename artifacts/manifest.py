@@ -1,5 +1,4 @@
-"""What a bundle declares: key, provenance and section table, carried in the config blob and mirrored by the
-layers.
+"""Manifest of a bundle: key, provenance and section table, in the config blob and mirrored by the layers.
 
 parse(write(m)) == m, and the table and the layers of an accepted bundle agree one to one.
 """
@@ -28,7 +27,7 @@ MEMBERS = "dev.coldstart.members"
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Who made the bundle: `created` in UTC, `seconds` per stage. It names no path and no host."""
+    """Provenance of a bundle: `created` in UTC, `seconds` per stage. It contains no path and no host name."""
 
     created: str
     tool: Mapping[str, str]
@@ -46,7 +45,7 @@ class Provenance:
             )
 
     def document(self) -> dict[str, object]:
-        """The JSON object."""
+        """Return the JSON object."""
         return {
             "created": self.created,
             "tool": dict(self.tool),
@@ -59,7 +58,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class SectionEntry:
-    """One section.
+    """Entry of one section.
 
     `size` in bytes as stored; `chunks` are the sha256 hex digests of each 16 MiB of the blob.
     """
@@ -74,11 +73,11 @@ class SectionEntry:
 
     @property
     def layer(self) -> oci.Descriptor:
-        """The layer that the image manifest must list for this section."""
+        """Return the layer that the image manifest must list for this section."""
         return oci.Descriptor(self.media_type, self.digest, self.size)
 
     def document(self) -> dict[str, object]:
-        """The JSON object."""
+        """Return the JSON object."""
         document: dict[str, object] = {
             "type": self.type,
             "version": self.version,
@@ -92,7 +91,7 @@ class SectionEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything known about a bundle without opening a section. At most one section of each type."""
+    """Data of a bundle that is known without opening a section. A bundle has at most one section of each type."""
 
     key: Key
     sections: tuple[SectionEntry, ...]
@@ -100,7 +99,7 @@ class Manifest:
     format_version: str = FORMAT_VERSION
 
     def config(self) -> bytes:
-        """Canonical bytes of the config blob."""
+        """Return the canonical bytes of the config blob."""
         return canonical.dumps(
             {
                 "format_version": self.format_version,
@@ -111,7 +110,7 @@ class Manifest:
         )
 
     def image(self) -> oci.ImageManifest:
-        """The OCI image manifest of this bundle."""
+        """Return the OCI image manifest of this bundle."""
         return oci.ImageManifest(
             artifact_type=oci.BUNDLE_TYPE,
             config=oci.describe(self.config(), oci.CONFIG_TYPE),
@@ -124,12 +123,12 @@ class Manifest:
         )
 
     def section(self, name: str) -> SectionEntry | None:
-        """The section of that type, or None."""
+        """Return the section of that type, or None."""
         return next((entry for entry in self.sections if entry.type == name), None)
 
 
 def parse(config: bytes, image: oci.ImageManifest) -> Manifest:
-    """The manifest in `config`, checked against the layers of `image`.
+    """Parse the manifest in `config` and check it against the layers of `image`.
 
     Raises InvalidManifestError, SectionTableError, FormatTooNewError, FormatTooOldError, InvalidKeyError, TooLargeError,
     InvalidJsonError,
@@ -157,7 +156,7 @@ def _check(manifest: Manifest, image: oci.ImageManifest) -> None:
     for section, layer in zip_longest(manifest.sections, image.layers):
         if section is None or layer is None or section.layer != layer.bare():
             name = section.type if section else layer.media_type
-            raise SectionTableError(f"section {name} and the layers of the manifest disagree")
+            raise SectionTableError(f"section {name} and the layers of the manifest differ")
     if image.annotations.get(oci.KEY, manifest.key.digest) != manifest.key.digest:
         raise InvalidManifestError("the manifest's key annotation is not the digest of the key")
 
@@ -201,7 +200,7 @@ def _provenance(members: Mapping[str, object]) -> Provenance:
 
 
 def supported(entry: SectionEntry) -> bool:
-    """Whether this release reads the section: known type, known version, the media type that they imply."""
+    """Return whether this release reads the section: known type and version, and their media type."""
     known = SECTION_TYPES.get(entry.type)
     if known is None or not 1 <= entry.version <= known.version:
         return False

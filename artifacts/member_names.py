@@ -1,4 +1,4 @@
-"""Names of tree members: which are allowed, and which cannot stand beside each other.
+"""Names of tree members: valid names, and conflicts between them.
 
 Depth, number and total length are limited, so a tree costs time and memory in proportion to its names.
 """
@@ -18,7 +18,7 @@ class _Kind(Enum):
 
 
 def check_name(name: str) -> None:
-    """Raises UnsafePathError unless `name` is relative, plain and portable."""
+    """Raise UnsafePathError unless `name` is relative, plain and portable."""
     if not name or len(name) > LIMITS.path or name.startswith("/"):
         raise UnsafePathError(f"{name[:200]!r} is not a plain relative path")
     if name.count("/") >= LIMITS.path_depth:
@@ -46,13 +46,13 @@ class MemberNames:
     def add(self, name: str, *, is_directory: bool, header_bytes: int = 0) -> None:
         """Add a checked name, whose pax header has `header_bytes` bytes.
 
-        Raises DuplicateMemberError, UnsafePathError (a file and a directory of one name), or ArchiveBombError past a cap.
+        Raises DuplicateMemberError, UnsafePathError (a file and a directory of one name), or ArchiveBombError above a limit.
         """
         known = self._kinds.get(name)
         if known not in (None, _Kind.IMPLIED):
             raise DuplicateMemberError(f"{name!r} appears twice")
         if known is _Kind.IMPLIED and not is_directory:
-            raise UnsafePathError(f"{name!r} is a file, and other members lie below it")
+            raise UnsafePathError(f"{name!r} is a file, and other members are below it")
         if known is None:
             self._add_parents(name)
         self._enter(name, _Kind.DIRECTORY if is_directory else _Kind.FILE, max(len(name), header_bytes))
@@ -61,9 +61,9 @@ class MemberNames:
         parent = name.rpartition("/")[0]
         while parent and (known := self._kinds.get(parent)) is not _Kind.DIRECTORY:
             if known is _Kind.IMPLIED:
-                return  # its parents were checked with it
+                return  # Its parents were checked with it.
             if known is _Kind.FILE:
-                raise UnsafePathError(f"{name!r} lies below a file")
+                raise UnsafePathError(f"{name!r} is below a file")
             self._enter(parent, _Kind.IMPLIED, len(parent))
             parent = parent.rpartition("/")[0]
 

@@ -1,8 +1,6 @@
-"""Format versions MAJOR.MINOR: a reader takes every minor of its own major, migrates older majors step by
-step, or refuses.
+"""Format versions MAJOR.MINOR: a reader accepts each minor version of its major version, and migrates older major versions.
 
-A newer minor may only add members and section types, which older readers keep and ignore. FORMAT.md is
-normative.
+A newer minor version may only add members and section types, which older readers retain and ignore. FORMAT.md is normative.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ FORMAT_VERSION = "1.0"
 _VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
 
 Document = Mapping[str, object]
-# From each older major to the next one; a major without a step is refused.
+# Migration from each older major version to the next one; a version without a migration is an error.
 STEPS: dict[int, Callable[[Document], Document]] = {}
 
 
 def major(version: str) -> int:
-    """The major part. Raises InvalidManifestError unless `version` is MAJOR.MINOR."""
+    """Return the major version. Raises InvalidManifestError unless `version` is MAJOR.MINOR."""
     matched = _VERSION.fullmatch(version)
     if not matched:
         raise InvalidManifestError(f"format_version {version!r} is not MAJOR.MINOR")
@@ -30,7 +28,7 @@ def major(version: str) -> int:
 
 
 def migrate(document: Document) -> Document:
-    """`document` in the current major. Raises FormatTooNewError or FormatTooOldError."""
+    """Return `document` in the current major version. Raises FormatTooNewError or FormatTooOldError."""
     version = fields.text(document.get("format_version"), "config.format_version")
     present, wanted = major(version), major(FORMAT_VERSION)
     if present > wanted:

@@ -1,7 +1,6 @@
-"""The OCI documents a bundle is made of (OCI image specification 1.1): layout, index, manifest, descriptors.
+"""OCI documents of a bundle (OCI image specification 1.1): layout, index, manifest, descriptors.
 
-A bundle is one image manifest: its config blob holds key, provenance and section table, its layers are the
-sections.
+A bundle is one image manifest: its config blob contains key, provenance and section table, its layers are the sections.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ VERSION = "dev.coldstart.version"
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A typed, sized, content-addressed pointer to a blob."""
+    """Pointer to a blob: type, size and digest."""
 
     media_type: str
     digest: str
@@ -43,7 +42,7 @@ class Descriptor:
     artifact_type: str | None = None
 
     def document(self) -> dict[str, object]:
-        """The JSON object of this descriptor."""
+        """Return the JSON object of this descriptor."""
         document: dict[str, object] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
         if self.artifact_type:
             document["artifactType"] = self.artifact_type
@@ -52,17 +51,17 @@ class Descriptor:
         return document
 
     def bare(self) -> Descriptor:
-        """The same pointer without annotations."""
+        """Return the same descriptor without annotations."""
         return replace(self, annotations={})
 
 
 def describe(data: bytes, media_type: str) -> Descriptor:
-    """The descriptor of a blob held in memory."""
+    """Return the descriptor of a blob in memory."""
     return Descriptor(media_type, canonical.digest(data), len(data))
 
 
 def parse_descriptor(value: object, where: str) -> Descriptor:
-    """Raises InvalidManifestError or TooLargeError."""
+    """Parse a descriptor. Raises InvalidManifestError or TooLargeError."""
     members = fields.mapping(value, where)
     kind = members.get("artifactType")
     return Descriptor(
@@ -76,7 +75,7 @@ def parse_descriptor(value: object, where: str) -> Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class ImageManifest:
-    """An OCI image manifest; `subject` is set on signatures."""
+    """OCI image manifest; `subject` is set for signatures."""
 
     artifact_type: str
     config: Descriptor
@@ -85,7 +84,7 @@ class ImageManifest:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> bytes:
-        """Canonical bytes."""
+        """Return the canonical bytes."""
         document: dict[str, object] = {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
@@ -101,19 +100,19 @@ class ImageManifest:
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
-        """Config and layers, each digest once."""
+        """Return config and layers, each digest once."""
         return tuple({blob.digest: blob for blob in (self.config, *self.layers)}.values())
 
 
 def parse_manifest(data: bytes) -> ImageManifest:
-    """Raises TooLargeError, InvalidJsonError, DuplicateKeyError or InvalidManifestError."""
+    """Parse a manifest. Raises TooLargeError, InvalidJsonError, DuplicateKeyError or InvalidManifestError."""
     members = fields.mapping(canonical.loads(data, cap=LIMITS.manifest, what="manifest"), "manifest")
     if members.get("schemaVersion") != 2 or members.get("mediaType") != MANIFEST_TYPE:
         raise InvalidManifestError("manifest is not an OCI image manifest")
     if "artifactType" not in members:
         raise InvalidManifestError(
-            "the manifest is a container image's, not a bundle's",
-            hint="mount the image where the store is, or pull what coldstart push sent without --as-image",
+            "the manifest is of a container image, not of a bundle",
+            hint="mount the image at the path of the store, or pull a bundle that was pushed without --as-image",
         )
     layers = fields.items(members.get("layers"), "manifest.layers", cap=LIMITS.sections)
     subject = members.get("subject")
@@ -127,27 +126,27 @@ def parse_manifest(data: bytes) -> ImageManifest:
 
 
 def index_document(entries: list[Descriptor]) -> bytes:
-    """Canonical bytes of an image index."""
+    """Return the canonical bytes of an image index."""
     listed = [entry.document() for entry in entries]
     return canonical.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": listed})
 
 
 def parse_index(data: bytes) -> list[Descriptor]:
-    """Entries in file order. Raises TooLargeError, InvalidJsonError or InvalidManifestError."""
+    """Return the entries in file order. Raises TooLargeError, InvalidJsonError or InvalidManifestError."""
     return [parse_descriptor(item, f"index.manifests[{n}]") for n, item in enumerate(_listed(data)[1])]
 
 
 def readable_entries(data: bytes) -> tuple[list[Descriptor], int]:
-    """The entries of an index that this release understands, and how many it does not. Raises as `parse_index`."""
+    """Return the entries of an index that this release knows, and the number of others. Raises as `parse_index`."""
     listed = _listed(data)[1]
     entries = [entry for item in listed if (entry := _entry(item)) is not None]
     return entries, len(listed) - len(entries)
 
 
 def updated_index(data: bytes, entries: list[Descriptor]) -> bytes:
-    """The index `data` with `entries` for those that this release understands; whatever else it holds stays.
+    """Return the index `data` with `entries` in place of those that this release knows; other content is retained.
 
-    A newer release's entries, and members that it added to others, are not this one's to drop.
+    The entries of a newer release, and members that it added to other entries, must not be lost.
     """
     members, listed = _listed(data)
     known = {entry.digest: item for item in listed if (entry := _entry(item)) is not None}
@@ -169,7 +168,7 @@ def _entry(item: object) -> Descriptor | None:
 
 
 def check_layout(data: bytes) -> None:
-    """Raises NotALayoutError unless `data` is an oci-layout file of version 1."""
+    """Raise NotALayoutError unless `data` is an oci-layout file of version 1."""
     members = canonical.loads(data, cap=LIMITS.pax_header, what=LAYOUT_FILE)
     version = members.get("imageLayoutVersion") if isinstance(members, dict) else None
     if not isinstance(version, str) or not version.startswith("1."):

@@ -1,6 +1,6 @@
-"""An OCI image layout on disk: oci-layout, index.json, blobs/sha256. Readers take no lock and write nothing.
+"""OCI image layout on disk: oci-layout, index.json, blobs/sha256. Readers take no lock and write nothing.
 
-Commit order is blobs, manifest, index: whatever index.json names is complete and durable.
+The commit order is blobs, manifest, index. So each entry of index.json is complete and durable.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from coldstart.artifacts.limits import LIMITS
 
 @dataclass(frozen=True, slots=True)
 class OciLayout:
-    """The layout at `root`; locks and staging live in `root/.coldstart`, which OCI clients ignore."""
+    """Layout at `root`; locks and staging are in `root/.coldstart`, which OCI clients ignore."""
 
     root: Path
 
     @property
     def blobs(self) -> Path:
-        """The directory of blobs."""
+        """Return the directory of blobs."""
         return self.root / "blobs" / "sha256"
 
     @property
     def private(self) -> Path:
-        """Locks and staging."""
+        """Return the directory of locks and staging."""
         return self.root / ".coldstart"
 
     @property
     def staging(self) -> Path:
-        """Where writers prepare blobs."""
+        """Return the directory where writers prepare blobs."""
         return self.private / "staging"
 
     @property
     def exists(self) -> bool:
-        """Whether anything was ever published here."""
+        """Return whether a bundle was ever published here."""
         return (self.root / oci.LAYOUT_FILE).exists()
 
     def create(self) -> None:
-        """Make an empty layout where there is none. Raises ReadOnlyStoreError, NoSpaceError or NotALayoutError."""
+        """Create an empty layout unless one exists. Raises ReadOnlyStoreError, NoSpaceError or NotALayoutError."""
         with named_os_errors("creating the store"):
             for directory in (self.blobs, self.staging, self.private / "locks"):
                 directory.mkdir(parents=True, exist_ok=True)
@@ -54,9 +54,9 @@ class OciLayout:
                 files.write_atomic(self.root / oci.LAYOUT_FILE, oci.LAYOUT)
 
     def entries(self) -> list[oci.Descriptor]:
-        """What index.json lists and this release understands; nothing for a store that does not exist yet.
+        """Return the entries of index.json that this release knows; none for a store that does not exist yet.
 
-        Raises NotALayoutError for a directory that holds something else, InvalidJsonError or InvalidManifestError for a bad
+        Raises NotALayoutError for a directory with other content, InvalidJsonError or InvalidManifestError for an invalid
         index.
         """
         if not self.exists:
@@ -64,7 +64,7 @@ class OciLayout:
         return oci.readable_entries(self._index())[0]
 
     def strange(self) -> int:
-        """How many entries are not understood: a newer release's. Raises as `entries`."""
+        """Return the number of unknown entries, which a newer release wrote. Raises as `entries`."""
         return oci.readable_entries(self._index())[1] if self.exists else 0
 
     def _index(self) -> bytes:
@@ -76,18 +76,18 @@ class OciLayout:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the index lock: the only writer of index.json and of names in blobs."""
+        """Hold the index lock, so that this is the only writer of index.json and of names in blobs."""
         with files.locked(self.private / "index.lock"):
             yield
 
     def key_lock(self, digest: str) -> Path:
-        """The lock file of a key; for whoever wants a bundle made only once."""
+        """Return the lock file of a key, which lets one process build a bundle while others wait."""
         return self.private / "locks" / f"{blob_path(self.root, digest).name}.lock"
 
     def place(self, staged: Iterable[tuple[str, Path]]) -> None:
         """Rename synced files to their blob names. Call under the index lock.
 
-        An existing blob is replaced: the new bytes hash to the name, the old ones may have rotted.
+        An existing blob is replaced: the new bytes match the digest, the old ones may be damaged.
         """
         with named_os_errors("publishing blobs"):
             for digest, path in staged:
@@ -95,6 +95,6 @@ class OciLayout:
             files.sync_directory(self.blobs)
 
     def write_index(self, entries: list[oci.Descriptor]) -> None:
-        """Replace what index.json lists and this release understands. Call under the index lock."""
+        """Replace the entries of index.json that this release knows. Call under the index lock."""
         path = self.root / oci.INDEX_FILE
         files.write_atomic(path, oci.updated_index(files.read_capped(path, LIMITS.index), entries))

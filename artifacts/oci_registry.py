@@ -1,7 +1,6 @@
 """Push and pull over the OCI distribution API 1.1. Blobs stream both ways; signatures travel as referrers.
 
-A registry without the referrers API gets the fallback that the specification names: an index tagged
-sha256-<hex>.
+A registry without the referrers API gets the fallback of the specification: an index tagged sha256-<hex>.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from urllib.parse import urljoin, urlsplit
 
 from coldstart.artifacts import blobs, fields, oci
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, payloads, signed_by
+from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, list_signatures, payloads
 from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.net import origin
@@ -29,13 +28,13 @@ _REFERENCE = re.compile(
     r"(?P<name>[a-z0-9]+([._/-]+[a-z0-9]+)*)"
     r"(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-_SAID = 200  # bytes of an error's text that are worth showing
+_SAID = 200  # Maximum number of bytes of an error text to show.
 _ACCEPT = {"Accept": f"{oci.MANIFEST_TYPE}, {oci.INDEX_TYPE}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """One repository of one registry; `reference` is a tag or digest."""
+    """Repository of a registry; `reference` is a tag or digest."""
 
     host: str
     name: str
@@ -60,7 +59,7 @@ class Repository:
         return body
 
     def resolve(self) -> oci.Descriptor:
-        """Return the manifest that tag or digest names.
+        """Return the manifest of the tag or digest.
 
         Raises MissingBlobError, RemoteDeniedError, RemoteFailedError, TooLargeError.
         """
@@ -83,13 +82,13 @@ class Repository:
         return payloads(self, self._referrers(subject.digest), subject, MAX_SIGNATURES)
 
     def push(self, bundle: Bundle) -> oci.Descriptor:
-        """Upload what is missing: blobs, then the manifest under its tag, then signatures."""
+        """Upload missing blobs, then the manifest under its tag, then signatures."""
         source = LayoutSource(bundle.layout)
         for blob in bundle.image.blobs:
             self._upload(source, blob)
         self.put(bundle.image_bytes())
         entries = bundle.layout.entries()
-        for entry, image in signed_by(source, entries, bundle.descriptor):
+        for entry, image in list_signatures(source, entries, bundle.descriptor):
             for blob in image.blobs:
                 self._upload(source, blob)
             self._attach(bundle.descriptor, entry, image)
@@ -125,9 +124,11 @@ class Repository:
         try:
             where = origin.parse_origin(place)
         except ValueError as error:
-            raise RemoteFailedError(f"{self.host} wants an upload at what is no address: {error}") from error
+            raise RemoteFailedError(
+                f"{self.host} redirects an upload to an invalid address: {error}"
+            ) from error
         if where.scheme != "https" and where != origin.parse_origin(answer.url):
-            raise RemoteFailedError(f"{self.host} wants an upload at {where}, without TLS")
+            raise RemoteFailedError(f"{self.host} redirects an upload to {where}, without TLS")
         return f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
 
     def _put(self, reference: str, data: bytes, media_type: str = oci.MANIFEST_TYPE) -> str:
@@ -160,12 +161,12 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """A response's bytes; a connection that breaks is RemoteFailedError."""
+    """Bytes of a response; a broken connection raises RemoteFailedError."""
 
     answer: Answer
 
     def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes, never more than a MiB at once. Raises RemoteFailedError."""
+        """Read up to `size` bytes, at most a MiB at once. Raises RemoteFailedError."""
         try:
             return self.answer.read(size if size >= 0 else 1 << 20)
         except RemoteUnreachableError as error:
@@ -179,7 +180,7 @@ class _Body:
 
 
 def repository(reference: str, bounds: Bounds | None = None) -> Repository:
-    """HOST[:PORT]/NAME[:TAG|@DIGEST]. Raises InvalidReferenceError."""
+    """Parse HOST[:PORT]/NAME[:TAG|@DIGEST]. Raises InvalidReferenceError."""
     matched = _REFERENCE.fullmatch(reference)
     if not matched:
         hint = "write HOST[:PORT]/NAME[:TAG], such as registry.example/models/llama2-7b:v1"
@@ -203,7 +204,7 @@ def _expect(answer: Answer, *statuses: int) -> Answer:
         return answer
     where = urlsplit(answer.url).path
     try:
-        body = answer.up_to(_SAID).decode(errors="replace")
+        body = answer.read_up_to(_SAID).decode(errors="replace")
     except RemoteUnreachableError as error:
         body = str(error)
     raise RemoteFailedError(f"{where} answered {answer.status}: {body}")

@@ -1,6 +1,6 @@
-"""A directory as one solid tar.zst: equal trees give equal bytes (names sorted, no times, no owners).
+"""Pack a directory as one solid tar.zst; equal trees give equal bytes (names sorted, no times, no owners).
 
-Level 10 is for small components; a process snapshot of gigabytes takes level 1 to 3 and several threads.
+Level 10 is for small components; a process snapshot of gigabytes uses level 1 to 3 and several threads.
 Output depends on `level` and on whether `threads` is 0, not on the number of threads.
 """
 
@@ -22,7 +22,7 @@ from coldstart.artifacts.member_names import MemberNames, check_name
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What went in: members, and the bytes of the tar stream before compression."""
+    """Result of packing: number of members, and bytes of the tar stream before compression."""
 
     members: int
     unpacked: int
@@ -47,7 +47,7 @@ def pack(
     executable: bool,
     follow_symlinks: bool = False,
 ) -> Packed:
-    """Write `directory` to `sink`. With `follow_symlinks`, links to files are stored as the files they name.
+    """Write `directory` to `sink`. With `follow_symlinks`, links to files are stored as their target files.
 
     Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, PickleFoundError, CodeFoundError, Bomb (too many members or
     too long names),
@@ -68,7 +68,7 @@ def pack(
 
 def _walk(directory: Path, follow: bool) -> Iterator[tuple[Path, tar.Member]]:
     if not directory.is_dir():
-        raise InvalidTreeError(f"{directory.name} is not a directory", hint="give an existing directory")
+        raise InvalidTreeError(f"{directory.name} is not a directory", hint="name an existing directory")
     for name in sorted(_names(directory, "")):
         path = directory / name
         yield path, _member(path, name, follow)
@@ -87,7 +87,7 @@ def _names(directory: Path, above: str) -> Iterator[str]:
 def _member(path: Path, name: str, follow: bool) -> tar.Member:
     status = path.stat() if follow else path.lstat()
     if stat.S_ISLNK(status.st_mode) or (path.is_symlink() and stat.S_ISDIR(status.st_mode)):
-        raise UnsafeLinkError(f"{name} is a link", hint="copy the tree with its links resolved first")
+        raise UnsafeLinkError(f"{name} is a link", hint="resolve the links in a copy of the tree")
     if stat.S_ISDIR(status.st_mode):
         return tar.Member(name, 0, is_directory=True)
     if not stat.S_ISREG(status.st_mode):
@@ -107,6 +107,6 @@ def _write_file(path: Path, member: tar.Member, counter: _Counter, *, plain: boo
             data = file.read(min(HEAD, left))
     if left:
         raise InvalidTreeError(
-            f"{member.name} shrank while it was read", hint="pack a tree that nobody writes to"
+            f"{member.name} shrank while it was read", hint="stop the programs that write to the tree"
         )
     counter.write(tar.padding(member.size))

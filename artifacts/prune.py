@@ -1,7 +1,7 @@
 """Remove old versions and files that nothing refers to.
 
-The order lets a full disk be pruned: files that no index entry refers to, then the index, then the rest. Only where there
-is still no space for the index do bundles that it is about to drop lose their sections before it is written.
+The order permits pruning a full disk: files that no index entry refers to, then the index, then the rest. If there is
+still not enough space for the index, the sections of dropped bundles are removed before it is written.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _collect(layout: OciLayout, garbage: _Garbage, kept: list[oci.Descriptor] | 
         try:
             layout.write_index(kept)
         except NoSpaceError:
-            # Manifests and configs stay: without them a prune after a kill could not tell what to drop.
+            # Retain manifests and configs: after a kill, the next prune needs them to decide.
             _remove(garbage.sections)
             layout.write_index(kept)
     _remove([*garbage.documents, *garbage.sections])
@@ -131,7 +131,7 @@ def _referred(layout: OciLayout, entries: list[oci.Descriptor]) -> tuple[set[str
     documents = {entry.digest for entry in entries}
     sections: set[str] = set()
     for entry in entries:
-        with suppress(BundleError):  # one that cannot be read is dropped all the same
+        with suppress(BundleError):  # A manifest that cannot be read does not prevent its removal.
             image = _image(layout, entry)
             documents.add(image.config.digest)
             sections |= {layer.digest for layer in image.layers}

@@ -1,4 +1,4 @@
-"""Verified reads of part of a blob: the chunks that cover the range are hashed, nothing else is read.
+"""Verified reads of a part of a blob: only the chunks that cover the range are read and hashed.
 
 Chunk i of a blob is bytes [i*16 MiB, (i+1)*16 MiB). A blob of at most one chunk is its own chunk.
 """
@@ -15,14 +15,14 @@ from coldstart.artifacts.manifest import SectionEntry
 
 
 def chunk_digests(entry: SectionEntry) -> tuple[str, ...]:
-    """The hex digest of each chunk; one for a small blob, none where a large one lists none."""
+    """Return the hex digest of each chunk; one for a small blob, none if a large blob lists none."""
     if entry.chunks or entry.size > CHUNK:
         return entry.chunks
     return (entry.digest.removeprefix("sha256:"),)
 
 
 def read_range(file: BinaryIO, entry: SectionEntry, offset: int, length: int) -> bytes:
-    """Bytes [offset, offset+length). Raises DigestMismatchError if a chunk that covers them is bad."""
+    """Return bytes [offset, offset+length). Raises DigestMismatchError if a chunk that covers them is damaged."""
     digests = chunk_digests(entry)
     if not digests:
         raise DigestMismatchError(
@@ -35,13 +35,13 @@ def read_range(file: BinaryIO, entry: SectionEntry, offset: int, length: int) ->
 
 
 def span(entry: SectionEntry, number: int) -> tuple[int, int]:
-    """Offset and length in bytes of a chunk."""
+    """Return offset and length of a chunk in bytes."""
     offset = number * CHUNK
     return offset, min(CHUNK, entry.size - offset)
 
 
 def pieces(file: BinaryIO, entry: SectionEntry) -> Iterator[tuple[int, bytes]]:
-    """Each chunk's number and whatever bytes the file has for it."""
+    """Yield the number of each chunk and its bytes in the file."""
     for number in range(len(chunk_digests(entry))):
         offset, length = span(entry, number)
         file.seek(offset)
@@ -49,7 +49,7 @@ def pieces(file: BinaryIO, entry: SectionEntry) -> Iterator[tuple[int, bytes]]:
 
 
 def read_full(file: BinaryIO, length: int) -> bytes:
-    """Up to `length` bytes, short only at the end of the file."""
+    """Read up to `length` bytes, fewer only at the end of the file."""
     parts = []
     while length and (part := file.read(length)):
         parts.append(part)

@@ -64,6 +64,6 @@ def _link(layout: OciLayout, place: Staging, blob: oci.Descriptor) -> bool:
     try:
         os.link(blobs.blob_path(layout.root, blob.digest), path)
     except OSError:
-        return False  # Pruned meanwhile, or a file system without links: fetch it like any other.
+        return False  # The blob was pruned meanwhile, or the file system has no links: fetch the blob.
     place.blobs[blob.digest] = path
     return True

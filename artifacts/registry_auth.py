@@ -1,7 +1,7 @@
-"""HTTP with a registry's authentication: Basic or a Bearer token, from the credentials that docker login stored.
+"""HTTP requests with a registry's authentication: Basic or a Bearer token, with the credentials of docker login.
 
-A challenge counts only when the registry itself makes it: what lies behind a redirect may ask for nothing. The token's realm
-is the registry's host, its parent domain, or one that COLDSTART_TOKEN_REALMS allows (hosts, comma-separated).
+Only a challenge of the registry itself is accepted, not one after a redirect. The token's realm is the registry's host,
+its parent domain, or a host in COLDSTART_TOKEN_REALMS (comma-separated).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READS = frozenset({"GET", "HEAD"})
 
 
 class RegistrySession:
-    """Requests to one repository; asks for a token when it is told to, for reading or for writing."""
+    """Session for one repository; requests a token for reading or writing after a challenge."""
 
     def __init__(self, host: str, name: str, bounds: Bounds | None = None) -> None:
         self._host, self._name = host, name
@@ -41,7 +41,7 @@ class RegistrySession:
         self._secret: Secret | None = None
 
     def base(self, host: str) -> str:
-        """Scheme and host: plain HTTP is for this machine only."""
+        """Return scheme and host; plain HTTP only for this machine."""
         local = origin.parse_origin(f"http://{host}").is_loopback
         return f"{'http' if local else 'https'}://{'registry-1.docker.io' if host == 'docker.io' else host}"
 
@@ -53,7 +53,7 @@ class RegistrySession:
         headers: Mapping[str, str] | None = None,
         body: object = None,
     ) -> Answer:
-        """One request, repeated once with credentials if the registry itself asks.
+        """Send one request, repeated once with credentials after a challenge of the registry itself.
 
         Raises RemoteDeniedError, RemoteFailedError.
         """
@@ -88,32 +88,32 @@ class RegistrySession:
         if scheme.lower() == "bearer":
             actions = "pull" if method in _READS else "pull,push"
             return f"Bearer {self._token(dict(_PARAMETER.findall(rest)), login, actions)}"
-        raise RemoteDeniedError(f"{self._host} wants credentials and none are stored")
+        raise RemoteDeniedError(f"{self._host} requires credentials, and none are stored")
 
     def _token(self, challenge: Mapping[str, str], login: Login | None, actions: str) -> str:
         realm = self._realm(challenge.get("realm", ""))
         scope = {"service": challenge.get("service", ""), "scope": f"repository:{self._name}:{actions}"}
         try:
             answer = self._ask_realm(challenge["realm"], realm, scope, login)
-            status, data = answer.status, answer.up_to(_TOKEN_CAP + 1)
+            status, data = answer.status, answer.read_up_to(_TOKEN_CAP + 1)
         except (RemoteUnreachableError, ForbiddenError) as error:
-            raise RemoteDeniedError(f"{realm} gives no token for {self._name}: {error}") from error
+            raise RemoteDeniedError(f"{realm} returned no token for {self._name}: {error}") from error
         if status != 200:
-            raise RemoteDeniedError(f"{realm} gives no token for {self._name}: it answers {status}")
+            raise RemoteDeniedError(f"{realm} returned no token for {self._name}: HTTP status {status}")
         return _token_in(data, str(realm))
 
     def _realm(self, address: str) -> origin.Origin:
         allowed = [name.strip() for name in os.environ.get(REALMS_VARIABLE, "").split(",")]
-        hint = f"if it is right: {REALMS_VARIABLE}={urlsplit(address).hostname or 'HOST'}; else docker login {self._host}"
+        hint = f"to allow it: {REALMS_VARIABLE}={urlsplit(address).hostname or 'HOST'}; else docker login {self._host}"
         try:
             realm = origin.parse_origin(address)
         except ValueError as error:
-            raise RemoteDeniedError(f"{self._host} names a token realm that is no https address") from error
+            raise RemoteDeniedError(f"{self._host} names an invalid token realm") from error
         if not realm.may_hear_secrets:
             raise RemoteDeniedError(f"{self._host} names a token realm that is not https")
         if not origin.gives_tokens_for(realm, self._origin, allowed):
             raise RemoteDeniedError(
-                f"{self._host} names the token realm {realm}, which is another's", hint=hint
+                f"{self._host} names the token realm {realm}, which is not its own", hint=hint
             )
         return realm
 
@@ -135,8 +135,8 @@ def _token_in(data: bytes, realm: str) -> str:
     try:
         document = fields.mapping(canonical.loads(data, cap=_TOKEN_CAP, what="token"), "token")
     except BundleError as error:
-        raise RemoteDeniedError(f"{realm} answers with a token that is not JSON") from error
+        raise RemoteDeniedError(f"{realm} returned a token that is not JSON") from error
     token = document.get("token") or document.get("access_token")
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise RemoteDeniedError(f"{realm} answers without a token")
+        raise RemoteDeniedError(f"{realm} returned no token")
     return token

@@ -22,9 +22,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
-    """Send a bundle with its signatures; the address from which it can be pulled again.
+    """Send a bundle with its signatures, and return the address from which it can be pulled.
 
-    One that holds a process's memory goes only with `memory`.
+    A bundle with process memory is sent only with `memory`.
 
     Raises ProcessMemoryError, RemoteDeniedError, RemoteFailedError, InvalidReferenceError, DigestMismatchError, NoSpaceError,
     ReadOnlyStoreError.
@@ -43,22 +43,23 @@ def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
 
 
 def push_image(bundle: Bundle, address: str, *, memory: bool = False) -> str:
-    """Send a bundle as a container image, which is mounted and not pulled; its address by digest.
+    """Send a bundle as a container image, which is mounted and not pulled; return its address by digest.
 
-    Raises InvalidReferenceError for all that is no registry, and what `image.push` raises.
+    Raises InvalidReferenceError if the address is not a registry, and the errors of `image.push`.
     """
     from coldstart.artifacts import image
 
     if not address.startswith(OCI):
-        raise InvalidReferenceError(f"{address} is no registry", hint="an image goes to oci://HOST/NAME:TAG")
+        raise InvalidReferenceError(f"{address} is not a registry", hint="use an address oci://HOST/NAME:TAG")
     place = _repository(address)
     return f"{place.host}/{place.name}@{image.push(bundle, place, memory=memory)}"
 
 
 def pull(store: Store, address: str) -> Bundle:
-    """Fetch a bundle with its signatures. From a directory, DIR@sha256:... chooses one of several.
+    """Fetch a bundle with its signatures. From a directory, DIR@sha256:... selects one of several.
 
-    Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, NotALayoutError, Ambiguous and what Store.receive raises.
+    Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, NotALayoutError, AmbiguousReferenceError and the errors
+    of Store.receive.
     """
     if address.startswith(OCI):
         place = _repository(address)
@@ -72,15 +73,15 @@ def pull(store: Store, address: str) -> Bundle:
 
 
 def source(address: str) -> BundleSource:
-    """Where repair may fetch blobs from: a directory, an archive file, or a registry.
+    """Return a source of blobs for a repair: a directory, an archive file, or a registry.
 
-    Raises InvalidReferenceError for the hub, from which single blobs are not fetched; NotALayoutError, RemoteFailedError.
+    Raises InvalidReferenceError for the hub, which does not serve single blobs; NotALayoutError, RemoteFailedError.
     """
     if address.startswith(OCI):
         return _repository(address)
     if address.startswith(HUB):
         raise InvalidReferenceError(
-            "single blobs are not fetched from the hub", hint="pull into a directory first"
+            "cannot fetch single blobs from the hub", hint="pull into a directory first"
         )
     path = _directory(address)
     if path.is_file():

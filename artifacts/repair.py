@@ -1,4 +1,4 @@
-"""Repair a bundle blob by blob.
+"""Repair a bundle, one blob at a time.
 
 A damaged blob is fetched again; of a large one only the damaged 16 MiB chunks are.
 """
@@ -31,12 +31,12 @@ from coldstart.artifacts.staging import Staging, staging
 class Repair:
     """Outcome for one damaged blob.
 
-    `fetched` bytes were copied from a source. If it is not `mended`, `subject` cannot be used.
+    `fetched` bytes were copied from a source. If it is not `repaired`, `subject` cannot be used.
     """
 
     subject: str
     digest: str
-    mended: bool
+    repaired: bool
     fetched: int
     reason: str
 
@@ -51,9 +51,9 @@ def repair(layout: OciLayout, bundle: Bundle, sources: Sequence[BundleSource]) -
         fault = blobs.fault(layout.root, blob.digest, blob.size)
         if fault is None:
             continue
-        outcome = _mend(layout, sources, subject, blob, entry, fault)
+        outcome = _repair_blob(layout, sources, subject, blob, entry, fault)
         outcomes.append(outcome)
-        if entry is None and not outcome.mended:
+        if entry is None and not outcome.repaired:
             break
     return outcomes
 
@@ -65,7 +65,7 @@ def _parts(bundle: Bundle) -> Iterator[tuple[str, oci.Descriptor, SectionEntry |
         yield entry.type, entry.layer, entry
 
 
-def _mend(
+def _repair_blob(
     layout: OciLayout,
     sources: Sequence[BundleSource],
     subject: str,
@@ -76,7 +76,7 @@ def _mend(
     reasons = [fault.message]
     for source in sources:
         try:
-            return Repair(subject, blob.digest, True, _from(layout, source, blob, entry), "mended")
+            return Repair(subject, blob.digest, True, _from(layout, source, blob, entry), "repaired")
         except (MissingBlobError, DigestMismatchError, RemoteFailedError) as error:
             reasons.append(str(error))
     return Repair(subject, blob.digest, False, 0, "; ".join(reasons))

@@ -1,7 +1,6 @@
-"""What a section may be: its type decides encoding and whether it is code; the bundle cannot claim otherwise.
+"""Types of sections. The type decides the encoding and whether a section is code; a bundle cannot change that.
 
-A type that is not in SECTION_TYPES (from a newer minor version) is kept and reported, never opened or
-executed.
+A type that is not in SECTION_TYPES (from a newer minor version) is retained and reported, never opened or executed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _SUFFIX: Mapping[Encoding, str] = {"json": "+json", "tar.zst": ".tar+zstd", "raw
 
 @dataclass(frozen=True, slots=True)
 class SectionType:
-    """A section's declaration: `version` is the newest that this release reads and the one it writes."""
+    """Type of a section: `version` is the newest that this release reads, and the one that it writes."""
 
     name: str
     version: int
@@ -26,12 +25,12 @@ class SectionType:
 
     @property
     def memory(self) -> bool:
-        """Whether it holds the memory of a process: its blob is for its owner's eyes alone."""
+        """Return whether it contains the memory of a process; only its owner may read such a blob."""
         return self.name == "snapshot"
 
     @property
     def media_type(self) -> str:
-        """The OCI media type of the layer, such as application/vnd.coldstart.section.kv.v1+json."""
+        """Return the OCI media type of the layer, such as application/vnd.coldstart.section.kv.v1+json."""
         return f"application/vnd.coldstart.section.{self.name}.v{self.version}{_SUFFIX[self.encoding]}"
 
 
@@ -39,17 +38,17 @@ def _declare(names: tuple[str, ...], *, executable: bool, encoding: Encoding) ->
     return {name: SectionType(name, 1, executable, encoding) for name in names}
 
 
-# Copies of a process's memory: prompts, tokens and whatever its maker's environment held may stand in them.
+# Copies of a process's memory, which can contain prompts, tokens and values of its environment.
 _MEMORY = ("snapshot",)
 
 
 def holds_memory(media_type: str) -> bool:
-    """Whether a layer of this type, in whatever version, is a process's memory."""
+    """Return whether a layer of this type, in any version, contains process memory."""
     return any(media_type.startswith(f"application/vnd.coldstart.section.{name}.") for name in _MEMORY)
 
 
 def blob_mode(media_type: str) -> int:
-    """The permissions of the file that holds such a layer, before the umask."""
+    """Return the permissions of the file with such a layer, before the umask."""
     return 0o600 if holds_memory(media_type) else 0o666
 
 

@@ -1,4 +1,4 @@
-"""Signatures of bundles: ed25519 over the digest of the image manifest, which names every other byte.
+"""Signatures of bundles: ed25519 over the digest of the image manifest, which contains all other digests.
 
 signed message = "coldstart-signature-v1\n" + manifest digest. A bundle is trusted when one of its signatures
 verifies under a public key in the trust directory. The host key is created on first use and trusted on its own
@@ -32,13 +32,13 @@ _PEM = serialization.Encoding.PEM
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """The private key that signs the bundles of this machine."""
+    """Private key that signs the bundles of this machine."""
 
     private: Ed25519PrivateKey
 
     @property
     def fingerprint(self) -> str:
-        """ed25519:<32 hex digits> of the public key."""
+        """Return ed25519:<32 hex digits> of the public key."""
         return fingerprint(self.private.public_key())
 
     def sign(self, digest: str) -> bytes:
@@ -62,11 +62,11 @@ def fingerprint(public: Ed25519PublicKey) -> str:
 def host_key(state_dir: Path) -> HostKey:
     """Return the key in `state_dir`, created on first use and added to `trust_dir(state_dir)`.
 
-    Raises InvalidSignatureError for a key file that others can read or that is no ed25519 key; ReadOnlyStoreError,
+    Raises InvalidSignatureError for a key file that others can read or that is not an ed25519 key; ReadOnlyStoreError,
     NoSpaceError.
     """
     path = state_dir / "signing" / "host.pem"
-    with named_os_errors("making the signing key"):
+    with named_os_errors("creating the signing key"):
         if not path.exists():
             _create_private(path)
     key = HostKey(_load_private(path))
@@ -87,7 +87,7 @@ def public_pem(state_dir: Path) -> bytes:
 def trust(directory: Path, pem: bytes, *, name: str) -> Path:
     """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub.
 
-    Raises InvalidNameError for a name that is no plain file name, InvalidSignatureError, ReadOnlyStoreError, NoSpaceError.
+    Raises InvalidNameError unless the name is a plain file name, InvalidSignatureError, ReadOnlyStoreError, NoSpaceError.
     """
     if not _NAME.fullmatch(name):
         raise InvalidNameError(f"a key cannot be called {name[:200]!r}")
@@ -105,7 +105,7 @@ _UNSIGNED = TrustResult(False, None, "the bundle is not signed")
 
 @dataclass(frozen=True, slots=True)
 class TrustStore:
-    """A directory of *.pub files; call it with a bundle, or pass it to Bundle.extract."""
+    """Directory of *.pub files; call it with a bundle, or pass it to Bundle.extract."""
 
     directory: Path
 

@@ -1,7 +1,7 @@
-"""A signature that others can verify: a sigstore bundle (v0.3, key based) around a DSSE envelope of an in-toto statement.
+"""Signature that other tools can verify: a sigstore bundle (v0.3) with a DSSE envelope of an in-toto statement.
 
-What is signed is PAE = "DSSEv1 " + len(type) + " " + type + " " + len(body) + " " + body (the DSSE protocol, v1), where
-the body says which manifest is meant. It is what `cosign sign --key` makes in sigstore's bundle format.
+The signed bytes are PAE = "DSSEv1 " + len(type) + " " + type + " " + len(body) + " " + body (the DSSE protocol, v1). The
+body contains the digest of the manifest. `cosign sign --key` writes the same format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIGNATURES = 16
 
 
 def statement(digest: str) -> bytes:
-    """The in-toto statement about the manifest `digest` (sha256:<hex>)."""
+    """Return the in-toto statement about the manifest `digest` (sha256:<hex>)."""
     return canonical.dumps(
         {
             "_type": STATEMENT_TYPE,
@@ -37,13 +37,13 @@ def statement(digest: str) -> bytes:
 
 
 def pae(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
-    """DSSE's pre-authentication encoding: the bytes that are signed."""
+    """Return DSSE's pre-authentication encoding, the signed bytes."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
 def make(digest: str, public: Ed25519PublicKey, sign: Callable[[bytes], bytes]) -> bytes:
-    """The bundle over a manifest's digest, in canonical JSON."""
+    """Return the sigstore bundle over a manifest's digest, in canonical JSON."""
     body = statement(digest)
     envelope = {
         "payload": _b64(body),
@@ -57,12 +57,12 @@ def make(digest: str, public: Ed25519PublicKey, sign: Callable[[bytes], bytes]) 
 
 
 def hint(public: Ed25519PublicKey) -> str:
-    """What cosign calls a key: base64 of the sha256 of its SubjectPublicKeyInfo."""
+    """Return cosign's identifier of a key: base64 of the sha256 of its SubjectPublicKeyInfo."""
     return _b64(sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest())
 
 
 def is_bundle(document: bytes) -> bool:
-    """Whether a signature document is of this form."""
+    """Return whether a signature document has this form."""
     try:
         members = canonical.loads(document, cap=LIMITS.signature, what="signature")
     except BundleError:
@@ -71,9 +71,9 @@ def is_bundle(document: bytes) -> bool:
 
 
 def signer(document: bytes, digest: str, keys: Iterable[Ed25519PublicKey]) -> Ed25519PublicKey | None:
-    """Which of `keys` signed the document about `digest`; the hint in it is not believed.
+    """Return the key of `keys` that signed the document about `digest`, or None; the hint in the document is not trusted.
 
-    Raises InvalidSignatureError when it is malformed or about something else.
+    Raises InvalidSignatureError if it is malformed or about another bundle.
     """
     body, signatures = _parse(document)
     if not _is_about(body, digest):
@@ -86,7 +86,7 @@ def _parse(document: bytes) -> tuple[bytes, list[bytes]]:
     members = fields.mapping(canonical.loads(document, cap=LIMITS.signature, what="signature"), "signature")
     envelope = fields.mapping(members.get("dsseEnvelope"), "dsseEnvelope")
     if members.get("mediaType") != MEDIA_TYPE or envelope.get("payloadType") != PAYLOAD_TYPE:
-        raise InvalidSignatureError("the signature is no sigstore bundle of an in-toto statement")
+        raise InvalidSignatureError("the signature is not a sigstore bundle of an in-toto statement")
     listed = fields.items(envelope.get("signatures"), "signatures", cap=_SIGNATURES)
     try:
         parts = [fields.mapping(item, "signatures").get("sig") for item in listed]

@@ -1,8 +1,7 @@
-"""A writer's private place in the store. Until it is committed nothing refers to it, so a killed writer tears
-nothing.
+"""Private directory of a writer in the store. Nothing refers to it before the commit, so a killed writer damages nothing.
 
-A staging directory is alive while its lock is held; the kernel drops the lock with the writer, and prune
-collects it.
+A staging directory is in use while its lock is held. The kernel drops the lock when the writer dies, and prune removes
+the directory.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _LOCK = "lock"
 
 
 class HashingFile:
-    """A new file that hashes what is written: the whole, and each 16 MiB chunk."""
+    """New file that hashes its bytes: all of them, and each 16 MiB chunk."""
 
     def __init__(self, file: BinaryIO, cap: int) -> None:
         self._file, self._cap, self.size = file, cap, 0
@@ -34,7 +33,7 @@ class HashingFile:
         self._chunks: list[str] = []
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write all of `data`. Raises TooLargeError past the cap."""
+        """Write all of `data`. Raises TooLargeError above the limit."""
         view = memoryview(data)
         if self.size + len(view) > self._cap:
             raise TooLargeError(f"more than {self._cap} bytes")
@@ -50,10 +49,10 @@ class HashingFile:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back here; the file is flushed when it is finished."""
+        """Do nothing: writes are not buffered here."""
 
     def finish(self) -> None:
-        """Make the bytes durable."""
+        """Write the bytes to the disk."""
         if self.size % CHUNK:
             self._close_chunk()
         self._file.flush()
@@ -61,12 +60,12 @@ class HashingFile:
 
     @property
     def digest(self) -> str:
-        """sha256:<hex> of everything written."""
+        """Return sha256:<hex> of all written bytes."""
         return "sha256:" + self._hash.hexdigest()
 
     @property
     def chunks(self) -> tuple[str, ...]:
-        """Chunk digests in hex; empty for a blob of at most one chunk, whose digest says it all."""
+        """Return the chunk digests in hex; empty for a blob of at most one chunk."""
         return tuple(self._chunks) if self.size > CHUNK else ()
 
     def _close_chunk(self) -> None:
@@ -76,7 +75,7 @@ class HashingFile:
 
 @dataclass(slots=True)
 class Staging:
-    """Blobs written but not yet part of the store, by digest."""
+    """Written blobs that are not yet part of the store, by digest."""
 
     directory: Path
     blobs: dict[str, Path] = field(default_factory=dict)
@@ -107,12 +106,12 @@ class Staging:
 
 @contextmanager
 def staging(layout: OciLayout) -> Iterator[Staging]:
-    """A fresh staging directory, removed at the end. Raises ReadOnlyStoreError or NoSpaceError."""
+    """Create a staging directory and remove it at the end of the block. Raises ReadOnlyStoreError or NoSpaceError."""
     layout.create()
     # Under the index lock, so that prune cannot collect the directory before its own lock is held.
     with named_os_errors("preparing to write to the store"), layout.exclusive():
         directory = layout.staging / uuid4().hex
-        directory.mkdir(mode=0o700)  # whatever is staged is nobody else's before it has its own mode
+        directory.mkdir(mode=0o700)  # Other users must not read a staged file before it has its own mode.
         handle = files.try_lock(directory / _LOCK)
     try:
         yield Staging(directory)
@@ -123,7 +122,7 @@ def staging(layout: OciLayout) -> Iterator[Staging]:
 
 
 def abandoned(layout: OciLayout) -> list[Path]:
-    """Staging directories whose writer is dead. Call under the index lock."""
+    """Return the staging directories whose writer is dead. Call under the index lock."""
     return [path for path in sorted(layout.staging.iterdir()) if _is_dead(path)]
 
 

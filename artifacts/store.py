@@ -1,7 +1,6 @@
-"""A store of bundles: an OCI image layout that many processes read and write at once.
+"""Store of bundles: an OCI image layout that many processes read and write at the same time.
 
-A reader needs no write permission and takes no lock. Versions of a model's name count up and stay until they
-are pruned.
+A reader needs no write permission and takes no lock. Versions of a model's name increase and remain until they are pruned.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.staging import staging
 
 if TYPE_CHECKING:
-    # What only writers need is imported where it is used: readers start servers, and their time is counted.
+    # Modules of writers are imported in functions, because readers start servers and must be fast.
     from coldstart.artifacts.bundle_source import BundleSource
     from coldstart.artifacts.draft import Draft
     from coldstart.artifacts.prune import Pruned
@@ -36,9 +35,9 @@ _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
 
 class BundleNotFoundError(BundleError):
-    """No bundle, or no trusted one, has the wanted key or reference.
+    """Missing bundle: none, or no trusted one, has the wanted key or reference.
 
-    `nearest` is the closest bundle of the same model, `untrusted` the newest of the wanted key; None if there is none.
+    `nearest` is the most similar bundle of the same model, `untrusted` the newest of the wanted key; None if there is none.
     """
 
     exit_code = NO_BUNDLE
@@ -55,7 +54,7 @@ class BundleNotFoundError(BundleError):
 
 
 class Store:
-    """A directory of bundles. Nothing is opened or created before a method needs it."""
+    """Directory of bundles. Nothing is opened or created before a method needs it."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
@@ -119,7 +118,7 @@ class Store:
         bundles = self.list()
         matches = self._matching(ref, bundles)
         if not matches:
-            raise BundleNotFoundError(f"no bundle is called {ref!r}")
+            raise BundleNotFoundError(f"no bundle matches {ref!r}")
         if len(matches) == 1:
             return matches[0]
         return (
@@ -136,7 +135,7 @@ class Store:
         dry_run: bool = False,
         trust: Trust | None = None,
     ) -> Pruned:
-        """Keep the best `keep` versions of each key (None: all) except `drop`; remove files that nothing refers to.
+        """Retain the best `keep` versions of each key (None: all) except `drop`; remove files that nothing refers to.
 
         A bundle that `trust` accepts is better than any that it does not. Raises ReadOnlyStoreError.
         """
@@ -152,7 +151,7 @@ class Store:
     def repair(self, bundle: Bundle, sources: Sequence[BundleSource]) -> Repairs:
         """Fetch each damaged blob, or only its damaged chunks, from the first source that has it.
 
-        Sound blobs are not changed.
+        Intact blobs are not changed.
         """
         from coldstart.artifacts import repair
 

@@ -1,7 +1,6 @@
-"""The subset of tar that a bundle may use: regular files and directories with safe relative names, each once.
+"""Subset of tar for bundles: regular files and directories with safe relative names, each once.
 
-Headers are ustar, with pax records for long names and sizes. Links, devices, FIFOs and sparse files are
-refused.
+Headers are ustar, with pax records for long names and sizes. Links, devices, FIFOs and sparse files are errors.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ END = b"\0" * (2 * BLOCK)
 _LINKS = frozenset({tarfile.LNKTYPE, tarfile.SYMTYPE})
 _USTAR = frozenset(
     {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, *_LINKS}
-)  # kinds whose names have a prefix
+)  # Types whose names have a prefix.
 
 
 class Readable(Protocol):
-    """Anything with a binary read."""
+    """Object with a binary read."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One entry: `size` in bytes (0 for a directory)."""
+    """Entry of the archive: `size` in bytes (0 for a directory)."""
 
     name: str
     size: int
@@ -46,7 +45,7 @@ class Member:
 
 
 def header(member: Member) -> bytes:
-    """Deterministic header bytes: no times, owners or names of users."""
+    """Return deterministic header bytes, without times, owners or user names."""
     info = tarfile.TarInfo(member.name)
     info.size = member.size
     info.type = tarfile.DIRTYPE if member.is_directory else tarfile.REGTYPE
@@ -55,22 +54,19 @@ def header(member: Member) -> bytes:
 
 
 def padding(size: int) -> bytes:
-    """The zeros that fill the last block of a member of `size` bytes."""
+    """Return the zeros that fill the last block of a member of `size` bytes."""
     return b"\0" * (-size % BLOCK)
 
 
 class Body:
-    """The bytes of the current member; what the consumer leaves is skipped."""
+    """Bytes of the current member; unread bytes are skipped."""
 
     def __init__(self, stream: Readable, size: int) -> None:
         self._stream, self._left = stream, size
         self._pad = -size % BLOCK
 
     def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes.
-
-        Empty at the end of the member. Raises InvalidTreeError when the stream is cut short.
-        """
+        """Read up to `size` bytes; b"" at the end of the member. Raises InvalidTreeError for a truncated stream."""
         wanted = self._left if size < 0 else min(size, self._left)
         data = self._stream.read(wanted) if wanted else b""
         if wanted and not data:
@@ -79,7 +75,7 @@ class Body:
         return data
 
     def jump(self, file: BinaryIO) -> None:
-        """Pass over what is left without reading it. Raises InvalidTreeError when the file is shorter."""
+        """Skip the remaining bytes without reading them. Raises InvalidTreeError for a truncated file."""
         file.seek(max(0, self._left - 1), os.SEEK_CUR)
         self._left = min(self._left, 1)
 
@@ -92,10 +88,10 @@ class Body:
 
 
 def members(stream: Readable, *, cap: int = LIMITS.tree_members) -> Iterator[tuple[Member, Body]]:
-    """Each member with its body, in order; the body is valid until the next step.
+    """Yield each member with its body, in order; the body is valid until the next step.
 
-    Raises InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, or ArchiveBombError
-    past `cap` members.
+    Raises InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, or
+    ArchiveBombError above `cap` members.
     """
     names = MemberNames(cap)
     while (found := _next(stream)) is not None:
@@ -107,7 +103,7 @@ def members(stream: Readable, *, cap: int = LIMITS.tree_members) -> Iterator[tup
 
 
 def exactly(stream: Readable, size: int) -> bytes:
-    """`size` bytes. Raises InvalidTreeError when the stream ends before."""
+    """Return `size` bytes. Raises InvalidTreeError if the stream ends before."""
     parts = []
     while size:
         part = stream.read(size)
@@ -234,7 +230,7 @@ def _checked(header: _Header) -> Member:
 
 
 def copy(source: Readable, target: BinaryIO) -> int:
-    """Copy to the end; the number of bytes."""
+    """Copy to the end and return the number of bytes."""
     copied = 0
     while data := source.read(1 << 20):
         target.write(data)

@@ -1,4 +1,4 @@
-"""Unpack a tree section within a budget known beforehand: min(cap, declared size, ratio x compressed size).
+"""Unpack a tree section within a fixed budget: min(cap, declared size, ratio x compressed size).
 
 The directory appears complete or not at all, and only after the digest of the blob was checked.
 """
@@ -36,7 +36,7 @@ _NO_NAME = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 
 
 class Budgeted:
-    """A decompressed stream that raises Bomb past `budget` bytes and InvalidTreeError on malformed zstd."""
+    """Decompressed stream that raises ArchiveBombError above `budget` bytes and InvalidTreeError for malformed zstd."""
 
     def __init__(self, source: tar.Readable, budget: int) -> None:
         decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
@@ -44,14 +44,14 @@ class Budgeted:
         self._left = budget
 
     def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes."""
+        """Read up to `size` bytes."""
         try:
             data = self._reader.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
         except zstandard.ZstdError as error:
             raise InvalidTreeError(f"malformed zstd stream: {error}") from error
         self._left -= len(data)
         if self._left < 0:
-            raise ArchiveBombError("the section unpacks to more bytes than it may")
+            raise ArchiveBombError("the section unpacks to more bytes than allowed")
         return data
 
 
@@ -68,7 +68,7 @@ def scan(reader: VerifiedReader, entry: SectionEntry, *, plain: bool) -> int:
 
 
 def extract(reader: VerifiedReader, entry: SectionEntry, dest: Path, *, plain: bool) -> int:
-    """Unpack to the new directory `dest` and return the number of members. `plain` refuses pickles and code.
+    """Unpack to the new directory `dest` and return the number of members. `plain` rejects pickles and code.
 
     Raises DestinationExistsError, DigestMismatchError, ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError,
     UnsafeMemberError,
@@ -98,7 +98,7 @@ def _rename(partial: Path, dest: Path) -> None:
         partial.rename(dest)
     except OSError as error:
         if dest.exists():
-            raise DestinationExistsError(f"{dest.name} was made meanwhile") from error
+            raise DestinationExistsError(f"{dest.name} was created meanwhile") from error
         raise
 
 
@@ -106,7 +106,7 @@ def _consume(reader: VerifiedReader, entry: SectionEntry, *, plain: bool, target
     try:
         count = _members(Budgeted(reader, budget(entry)), plain=plain, target=target)
     except BundleError:
-        # Damage shows first as a malformed stream; the digest tells damage from malice.
+        # Damage shows first as a malformed stream; the digest distinguishes damage from malice.
         reader.drain()
         raise
     reader.drain()
@@ -140,7 +140,7 @@ def _file(member: tar.Member, body: tar.Body, *, plain: bool, tree: Tree | None)
 
 
 class Tree:
-    """A directory that members are extracted to; each directory is created once."""
+    """Directory that members are extracted to; each directory is created once."""
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)
@@ -166,7 +166,7 @@ class Tree:
 
 @contextmanager
 def _named_conflicts(name: str) -> Iterator[None]:
-    """Raise named errors for names that this file system, unlike the format, does not keep apart or allow."""
+    """Raise named errors for names that this file system, unlike the format, does not distinguish or allow."""
     try:
         yield
     except OSError as error:
@@ -175,7 +175,9 @@ def _named_conflicts(name: str) -> Iterator[None]:
                 f"{name[:200]!r} is another member's name on this file system"
             ) from error
         if error.errno in _NO_NAME:
-            raise UnsafePathError(f"{name[:200]!r} is no name here: {error.strerror}") from error
+            raise UnsafePathError(
+                f"{name[:200]!r} is not a valid name on this file system: {error.strerror}"
+            ) from error
         raise
 
 

@@ -1,6 +1,6 @@
-"""The validate levels that need no engine.
+"""Levels of validate that need no engine.
 
-`manifest` reads what the bundle declares, `checksum` every byte of it.
+`manifest` reads the declarations of the bundle, `checksum` all of its bytes.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ LEVELS: tuple[Level, ...] = ("manifest", "checksum")
 
 
 class BundleContent(Protocol):
-    """The parts of a bundle that a check reads."""
+    """Parts of a bundle that a check reads."""
 
     @property
     def layout(self) -> OciLayout:
-        """The layout that holds the blobs."""
+        """Return the layout with the blobs."""
         ...
 
     @property
     def manifest(self) -> Manifest:
-        """Key, provenance and section table. Raises BundleError for a document that breaks the format."""
+        """Return key, provenance and section table. Raises BundleError for a document that violates the format."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding: `code` is stable; `subject` is the section or document that it concerns."""
+    """Finding of a check: `code` is stable; `subject` is the section or document that it concerns."""
 
     code: str
     severity: Severity
@@ -61,8 +61,8 @@ def check_manifest(bundle: BundleContent) -> list[Finding]:
         argument.partition("=")[2].startswith("/") or argument.startswith("/")
         for argument in manifest.provenance.arguments
     ):
-        hint = "materialize again with a newer coldstart, which leaves paths out"
-        findings.append(Finding("CS-PROVENANCE", "warning", "provenance names a path", hint, "provenance"))
+        hint = "materialize again with a newer coldstart"
+        findings.append(Finding("CS-PROVENANCE", "warning", "provenance contains a path", hint, "provenance"))
     return findings
 
 
@@ -96,7 +96,9 @@ def _open(bundle: BundleContent, entry: SectionEntry) -> None:
 
 
 def _unknown(entry: SectionEntry) -> Finding:
-    message = f"section {entry.type} version {entry.version} is not one this release reads; it is left alone"
+    message = (
+        f"section {entry.type} version {entry.version} cannot be read by this release; it is not checked"
+    )
     return Finding("CS-SECTION-UNKNOWN", "note", message, "upgrade coldstart to use it", entry.type)
 
 

@@ -8,12 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as replace_field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, load
 
+# Parts that an explanation page repeats, by result and mark.
+QUOTED = {
+    "docs/explanation/medusa.md": (("graphs-simulated", "graphs"),),
+    "docs/explanation/paraserve.md": (
+        ("fleet-cold-ttft", "cold-ttft"),
+        ("fleet-policies", "policies"),
+        ("fleet-scale-up-cpu", "scale-up"),
+        ("fleet-handover-cpu", "handover"),
+    ),
+    "docs/explanation/fastserve.md": (
+        ("scheduling-live-regimes", "decision"),
+        ("figure7", "figure7"),
+        ("figure11", "figure11"),
+        ("figure14", "figure14"),
+        ("figure15", "figure15"),
+    ),
+    "docs/explanation/mcache.md": (
+        ("model-cache-simulated", "policies"),
+        ("model-cache-simulated", "verdict"),
+        ("mcache-figures-simulated", "table3"),
+    ),
+}
 CLAIMS = ("start", "weights", "graphs", "scheduling", "host", "fleet")
 Cell = str | Callable[[Any], object]
 """A format string over a mapping, such as "{gap[worst_s]:.2f} s", or a function of it."""
@@ -104,8 +127,11 @@ def replace(text: str, mark: str, content: str) -> str:
 
 
 def parts() -> list[Part]:
-    """Return the parts of all claims."""
-    return [part for claim in CLAIMS for part in import_module(f"benchmarks.{claim}.tables").PARTS]
+    """Return the parts of all claims, and those that explanation pages repeat."""
+    own = [part for claim in CLAIMS for part in import_module(f"benchmarks.{claim}.tables").PARTS]
+    by_mark = {(part.result, part.mark): part for part in own}
+    quoted = [replace_field(by_mark[key], page=page) for page, keys in QUOTED.items() for key in keys]
+    return own + quoted
 
 
 def render(page: str, text: str, results: Path = RESULTS) -> str:

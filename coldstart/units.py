@@ -15,7 +15,7 @@ def parse_size(given: object) -> int:
     """Return the bytes of an integer or of text such as "14GiB".
 
     Raises:
-        Usage: `given` is negative, a float, or text that is no size.
+        UsageError: `given` is negative, a float, or text that is not a size.
     """
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given

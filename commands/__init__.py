@@ -1,1 +1,1 @@
-"""The subcommands: each parses, calls the engine and renders; no logic lives here."""
+"""Subcommands: each one parses its arguments, calls the engine, and renders the result. They contain no other logic."""

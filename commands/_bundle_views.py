@@ -1,4 +1,4 @@
-"""Render what `inspect` shows: a JSON document, a table and a text for a bundle, a key, a manifest, files or a difference."""
+"""Render the views of `inspect`: a bundle, a key, a manifest, files, or a difference, as JSON, table or text."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _render_key(key: Key, lookup: Lookup | None) -> str:
         lines.append("no bundle")
     else:
         listed = _render_mismatches(lookup.mismatches, "wanted", "found")
-        lines += [f"no bundle; the nearest is {lookup.nearest.ref}", "", listed]
+        lines += [f"no bundle; the most similar is {lookup.nearest.ref}", "", listed]
     return "\n".join(lines)
 
 

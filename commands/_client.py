@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from urllib.request import getproxies, proxy_bypass
 
 from coldstart.artifacts.net.http_client import Answer, ForbiddenError, HttpClient, redirected
-from coldstart.artifacts.net.origin import Origin, parse_origin, without_secrets
+from coldstart.artifacts.net.origin import Origin, parse_origin, redact_url
 from coldstart.artifacts.net.pace import Bounds
 from coldstart.commands._output import Output, human_bytes
 
 from coldstart.errors import CommandFailedError, UsageError
 
 MAX_BYTES = 16 << 20
-# A body of MAX_BYTES at the slowest pace that is accepted takes the window and as long again.
+# A body of MAX_BYTES at the lowest accepted rate takes twice the window.
 _WINDOW_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The status and the complete body of one answer."""
+    """Status and complete body of one response."""
 
     status: int
     body: bytes
@@ -71,11 +71,9 @@ class ServerClient:
         if 300 <= answer.status < 400:
             answer.close()
             raise _redirect_error(url, answer)
-        content = answer.up_to(MAX_BYTES + 1)
+        content = answer.read_up_to(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise CommandFailedError(
-                f"{without_secrets(url)} answers with more than {human_bytes(MAX_BYTES)}."
-            )
+            raise CommandFailedError(f"{redact_url(url)} answers with more than {human_bytes(MAX_BYTES)}.")
         return Reply(answer.status, content)
 
 
@@ -84,7 +82,7 @@ def _parse(url: str) -> Origin:
         return parse_origin(url)
     except ValueError as error:
         raise UsageError(
-            f"invalid --url {without_secrets(url)}: {error}.", hint="--url http://HOST:PORT"
+            f"invalid --url {redact_url(url)}: {error}.", hint="--url http://HOST:PORT"
         ) from error
 
 
@@ -109,7 +107,7 @@ def _redirect_error(url: str, answer: Answer) -> CommandFailedError:
     except ForbiddenError:
         target = location
     return CommandFailedError(
-        f"{without_secrets(url)} redirects to {without_secrets(target) or 'no address'} (status {answer.status});"
+        f"{redact_url(url)} redirects to {redact_url(target) or 'no address'} (status {answer.status});"
         " redirects are not followed, because a key goes to the named server alone.",
-        hint="name the server that answers itself: --url URL",
+        hint="name the server that does not redirect: --url URL",
     )

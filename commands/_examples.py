@@ -1,12 +1,12 @@
-"""Two examples or more of every command, shown below its help.
+"""At least two examples for each command, shown below its help.
 
-They stand in one table, so that a command's module need not be imported to read them and a test can type each of them.
+They are in one table: reading them imports no command module, and a test runs the parser on each of them.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# By the words of the command.
+# Keys are the words of the command.
 EXAMPLES: Mapping[str, Sequence[str]] = {
     "materialize": (
         "coldstart materialize tiny-llama -- --max-model-len 1024",
@@ -105,6 +105,6 @@ def add(loaded: Any, name: str) -> None:
     for below, command in getattr(loaded, "commands", {}).items():
         add(command, f"{name} {below}")
     if examples := EXAMPLES.get(name):
-        # \b keeps the lines as they are.
+        # \b prevents the formatter from wrapping the lines.
         command_epilog = "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)])
         loaded.epilog = "\n\n".join(filter(None, [loaded.epilog, command_epilog]))

@@ -1,7 +1,7 @@
-"""Write one result as JSON, CSV, Parquet, an HTML page or Markdown: ``--export FORM=FILE`` of every command that has it.
+"""Write a result as JSON, CSV, Parquet, an HTML page or Markdown, for ``--export FORM=FILE``.
 
-Invariant: an unknown form, a missing directory and a missing package are reported before the command begins its work. A file
-is complete, or as it was before.
+Invariant: an unknown form, a missing directory and a missing package are reported before the command begins its work. A
+file is complete, or as it was before.
 """
 
 import json
@@ -21,7 +21,7 @@ from coldstart.bench.report.page import page, table
 from coldstart.errors import UsageError
 
 FORMS = ("json", "csv", "parquet", "html", "markdown")
-# The packages that a form needs beside the standard library.
+# Packages that a form needs in addition to the standard library.
 NEEDS = {
     "csv": ("pandas",),
     "html": ("pandas", "bokeh"),
@@ -32,7 +32,7 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a command. `document` is its JSON; a result without `page` or `markdown` renders its table."""
+    """Result of a command. `document` is its JSON; a result without `page` or `markdown` renders its table."""
 
     title: str
     document: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Result:
     markdown: Callable[[], str] | None = None
 
     @classmethod
-    def from_rows(
+    def create_table(
         cls, title: str, document: Mapping[str, Any], columns: Mapping[str, str], rows: Sequence[Row]
     ) -> "Result":
         """Create a result whose table fits in memory."""
@@ -77,7 +77,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Exports:
-    """The forms of one `--export`: at most one that replaces the usual result, and any number of files."""
+    """Forms of one `--export`: at most one that replaces the usual result, and any number of files."""
 
     form: str | None = None
     files: Mapping[Path, str] | None = None
@@ -97,7 +97,7 @@ class Exports:
 
     @property
     def forms(self) -> set[str]:
-        """All forms, of files and of the result."""
+        """Return all forms, of files and of the result."""
         return {*(self.files or {}).values(), *([self.form] if self.form else [])}
 
     def and_files(self, files: Mapping[Path, str]) -> "Exports":
@@ -123,7 +123,7 @@ class Exports:
         return [path.name for path in self.files or {}]
 
     def shown(self, result: Result) -> str | None:
-        """Render the form that replaces the usual result, None where no form does."""
+        """Return the text that replaces the usual result, or None if no form replaces it."""
         return result.text(self.form) if self.form else None
 
 

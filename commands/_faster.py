@@ -13,7 +13,7 @@ _TAKE_ARGUMENTS = ("coldstart template start ", "coldstart materialize ")
 
 
 def advise(lookup: Lookup, ready_s: float, unavailable: Iterable[Fallback]) -> str | None:
-    """Return one line with the command that prepares the fastest start mode that was not available, None after a fast start."""
+    """Return the command that prepares the fastest unavailable start mode, in one line; None after a fast start."""
     hints = [(one.stage, one.hint) for one in unavailable if one.hint and one.hint.startswith("coldstart ")]
     if ready_s < SLOW_S or not hints:
         return None

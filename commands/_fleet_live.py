@@ -1,4 +1,4 @@
-"""`coldstart fleet up` and what is asked of the fleet that runs. Nothing here imports Ray: the gateway is asked over HTTP."""
+"""Commands that run a fleet, or call a running fleet over HTTP. Nothing here imports Ray."""
 
 import json
 from collections.abc import Callable
@@ -22,20 +22,29 @@ def _word(*names: str, help: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, metavar=metavar)
 
 
-_URL = _word("--url", metavar="URL", help="The gateway; else this user's fleet on this machine.")
-_KEY = _word("--admin-key", metavar="KEY", help="The fleet's admin key.")
+_URL = _word("--url", metavar="URL", help="URL of the gateway; default: this user's fleet on this machine.")
+_KEY = _word(
+    "--admin-key", metavar="KEY", help="Admin key of the fleet; default: the saved key of this user's fleet."
+)
 Url = Annotated[str | None, _URL]
 Key = Annotated[str | None, _KEY]
 Memory = Annotated[
-    str | None, _word("--memory", metavar="SIZE", help="For models on each device of this machine.")
+    str | None,
+    _word(
+        "--memory", metavar="SIZE", help="Memory for models on each device of this machine, such as 60GiB."
+    ),
 ]
-Devices = Annotated[int, _word("--devices", metavar="N", help="Devices of this machine.")]
-Network = Annotated[str, _word("--network", metavar="SIZE", help="Bytes/s of this machine's link.")]
-Load = Annotated[str, _word("--load", metavar="SIZE", help="Bytes/s from its memory to a device.")]
+Devices = Annotated[int, _word("--devices", metavar="N", help="Number of devices of this machine.")]
+Network = Annotated[
+    str, _word("--network", metavar="SIZE", help="Network bandwidth of this machine in bytes per second.")
+]
+Load = Annotated[
+    str, _word("--load", metavar="SIZE", help="Bandwidth from host memory to a device, in bytes per second.")
+]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     for function, text in COMMANDS.items():
         takes = function is deploy
         app.command(help=text)(declare(takes_vllm_args=takes)(function))
@@ -49,40 +58,52 @@ def up(
     load: Load = "10GB",
     address: Annotated[
         str | None,
-        _word("--address", metavar="HOST:PORT", help="Use this Ray cluster; else one is started here."),
+        _word(
+            "--address",
+            metavar="HOST:PORT",
+            help="Address of an existing Ray cluster; default: start one here.",
+        ),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     state: Annotated[
-        Path | None, _word("--state", metavar="FILE", help="What is deployed, kept over restarts.")
+        Path | None,
+        _word(
+            "--state", metavar="FILE", help="File that retains the deployments over restarts; default: none."
+        ),
     ] = None,
     api_key: ApiKey = None,
     admin_key: Key = None,
     max_held: Annotated[
-        int, _word("--max-held", metavar="N", help="Requests that may wait for models; then 429.")
+        int,
+        _word(
+            "--max-held", metavar="N", help="Maximum number of waiting requests before HTTP 429 is returned."
+        ),
     ] = 1024,
     ranks: Annotated[
-        int, _word("--ranks", metavar="N", help="Servers that may start one model as a pipeline, at most.")
+        int,
+        _word("--ranks", metavar="N", help="Maximum number of servers that start one model as a pipeline."),
     ] = 1,
     consolidate: Annotated[
         bool,
         _word(
             "--consolidate/--no-consolidate",
-            help="Load the whole model beside a rank of a pipeline, and hand its streams over.",
+            help="Replace a pipeline by a single worker when it serves, and move its streams.",
         ),
     ] = True,
     record: Annotated[
-        Path | None, _word("--record", metavar="FILE", help="Write every event and decision, one a line.")
+        Path | None,
+        _word("--record", metavar="FILE", help="Write each event and decision to this file, one per line."),
     ] = None,
 ) -> None:
-    """Listen, and stay."""
+    """Run the gateway until it is stopped."""
     from coldstart.fleet.live import ray_node
     from coldstart.fleet.specification import FleetSettings
 
     ray_node.require()
     if address is not None and memory is not None:
         raise UsageError(
-            "A cluster's nodes say themselves what they can.",
+            "--memory applies to an own Ray cluster, not to the nodes of --address.",
             hint="coldstart fleet join ADDRESS --memory 60GiB",
         )
     server = None if memory is None else _server(memory, devices, network, load)
@@ -106,7 +127,7 @@ def up(
 
     def announce(place: "LocalFleet") -> None:
         said = {"url": place.url, "ray": place.ray}
-        common.out.result(said, f"{place.url}  a fleet's gateway, on the Ray at {place.ray}")
+        common.out.result(said, f"{place.url}  gateway of a fleet, Ray at {place.ray}")
 
     raise typer.Exit(FleetUp(options, Log(quiet=common.out.quiet), announce).run())
 
@@ -114,14 +135,15 @@ def up(
 def join(
     common: Common,
     address: Annotated[
-        str | None, typer.Argument(metavar="[HOST:PORT]", help="The fleet's Ray; else this user's.")
+        str | None,
+        typer.Argument(metavar="[HOST:PORT]", help="Address of the fleet's Ray; default: this user's fleet."),
     ] = None,
     memory: Memory = None,
     devices: Devices = 1,
     network: Network = "1GB",
     load: Load = "10GB",
 ) -> None:
-    """Become a node of Ray with the labels of a server, and again where Ray gave the node up."""
+    """Run a Ray node with the labels of a server, and start it again if Ray ends it."""
     from coldstart.contract import environment
     from coldstart.fleet.live import local_state, ray_node
     from coldstart.fleet.live.ray_process import JoinedNode
@@ -129,7 +151,7 @@ def join(
 
     ray_node.require()
     if memory is None:
-        raise UsageError("How much may models take on each device here?", hint="--memory 60GiB")
+        raise UsageError("--memory is missing: the memory for models on each device.", hint="--memory 60GiB")
     server = _server(memory, devices, network, load)
     known = local_state.load() if address else local_state.require()
     env = {str(environment.CACHE_DIR): str(common.cache.root)}
@@ -151,38 +173,49 @@ def _server(memory: str, devices: int, network: str, load: str) -> "ServerSpec":
 def deploy(
     common: Common,
     model: Model,
-    least: Annotated[int, _word("--min", metavar="N", help="Workers that are always there.")] = 0,
-    most: Annotated[int, _word("--max", metavar="N", help="Workers at most.")] = 1,
+    least: Annotated[int, _word("--min", metavar="N", help="Minimum number of workers.")] = 0,
+    most: Annotated[int, _word("--max", metavar="N", help="Maximum number of workers.")] = 1,
     slo: Annotated[
-        str | None, _word("--slo", metavar="ttft=S,tpot=S", help="Limits in seconds by which it is placed.")
+        str | None,
+        _word("--slo", metavar="ttft=S,tpot=S", help="Limits in seconds that the placement must meet."),
     ] = None,
     idle: Annotated[
-        float, _word("--idle", metavar="SECONDS", help="A worker that nobody asked for so long goes.")
+        float, _word("--idle", metavar="SECONDS", help="Time without a request after which a worker stops.")
     ] = 600.0,
-    name: Annotated[str | None, _word("--name", metavar="NAME", help="What it is asked for by.")] = None,
-    batch: Annotated[int, _word("--batch", metavar="N", help="Requests at once in a worker.")] = 64,
+    name: Annotated[
+        str | None, _word("--name", metavar="NAME", help="Model name in requests; default: MODEL.")
+    ] = None,
+    batch: Annotated[
+        int, _word("--batch", metavar="N", help="Maximum number of concurrent requests of a worker.")
+    ] = 64,
     memory: Annotated[
-        str | None, _word("--memory", metavar="SIZE", help="On the device; else as its bundle says.")
+        str | None,
+        _word("--memory", metavar="SIZE", help="Device memory of a worker; default: from its bundle."),
     ] = None,
     size: Annotated[
-        str | None, _word("--size", metavar="SIZE", help="Of its weights; else as its files say.")
+        str | None, _word("--size", metavar="SIZE", help="Size of the weights; default: from the files.")
     ] = None,
     start: Annotated[
-        float | None, _word("--start", metavar="SECONDS", help="Until it serves; else as its bundle says.")
+        float | None,
+        _word(
+            "--start",
+            metavar="SECONDS",
+            help="Time of a start without the weights; default: from its bundle.",
+        ),
     ] = None,
     weights_from: Annotated[
         str | None,
         _word(
             "--weights-from",
             metavar="SOURCE",
-            help="Where servers without its weights fetch them: http(s)://..., s3://... or hf://REPO@REV.",
+            help="Source for servers without the weights: http(s)://..., s3://... or hf://REPO@REV.",
         ),
     ] = None,
     on_miss: OnMissing = "fail",
     url: Url = None,
     admin_key: Key = None,
 ) -> None:
-    """Look up what it takes, and tell the fleet."""
+    """Look up the model's memory and start time, and send the deployment to the fleet."""
     from coldstart.fleet.live import deployments, wire
     from coldstart.host.launches import Launch
 
@@ -198,32 +231,32 @@ def deploy(
 def scale(
     common: Common,
     model: str,
-    least: Annotated[int, _word("--min", metavar="N", help="Workers that are always there.")],
-    most: Annotated[int, _word("--max", metavar="N", help="Workers at most.")],
+    least: Annotated[int, _word("--min", metavar="N", help="Minimum number of workers.")],
+    most: Annotated[int, _word("--max", metavar="N", help="Maximum number of workers.")],
     url: Url = None,
     admin_key: Key = None,
 ) -> None:
-    """Change how many there may be."""
+    """Change the minimum and maximum number of workers."""
     _ordered(common, url, admin_key, "scale", model, least, most)
 
 
 def remove(common: Common, model: str, url: Url = None, admin_key: Key = None) -> None:
-    """What it answers is answered first."""
+    """Remove a model after its running requests."""
     _ordered(common, url, admin_key, "remove", model)
 
 
 def drain(
     common: Common,
-    server: Annotated[str, typer.Argument(metavar="SERVER", help="As `fleet status` calls it.")],
+    server: Annotated[str, typer.Argument(metavar="SERVER", help="Name of the server in `fleet status`.")],
     url: Url = None,
     admin_key: Key = None,
 ) -> None:
-    """What it answers is answered first."""
+    """Drain a server; its running requests finish first."""
     _ordered(common, url, admin_key, "drain", server)
 
 
 def status(common: Common, url: Url = None, admin_key: Key = None) -> None:
-    """One document."""
+    """Print the status once."""
     from coldstart.commands._fleet_table import render
 
     found = _ask(common, url, admin_key, "/fleet/status")
@@ -231,7 +264,7 @@ def status(common: Common, url: Url = None, admin_key: Key = None) -> None:
 
 
 def down(common: Common, url: Url = None, admin_key: Key = None) -> None:
-    """The servers, the controller and the gateway that is asked."""
+    """End the servers, the controller and the gateway."""
     _ask(common, url, admin_key, "/fleet/down", {})
     common.out.success("Ended the fleet")
 
@@ -257,23 +290,23 @@ def _ask(common: Common, url: str | None, key: str | None, path: str, order: obj
         reply = server.get(path) if order is None else server.post(path, json.dumps(order).encode())
         found = json.loads(reply.body)
     except (RemoteUnreachableError, ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, RemoteUnreachableError) else "its answer is not JSON"
+        reason = str(error) if isinstance(error, RemoteUnreachableError) else "the response is not JSON"
         raise CommandFailedError(
-            f"No fleet answers at {url}: {reason}.", hint="coldstart fleet up --memory 60GiB"
+            f"no fleet responds at {url}: {reason}", hint="coldstart fleet up --memory 60GiB"
         ) from error
     if reply.status == 401:
-        raise CommandFailedError(f"{url} asks for another key.", hint="--admin-key-file FILE")
+        raise CommandFailedError(f"{url} rejects the admin key", hint="--admin-key-file FILE")
     if not isinstance(found, dict):
-        raise CommandFailedError(
-            f"{url} answers, but it is no fleet (status {reply.status}).", hint="--url URL"
-        )
+        raise CommandFailedError(f"{url} is not a fleet (HTTP status {reply.status})", hint="--url URL")
     if reply.status != 200:
-        raise CommandFailedError(f"The fleet refuses: {found.get('error', found)}", hint=found.get("hint"))
+        raise CommandFailedError(
+            f"the fleet rejects the request: {found.get('error', found)}", hint=found.get("hint")
+        )
     return found
 
 
 def _locate(url: str | None, key: str | None) -> tuple[str, str]:
-    """Return the address and the admin key, from this user's fleet where they are not given."""
+    """Return the address and the admin key, from this user's fleet if they are not given."""
     from coldstart.fleet.live import local_state
 
     if url is not None and key is not None:
@@ -286,12 +319,12 @@ def _locate(url: str | None, key: str | None) -> tuple[str, str]:
 
 
 COMMANDS: dict[Callable[..., None], str] = {
-    up: "Run a fleet's gateway, on a Ray started here or one that is named.",
+    up: "Run the gateway of a fleet, on a new or an existing Ray cluster.",
     join: "Make this machine a server of a fleet.",
-    deploy: "Have a model served by the fleet; what follows -- is vLLM's.",
-    status: "Show servers, models and who serves what.",
-    scale: "Change how many workers a model has.",
-    drain: "Have a server take nothing new, and let it go empty.",
-    remove: "Serve a model no more.",
-    down: "End a fleet: servers, controller, gateway.",
+    deploy: "Deploy a model to the fleet; arguments after -- go to vLLM.",
+    status: "Show servers, models and workers.",
+    scale: "Change the number of workers of a model.",
+    drain: "Start nothing more on a server; its workers finish and stop.",
+    remove: "Remove a model after its running requests.",
+    down: "End a fleet: servers, controller and gateway.",
 }

@@ -1,4 +1,4 @@
-"""`coldstart fleet manifest`: what an operator of Kubernetes is to be given."""
+"""Documents of `coldstart fleet manifest` for an operator of Kubernetes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from coldstart.errors import UsageError
 
 
 class Operator(StrEnum):
-    """For whom a manifest is."""
+    """Kubernetes operator that reads the manifest."""
 
     KUBERAY = "kuberay"
     LWS = "lws"
@@ -17,7 +17,7 @@ class Operator(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The words of the command that only one of the operators understands."""
+    """Options of the command that apply to one operator only."""
 
     model: str | None
     args: Sequence[str]
@@ -33,7 +33,7 @@ class Asked:
 
 
 def documents(operator: Operator, pods: Any, asked: Asked) -> list[dict[str, Any]]:
-    """The operator's documents. Raises UsageError where something is missing."""
+    """Return the operator's documents. Raises UsageError if an option is missing."""
     return _lws(pods, asked) if operator is Operator.LWS else _kuberay(pods, asked)
 
 
@@ -42,7 +42,7 @@ def _lws(pods: Any, asked: Asked) -> list[dict[str, Any]]:
 
     if asked.model is None:
         raise UsageError(
-            "LeaderWorkerSet serves one model.", hint="coldstart fleet manifest MODEL --for lws --image IMAGE"
+            "--for lws needs a model.", hint="coldstart fleet manifest MODEL --for lws --image IMAGE"
         )
     group = leaderworkerset.GroupOptions(asked.model, tuple(asked.args), asked.ranks, asked.replicas)
     return leaderworkerset.documents(pods, group)
@@ -55,11 +55,14 @@ def _kuberay(pods: Any, asked: Asked) -> list[dict[str, Any]]:
 
     if asked.model is not None or asked.args:
         raise UsageError(
-            "A Ray cluster's models are deployed to it.",
-            hint="leave the model away, and deploy it once the fleet is up",
+            "--for kuberay takes no model and no vLLM arguments.",
+            hint="remove them, and deploy the model when the fleet runs",
         )
     if asked.device_memory is None:
-        raise UsageError("How much may models take on each device of a server?", hint="--device-memory 24GB")
+        raise UsageError(
+            "--device-memory is missing: the memory for models on each device of a server.",
+            hint="--device-memory 24GB",
+        )
     server = ServerSpec(
         "server",
         parse_size(asked.device_memory),

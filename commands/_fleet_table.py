@@ -1,4 +1,4 @@
-"""The status of a fleet for people."""
+"""Status of a fleet as text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,20 +7,20 @@ from coldstart.commands._output import human_bytes, one_line
 
 
 def render(status: Mapping[str, Any]) -> str:
-    """Plain text."""
+    """Return the status as plain text."""
     gateway, controller = status["gateway"], status["controller"]
-    away = "the controller is away; what follows is what it said last" if controller is None else ""
+    away = "the controller cannot be reached; its last reply follows" if controller is None else ""
     lines = [
         f"{gateway['url']}  pid {gateway['pid']}, up {gateway['uptime_s']:.0f} s, requests {gateway['requests']}, "
-        f"waiting {gateway['held']}, in flight {gateway['in_flight']}, taken in anew {gateway['again']}, "
-        f"refused {sum(gateway['refused'].values())}",
+        f"waiting {gateway['held']}, in flight {gateway['in_flight']}, retried {gateway['again']}, "
+        f"rejected {sum(gateway['refused'].values())}",
         *filter(None, [away]),
     ]
     for server in status["servers"]:
         free = ", ".join(map(human_bytes, server["free_bytes"]))
         draining = "  draining" if server["draining"] else ""
         seen = server.get("observed_bytes_s")
-        link = f"link {human_bytes(server['network_bytes_s'])}/s given"
+        link = f"link {human_bytes(server['network_bytes_s'])}/s configured"
         link += f", {human_bytes(seen)}/s observed" if seen else ""
         lines.append(
             f"server {server['name']}: free {free} of {human_bytes(server['memory_bytes'])}, {link}{draining}"

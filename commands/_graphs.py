@@ -1,4 +1,4 @@
-"""The CUDA graphs of a bundle, and what two bundles do not share of theirs, as text."""
+"""CUDA graphs of a bundle, and the differences between those of two bundles, as text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,9 @@ NAME, SHOWN = 48, 6
 
 
 def text(summary: Mapping[str, Any]) -> str:
-    """What `inspect` shows of a graphs section."""
+    """Return the text of `inspect` for a graphs section."""
     if "error" in summary:
-        return f"CUDA graphs: they cannot be read: {summary['error']}"
+        return f"CUDA graphs: cannot be read: {summary['error']}"
     blocks = [_facts(summary), _kernels(summary["kernels"])]
     if summary["refused"]:
         blocks.append(table(("captured at every start", "reason"), sorted(summary["refused"].items())))
@@ -51,7 +51,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def diff_text(difference: Mapping[str, Any], left: str, right: str) -> str:
-    """What `inspect --diff` shows of them."""
+    """Return the text of `inspect --diff` for two graphs sections."""
     lines = [
         f"{name.removesuffix('_only')} only in {ref}: {_some(items)}"
         for name in ("graphs_only", "kernels_only", "regions_only", "refused_only")
@@ -62,7 +62,7 @@ def diff_text(difference: Mapping[str, Any], left: str, right: str) -> str:
         (key, *(rows.get(n, 0) for n in CHANGES)) for key, rows in difference["graphs_changed"].items()
     ]
     listed = [table(("graph that differs in", *CHANGES), changed)] if changed else []
-    return "\n".join([*lines, *listed]) or "the CUDA graphs differ only in what no kernel reads"
+    return "\n".join([*lines, *listed]) or "the CUDA graphs differ only in bytes that no kernel reads"
 
 
 def _some(items: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The status of a host as a table for people, once or again and again."""
+"""Status of a host as a table, printed once or refreshed."""
 
 import io
 import time
@@ -20,14 +20,14 @@ WIDTH = 160
 
 
 def render(status: Mapping[str, Any]) -> str:
-    """Plain text, as wide as it needs to be."""
+    """Return the status as plain text."""
     out = io.StringIO()
     Console(file=out, width=WIDTH, color_system=None, legacy_windows=False).print(drawn(status))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def watching(ask: Callable[[], Mapping[str, Any]], every_s: float) -> None:
-    """Until Ctrl-C; in place on a terminal, one below the other elsewhere."""
+    """Print the status every `every_s` seconds until Ctrl-C, in place on a terminal."""
     from rich.live import Live
 
     console = Console()
@@ -42,7 +42,7 @@ def watching(ask: Callable[[], Mapping[str, Any]], every_s: float) -> None:
 
 
 def drawn(status: Mapping[str, Any]) -> Group:
-    """Two lines about the host, a table of its models, and why models failed."""
+    """Return two lines about the host, a table of its models, and the errors of failed models."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in _COLUMNS:
         table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=name != "last start")
@@ -55,7 +55,7 @@ def drawn(status: Mapping[str, Any]) -> Group:
     ]
     if status["host"]["config"]["error"]:
         failed.append(
-            Text(one_line(f"configuration not taken: {status['host']['config']['error']}"), style="red")
+            Text(one_line(f"configuration not applied: {status['host']['config']['error']}"), style="red")
         )
     return Group(*(Text(one_line(line)) for line in _head(status)), table, *failed)
 
@@ -66,13 +66,13 @@ def _head(status: Mapping[str, Any]) -> list[str]:
     stopping = ", stopping" if host["stopping"] else ""
     refused = sum(requests["refused"].values())
     template = host.get("runtime_template_bytes", 0)
-    own = f", {human_bytes(template)} of it the runtime template" if template else ""
+    own = f", {human_bytes(template)} for the runtime template" if template else ""
     return [
         f"{host['url']}  pid {host['pid']}, up {host['uptime_s']:.0f} s, policy {host['policy']}, "
         f"memory {used} of {limit}{own}{stopping}",
-        f"requests {requests['total']}, to a serving model {_percent(requests['hit_ratio'])}, waiting {requests['held']}, "
-        f"in flight {requests['in_flight']}, refused {refused}; starts {starts['total']}, failed {starts['failed']}, "
-        f"{starts['seconds']:.1f} s in all",
+        f"requests {requests['total']}, hits {_percent(requests['hit_ratio'])}, waiting {requests['held']}, "
+        f"in flight {requests['in_flight']}, rejected {refused}; starts {starts['total']}, failed {starts['failed']}, "
+        f"{starts['seconds']:.1f} s in total",
         "",
     ]
 
@@ -97,7 +97,7 @@ def _row(model: Mapping[str, Any]) -> list[Text]:
 
 
 def _last(start: Mapping[str, Any] | None) -> str:
-    """Mode and seconds, with the longest phases."""
+    """Return mode and seconds with the longest phases."""
     if start is None:
         return ""
     longest = sorted(start["phases"].items(), key=lambda item: -float(item[1]))[:_PHASES]

@@ -1,4 +1,4 @@
-"""Options for keys: a command that takes `api_key` or `admin_key` also takes a file that holds the key."""
+"""Options for keys: a command with `api_key` or `admin_key` also has an option for a file that contains the key."""
 
 import inspect
 from collections.abc import Sequence
@@ -37,7 +37,9 @@ def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
         file = given.pop(f"{name}_file")
         typed = _is_typed(ctx, name)
         if typed and _is_typed(ctx, f"{name}_file"):
-            raise UsageError(f"{_flag(name)} and {_flag(name)}-file are both given.", hint="leave one away")
+            raise UsageError(
+                f"{_flag(name)} and {_flag(name)}-file are both given.", hint="remove one of them"
+            )
         if typed and given[name] is not None:
             variable = f"{ctx.auto_envvar_prefix}_{name.upper()}"
             out.warn(

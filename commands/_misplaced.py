@@ -11,10 +11,10 @@ from coldstart.errors import UsageError
 
 
 class PassingCommand(TyperCommand):
-    """A command that passes what follows `--` on to vLLM; the parser never sees that part."""
+    """Command that passes the arguments after `--` to vLLM; the parser does not read them."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse. Raises UsageError for an option that is not ours and resembles none of ours."""
+        """Parse the arguments. Raises UsageError for an unknown option that resembles no known one."""
         takes_value = {
             name: not getattr(one, "is_flag", False)
             for one in self.get_params(ctx)
@@ -33,9 +33,9 @@ class PassingCommand(TyperCommand):
 
 
 def separate(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-    """Return our words, and the options that are not in `takes_value` with the words that follow each.
+    """Return the known arguments, and the options that are not in `takes_value` with the arguments of each.
 
-    A command needs its model: without another word for it, the last word behind an unknown option is the model.
+    A command needs its model: without another argument, the last one after an unknown option is the model.
     """
     own: list[str] = []
     moved: list[str] = []

@@ -1,7 +1,7 @@
-"""The options every subcommand has, as one piece.
+"""Options that every subcommand has.
 
-``@command()`` turns ``def command(common: Common, ...)`` into what typer sees: the function's own parameters,
-then these. What follows ``--`` never reaches the parser; it is in ``common.vllm_args``.
+``@command()`` turns ``def command(common: Common, ...)`` into a function for typer with the function's own parameters,
+then these. Arguments after ``--`` do not reach the parser; they are in ``common.vllm_args``.
 """
 
 import functools
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from coldstart.artifacts.net.origin import without_secrets
+from coldstart.artifacts.net.origin import redact_url
 from coldstart.commands import _keys
 from coldstart.commands._output import Format, Output, Progress
 
@@ -34,46 +34,56 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository i
 Revision = Annotated[
     str | None,
     typer.Option(
-        "--revision", metavar="REV", help="Commit, branch or tag of a hub model; default: its newest."
+        "--revision", metavar="REV", help="Commit, branch or tag of a hub model; default: the newest commit."
     ),
 ]
 Untrusted = Annotated[
     bool,
     typer.Option(
         "--untrusted",
-        help="Take a bundle that nobody trusted has signed; its code is left alone all the same.",
+        help="Use a bundle without a trusted signature, except its code.",
     ),
 ]
-Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen at.")]
-Port = Annotated[int, typer.Option("--port", metavar="N", help="Port to listen at; 0: any that is free.")]
+Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
+Port = Annotated[int, typer.Option("--port", metavar="N", help="Port to listen on; 0 selects a free port.")]
 ApiKey = Annotated[
     str | None,
-    typer.Option("--api-key", metavar="KEY", help="Ask every client for this key; default: for none."),
+    typer.Option("--api-key", metavar="KEY", help="API key that every client must send; default: none."),
 ]
 OnMissing = Annotated[
     str,
     typer.Option(
-        "--on-miss", metavar="fail|warn", help="Without a bundle: refuse, or start the ordinary way."
+        "--on-miss", metavar="fail|warn", help="Without a bundle: fail, or start stock vLLM with a warning."
     ),
 ]
 Baseline = Annotated[
-    Path | None, typer.Option("--baseline", metavar="FILE", help="A saved JSON result to compare with.")
+    Path | None,
+    typer.Option("--baseline", metavar="FILE", help="JSON result of an earlier run to compare with."),
 ]
 Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="Of all that is drawn: arrivals, models, prompts.")
+    int, typer.Option("--seed", metavar="N", help="Random seed of arrivals, models and prompts.")
 ]
-Gaps = Annotated[float, typer.Option("--cv", metavar="CV", help="CV of the gaps of a --rate; 1 is Poisson.")]
-READY_TIMEOUT = typer.Option("--ready-timeout", metavar="SECONDS", help="Give up a start that takes longer.")
+Gaps = Annotated[
+    float,
+    typer.Option(
+        "--cv",
+        metavar="CV",
+        help="Coefficient of variation of the gaps between arrivals of --rate; 1 is Poisson.",
+    ),
+]
+READY_TIMEOUT = typer.Option(
+    "--ready-timeout", metavar="SECONDS", help="Abort a start that takes longer, in seconds."
+)
 
-# Help of the word with which a process's memory leaves this machine.
-SNAPSHOT = "Send a bundle although it holds a process's memory, which whoever gets it can read."
+# Help of the option that permits sending a process's memory.
+SNAPSHOT = "Send a bundle that contains the memory of a process; every receiver can read it."
 
 
 @dataclass(frozen=True)
 class Common:
-    """What every command was given: the sink, whether the network is off, the cache, and vLLM's arguments.
+    """Values of the common options: output, network access, cache, and vLLM's arguments.
 
-    `typed_args` is whether `--` was typed, with or without arguments behind it.
+    `typed_args` is true if `--` was typed, with or without arguments after it.
     """
 
     out: Output
@@ -83,15 +93,15 @@ class Common:
     typed_args: bool = False
 
     def store(self) -> "Store":
-        """The bundle store under the chosen cache root."""
+        """Return the bundle store below the cache root."""
         from coldstart.artifacts.store import Store
 
         return Store(self.cache.bundles)
 
     def look_up(self, model: str, revision: str | None = None, accepts: "Trust | None" = None) -> "Lookup":
-        """The model with these arguments, its key on this machine, and its bundle among what `accepts` accepts.
+        """Return the model, its key on this machine, and its bundle among those that `accepts` accepts.
 
-        Raises what models.resolve raises.
+        Raises the errors of models.resolve.
         """
         from coldstart.models import inspection
 
@@ -104,19 +114,19 @@ class Common:
             accepts=accepts,
         )
 
-    def again(self, *words: str) -> str:
-        """``coldstart WORDS`` with the same arguments of vLLM, which are part of the key, as it can be typed."""
+    def format_command(self, *words: str) -> str:
+        """Return the command line ``coldstart WORDS`` with the same vLLM arguments, which are part of the key."""
         from coldstart.system import secrets
 
         passed = ["--", *secrets.arguments(self.vllm_args)] if self.vllm_args else []
         return shlex.join(["coldstart", *words, *passed])
 
     def require_network(self, address: str) -> None:
-        """Raises AuthRequiredError (exit 4) when ``address`` lies on the network and --offline is set."""
+        """Raise AuthRequiredError (exit code 4) if ``address`` is on the network and --offline is set."""
         if self.offline and "://" in address and not address.startswith("dir://"):
             raise AuthRequiredError(
-                f"{without_secrets(address)} lies on the network, and --offline is set.",
-                hint="leave --offline away",
+                f"{redact_url(address)} is on the network, and --offline is set.",
+                hint="remove --offline",
             )
 
 
@@ -126,7 +136,7 @@ def _option(*flags: str, help: str, metavar: str | None = None, envvar: str | No
 
 _CACHE_DIR = _option(
     "--cache-dir",
-    help="Root of bundles and built models; default: coldstart in $XDG_CACHE_HOME.",
+    help="Directory of bundles and built models; default: coldstart in $XDG_CACHE_HOME.",
     metavar="DIR",
     envvar=environment.CACHE_DIR,
 )
@@ -139,21 +149,21 @@ _CONFIG = _option(
 
 
 def _common(
-    format: Annotated[Format, _option("--format", help="Form of the result.")] = "text",
+    format: Annotated[Format, _option("--format", help="Format of the result.")] = "text",
     output: Annotated[
         Path | None,
         _option(
             "--output", "-o", help="Write the result to this file; default: standard output.", metavar="FILE"
         ),
     ] = None,
-    quiet: Annotated[bool, _option("--quiet", "-q", help="Say nothing but the result.")] = False,
-    verbose: Annotated[bool, _option("--verbose", "-v", help="Say more.")] = False,
-    progress: Annotated[Progress, _option("--progress", help="How to show progress.")] = "auto",
-    offline: Annotated[bool, _option("--offline", help="Never ask the network.")] = False,
+    quiet: Annotated[bool, _option("--quiet", "-q", help="Print only the result.")] = False,
+    verbose: Annotated[bool, _option("--verbose", "-v", help="Print more details.")] = False,
+    progress: Annotated[Progress, _option("--progress", help="Format of progress messages.")] = "auto",
+    offline: Annotated[bool, _option("--offline", help="Do not use the network.")] = False,
     cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
     config: Annotated[Path | None, _CONFIG] = None,
 ) -> tuple[Output, bool, Cache]:
-    # config was read before parsing began, because it gives the defaults; it is an option for help's sake.
+    # The configuration is read before parsing, because it sets the defaults. The option exists for the help text.
     return Output(format, output, quiet, verbose, progress), offline, Cache.at(cache_dir)
 
 
@@ -163,8 +173,7 @@ def _exporting(
         typer.Option(
             "--export",
             metavar="FORM[=FILE]",
-            help="Give the result as json, csv, html or markdown; FORM=FILE writes one more report,"
-            " also as parquet. Repeatable.",
+            help="Print the result as json, csv, html or markdown; FORM=FILE writes a file, also as parquet. Repeatable.",
         ),
     ] = None,
 ) -> tuple[list[str] | None]:
@@ -175,7 +184,7 @@ SHARED = tuple(inspect.signature(_common).parameters)
 
 
 def group(text: str | None) -> typer.Typer:
-    """A command that has commands; `text` is its help."""
+    """Return a command with subcommands; `text` is its help."""
     return typer.Typer(
         rich_markup_mode=None,
         add_completion=False,
@@ -188,9 +197,9 @@ def group(text: str | None) -> typer.Typer:
 def command(
     *, takes_vllm_args: bool = False, chooses_scheduler: bool = False, exports: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the common options; refuse arguments after ``--`` unless it takes them.
+    """Return a decorator that adds the common options, and rejects arguments after ``--`` unless the command takes them.
 
-    One that chooses a scheduler is given a ``choice`` of it, one whose result can be exported its ``exports``.
+    A command that selects a scheduler gets ``choice``; a command whose result can be exported gets ``exports``.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -198,7 +207,7 @@ def command(
         def run(ctx: typer.Context, **given: Any) -> None:
             rest = Arguments(ctx.obj or ())
             if rest and not takes_vllm_args:
-                raise UsageError(f"{ctx.info_name} takes nothing after --, found {' '.join(rest)!r}.")
+                raise UsageError(f"{ctx.info_name} takes no arguments after --, found {' '.join(rest)!r}.")
             common = _common(**{name: given.pop(name) for name in SHARED})
             _keys.resolve(ctx, given, common[0])
             if chooses_scheduler:

@@ -1,7 +1,7 @@
-"""One sink for everything a command says.
+"""Output of a command: one place for all that it prints.
 
-stdout (or ``-o FILE``) carries the result and nothing else; stderr carries progress, notes and the closing
-line. JSON results carry ``schema_version``.
+stdout (or ``-o FILE``) contains only the result; stderr contains progress, notes and the closing
+line. JSON results have ``schema_version``.
 """
 
 import json
@@ -25,9 +25,7 @@ Progress = Literal["auto", "plain", "none", "json"]
 
 @dataclass
 class Output:
-    """Where a command writes. Commands hand over data and a rendering; this decides which of the two is
-    shown.
-    """
+    """Output of one command, which supplies data and a rendering; the format decides which is printed."""
 
     format: Format = "text"
     out_file: Path | None = None
@@ -39,9 +37,7 @@ class Output:
     def result(
         self, data: Mapping[str, object], text: str | Callable[[], str], *, brief: str | None = None
     ) -> None:
-        """Write the result once: ``data`` as JSON, or ``text``; with -q ``brief`` instead, where there is
-        one.
-        """
+        """Write the result once: ``data`` as JSON, or ``text``; with -q ``brief`` instead, if it is given."""
         if self.format == "json":
             self._write(json.dumps(public(data), indent=2, default=str))
         elif self.quiet and brief is not None:
@@ -50,31 +46,32 @@ class Output:
             self._write(printable(text if isinstance(text, str) else text()))
 
     def success(self, outcome: str, *, where: str | None = None, then: str | None = None) -> None:
-        """The closing line: what was made, where, how long it took, and the next command."""
+        """Print the closing line: result, place, duration, and the next command."""
         seconds = time.monotonic() - self.started
         place = f" in {where}" if where else ""
         following = f" Next: {then}" if then else ""
         self.note(f"{outcome}{place} ({seconds:.1f} s).{following}")
 
     def note(self, message: str) -> None:
-        """A line for people on stderr, kept back by -q."""
+        """Print a line on stderr unless -q is given."""
         if not self.quiet:
             _err(message)
 
     def warn(self, message: str) -> None:
-        """A line on stderr that -q does not keep back."""
+        """Print a warning on stderr, also with -q."""
         _err(f"warning: {message}")
 
     def detail(self, *lines: str) -> None:
-        """Lines on stderr that only -v shows."""
+        """Print lines on stderr if -v is given."""
         if self.verbose and not self.quiet:
             for line in lines:
                 _err(line)
 
     @contextmanager
     def phase(self, name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
-        """Show that ``name`` is going on, for ``expected_s`` seconds by an earlier run: a moving line on a terminal, one line
-        elsewhere, a JSON line on demand. What it yields shows a step within it.
+        """Show that the phase ``name`` runs, and that an earlier run took ``expected_s`` seconds.
+
+        The yielded function shows a step within the phase.
         """
         mode = self._progress_mode()
         about = f" ({expected_s:.0f} s the last time)" if expected_s is not None else ""
@@ -91,7 +88,7 @@ class Output:
         if self.progress == "auto":
             if self.quiet:
                 return "none"
-            # rich animates into pipes under FORCE_COLOR, so the terminal itself is asked.
+            # rich animates into pipes under FORCE_COLOR, so check the terminal itself.
             return "bar" if sys.stderr.isatty() and environment.TERM.read() != "dumb" else "plain"
         return self.progress
 
@@ -110,14 +107,14 @@ class Output:
 
 
 def public(data: Mapping[str, object]) -> dict[str, Any]:
-    """`data` with the schema's version and without secrets; a list of vLLM's arguments is read as one."""
+    """Return `data` with the schema version and without secrets; a list of vLLM arguments is read as one."""
     if isinstance(arguments := data.get("vllm_args"), list | tuple):
         data = {**data, "vllm_args": secrets.arguments([str(word) for word in arguments])}
     return {"schema_version": SCHEMA_VERSION, **cast("dict[str, Any]", secrets.document(data))}
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Rows under ``headers`` in aligned columns; numbers to the right."""
+    """Return rows below ``headers`` in aligned columns, numbers to the right."""
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(headers), *cells]) for i in range(len(headers))]
     right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
@@ -129,7 +126,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """1536 -> "1.5 KiB"."""
+    """Format a number of bytes: 1536 -> "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -184,8 +181,8 @@ def one_line(text: str) -> str:
 def printable(text: str) -> str:
     """Return `text` with escapes for what would move a terminal's cursor, reverse its order or hide text.
 
-    Such characters come from registries, weights servers and bundles. Line ends and tabs stay: this is for texts of
-    several lines of ours, of which each that holds text from outside went through `one_line`.
+    Such characters come from registries, weights servers and bundles. Line ends and tabs are retained: text from
+    outside has passed `one_line` before.
     """
     return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
 

@@ -1,4 +1,4 @@
-"""What import and pull say: the bundles, and whether their code may run here."""
+"""Report of import and pull: the bundles, and whether their code may run here."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,14 @@ from coldstart.validate import against
 
 
 def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
-    """Render the references; warn for each bundle whose signer nobody trusts. Raises CommandFailedError for none."""
+    """Print the references, and warn for each bundle without a trusted signature.
+
+    Raises CommandFailedError for an empty list.
+    """
     if not bundles:
         raise CommandFailedError(
-            "There is no bundle in it.",
-            hint="name an archive that was exported, or an address that was pushed to",
+            "The source contains no bundle.",
+            hint="name the output of coldstart export, or an address of coldstart push",
         )
     judged = [inspection.trust(bundle) for bundle in bundles]
     data = [
@@ -27,12 +30,12 @@ def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
     for bundle, result in zip(bundles, judged, strict=True):
         if not result.ok:
             common.out.warn(
-                f"code in {bundle.name}:v{bundle.version} will not run: {result.reason}; to trust its maker: "
+                f"code in {bundle.name}:v{bundle.version} will not run: {result.reason}; to trust its signer: "
                 "coldstart trust add FILE"
             )
         elif newer := selection.newer_than(bundle, common.store().list(), inspection.trust):
             common.out.warn(
-                f"{bundle.name}:v{bundle.version} is older than v{newer[0].version}, which stays the one that is taken; "
+                f"{bundle.name}:v{bundle.version} is older than v{newer[0].version}, which is still selected; "
                 f"to go back: coldstart prune {newer[0].ref}"
             )
     common.out.success(outcome, where=str(common.store().root), then=_next_command(bundles[0]))

@@ -1,7 +1,7 @@
 """Measure cold starts from launch to first token: plain vLLM against each start mode.
 
-Every round runs each mode once. Exit 1 when tokens differ, a fast path was not taken, a server died, or --baseline shows a
-regression. What follows -- goes to vLLM in all modes.
+Every round runs each mode once. Exit code 1 if tokens differ, a fast path was not used, a server died, or --baseline
+shows a regression. Arguments after -- go to vLLM in all modes.
 """
 
 import json
@@ -27,23 +27,29 @@ def command(
     common: Common,
     exports: Exports,
     model: Model,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Counted rounds.")] = 5,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Uncounted runs per mode.")] = 1,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Number of counted rounds.")] = 5,
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Number of uncounted runs per mode.")] = 1,
     modes: Annotated[
         str | None,
         typer.Option(
-            "--modes", metavar="M,...", help=f"Only these of {', '.join(run_order.MODES)}; default: all."
+            "--modes",
+            metavar="M,...",
+            help=f"Modes to measure, of {', '.join(run_order.MODES)}; default: all.",
         ),
     ] = None,
-    steady: Annotated[bool, typer.Option("--steady/--no-steady", help="Also measure past the start.")] = True,
+    steady: Annotated[
+        bool,
+        typer.Option("--steady/--no-steady", help="Also measure latency and throughput after the start."),
+    ] = True,
     ready_timeout: Annotated[float, READY_TIMEOUT] = 900,
     baseline: Baseline = None,
     max_regress: Annotated[
-        float, typer.Option("--max-regress", metavar="PCT", help="Slowdown that is allowed.")
+        float,
+        typer.Option("--max-regress", metavar="PCT", help="Permitted slowdown over --baseline, in percent."),
     ] = 10.0,
     revision: Revision = None,
 ) -> None:
-    """Measure, write the reports, show the result, fail where the answer is no."""
+    """Measure, write the reports and the result, and fail if a check fails."""
     request = BenchRequest(
         model=model,
         vllm_args=common.vllm_args,

@@ -1,4 +1,4 @@
-"""The command line: a table of lazily loaded commands, and one table from exception to exit code.
+"""Command line: a table of lazily loaded commands, and a table that maps exceptions to exit codes.
 
 Invariant: ``coldstart --help`` imports no command module, and ``coldstart CMD --help`` imports one; neither
 torch, vllm nor pandas. A module in COMMANDS offers ``command`` (a function) or ``app`` (a typer.Typer with
@@ -22,27 +22,35 @@ import coldstart
 from coldstart.contract import environment
 from coldstart.errors import ERROR, ColdstartError
 
-# name: (module, one line of help, heading)
+# name: (module, help in one line, heading)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
-    "materialize": ("coldstart.commands.materialize", "Do the cold-start work once, offline.", "Cold start"),
+    "materialize": (
+        "coldstart.commands.materialize",
+        "Build the bundle of a model, once, offline.",
+        "Cold start",
+    ),
     "serve": ("coldstart.commands.serve", "Start a vLLM server from a bundle.", "Cold start"),
     "host": (
         "coldstart.commands.host",
-        "Serve many models behind one endpoint, in less memory.",
+        "Serve many models behind one endpoint.",
         "Cold start",
     ),
-    "template": ("coldstart.commands.template", "Keep warm processes that fork servers.", "Cold start"),
-    "prefetch": ("coldstart.commands.prefetch", "Have weights in memory before a server asks.", "Cold start"),
-    "inspect": ("coldstart.commands.inspect", "Show a bundle, a key, or why a key misses.", "Bundles"),
+    "template": ("coldstart.commands.template", "Manage warm processes that fork servers.", "Cold start"),
+    "prefetch": (
+        "coldstart.commands.prefetch",
+        "Fetch weights into memory before a server starts.",
+        "Cold start",
+    ),
+    "inspect": ("coldstart.commands.inspect", "Show a bundle, a key, or why no bundle matches.", "Bundles"),
     "list": ("coldstart.commands.list", "List the bundles in the store.", "Bundles"),
     "prune": ("coldstart.commands.prune", "Remove old versions of bundles.", "Bundles"),
     "export": ("coldstart.commands.export", "Write a bundle to one file.", "Bundles"),
-    "import": ("coldstart.commands.import_", "Take a bundle from one file.", "Bundles"),
+    "import": ("coldstart.commands.import_", "Add the bundles of one file to the store.", "Bundles"),
     "push": ("coldstart.commands.push", "Copy a bundle to a directory, registry or hub.", "Bundles"),
     "pull": ("coldstart.commands.pull", "Copy a bundle from a directory, registry or hub.", "Bundles"),
-    "validate": ("coldstart.commands.validate", "Check bundles, up to starting them.", "Bundles"),
-    "bench": ("coldstart.commands.bench", "Measure cold starts, mode against mode.", "Measure"),
-    "trust": ("coldstart.commands.trust", "Say whose bundles may run code here.", "Machine"),
+    "validate": ("coldstart.commands.validate", "Check bundles, up to a start.", "Bundles"),
+    "bench": ("coldstart.commands.bench", "Measure and compare cold starts of all modes.", "Measure"),
+    "trust": ("coldstart.commands.trust", "Manage the keys whose bundles may run code here.", "Machine"),
     "trace-replay": (
         "coldstart.commands.trace_replay",
         "Replay a request trace, live or simulated.",
@@ -50,23 +58,27 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     ),
     "fleet": ("coldstart.commands.fleet", "Serve models on many servers.", "Cold start"),
     "install": ("coldstart.commands.install", "Install vLLM, or another extra of coldstart.", "Machine"),
-    "doctor": ("coldstart.commands.doctor", "Say what this machine can do, and what is missing.", "Machine"),
+    "doctor": (
+        "coldstart.commands.doctor",
+        "Report what this machine supports, and what is missing.",
+        "Machine",
+    ),
 }
 ALIASES: Mapping[str, str] = {"ls": "list"}
-# Commands that run with an extra of coldstart; the others run without any.
+# Commands that need an extra of coldstart.
 EXTRAS: Mapping[str, str] = {"host": "host", "fleet": "fleet", "trace-replay": "lab", "bench": "report"}
 HEADINGS = ("Cold start", "Bundles", "Measure", "Machine")
 
 
 class LazyGroup(TyperGroup):
-    """Commands that are imported when they are run or asked for help, not before."""
+    """Group whose commands are imported when they run or print their help."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """All names, in the order of the table."""
+        """Return all names in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
-        """Load one command; an unknown name is a usage error that suggests the nearest."""
+        """Load one command; an unknown name is a usage error with the most similar name."""
         name = ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
             near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
@@ -77,7 +89,7 @@ class LazyGroup(TyperGroup):
         return loaded
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """The table by headings, without importing anything."""
+        """Write the table by headings, without importing a command."""
         for heading in HEADINGS:
             rows = [(name, text) for name, (_, text, where) in COMMANDS.items() if where == heading]
             if rows:
@@ -86,7 +98,7 @@ class LazyGroup(TyperGroup):
 
 
 def load(name: str) -> Any:
-    """The command object of one entry of COMMANDS."""
+    """Return the command object of one entry of COMMANDS."""
     from coldstart.commands import _examples
 
     module = importlib.import_module(COMMANDS[name][0])
@@ -97,7 +109,7 @@ def load(name: str) -> Any:
     loaded = typer.main.get_command(app)
     loaded.name = name
     _examples.add(loaded, name)
-    # Not on the whole program: a COLDSTART_VERSION in a container would then be its --version.
+    # Not for the group: COLDSTART_VERSION in a container would then set --version.
     loaded.context_settings["auto_envvar_prefix"] = f"{config_file.PREFIX}_{name}".upper().replace("-", "_")
     return loaded
 
@@ -138,7 +150,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback(
-    epilog="What follows -- goes to vLLM untouched. Exit codes: 0 yes, 1 no, 2 trouble, 3 no bundle, 4 login."
+    epilog="Arguments after -- go to vLLM unchanged. Exit codes: 0 success, 1 failed check, 2 error, 3 no bundle, 4 login."
 )
 def _root(
     version: Annotated[
@@ -146,7 +158,7 @@ def _root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Do an LLM server's cold-start work once, offline, and start vLLM from the result."""
+    """Build bundles of the cold-start work of vLLM, and start vLLM servers from them."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -154,11 +166,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     own, rest = _split(sys.argv[1:] if argv is None else list(argv))
     os.umask(
         os.umask(0o077) | 0o022
-    )  # nothing that is made here may be written by others, whatever the shell allows
+    )  # Other users must not be able to write the files that are created here.
     catch()
     try:
         app(own, prog_name="coldstart", obj=rest, default_map=_defaults(own))
-    except Exception as error:  # noqa: BLE001 - the one place where any failure becomes an exit code
+    except Exception as error:  # noqa: BLE001 - here each failure becomes an exit code
         sys.exit(_report(error, own))
     sys.exit(0)
 
@@ -172,7 +184,7 @@ def _defaults(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
-    # Split here, not in the parser, which would read what follows -- as this command's own arguments.
+    # Split here: the parser would read the arguments after -- as its own.
     if "--" not in argv:
         return argv, None
     at = argv.index("--")
@@ -180,19 +192,19 @@ def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 class _Stopped(SystemExit):
-    """A signal: it passes every handler of Exception, runs every finally, and carries 128 + signal."""
+    """Exit with code 128 + signal, which passes every handler of Exception and runs every finally block."""
 
 
 def catch() -> None:
-    """End on SIGINT and SIGTERM, wherever they arrive."""
+    """End the process on SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
-    # A hook of somebody else, such as a partial, may have no name.
+    # Another library's hook, such as a partial, may have no name.
     if getattr(sys.unraisablehook, "__name__", None) != "_ignored":
         before = sys.unraisablehook
 
         def _ignored(unraisable: Any) -> None:
-            # Python drops what is raised while a weak reference's callback or a __del__ runs, as many do during imports.
+            # Python drops exceptions raised in a weak reference's callback or in __del__, which often run during imports.
             if isinstance(unraisable.exc_value, _Stopped):
                 code = unraisable.exc_value.args[0]
                 signal.signal(signal.SIGALRM, lambda *_: _raise(code))
@@ -227,7 +239,7 @@ def _report(error: Exception, argv: Sequence[str] = ()) -> int:
 def _explain_missing(
     error: ModuleNotFoundError, argv: Sequence[str]
 ) -> tuple[Sequence[str], str, int] | None:
-    """Name the extra that provides the missing module; return None if none does."""
+    """Return an error that names the extra with the missing module, or None if no extra has it."""
     from coldstart.system.installation import find_extras
 
     module = error.name or ""

@@ -1,7 +1,6 @@
-"""Settings from the configuration file, the third of: flag, environment (COLDSTART_<COMMAND>_<FLAG>), file,
-default.
+"""Settings from the configuration file. Precedence: option, environment (COLDSTART_<COMMAND>_<OPTION>), file, default.
 
-The file is TOML: a table per command with its flags as names, and the flags every command has at the top::
+The file is TOML: one table per command with its options as keys, and the common options at the top::
 
     format = "json"
     [serve]
@@ -21,10 +20,9 @@ PREFIX = environment.PREFIX
 
 
 def locate(argv: Sequence[str]) -> Path | None:
-    """The configuration file: ``--config`` in ``argv``, else COLDSTART_CONFIG, else the user's, None if there
-    is none.
+    """Return the configuration file: ``--config`` in ``argv``, else COLDSTART_CONFIG, else the user's file, else None.
 
-    Raises UsageError when a named file does not exist.
+    Raises UsageError if a named file does not exist.
     """
     named = _flag(argv) or environment.CONFIG.read()
     path = paths.expand(named) if named else paths.config_file()
@@ -38,9 +36,9 @@ def locate(argv: Sequence[str]) -> Path | None:
 def load(
     argv: Sequence[str], commands: Collection[str], shared: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """Defaults per command from the file ``locate`` finds; {} without one.
+    """Return the defaults per command from the file that ``locate`` finds; {} without a file.
 
-    ``shared`` are the flags that may stand at the top. Raises UsageError for unreadable TOML and unknown names.
+    ``shared`` are the options that are allowed at the top. Raises UsageError for invalid TOML and unknown names.
     """
     path = locate(argv)
     if path is None:
@@ -54,12 +52,12 @@ def load(
 
 
 def check(names: Collection[str], known: Collection[str], where: str) -> None:
-    """Raises UsageError naming the first of ``names`` that is not ``known``, and the nearest that is."""
+    """Raise UsageError for the first of ``names`` that is not in ``known``, with the most similar known name."""
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
-            raise UsageError(f"{where} sets {name!r}, which is no setting here.", hint=hint)
+            hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(sorted(known))}"
+            raise UsageError(f"unknown setting {name!r} in {where}.", hint=hint)
 
 
 def _flag(argv: Sequence[str]) -> str | None:

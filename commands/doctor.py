@@ -1,4 +1,4 @@
-"""Say what this machine can do, what is missing, and the command that gets it."""
+"""Report what this machine supports, what is missing, and the command that installs it."""
 
 from dataclasses import asdict
 
@@ -14,7 +14,7 @@ from coldstart.system.probes import Probe
 
 @declare()
 def command(common: Common) -> None:
-    """Examine, render, and answer yes (0) or no (1)."""
+    """Examine the machine and report; exit code 1 if it cannot serve."""
     with common.out.phase("examine this machine"):
         results = doctor.examine(common.cache)
     modes, able = availability.permitted(results), doctor.able(results)
@@ -29,7 +29,7 @@ def command(common: Common) -> None:
     if not able:
         first = next(probe for probe in results if probe.required and probe.status == "missing")
         raise CommandFailedError(
-            f"Cold starts cannot be served here: {first.name}: {first.found}.", hint=first.hint
+            f"this machine cannot serve cold starts: {first.name}: {first.found}.", hint=first.hint
         )
     common.out.success("Examined this machine", then="coldstart materialize tiny-llama")
 
@@ -41,7 +41,7 @@ def _text(results: list[Probe], modes: dict[str, bool]) -> str:
     blocks = [table(("", "what", "found"), rows), f"start modes: {can}"]
     refused = [f"  {mode}: {why.reason}; {why.hint}" for mode, why in availability.reasons().items()]
     if refused:
-        blocks.append("modes that this vLLM has not:\n" + "\n".join(refused))
+        blocks.append("modes that this vLLM lacks:\n" + "\n".join(refused))
     if missing:
-        blocks.append("to get what is missing:\n" + "\n".join(missing))
+        blocks.append("to install what is missing:\n" + "\n".join(missing))
     return "\n\n".join(blocks)

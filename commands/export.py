@@ -1,4 +1,4 @@
-"""Write bundles with their signatures to one file: an OCI archive, which other OCI tools read too."""
+"""Write bundles with their signatures to one OCI archive, which other OCI tools can read."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,12 +17,12 @@ def command(
     common: Common,
     refs: Annotated[list[str], typer.Argument(help="Bundles to write.")],
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="FILE", help="The archive [default: NAME-vN.oci.tar].")
+        Path | None, typer.Option("--to", metavar="FILE", help="Archive to write; default: NAME-vN.oci.tar.")
     ] = None,
     include_snapshot: Annotated[bool, typer.Option("--include-snapshot", help=SNAPSHOT)] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an archive that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing archive.")] = False,
 ) -> None:
-    """Export, and say how to take it over elsewhere."""
+    """Export the bundles and print the command that imports them."""
     store = common.store()
     bundles = [store.get(ref, trust=inspection.trust) for ref in refs]
     first = bundles[0]

@@ -124,19 +124,19 @@ def run(
     ] = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Read the configuration, listen, and stay."""
+    """Run the host until it is stopped."""
     from coldstart.host import configuration
     from coldstart.host.live.profiles import create_profiles
     from coldstart.units import parse_size
 
     if not models and host_file is None:
         raise UsageError(
-            "A host needs models.", hint="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
+            "no model is given.", hint="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
         )
     if memory is None and host_file is None:
-        raise UsageError("A host needs to know how much memory its models may take.", hint="--memory 60GiB")
+        raise UsageError("--memory is missing: the memory of all models together.", hint="--memory 60GiB")
     if heartbeat <= 0:
-        raise UsageError("--heartbeat must be above 0 seconds.", hint="leave it away")
+        raise UsageError("--heartbeat must be above 0 seconds.", hint="--heartbeat 5")
     limits = {
         "memory": None if memory is None else parse_size(memory),
         "policy": policy,
@@ -158,7 +158,7 @@ def run(
             return configuration.load(host_file, profiles, typed)
         return configuration.parse(typed, profiles)
 
-    # What is wrong is said before the server's libraries are imported.
+    # Report errors of the configuration before the slow imports of the server.
     file = source()
 
     from coldstart.host.live.log import Log
@@ -178,7 +178,7 @@ def run(
     def announce(url: str, file: "HostFile") -> None:
         names, size = list(file.catalogue.launches), human_bytes(file.settings.memory)
         document = {"url": url, "models": names, "memory_bytes": file.settings.memory}
-        common.out.result(document, f"{url}  a host of {', '.join(names)} in {size}")
+        common.out.result(document, f"{url}  host of {', '.join(names)}, memory limit {size}")
 
     raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
 
@@ -206,9 +206,9 @@ def status(
         common.out.result(found, lambda: render(found))
         return
     if watch <= 0:
-        raise UsageError("--watch needs seconds above 0.", hint="--watch 1")
+        raise UsageError("--watch must be above 0 seconds.", hint="--watch 1")
     if common.out.format == "json":
-        raise UsageError("--watch shows a table.", hint="leave --format json away, or --watch")
+        raise UsageError("--watch and --format json exclude each other.", hint="remove one of them")
     watching(lambda: _ask(server, url), watch)
 
 
@@ -224,16 +224,16 @@ def _ask(server: "ServerClient", url: str) -> Mapping[str, Any]:
         reply = server.get("/status")
     except RemoteUnreachableError as error:
         raise CommandFailedError(
-            f"No host answers at {url}: {error}.", hint="coldstart host MODEL..., or --url URL"
+            f"no host responds at {url}: {error}", hint="coldstart host MODEL..., or --url URL"
         ) from error
     if reply.status == 401:
-        raise CommandFailedError(f"{url} asks for a key.", hint="--api-key-file FILE")
+        raise CommandFailedError(f"{url} requires an API key", hint="--api-key-file FILE")
     try:
         found = json.loads(reply.body)
         if reply.status != 200 or not {"host", "models"} <= found.keys():
             raise ValueError
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CommandFailedError(
-            f"{url} answers, but it is no host (status {reply.status}).", hint="--url URL"
+            f"{url} is not a host (HTTP status {reply.status})", hint="--url URL"
         ) from error
     return dict(found)

@@ -1,6 +1,6 @@
-"""Take over every bundle of an archive that coldstart export, or another OCI tool, wrote.
+"""Add the bundles of an archive to the store. coldstart export, or another OCI tool, wrote the archive.
 
-Nothing is executed; code in a bundle runs later only if its signer is trusted.
+Nothing is executed. Code in a bundle runs later, only if its signer is trusted.
 """
 
 from pathlib import Path
@@ -14,8 +14,8 @@ from coldstart.commands._received import report
 
 
 @declare()
-def command(common: Common, file: Annotated[Path, typer.Argument(help="The archive to read.")]) -> None:
-    """Import, verified byte by byte."""
+def command(common: Common, file: Annotated[Path, typer.Argument(help="Archive to read.")]) -> None:
+    """Import the bundles and verify each digest."""
     with common.out.phase(f"read {file.name}"):
         bundles = import_archive(common.store(), file)
     report(common, bundles, f"Imported {len(bundles)} bundles")

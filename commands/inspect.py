@@ -1,7 +1,7 @@
-"""Show a bundle, the key of a model on this machine, or why that key misses.
+"""Show a bundle, the key of a model on this machine, or why no bundle matches that key.
 
-REF is a bundle (NAME, NAME:vN, NAME@sha256:..., or a digest prefix) or else a model; what follows -- are
-vLLM's arguments, which are part of a model's key.
+REF is a bundle (NAME, NAME:vN, NAME@sha256:..., or a digest prefix) or a model. Arguments after -- go to vLLM and are
+part of a model's key.
 """
 
 from typing import Annotated
@@ -23,23 +23,24 @@ from coldstart.models import inspection
 def command(
     common: Common,
     exports: Exports,
-    ref: Annotated[str, typer.Argument(metavar="MODEL|REF", help="A model, or the reference of a bundle.")],
+    ref: Annotated[str, typer.Argument(metavar="MODEL|REF", help="Model, or reference of a bundle.")],
     manifest: Annotated[bool, typer.Option("--manifest", help="Print the manifest as it is stored.")] = False,
     tree: Annotated[bool, typer.Option("--tree", help="List the files of each section.")] = False,
     key: Annotated[bool, typer.Option("--key", help="Print the fields of the key.")] = False,
     diff: Annotated[
-        str | None, typer.Option("--diff", metavar="REF2", help="Compare with another bundle.")
+        str | None,
+        typer.Option("--diff", metavar="REF2", help="Reference of another bundle to compare with."),
     ] = None,
     revision: Revision = None,
 ) -> None:
-    """Choose the view, and show it."""
+    """Select the view and print it."""
     if sum((manifest, tree, key, diff is not None)) > 1:
         raise UsageError("--manifest, --tree, --key and --diff exclude each other.")
     asks_key = bool(common.vllm_args or revision) or (key and inspection.names_model(ref))
     bundle = None if asks_key else inspection.find_bundle(common.store(), ref)
     if bundle is None:
         lookup = common.look_up(ref, revision)
-        if lookup.bundle is None:  # to be looked at, not to be used
+        if lookup.bundle is None:  # The bundle is only displayed, so it need not be trusted.
             lookup = common.look_up(ref, revision, anyone)
         if key:
             return _show(common, exports, _bundle_views.view_key(lookup.key, lookup))
@@ -64,5 +65,5 @@ def _view(common: Common, bundle: Bundle, *, manifest: bool, tree: bool, diff: s
 
 def _show(common: Common, exports: Exports, view: BundleView) -> None:
     rows = public({"rows": view.rows})["rows"]
-    result = Result.from_rows(view.title, public(view.data), view.columns, rows)
+    result = Result.create_table(view.title, public(view.data), view.columns, rows)
     give(common.out, exports, result, view.text, brief=view.brief)

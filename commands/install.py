@@ -17,13 +17,13 @@ def command(
     extra: Annotated[str, typer.Argument(metavar="EXTRA", help="Name of the extra: cpu, gpu, ...")],
     constraint: Annotated[
         Path | None,
-        typer.Option("--constraint", "-c", metavar="FILE", help="File of pins for pip; default: none."),
+        typer.Option(
+            "--constraint", "-c", metavar="FILE", help="File with version pins for pip; default: none."
+        ),
     ] = None,
 ) -> None:
     """Install one extra into the environment that runs this command."""
     if common.offline:
-        raise UsageError(
-            "an installation needs the network, and --offline is set", hint="leave out --offline"
-        )
+        raise UsageError("an installation needs the network, and --offline is set", hint="remove --offline")
     installation.install(extra, installation.Environment(constraint=constraint), common.out.note)
     common.out.success(f"Installed coldstart[{extra}]", then="coldstart doctor")

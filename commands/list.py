@@ -12,16 +12,14 @@ from coldstart.commands._output import human_bytes, table
 
 @declare()
 def command(common: Common) -> None:
-    """One row per bundle; with -q one reference per line."""
+    """Print one row per bundle, or with -q one reference per line."""
     store = common.store()
     bundles = store.list()
     listed = [_data(bundle) for bundle in bundles]
     brief = "\n".join(f"{data['name']}@{data['digest']}" for data in listed if data["name"])
     common.out.result({"store": str(store.root), "bundles": listed}, lambda: _text(listed), brief=brief)
     if strange := store.layout.strange():
-        common.out.warn(
-            f"{strange} entries are of a newer release and not listed; upgrade coldstart to use them"
-        )
+        common.out.warn(f"{strange} entries of a newer release are not listed; upgrade coldstart to use them")
     if not bundles:
         common.out.note(f"No bundle in {store.root}. Next: coldstart materialize tiny-llama")
 
@@ -37,7 +35,9 @@ def _data(bundle: Bundle) -> dict[str, object]:
             "created": bundle.manifest.provenance.created,
             "arguments": list(bundle.manifest.provenance.arguments),
         }
-    except BundleError as error:  # damaged, or of a newer release: the others are listed all the same
+    except (
+        BundleError
+    ) as error:  # A damaged bundle, or one of a newer release, does not prevent listing the others.
         annotations = bundle.descriptor.annotations
         problem = f"{error.message} [{error.code}]"
         return {

@@ -1,4 +1,4 @@
-"""Do a model's cold-start work once, prove the result, and publish it as a bundle."""
+"""Build the bundle of a model, prove it by a start, and publish it."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,27 +17,33 @@ def command(
     model: Model,
     revision: Revision = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be made, and for which key.")
+        bool, typer.Option("--dry-run", help="Print the sections and the key, and build nothing.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Make a new version although one is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Build a new version even if a bundle exists.")
+    ] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Make this section alone (repeatable).")
+        list[str] | None, typer.Option("--only", help="Build only this section; repeatable.")
     ] = None,
     snapshot: Annotated[
-        bool, typer.Option("--snapshot", help="Freeze a built engine as well (CRIU).")
+        bool, typer.Option("--snapshot", help="Also write a CRIU snapshot of the built engine.")
     ] = False,
     kernels: Annotated[
         Literal["value", "reference"],
-        typer.Option("--kernels", help="CUDA kernels: copy their binaries, or refer to them in libraries."),
+        typer.Option(
+            "--kernels",
+            help="Store CUDA kernels as copies (value) or as references to libraries (reference).",
+        ),
     ] = "value",
     profile_seconds: Annotated[
         float,
         typer.Option(
-            "--profile-seconds", help="How long the iteration profile may take: fewer sizes and rounds."
+            "--profile-seconds",
+            help="Maximum duration of the iteration profile in seconds; less time measures fewer sizes.",
         ),
     ] = 120.0,
 ) -> None:
-    """Parse, run the offline phase, and print where the bundle is."""
+    """Build the bundle and print its reference."""
     from coldstart import api
     from coldstart.models import inspection
 
@@ -57,9 +63,7 @@ def command(
         return
     if (ahead := planned.estimate()) is not None:
         minutes, size = ahead.seconds / 60, human_bytes(ahead.disk_bytes)
-        common.out.note(
-            f"by the cost model this takes about {minutes:.0f} minutes and {size} besides weights"
-        )
+        common.out.note(f"estimated duration: {minutes:.0f} minutes and {size} besides weights")
     there = {earlier.digest for earlier in common.store().list()}
     bundle = planned.run(common.out.phase)
     is_new = bundle.digest not in there
@@ -81,7 +85,7 @@ def command(
         common.out.note(f"no {section}: {reason}")
     for curve, sizes in inspection.list_unprofiled_sizes(bundle).items():
         left = ", ".join(str(size) for size in sizes)
-        common.out.note(f"iteration profile: no {curve} of {left}, for want of time (--profile-seconds)")
+        common.out.note(f"iteration profile: no {curve} of {left}(time limit: --profile-seconds)")
     common.out.success(
         f"{'Made' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
         where="the store",
@@ -90,7 +94,7 @@ def command(
 
 
 def _show(common: Common, model: str, planned: "MaterializationPlan") -> None:
-    """Render the plan that --dry-run asks for."""
+    """Render the plan for --dry-run."""
     fields, sections = dict(planned.key.fields), planned.sections
     existing = planned.existing.ref if planned.existing else None
     data: dict[str, object] = {
@@ -102,10 +106,12 @@ def _show(common: Common, model: str, planned: "MaterializationPlan") -> None:
     common.out.result(
         data, lambda: table(("field", "value"), list(fields.items())) + f"\nsections: {', '.join(sections)}"
     )
-    common.out.success(f"Would make key {planned.key.short}", then=common.again("materialize", model))
+    common.out.success(
+        f"Would make key {planned.key.short}", then=common.format_command("materialize", model)
+    )
 
 
 def _next_command(common: Common, model: str, revision: str | None, *, is_new: bool) -> str:
-    typed = common.again("serve", model, *(["--revision", revision] if revision else []))
-    # Without `--` the newest bundle lends its arguments, which may be another one than was found.
+    typed = common.format_command("serve", model, *(["--revision", revision] if revision else []))
+    # Without `--`, serve uses the arguments of the newest bundle, which may differ from the one found.
     return typed if is_new or common.vllm_args else f"{typed} --"

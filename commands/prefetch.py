@@ -1,4 +1,4 @@
-"""Bring weights into this machine's memory before a server asks for them."""
+"""Fetch weights into this machine's memory before a server starts."""
 
 from typing import Annotated, Any
 
@@ -14,15 +14,21 @@ app = group(__doc__)
 _SOURCE = typer.Option(
     "--weights-from",
     metavar="SOURCE",
-    help="Fetch from http(s)://..., s3://..., hf://REPO@REV or a directory; default: the model's own place.",
+    help="Source: http(s)://..., s3://..., hf://REPO@REV or a directory; default: the model's repository.",
 )
-_NAME = typer.Option("--name", metavar="TENSOR", help="Only this tensor; may be given several times.")
-_MEMORY = typer.Option("--memory-bytes", help="Most memory to hold; default: half of what is available.")
-_STREAMS = typer.Option("--streams", help="Ranges fetched at once; default: 4.")
-_IDLE = typer.Option("--idle", metavar="SECONDS", help="End after so long without a client; default: 600.")
+_NAME = typer.Option("--name", metavar="TENSOR", help="Fetch only this tensor; repeatable.")
+_MEMORY = typer.Option(
+    "--memory-bytes", help="Maximum memory of the prefetcher; default: half of the available memory."
+)
+_STREAMS = typer.Option("--streams", help="Number of parallel connections; default: 4.")
+_IDLE = typer.Option(
+    "--idle",
+    metavar="SECONDS",
+    help="Time without a client after which the prefetcher ends, in seconds; default: 600.",
+)
 
 
-@app.command(help="Fetch a model's weights, starting the prefetcher if none runs.")
+@app.command(help="Fetch the weights of a model; start the prefetcher if none runs.")
 @declare(takes_vllm_args=True)
 def start(
     common: Common,
@@ -34,7 +40,7 @@ def start(
     idle: Annotated[float | None, _IDLE] = None,
     untrusted: Untrusted = False,
 ) -> None:
-    """Have them fetched and wait until they are there."""
+    """Fetch the weights and wait until they are in memory."""
     from coldstart.weights.prefetch import ask, configuration
 
     common.require_network(weights_from or "")
@@ -60,15 +66,15 @@ def start(
     common.out.success("Fetched weights", then="coldstart prefetch status")
 
 
-@app.command(help="Show what the prefetcher holds, how fast it fetches, and who uses it.")
+@app.command(help="Show the weights in memory, the fetch rate and the clients.")
 @declare()
 def status(common: Common) -> None:
-    """Show it."""
+    """Print the status."""
     from coldstart.weights.prefetch import ask
 
     state = ask.get_status()
     data: dict[str, Any] = {"running": state is not None, **(state or {})}
-    common.out.result(data, lambda: _text(state) if state else "No prefetcher runs.")
+    common.out.result(data, lambda: _text(state) if state else "no prefetcher is running")
 
 
 def _text(state: dict[str, Any]) -> str:
@@ -90,13 +96,13 @@ def _text(state: dict[str, Any]) -> str:
     return "\n".join([head, *shown, *errors])
 
 
-@app.command(help="Stop the prefetcher; servers that use its memory keep it.")
+@app.command(help="Stop the prefetcher; servers retain the memory that they use.")
 @declare()
 def stop(common: Common) -> None:
-    """Stop it."""
+    """Stop the prefetcher."""
     from coldstart.weights.prefetch import ask
 
     if ask.get_status() is None:
-        raise UsageError("No prefetcher runs.", hint="coldstart prefetch start MODEL")
+        raise UsageError("no prefetcher is running", hint="coldstart prefetch start MODEL")
     pid = ask.stop()
     common.out.result({"stopped": pid}, f"stopped {pid}")

@@ -1,4 +1,4 @@
-"""Remove old versions of bundles, those named, and whatever nothing refers to any more, of killed servers too."""
+"""Remove old versions of bundles, the named bundles, and files that nothing uses any more."""
 
 from typing import Annotated
 
@@ -13,9 +13,13 @@ from coldstart.launch import pruning
 @declare()
 def command(
     common: Common,
-    refs: Annotated[list[str] | None, typer.Argument(help="Bundles to remove besides old versions.")] = None,
-    keep: Annotated[int, typer.Option("--keep", min=0, help="Newest versions of each key to keep.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    refs: Annotated[
+        list[str] | None, typer.Argument(help="Bundles to remove in addition to old versions.")
+    ] = None,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="Number of versions of each key to retain.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be removed, and remove nothing.")
+    ] = False,
 ) -> None:
     """Prune the store."""
     done = pruning.prune(common.cache, refs or (), keep=keep, dry_run=dry_run)

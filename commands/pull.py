@@ -19,7 +19,7 @@ def command(
         ),
     ],
 ) -> None:
-    """Pull, verified byte by byte."""
+    """Pull a bundle and verify each digest."""
     common.require_network(address)
     with common.out.phase(f"fetch {address}"):
         bundle = remote.pull(common.store(), address)

@@ -1,6 +1,6 @@
 """Copy a bundle with its signatures to a directory, an OCI registry (oci://) or the Hugging Face hub (hf://).
 
-With --as-image it becomes a container image whose file system is a store: what a pod mounts as an image volume.
+With --as-image, the result is a container image with a store, which a pod mounts as an image volume.
 """
 
 from typing import Annotated
@@ -16,17 +16,17 @@ from coldstart.models import inspection
 @declare()
 def command(
     common: Common,
-    ref: Annotated[str, typer.Argument(metavar="REF", help="The bundle to send.")],
+    ref: Annotated[str, typer.Argument(metavar="REF", help="Bundle to send.")],
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="DIR, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG].")
     ],
     as_image: Annotated[
         bool,
-        typer.Option("--as-image", help="As a container image, for pods to mount as a volume (oci:// only)."),
+        typer.Option("--as-image", help="Write a container image that pods mount as a volume (oci:// only)."),
     ] = False,
     include_snapshot: Annotated[bool, typer.Option("--include-snapshot", help=SNAPSHOT)] = False,
 ) -> None:
-    """Push, and say from where it can be pulled."""
+    """Push the bundle and print the command that pulls it."""
     common.require_network(address)
     bundle = common.store().get(ref, trust=inspection.trust)
     send = remote.push_image if as_image else remote.push
@@ -34,7 +34,7 @@ def command(
         there = send(bundle, address, memory=include_snapshot)
     common.out.result({"ref": bundle.ref, "address": there}, there)
     then = (
-        "mount it read-only where the store is ($COLDSTART_CACHE_DIR/bundles)"
+        "mount it read-only at the path of the store ($COLDSTART_CACHE_DIR/bundles)"
         if as_image
         else f"coldstart pull {there}"
     )

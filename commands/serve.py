@@ -1,4 +1,4 @@
-"""Start vLLM's OpenAI-compatible server for a model from its bundle, by the fastest way there is."""
+"""Start vLLM's OpenAI-compatible server for a model from its bundle, with the fastest available start mode."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import typer
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
-from coldstart.contract.fallback import from_json
+from coldstart.contract.fallback import decode
 from coldstart.errors import UsageError
 from coldstart.launch import modes
 from coldstart.scheduling.settings import SchedulerSettings
@@ -39,57 +39,75 @@ def command(
         Mode,
         typer.Option(
             "--mode",
-            help="Start mode; auto takes the first that can be used, in this order.",
+            help="Start mode; auto uses the first available one, in this order.",
         ),
     ] = modes.AUTO,
-    on_miss: Annotated[OnMiss, typer.Option("--on-miss", help="What to do when no bundle fits.")] = "fail",
+    on_miss: Annotated[
+        OnMiss,
+        typer.Option(
+            "--on-miss",
+            help="Without a matching bundle: fail, start stock vLLM with a warning, or build a bundle first.",
+        ),
+    ] = "fail",
     host: Annotated[
         str | None,
         typer.Option(
             "--host",
             metavar="ADDRESS",
-            help="Address to listen at; default: 127.0.0.1, this machine alone.",
+            help="Address to listen on; default: 127.0.0.1 (this machine only).",
         ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", metavar="N", help="Port to listen at, as for vLLM; default: 8000.")
+        int | None, typer.Option("--port", metavar="N", help="Port to listen on, as for vLLM; default: 8000.")
     ] = None,
     revision: Revision = None,
     ready_timeout: Annotated[
         float | None,
         typer.Option(
-            "--ready-timeout", metavar="SECONDS", help="Give up a start that takes longer; default: never."
+            "--ready-timeout",
+            metavar="SECONDS",
+            help="Abort a start that takes longer, in seconds; default: no limit.",
         ),
     ] = None,
     ready_file: Annotated[
         Path | None,
-        typer.Option("--ready-file", metavar="FILE", help="Write how it came up, as JSON, once ready."),
+        typer.Option(
+            "--ready-file",
+            metavar="FILE",
+            help="Write mode, times and fallbacks to this file as JSON when the server is ready.",
+        ),
     ] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option("--timeline", metavar="FILE", help="Write start and swaps as Chrome trace-event JSON."),
+        typer.Option(
+            "--timeline",
+            metavar="FILE",
+            help="Write the timeline of the start to this file, as Chrome trace-event JSON.",
+        ),
     ] = None,
     weights_from: Annotated[
         str | None,
         typer.Option(
             "--weights-from",
             metavar="SOURCE",
-            help="Fetch the weights meanwhile from http(s)://..., s3://..., hf://REPO@REV or a directory.",
+            help="Fetch the weights during the start from http(s)://..., s3://..., hf://REPO@REV or a directory.",
         ),
     ] = None,
     fetch_rest: Annotated[
         bool,
         typer.Option(
-            "--fetch-rest", help="Once ready, fetch what only other pipeline ranks need, in the background."
+            "--fetch-rest", help="When ready, fetch the weights of other pipeline ranks in the background."
         ),
     ] = False,
     require_signature: Annotated[
-        bool, typer.Option("--require-signature", help="Refuse a bundle that nobody trusted has signed.")
+        bool, typer.Option("--require-signature", help="Fail if the bundle has no trusted signature.")
     ] = False,
     untrusted: Untrusted = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print mode, bundle and URL, and start nothing.")
+    ] = False,
 ) -> None:
-    """Look up, start, say when it is ready, and stay until it ends."""
+    """Start the server, report when it is ready, and wait until it ends."""
     from coldstart.artifacts.bundle import anyone
     from coldstart.commands import _faster
 
@@ -101,10 +119,10 @@ def command(
 
     for file in filter(None, (ready_file, timeline)):
         _require_place(file)
-    # Before anything is looked up: what was typed wrongly is said at once.
+    # Report wrong options before any look-up.
     check(choice, common.vllm_args)
     lookup = _find(common, model, revision, anyone if untrusted else None)
-    lookup = lookup.without_weights() if weights_from is not None else lookup
+    lookup = lookup.drop_weights() if weights_from is not None else lookup
     _show_arguments(common, lookup)
     check(choice, lookup.vllm_args)
     listen = listening.choose_address(host, port, lookup.vllm_args)
@@ -136,7 +154,7 @@ def command(
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
             _say(common, report, ready_file)
-            unavailable = from_json(report["absent"])
+            unavailable = decode(report["absent"])
             for advice in (
                 listening.describe_exposure(plan.vllm_args),
                 _faster.advise(request.lookup, report["ready_s"], unavailable),
@@ -171,10 +189,10 @@ def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
 
 
 def _dry_run_text(planned: Mapping[str, Any]) -> str:
-    absent = "none; it would be materialized first" if planned["materializes"] else "none"
+    absent = "none; would be materialized first" if planned["materializes"] else "none"
     name = (planned["bundle"] or absent).partition("@")[0]
     bundle = f"{name}:v{planned['version']}" if planned["bundle"] else absent
-    fallbacks = [f"fallback  {one}" for one in from_json(planned["fallbacks"])]
+    fallbacks = [f"fallback  {one}" for one in decode(planned["fallbacks"])]
     return "\n".join(
         [f"mode    {planned['mode']}", f"bundle  {bundle}", f"url     {planned['url']}", *fallbacks]
     )
@@ -204,7 +222,7 @@ def _show_arguments(common: Common, lookup: "Lookup") -> None:
 
 
 def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> None:
-    for fallback in from_json(report["fallbacks"]):
+    for fallback in decode(report["fallbacks"]):
         common.out.warn(str(fallback))
     if ready_file:
         _write(ready_file, json.dumps(secrets.document(report)))
@@ -218,7 +236,7 @@ def _ready(report: Mapping[str, Any]) -> str:
 
 
 def _require_place(file: Path) -> None:
-    # Asked before the start: a server that came up must not end for want of a directory.
+    # Check before the start: a missing directory must not end a running server.
     if not os.access(file.absolute().parent, os.W_OK):
         raise UsageError(
             f"{file} cannot be written.", hint=f"mkdir -p {file.absolute().parent}, or name another file"
@@ -226,7 +244,7 @@ def _require_place(file: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    # Whoever waits for the file must never see half of it.
+    # A program that waits for the file must not read a partial one.
     from coldstart.artifacts.files import replacing
 
     with replacing(path.absolute(), mode=0o600, durable=False) as file:

@@ -1,4 +1,4 @@
-"""Keep warm processes that fork servers (the runtime imported, or an engine built), a frozen one, or an engine asleep."""
+"""Manage warm processes that fork servers, the frozen runtime, and engines in sleep mode."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 app = group(__doc__)
 Level = Literal["runtime", "engine", "asleep-1", "asleep-2"]
 _LEVEL = typer.Option(
-    "--level", help="How much to build: the runtime, the engine with its weights, or one asleep on its GPU."
+    "--level", help="Level of the template: imported runtime, built engine, or an engine asleep on its GPU."
 )
 
 
@@ -27,7 +27,7 @@ def start(
     ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
     untrusted: Untrusted = False,
 ) -> None:
-    """Start one for the model's bundle."""
+    """Start a template for the model's bundle."""
     from coldstart.launch import planning, prepare_template
     from coldstart.launch.request import ServeRequest
 
@@ -40,19 +40,19 @@ def start(
     mode = prepare_template.find_mode(level).name
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
-    common.out.success("Started a template", then=common.again("serve", model, "--mode", mode))
+    common.out.success("Started a template", then=common.format_command("serve", model, "--mode", mode))
 
 
-@app.command(help="Freeze the imported runtime (CRIU): one image starts every model where no template runs.")
+@app.command(help="Write the imported runtime with CRIU; starts of any model can restore it.")
 @declare()
 def freeze(
     common: Common,
     force: Annotated[
-        bool, typer.Option("--force", help="Make a new image although one that fits is there.")
+        bool, typer.Option("--force", help="Write a new image even if a matching one exists.")
     ] = False,
     ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
 ) -> None:
-    """Make the image, unless there is one."""
+    """Write the image unless a matching one exists."""
     from coldstart.launch import prepare_template
     from coldstart.launch.modes.runtime_snapshot import RUNTIME_SNAPSHOT
     from coldstart.system.snapshot import runtime_image
@@ -74,12 +74,12 @@ def freeze(
 @app.command(help="Remove frozen runtimes.")
 @declare()
 def discard(common: Common) -> None:
-    """Remove every image below the cache root."""
+    """Remove every frozen runtime below the cache root."""
     from coldstart.system.snapshot import runtime_image
 
     images = list(runtime_image.listed(common.cache.runtimes))
     if not images:
-        common.out.note("No runtime is frozen here.")
+        common.out.note("no frozen runtime exists here")
     for image in images:
         runtime_image.discard(image)
     freed = sum(image.size for image in images)
@@ -94,7 +94,7 @@ def _image(image: "runtime_image.Image") -> dict[str, object]:
 @app.command(help="List the templates, the servers forked from them, and frozen runtimes.")
 @declare()
 def status(common: Common) -> None:
-    """List them."""
+    """Print templates, servers and frozen runtimes."""
     from coldstart.launch import template_pool
     from coldstart.system.snapshot import runtime_image
 
@@ -124,19 +124,23 @@ def status(common: Common) -> None:
     common.out.result(data, lambda: table(("level", "model", "key", "pid", "ready", "servers"), rows))
 
 
-@app.command(help="Stop templates: all, or those of one level.")
+@app.command(help="Stop all templates, or those of one level.")
 @declare()
 def stop(
     common: Common,
-    level: Annotated[Level | None, typer.Option("--level", help="Only templates of this level.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="End the servers forked from them, too.")] = False,
+    level: Annotated[
+        Level | None, typer.Option("--level", help="Level of the templates to stop; default: all levels.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also end the servers that were forked from them.")
+    ] = False,
 ) -> None:
-    """Stop them."""
+    """Stop the selected templates."""
     from coldstart.launch import template_pool
 
     chosen = [warm for warm in template_pool.listed() if level in (None, warm.level)]
     if not chosen:
-        common.out.note("No template runs.")
+        common.out.note("no template is running")
     for warm in chosen:
         template_pool.stop(warm, force=force)
     common.out.result({"stopped": len(chosen)}, f"stopped {len(chosen)}")

@@ -1,7 +1,7 @@
-"""Replay a request trace against running servers, or on the simulated engine, and report the latencies.
+"""Replay a request trace on running servers or on the simulated engine, and report the latencies.
 
-Requests leave on time whatever the server does; the client's own lateness is reported. Ctrl-C and a dead
-target still write the report of what was measured.
+Requests are sent on time, even if the server is slow; delays of the client are reported. After Ctrl-C or the end of the
+target, the report covers what was measured.
 """
 
 import json
@@ -40,59 +40,79 @@ def command(
     exports: Exports,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The trace.")],
     trace_format: Annotated[
-        str, _flag("--trace-format", help="mooncake, azure-llm, azure-functions, burstgpt or csv.")
+        str, _flag("--trace-format", help="Format: mooncake, azure-llm, azure-functions, burstgpt or csv.")
     ] = "mooncake",
-    columns: Annotated[str | None, _flag("--columns", help="For csv: time=C,prompt=C,output=C,...")] = None,
-    on_bad_row: Annotated[str, _flag("--on-bad-row", help="skip or refuse.")] = "skip",
-    speedup: Annotated[float, _flag("--speedup", help="Divide the arrival times by this.")] = 1.0,
-    duration: Annotated[float | None, _flag("--duration", help="Seconds to replay; default: all.")] = None,
-    limit: Annotated[int | None, _flag("--limit", help="Requests to replay; default: all.")] = None,
+    columns: Annotated[
+        str | None, _flag("--columns", help="Columns of a csv trace: time=C,prompt=C,output=C and others.")
+    ] = None,
+    on_bad_row: Annotated[
+        str, _flag("--on-bad-row", help="Action on an invalid row: skip or refuse.")
+    ] = "skip",
+    speedup: Annotated[float, _flag("--speedup", help="Factor by which arrivals are accelerated.")] = 1.0,
+    duration: Annotated[
+        float | None, _flag("--duration", help="Number of seconds to replay; default: all.")
+    ] = None,
+    limit: Annotated[int | None, _flag("--limit", help="Number of requests to replay; default: all.")] = None,
     rate: Annotated[
-        float | None, _flag("--rate", help="Gamma arrivals per second; default: as in the trace.")
+        float | None,
+        _flag("--rate", help="Arrivals per second with gamma-distributed gaps; default: as in the trace."),
     ] = None,
     cv: Gaps = 1.0,
     seed: Seed = 0,
     max_prompt: Annotated[
-        int | None, _flag("--max-prompt", help="Clip prompts to this; default: never.")
+        int | None, _flag("--max-prompt", help="Maximum number of prompt tokens; default: no limit.")
     ] = None,
     max_output: Annotated[
-        int | None, _flag("--max-output", help="Clip outputs to this; default: never.")
+        int | None, _flag("--max-output", help="Maximum number of output tokens; default: no limit.")
     ] = None,
-    models: Annotated[str | None, _flag("--models", help="Models to spread rows over, by comma.")] = None,
-    mapping: Annotated[str, _flag("--model-mapping", help="round-robin, zipf or column.")] = "round-robin",
-    target: Annotated[list[str] | None, _flag("--target", metavar="URL", help="Server; repeatable.")] = None,
-    model: Annotated[str, _flag("--model", help="Model name to ask the servers for.")] = "default",
-    balance: Annotated[
-        str, _flag("--balance", help="round-robin, least-outstanding or random.")
+    models: Annotated[
+        str | None, _flag("--models", help="Models to which rows are assigned, separated by commas.")
+    ] = None,
+    mapping: Annotated[
+        str, _flag("--model-mapping", help="Assignment of rows to models: round-robin, zipf or column.")
     ] = "round-robin",
-    vocabulary: Annotated[int, _flag("--vocabulary", min=11, help="Prompt token ids stay below.")] = 1000,
-    timeout: Annotated[float, _flag("--timeout", help="Seconds one request may take.")] = 600.0,
-    simulate: Annotated[bool, _flag("--simulate", help="Replay on the simulated engine.")] = False,
+    target: Annotated[list[str] | None, _flag("--target", metavar="URL", help="Server; repeatable.")] = None,
+    model: Annotated[str, _flag("--model", help="Model name in the requests.")] = "default",
+    balance: Annotated[
+        str,
+        _flag(
+            "--balance", help="Assignment of requests to servers: round-robin, least-outstanding or random."
+        ),
+    ] = "round-robin",
+    vocabulary: Annotated[int, _flag("--vocabulary", min=11, help="Upper limit of prompt token ids.")] = 1000,
+    timeout: Annotated[float, _flag("--timeout", help="Maximum duration of a request in seconds.")] = 600.0,
+    simulate: Annotated[
+        bool, _flag("--simulate", help="Replay on the simulated engine instead of servers.")
+    ] = False,
     profile: Annotated[
         str | None,
         _flag(
             "--profile",
             metavar="REF",
-            help="Bundle, or JSON file, with iteration times; default: a typical shape.",
+            help="Bundle, or JSON file, with iteration times; default: typical times.",
         ),
     ] = None,
-    kv_blocks: Annotated[int | None, _flag("--kv-blocks", help="Simulated device KV blocks.")] = None,
+    kv_blocks: Annotated[
+        int | None, _flag("--kv-blocks", help="Number of simulated KV blocks on the device.")
+    ] = None,
     host: Annotated[
-        Path | None, _flag("--host", metavar="FILE", help="Simulate a host of many models: its TOML file.")
+        Path | None, _flag("--host", metavar="FILE", help="TOML file of a host of many models to simulate.")
     ] = None,
     fleet: Annotated[
-        Path | None, _flag("--fleet", metavar="FILE", help="Simulate a fleet of servers: its TOML file.")
+        Path | None, _flag("--fleet", metavar="FILE", help="TOML file of a fleet of servers to simulate.")
     ] = None,
     policy: Annotated[str | None, _flag("--policy", hidden=True, help="Now --scheduler.")] = None,
     strategy: Annotated[
         KvStrategy | None, _flag("--strategy", hidden=True, help="Now --kv-strategy.")
     ] = None,
-    slo: Annotated[str, _flag("--slo", help="Such as ttft=2,tpot=0.1,normalized=0.3.")] = "",
+    slo: Annotated[
+        str, _flag("--slo", help="Limits in seconds, such as ttft=2,tpot=0.1,normalized=0.3.")
+    ] = "",
     baseline: Baseline = None,
-    csv: Annotated[Path | None, _flag("--csv", hidden=True, help="Now --export csv=FILE.")] = None,
-    html: Annotated[Path | None, _flag("--html", hidden=True, help="Now --export html=FILE.")] = None,
+    csv: Annotated[Path | None, _flag("--csv", hidden=True, help="Replaced by --export csv=FILE.")] = None,
+    html: Annotated[Path | None, _flag("--html", hidden=True, help="Replaced by --export html=FILE.")] = None,
 ) -> None:
-    """Replay, write the reports, show the result."""
+    """Replay the trace, write the reports and print the result."""
     if simulate == bool(target):
         raise UsageError(
             "choose one of --target and --simulate", hint="coldstart trace-replay FILE --simulate"
@@ -158,12 +178,12 @@ def _on_host(
     profile: str | None,
     report: TraceReport,
 ) -> None:
-    # It loads numpy, which the help must not.
+    # This import loads numpy, which the help must not.
     from coldstart.lab.host import replay
 
     if not simulate:
         raise UsageError(
-            "--host simulates so far", hint="coldstart trace-replay FILE --simulate --host HOST.toml"
+            "--host needs --simulate", hint="coldstart trace-replay FILE --simulate --host HOST.toml"
         )
     done = replay.replay_on_host(
         plan, host, _profile(profile, common), report, series="html" in exports.forms
@@ -187,7 +207,7 @@ def _on_fleet(
 
     if not simulate:
         raise UsageError(
-            "--fleet simulates so far", hint="coldstart trace-replay FILE --simulate --fleet FLEET.toml"
+            "--fleet needs --simulate", hint="coldstart trace-replay FILE --simulate --fleet FLEET.toml"
         )
     times = None if profile is None else _profile(profile, common)
     found = {**replay.replay_on_fleet(plan, fleet, times, report), "rows": asdict(report)}
@@ -209,7 +229,7 @@ def _baseline(path: Path | None) -> dict[str, Any] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
         compare(found, found)
     except (ValueError, AttributeError, TypeError) as problem:
-        hint = "save one with: coldstart trace-replay ... --format json -o FILE"
+        hint = "create one: coldstart trace-replay ... --format json -o FILE"
         raise UsageError(f"--baseline {path}: {problem}", hint=hint) from problem
     return dict(found)
 
@@ -229,7 +249,7 @@ def _engine(choice: SchedulerSettings, kv_blocks: int | None) -> tuple[Scheduler
 def _renamed(
     choice: SchedulerSettings, policy: str | None, strategy: KvStrategy | None, common: Common
 ) -> SchedulerSettings:
-    """The words of the releases before are taken for one more."""
+    """Accept the options of the previous release for one more release."""
     if policy is not None:
         common.out.warn("--policy is now --scheduler, as for serve")
     if strategy is not None:
@@ -243,14 +263,14 @@ def _profile(given: str | None, common: Common) -> IterationProfile:
         raise UsageError("--simulate needs the iteration times of a model and machine", hint=hint)
     try:
         if Path(given).is_file():
-            return IterationProfile.from_json(json.loads(Path(given).read_text(encoding="utf-8")))
-        return IterationProfile.from_json(common.store().get(given).json("iterations"))
+            return IterationProfile.parse(json.loads(Path(given).read_text(encoding="utf-8")))
+        return IterationProfile.parse(common.store().get(given).json("iterations"))
     except (ProfileError, json.JSONDecodeError) as problem:
         raise UsageError(f"--profile {given}: {problem}") from problem
 
 
 def _moved(exports: Exports, files: dict[str, Path | None], common: Common) -> Exports:
-    """The words of the releases before are taken for one more."""
+    """Accept the options of the previous release for one more release."""
     given = {path: form for form, path in files.items() if path is not None}
     for form in given.values():
         common.out.warn(f"--{form} FILE is now --export {form}=FILE")
@@ -281,7 +301,7 @@ def _warn(common: Common, report: TraceReport) -> None:
     for row in report.bad_rows[:5]:
         common.out.warn(f"line {row.line} skipped: {row.reason}")
     if report.skipped > 5:
-        common.out.warn(f"{report.skipped} rows skipped in all")
+        common.out.warn(f"{report.skipped} rows skipped in total")
 
 
 def _end(done: Replay, requests: int, common: Common) -> None:
@@ -290,6 +310,6 @@ def _end(done: Replay, requests: int, common: Common) -> None:
         raise SystemExit(INTERRUPTED)
     if done.ended == "target dead":
         raise CommandFailedError(
-            f"The target does not answer ({done.error}).", hint="start it with: coldstart serve MODEL"
+            f"the target does not respond ({done.error})", hint="start a server: coldstart serve MODEL"
         )
     common.out.success(f"Replayed {requests} requests")

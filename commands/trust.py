@@ -1,4 +1,4 @@
-"""Say whose bundles may run code here: list the trusted keys, add or remove one, show this machine's own, explain a verdict."""
+"""Manage the keys whose bundles may run code here, and explain why a bundle is trusted."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -33,8 +33,8 @@ def list_keys(common: Common) -> None:
 @declare()
 def add_key(
     common: Common,
-    file: Annotated[Path, typer.Argument(help="A public key (PEM), as trust show prints it.")],
-    name: Annotated[str, typer.Option("--name", help="What to call it here.")] = "added",
+    file: Annotated[Path, typer.Argument(help="Public key (PEM), as trust show prints it.")],
+    name: Annotated[str, typer.Option("--name", help="Name of the key on this machine.")] = "added",
 ) -> None:
     """Trust the bundles that the owner of this key signs."""
     key = trust.add(file, name)
@@ -48,10 +48,12 @@ def remove_key(
     common: Common,
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME|FINGERPRINT", help="As trust list shows it; 12 digits are enough."),
+        typer.Argument(
+            metavar="NAME|FINGERPRINT", help="Name or fingerprint of the key; 12 digits are sufficient."
+        ),
     ],
 ) -> None:
-    """Trust a key no more: bundles that it alone signed run no code here."""
+    """Remove a trusted key; bundles that only it signed run no code here any more."""
     removed = trust.remove(name)
     listed = "\n".join(one_line(f"{key.fingerprint or key.problem}  {key.file}") for key in removed)
     common.out.result({"removed": [asdict(key) for key in removed]}, listed)
@@ -72,7 +74,7 @@ def show_own(common: Common) -> None:
 @app.command("why")
 @declare()
 def why(common: Common, ref: Annotated[str, typer.Argument(help="A bundle.")]) -> None:
-    """Say why a bundle is trusted or not, signature by signature, and which version is taken."""
+    """Explain why a bundle is trusted or not, signature by signature, and which version is selected."""
     store = common.store()
     bundle = store.get(ref, trust=inspection.trust)
     verdict = trust.why(store, bundle)
@@ -93,14 +95,14 @@ def _why(bundle: Bundle, verdict: trust.Verdict) -> str:
     lines = [
         f"{bundle.name}:v{bundle.version} is {'trusted' if verdict.trust.ok else 'not trusted'}: {verdict.trust.reason}",
         *(
-            f"signature {n}: {'good' if one.ok else 'no good'}: {one.reason}"
+            f"signature {n}: {'valid' if one.ok else 'invalid'}: {one.reason}"
             for n, one in enumerate(verdict.signatures, 1)
         ),
     ]
     if verdict.taken is None:
-        lines.append("no version of this key is trusted, so none is taken unless --untrusted is given")
+        lines.append("no version of this key is trusted, so none is used without --untrusted")
     elif verdict.taken == bundle:
-        lines.append("it is the version of its key that is taken")
+        lines.append("it is the selected version of its key")
     else:
-        lines.append(f"of its key v{verdict.taken.version} is taken: trusted, and made last")
+        lines.append(f"v{verdict.taken.version} of its key is selected: the newest trusted version")
     return "\n".join(map(one_line, lines))

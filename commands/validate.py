@@ -1,9 +1,9 @@
-"""Check bundles: what they declare, every byte, that they start, that they answer as plain vLLM does.
+"""Check bundles: manifest, digests, a start, and answers compared with stock vLLM.
 
-Levels: manifest, checksum (neither needs torch or vllm), load (a server starts and gives a token), replay
-(its greedy tokens, alone and with many requests at once, are those of an ordinary vLLM start). A model is looked up
-with the arguments of vLLM that follow --, as serve does; a reference is started with those that it was made with.
-Exit 1 when something at --fail-level was found.
+Levels: manifest and checksum need neither torch nor vllm. load starts a server that generates a token. replay compares
+its greedy tokens, alone and with concurrent requests, with a stock start. A model is looked up with the vLLM arguments
+after --, as serve does. A reference starts with the arguments of its bundle. Exit code 1 if a finding reaches
+--fail-level.
 """
 
 import inspect
@@ -41,19 +41,26 @@ def command(
     common: Common,
     exports: Exports,
     words: Annotated[
-        list[str], typer.Argument(metavar="MODEL|REF...", help="Models, or references of bundles, to check.")
+        list[str], typer.Argument(metavar="MODEL|REF...", help="Models, or references of bundles.")
     ],
-    level: Annotated[Level, typer.Option("--level", help="How far to go.")] = "checksum",
+    level: Annotated[Level, typer.Option("--level", help="Last level to check.")] = "checksum",
     against: Annotated[
-        str | None, typer.Option("--against", metavar="host|FILE", help="A machine it has to fit.")
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="host|FILE",
+            help="Machine that the bundle must match: host, or a fingerprint file.",
+        ),
     ] = None,
-    fail_level: Annotated[FailLevel, typer.Option("--fail-level", help="What makes it fail.")] = "error",
+    fail_level: Annotated[
+        FailLevel, typer.Option("--fail-level", help="Lowest level of a finding that makes the check fail.")
+    ] = "error",
     model: Annotated[
         str | None,
         typer.Option(
             "--model",
             metavar="DIR",
-            help="The model of a bundle that was made from a directory; for load and replay.",
+            help="Directory of the model, for load and replay of a bundle that was built from a directory.",
         ),
     ] = None,
     revision: Revision = None,
@@ -62,25 +69,28 @@ def command(
         typer.Option(
             "--prompts",
             metavar="FILE",
-            help='What replay asks: a prompt a line, or *.jsonl with {"prompt": ...} a line; else eight of our own.',
+            help='Prompts of replay: one per line, or *.jsonl with {"prompt": ...} per line; default: eight built-in prompts.',
         ),
     ] = None,
     concurrency: Annotated[
         str,
         typer.Option(
-            "--concurrency", metavar="N,...", help="Requests at once, in replay; alone is always compared."
+            "--concurrency",
+            metavar="N,...",
+            help="Numbers of concurrent requests in replay; 1 is always compared.",
         ),
     ] = "1,8",
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="Length of each answer, in replay.")
+        int,
+        typer.Option("--max-tokens", metavar="N", min=1, help="Number of tokens of each answer in replay."),
     ] = 64,
-    repair: Annotated[bool, typer.Option("--repair", help="Mend bad blobs first.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair damaged blobs first.")] = False,
     repair_from: Annotated[
         list[str] | None,
-        typer.Option("--repair-from", metavar="ADDRESS", help="Where good blobs are; implies --repair."),
+        typer.Option("--repair-from", metavar="ADDRESS", help="Source of intact blobs; implies --repair."),
     ] = None,
 ) -> None:
-    """Check every bundle, show the findings, fail where there are any that count."""
+    """Check every bundle and print the findings; fail if a finding reaches --fail-level."""
     source = Source(common.vllm_args, model, revision, common.offline, common.cache)
     replay = parse_replay(prompts, concurrency, max_tokens)
     request = ValidationRequest(words, level, against, repair, repair_from or (), source, replay)
@@ -92,12 +102,12 @@ def command(
         raise CommandFailedError(
             f"{len(bad)} of {len(reports)} failed: {', '.join(bad)}", hint="see the hint of each finding"
         )
-    common.out.success(f"{len(reports)} valid", then=common.again("inspect", words[0]))
+    common.out.success(f"{len(reports)} valid", then=common.format_command("inspect", words[0]))
 
 
 def _show(common: Common, exports: Exports, reports: list[ValidationReport], fail_level: FailLevel) -> None:
     form, document = str(common.out.format), public(renderers.document(reports, fail_level))
-    result = Result.from_rows("Validation", document, renderers.COLUMNS, renderers.rows(document))
+    result = Result.create_table("Validation", document, renderers.COLUMNS, renderers.rows(document))
     out = common.out if form == "json" else replace(common.out, format="text")
     give(out, exports, result, lambda: RENDERERS[form](reports, fail_level))
 

@@ -1,1 +1,1 @@
-"""What may be said to whom over a network, and how long an answer may take. Knows no bundle, registry or model."""
+"""HTTP client with rules for secrets, redirects, sizes and times. Independent of bundles, registries and models."""

@@ -1,4 +1,4 @@
-"""The one HTTP client: urllib3's connections and proxies, with rules for secrets, redirects, sizes and time.
+"""HTTP client of the project: urllib3's connections and proxies, with rules for secrets, redirects, sizes and time.
 
 A secret is sent only to its own origin. A response is read in bounded parts, and no slower than `Bounds` allow.
 """
@@ -17,8 +17,8 @@ from urllib.parse import urljoin
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
-from coldstart.artifacts.net.origin import Origin, parse_origin, without_secrets
-from coldstart.artifacts.net.pace import Bounds, Pace, TooSlowError, from_environment
+from coldstart.artifacts.net.origin import Origin, parse_origin, redact_url
+from coldstart.artifacts.net.pace import Bounds, Pace, TooSlowError, read_environment
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.util.ssl_ import create_urllib3_context
@@ -50,7 +50,7 @@ class Secret:
 
 
 class _Paced:
-    """A socket whose reads wait no longer than the answer's pace allows."""
+    """Socket whose reads wait no longer than the pace of the response allows."""
 
     pace: Pace | None = None
     limit = 0.0
@@ -59,7 +59,7 @@ class _Paced:
         if self.pace is None:
             return super().recv_into(buffer, *rest)  # type: ignore[misc,no-any-return]
         left, began = self.pace.patience(), monotonic()
-        if not 0.5 * left <= self.limit <= left:  # each change is a system call
+        if not 0.5 * left <= self.limit <= left:  # Each change is a system call.
             self.limit = left
             self.settimeout(left)  # type: ignore[attr-defined]
         try:
@@ -81,7 +81,7 @@ class _TlsSocket(_Paced, ssl.SSLSocket):
 
 
 class _Exchange:
-    """A connection mixin: its sockets are paced, from the response's status line on."""
+    """Connection mixin whose sockets are paced from the status line of the response on."""
 
     bounds = Bounds()
     sock: Any
@@ -118,7 +118,7 @@ def tls_context(environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
     context.sslsocket_class = _TlsSocket
     named = environment.get("REQUESTS_CA_BUNDLE") or environment.get("CURL_CA_BUNDLE")
     if named and not (environment.get("SSL_CERT_FILE") or environment.get("SSL_CERT_DIR")):
-        directory = os.path.isdir(named)  # noqa: PTH112 - either form is handed on as it is
+        directory = os.path.isdir(named)  # noqa: PTH112 - either form is passed on unchanged
         context.load_verify_locations(None if directory else named, named if directory else None)
         return context
     paths = ssl.get_default_verify_paths()
@@ -132,7 +132,7 @@ def tls_context(environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
 
 
 class Answer:
-    """One response, to be closed. Its body is streamed."""
+    """Response with a streamed body; the caller closes it."""
 
     def __init__(self, response: Any, url: str, redirected: bool) -> None:
         self._response = response
@@ -158,7 +158,7 @@ class Answer:
         self._pace.delivered(len(data))
         return data
 
-    def up_to(self, cap: int) -> bytes:
+    def read_up_to(self, cap: int) -> bytes:
         """Read the body, or its first `cap` bytes, and close the response. Raises RemoteUnreachableError."""
         parts: list[bytes] = []
         with self:
@@ -168,7 +168,7 @@ class Answer:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Keep the connection if the body was read to its end, else drop it."""
+        """Return the connection to the pool if the body was read to its end, else drop it."""
         if self._response.closed:
             self._response.release_conn()
         else:
@@ -182,10 +182,10 @@ class Answer:
 
 
 class HttpClient:
-    """An HTTP client for one thread, with pools of connections. Proxies come from the environment, except for loopback."""
+    """HTTP client for one thread, with connection pools. Proxies come from the environment, except for loopback."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
-        self._bounds = bounds or from_environment()
+        self._bounds = bounds or read_environment()
         self._managers: dict[tuple[str, str | None], urllib3.PoolManager] = {}
 
     def ask(
@@ -210,7 +210,7 @@ class HttpClient:
                 return answer
             answer.close()
             url = redirected(url, location)
-        raise ForbiddenError(f"{without_secrets(first)} redirects without an end")
+        raise ForbiddenError(f"{redact_url(first)} redirects too many times")
 
     def close(self) -> None:
         """Close all connections."""
@@ -241,7 +241,7 @@ class HttpClient:
         try:
             return manager.urlopen(method, url, **given)
         except urllib3.exceptions.ProtocolError as error:
-            # A server may have closed a kept connection; a request without a body is safe to repeat.
+            # A server may have closed a pooled connection; a request without a body is safe to repeat.
             if body is not None or not isinstance(error.args[-1], http.client.RemoteDisconnected):
                 raise
             return manager.urlopen(method, url, **given)
@@ -260,14 +260,14 @@ def redirected(url: str, location: str) -> str:
         target = urljoin(url, location)
         before, after = parse_origin(url), parse_origin(target)
     except ValueError as error:
-        raise ForbiddenError(f"{without_secrets(url)} redirects to what is no address: {error}") from error
+        raise ForbiddenError(f"{redact_url(url)} redirects to an invalid address: {error}") from error
     if before.scheme == "https" and after.scheme != "https":
-        raise ForbiddenError(f"{without_secrets(url)} redirects to an address without TLS")
+        raise ForbiddenError(f"{redact_url(url)} redirects to an address without TLS")
     return target
 
 
 def failed(error: BaseException) -> RemoteUnreachableError:
-    """Return the error as one line without the address, which may hold a secret."""
+    """Return the error as one line without the address, which may contain a secret."""
     slow = next((cause for cause in _chain(error) if isinstance(cause, TooSlowError)), None)
     return SlowServerError(str(slow)) if slow else RemoteUnreachableError(_reason(error))
 
@@ -299,7 +299,7 @@ def _own(secret: Secret | None, url: str) -> Mapping[str, str]:
     if secret is None or parse_origin(url) != secret.origin:
         return {}
     if not secret.origin.may_hear_secrets:
-        raise ForbiddenError(f"{secret.origin} would be told a password or token without TLS")
+        raise ForbiddenError(f"{secret.origin} would receive a password or token without TLS")
     return secret.headers
 
 

@@ -1,7 +1,6 @@
-"""Origins (RFC 6454): scheme, host and port, and which of them may be given a secret.
+"""Origins (RFC 6454): scheme, host and port, and whether a secret may be sent there.
 
-A secret goes to the origin that it was stored for, and over plain HTTP only where no wire is: on the loopback
-interface.
+A secret is sent only to the origin that it was stored for, and over plain HTTP only on the loopback interface.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 _PORTS = {"http": 80, "https": 443}
-# The one large registry whose tokens come from a host that is no parent of its own.
+# The one large registry whose token server is not on a parent domain.
 _KNOWN_REALMS = {"registry-1.docker.io": frozenset({"auth.docker.io"})}
 
 
 class Origin(NamedTuple):
-    """Who answers an address."""
+    """Origin of an address."""
 
     scheme: str
     host: str
@@ -25,7 +24,7 @@ class Origin(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the host is this machine by name: no resolver is asked, which could say so of any name."""
+        """Return whether the host is this machine by name. No resolver is used: it could map any name to loopback."""
         if self.host == "localhost":
             return True
         try:
@@ -35,7 +34,7 @@ class Origin(NamedTuple):
 
     @property
     def may_hear_secrets(self) -> bool:
-        """Whether what is sent there can be read by nobody on the way."""
+        """Return whether no other machine can read a request to this origin."""
         return self.scheme == "https" or (self.scheme == "http" and self.is_loopback)
 
     def __str__(self) -> str:
@@ -45,7 +44,7 @@ class Origin(NamedTuple):
 
 
 def parse_origin(url: str) -> Origin:
-    """The origin of an absolute http(s) address. Raises ValueError for any other."""
+    """Return the origin of an absolute http(s) address. Raises ValueError for any other."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError(f"{parts.scheme or 'no scheme'} is not http or https with a host")
@@ -53,10 +52,10 @@ def parse_origin(url: str) -> Origin:
 
 
 def gives_tokens_for(realm: Origin, registry: Origin, allowed: Collection[str] = ()) -> bool:
-    """Whether `realm` may be told the credentials of `registry`, which names it in a challenge.
+    """Return whether the credentials of `registry` may be sent to `realm`, which it names in a challenge.
 
-    Itself; a parent domain of two labels or more, whose owner rules the registry's name anyway; or one that the
-    user allows. Other ports of a loopback host belong to other users.
+    True for the registry itself, for a parent domain of two or more labels (its owner controls the registry's name
+    anyway), and for a host that the user allows. Other ports of a loopback host belong to other users.
     """
     if not realm.may_hear_secrets:
         return False
@@ -67,8 +66,8 @@ def gives_tokens_for(realm: Origin, registry: Origin, allowed: Collection[str] =
     return "." in realm.host and registry.host.endswith(f".{realm.host}") and not _is_address(registry.host)
 
 
-def without_secrets(url: str) -> str:
-    """The address as it may be shown: no user, no password, no query (a presigned one is a password), no fragment."""
+def redact_url(url: str) -> str:
+    """Return the address without user, password, query (a presigned one is a password) and fragment."""
     scheme, mark, rest = url.partition("://")
     if not mark:
         return url

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.tables import Part, Table, listed, met
 
-PAGE = "docs/fleet.md"
+PAGE = "docs/reference/fleet-measurements.md"
 Row = Mapping[str, Any]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.fleet import paper_tables
 from benchmarks.tables import Part, Table, listed, met, yes
 
-PAGE = "docs/fleet.md"
+PAGE = "docs/reference/fleet-measurements.md"
 Row = Mapping[str, Any]
 
 

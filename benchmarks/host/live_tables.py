@@ -109,9 +109,9 @@ def host(result: Row) -> Iterator[Row]:
 
 
 PARTS = [
-    Part("docs/host.md", "host-load", "host-live-cpu", (loads,), "host/live"),
+    Part("docs/reference/host-measurements.md", "host-load", "host-live-cpu", (loads,), "host/live"),
     Part(
-        "docs/host.md",
+        "docs/reference/host-measurements.md",
         "host",
         "host-live-cpu",
         (Table(host, {"part": "{part}", "result": "{result}"}),),

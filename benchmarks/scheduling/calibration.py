@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         finally:
             fleet.close()
     result = document(runs, argv) | {"machine": machine, "load": options.load}
-    result["parameters"] = {"bundle": bundle.to_json(), "probes": parameters}
+    result["parameters"] = {"bundle": bundle.encode(), "probes": parameters}
     options.result.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({k: v for k, v in result.items() if k not in ("cells", "runs", "parameters")}))
     return 0
@@ -80,7 +80,7 @@ def iterations() -> IterationProfile:
     found = inspection.look_up(asked.model, asked.vllm_args).bundle
     if found is None:
         raise SystemExit("the servers run, but their bundle is not in the store")
-    return IterationProfile.from_json(found.json("iterations"))
+    return IterationProfile.parse(found.json("iterations"))
 
 
 def _server(fleet: Fleet, name: str) -> Server:
@@ -152,8 +152,8 @@ def simulated(
 
 def slower(profile: IterationProfile, factor: float) -> IterationProfile:
     """The profile of a machine that takes `factor` times as long."""
-    curves = profile.to_json().items()
-    return IterationProfile.from_json({name: [[x, factor * y] for x, y in points] for name, points in curves})
+    curves = profile.encode().items()
+    return IterationProfile.parse({name: [[x, factor * y] for x, y in points] for name, points in curves})
 
 
 def _simulated(
@@ -165,7 +165,7 @@ def _simulated(
 def scheduler(name: str, bundle: IterationProfile) -> SchedulerSettings:
     """The server's, which predicts by the bundle's profile."""
     alpha_s = float(OURS[OURS.index("--alpha") + 1])
-    return SchedulerSettings(POLICIES[name], REGIME.batch, alpha_s=alpha_s, profile=bundle.to_json())
+    return SchedulerSettings(POLICIES[name], REGIME.batch, alpha_s=alpha_s, profile=bundle.encode())
 
 
 def marks(records: Sequence[RequestRecord]) -> dict[str, float]:

@@ -86,7 +86,7 @@ def _latencies(found: Outcome) -> list[float]:
 
 def main() -> None:
     """Sweep, print the table, keep it."""
-    times = IterationProfile.from_json(json.loads(PROFILE.read_text())["iterations"])
+    times = IterationProfile.parse(json.loads(PROFILE.read_text())["iterations"])
     rows = []
     print(f"{'load':6} {'way':30} {'mean':>7} {'p95':>7} {'slowest':>8} {'above 2x':>9}")
     for load in workloads.LOADS:

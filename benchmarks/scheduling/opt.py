@@ -59,7 +59,7 @@ class Model:
             (n, max(floor, OVERHEAD_S + n * per_token)) for n in (1, 64, 128, 256, 512, 1024, 2048, 4096)
         ]
         decode = [(b, max(floor, OVERHEAD_S + b * per_token) + 2e-5 * b) for b in (1, 8, 32, 128, 256)]
-        return IterationProfile.from_points(prefill, decode)
+        return IterationProfile.create(prefill, decode)
 
 
 OPT_2_7B = Model("OPT-2.7B", 2.7e9, 32, 2560, 1)

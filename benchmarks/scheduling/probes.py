@@ -56,7 +56,7 @@ class Probes:
     def profile(self) -> IterationProfile:
         """Iteration times as a bundle has them."""
         prefill = [(n, max(seconds - self.request_s, 1e-6)) for n, seconds in self.first_token_s.items()]
-        return IterationProfile.from_points(prefill, [(b, self._decode(b)) for b in self.per_token_s])
+        return IterationProfile.create(prefill, [(b, self._decode(b)) for b in self.per_token_s])
 
     def settings(self, scheduler: SchedulerSettings) -> SimSettings:
         """The simulated engine with what was measured; `scheduler` is the server's."""
@@ -79,7 +79,7 @@ class Probes:
         found = {
             "request_s": self.request_s,
             "context_s": self.context_s,
-            "profile": self.profile().to_json(),
+            "profile": self.profile().encode(),
         }
         return asdict(self) | found
 

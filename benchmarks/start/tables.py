@@ -123,13 +123,13 @@ def size_facts(result: Row) -> str:
     )
 
 
-def transcript(command: str) -> Part:
-    """Return the part with the output of one command."""
+def transcript(page: str, command: str) -> Part:
+    """Return the part of a page of the tutorial with one command and its output."""
 
     def text(result: Row) -> str:
-        return f"```\n$ {result[command]['command']}\n{result[command]['printed'].rstrip()}\n```"
+        return f"```console\n$ {result[command]['command']}\n{result[command]['printed'].rstrip()}\n```"
 
-    return Part("docs/commands.md", command, "transcript", (text,), "start/transcript")
+    return Part(f"docs/tutorial/{page}.md", command, "transcript", (text,), "start/transcript")
 
 
 COLD = ("cold-start-cpu", "start/cold_start")
@@ -165,6 +165,14 @@ SIZES = Table(
         "within": within,
     },
 )
+STARTS = Table(
+    lambda result: [{"mode": mode, **row} for mode, row in result["modes"].items()],
+    {
+        "Start": "{mode}",
+        "First token (s)": lambda row: seconds(row["first_token_s"]["median"]),
+        "Speedup": "{ratio:.1f}x",
+    },
+)
 PARTS = [
     Part("README.md", "cold-start", COLD[0], (report_table,), COLD[1]),
     Part("README.md", "architectures", "architectures-cpu", (architectures_sentence,)),
@@ -176,5 +184,10 @@ PARTS = [
         "architectures-cpu",
         (ARCHITECTURES, reasons, "{whole} as expected, measured {date} on {machine[cpu]}."),
     ),
-    *map(transcript, ("materialize", "inspect", "validate", "serve", "template")),
+    Part("docs/index.md", "start-page", COLD[0], (STARTS,), COLD[1]),
+    *(transcript("first-bundle", name) for name in ("materialize", "list", "validate", "miss")),
+    *(
+        transcript("first-fast-start", name)
+        for name in ("serve", "request", "template", "serve-template", "stop")
+    ),
 ]

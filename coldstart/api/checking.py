@@ -60,7 +60,7 @@ def validate_all(request: ValidationRequest) -> list[ValidationReport]:
     """Check several bundles, and return one report for each in this order. All are found before the first is checked.
 
     Raises:
-        What `validate` raises, before any server is started.
+        ColdstartError: The errors of `validate`, raised before any server is started.
     """
     validation.check_request(request)
     return validation.run(BundleStore(request.source.cache.bundles), request)

@@ -1,13 +1,13 @@
 """Floor of a start: the part of its duration that no preparation on this machine removes.
 
-A served first token needs at least
+A served first token needs at least:
 
 floor(fresh, vllm-*)      = import of torch and of vLLM's server closure, once, in a bare interpreter
-                            (collector off, nothing built, process launch included)
-                            + service
+                            (collector off, nothing built, process launch included);
+                            + service;
 floor(template, snapshot) = fork of a process with as much resident memory as the server, until the child runs
-                            + service
-service                   = time from request to answer of one token, on a warm server
+                            + service;
+service                   = time from request to answer of one token, on a warm server.
 
 All three are measured in the same benchmark as the modes. The reported share is 100 * floor / first token: 100 %
 means that nothing can be removed. The first floor applies to starts that use the interpreter's imports: a start that

@@ -199,7 +199,7 @@ def _keep(done: Run, measured: BenchRuns) -> None:
 
 
 def _reasons(done: Run) -> str:
-    listed = fallback.from_json(done.readiness.get("fallbacks"))
+    listed = fallback.decode(done.readiness.get("fallbacks"))
     return "; ".join(map(str, listed)) or "no reason given"
 
 

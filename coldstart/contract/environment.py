@@ -1,7 +1,7 @@
 """All environment variables that this package reads: name, type, default and meaning. Standard library only.
 
 A Variable is its own name, so it can be a key of any environment. Invariant: no other module spells a name that begins
-with COLDSTART_, and none reads a foreign variable that is not here. docs/environment.md is generated from this table.
+with COLDSTART_, and none reads a foreign variable that is not here. docs/reference/environment.md is generated from this table.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ _HEADINGS: dict[Audience, str] = {
 
 
 def table() -> str:
-    """Return the text of docs/environment.md."""
+    """Return the text of docs/reference/environment.md."""
     lines = [
         "# Environment variables",
         "",

@@ -20,13 +20,13 @@ class Fallback:
     def __str__(self) -> str:
         return f"{self.stage}: {self.reason}" + (f" (hint: {self.hint})" if self.hint else "")
 
-    def to_json(self) -> dict[str, str]:
+    def encode(self) -> dict[str, str]:
         """Return the JSON object."""
         hint = {"hint": self.hint} if self.hint else {}
         return {"section": self.stage, "reason": self.reason, **hint}
 
     @classmethod
-    def from_json(cls, document: object) -> Fallback:
+    def decode(cls, document: object) -> Fallback:
         """Parse the JSON object. Raises ValueError for any other document."""
         members = document if isinstance(document, Mapping) else {}
         match members.get("section"), members.get("reason"), members.get("hint"):
@@ -35,12 +35,12 @@ class Fallback:
         raise ValueError(f"not a fallback: {document!r}")
 
 
-def to_json(fallbacks: Iterable[Fallback]) -> list[dict[str, str]]:
+def encode(fallbacks: Iterable[Fallback]) -> list[dict[str, str]]:
     """Return the JSON array of a ready file's `fallbacks`."""
-    return [fallback.to_json() for fallback in fallbacks]
+    return [fallback.encode() for fallback in fallbacks]
 
 
-def from_json(document: object) -> list[Fallback]:
-    """Parse a ready file's `fallbacks`, which may be missing. Raises ValueError as `Fallback.from_json`."""
+def decode(document: object) -> list[Fallback]:
+    """Parse a ready file's `fallbacks`, which may be missing. Raises ValueError as `Fallback.decode`."""
     entries = document if isinstance(document, list | tuple) else ()
-    return [Fallback.from_json(entry) for entry in entries]
+    return [Fallback.decode(entry) for entry in entries]

@@ -57,22 +57,22 @@ class LaunchPlan:
     def document(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
         plain = asdict(self, dict_factory=_plain)
-        return plain | {"vllm_args": list(self.vllm_args), "fallbacks": fallback.to_json(self.fallbacks)}
+        return plain | {"vllm_args": list(self.vllm_args), "fallbacks": fallback.encode(self.fallbacks)}
 
     @classmethod
-    def of(cls, document: object) -> LaunchPlan:
+    def parse_document(cls, document: object) -> LaunchPlan:
         """Parse the result of `document`. Raises ValueError if members are missing or unknown, as from another release."""
         given = _members(cls, document, "launch plan")
         if (request := given["weights_from"]) is not None:
             given["weights_from"] = WeightsRequest(**_members(WeightsRequest, request, "weights request"))
-        given["fallbacks"] = fallback.from_json(given["fallbacks"])
+        given["fallbacks"] = fallback.decode(given["fallbacks"])
         given["engine"] = EngineTask(**_members(EngineTask, given["engine"], "engine task"))
         return cls(**given)
 
     @classmethod
-    def from_json(cls, text: str) -> LaunchPlan:
-        """Parse the JSON text of `document`. Raises ValueError as `of`."""
-        return cls.of(json.loads(text))
+    def parse(cls, text: str) -> LaunchPlan:
+        """Parse the JSON text of `document`. Raises ValueError as `parse_document`."""
+        return cls.parse_document(json.loads(text))
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables of every process of the server: the plan's own, and the plan itself."""
@@ -86,7 +86,7 @@ class LaunchPlan:
     def current(cls) -> LaunchPlan:
         """Return the plan that this process was started with, an empty one under an ordinary vLLM."""
         text = PLAN_ENV.read()
-        return cls.from_json(text) if text else cls(Arguments())
+        return cls.parse(text) if text else cls(Arguments())
 
     def save(self, path: Path) -> None:
         """Write the plan to a file for another process."""

@@ -1,7 +1,7 @@
 """Reserve bandwidth of a server's link so that every admitted fetch meets its deadline (ParaServe, Algorithm 2, corrected).
 
-A new fetch next to N others is offered B/(N+1) (the paper's B/N divides by zero on an idle server) if every admitted
-fetch still ends in time with that share (equation 3). Pending bytes are aged first, event by event. Background
+A new fetch next to N others is offered B/(N+1) if every admitted fetch still ends in time with that share (equation 3).
+The paper's B/N divides by zero on an idle server. Pending bytes are aged first, event by event. Background
 fetches after start-up use the remaining bandwidth and do not count in N.
 
 Invariant: under exact processor sharing no admitted fetch ends after its deadline, because a share only grows until

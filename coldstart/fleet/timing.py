@@ -1,14 +1,14 @@
 """Time to first token of a model that starts on several servers at once (ParaServe, equations 1, 2 and 5).
 
-TTFT = t_w + max over ranks x of term_x + t_j s + t_p (s - w + w/s) + t_n s
-TPOT = t_d (s - w + w/s) + t_n s
+TTFT = t_w + max over ranks x of term_x + t_j s + t_p (s - w + w/s) + t_n s.
+TPOT = t_d (s - w + w/s) + t_n s.
 
-with s ranks, w of them with the memory, and so the compute share, of a full model. term_x is the time until rank x
+Of s ranks, w have the memory, and so the compute share, of a full model. term_x is the time until rank x
 has loaded its m_x bytes, with b_x bytes/s from the network and p_x to the device:
 
-sequential    t_cc + t_cu + t_l + m_x/b_x + m_x/p_x               (equation 1)
-after-import  max(t_cc + t_cu + t_l, m_x/b_x) + m_x/p_x           fetched early, loaded after the imports
-full          max(t_cc + t_cu + max(m_x/p_x, t_l), m_x/b_x)       (equation 5)
+sequential    t_cc + t_cu + t_l + m_x/b_x + m_x/p_x               (equation 1);
+after-import  max(t_cc + t_cu + t_l, m_x/b_x) + m_x/p_x           fetched early, loaded after the imports;
+full          max(t_cc + t_cu + max(m_x/p_x, t_l), m_x/b_x)       (equation 5).
 
 t_j, once per rank and start, is not in the paper: the time that ranks take to connect is not part of the cost of a
 token. All values are in seconds, bytes and bytes per second.

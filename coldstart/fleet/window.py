@@ -1,6 +1,6 @@
 """Number of workers that a model needs now (ParaServe, section 6.1).
 
-required = ceil(max(0, waiting + arrivals in W - room) / batch),   groups = ceil(required / s)
+required = ceil(max(0, waiting + arrivals in W - room) / batch);   groups = ceil(required / s).
 
 `room` is the number of requests that live and starting workers can still accept. The paper subtracts complete live
 workers; if all of them were busy, it would never start another one.

@@ -1,7 +1,7 @@
 """CUDA graphs as relocatable objects: captured once offline, restored by linking at every start.
 
 A captured graph is stored as payload bytes, relocations against named memory regions, and kernels by value or by reference.
-In each process with region bases B, the word of a relocation (region r, offset o) equals B[r] + o, and every other word is a
+In each process with region bases B, the word of a relocation (region r, offset o) equals B[r] + o. Every other word is a
 constant (MEDUSA, sections 4 to 6, generalised). This package does not name vLLM; `coldstart.vllm.graphs` connects it.
 
   representation  tables, table_files (on disk, sealed), overview, bundles (in a bundle store), errors, api (the protocols)

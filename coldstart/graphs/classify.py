@@ -1,11 +1,11 @@
 """Two-layout differential classification.
 
 Let a, b be one parameter word in two processes whose region bases all differ.
-  a == b                                  -> constant (a pointer would have moved with its base)
-  (symbol, offset)(a) == (symbol, offset)(b) -> proven pointer
-  the same for a tensor map's address     -> proven tensor-map pointer
+  a == b                                  -> constant (a pointer would have moved with its base);
+  (symbol, offset)(a) == (symbol, offset)(b) -> proven pointer;
+  the same for a tensor map's address     -> proven tensor-map pointer;
   otherwise, no live memory at either     -> noise: padding that the kernel never reads; the proof decides
-  otherwise                               -> conflict: the graph is refused
+  otherwise                               -> conflict: the graph is rejected.
 The start of one region may be the end of another in both processes. Such a word is read as the start. The assumption that
 the two regions touch is recorded, and every restore checks it.
 """

@@ -50,7 +50,7 @@ class Inputs:
         return asdict(self)
 
     @classmethod
-    def from_report(cls, report: Mapping[str, Any]) -> Inputs:
+    def parse_report(cls, report: Mapping[str, Any]) -> Inputs:
         """Parse the inputs from a bundle's report. Raises AlteredTableError if it has none."""
         try:
             held = report[ENTRY]

@@ -100,7 +100,7 @@ class Model:
         self._enter(State.FAILED, now)
 
     def end_request(self, request: str, now: float) -> None:
-        """Remove a request that is no longer in flight."""
+        """Remove a request that has ended."""
         self.in_flight.discard(request)
         if self.idle:
             self.since = now

@@ -1,7 +1,7 @@
 """Status document of a host, for `GET /status`, `coldstart host status` and the page at /ui.
 
-schema_version          1; members may be added, none is removed or changes its meaning within a version
-time_unix_s             time of this document
+schema_version          1; members may be added, none is removed or changes its meaning within a version.
+time_unix_s             time of this document.
 host                    url, pid, version, uptime_s, stopping (bool), policy,
                         memory_bytes, memory_used_bytes    of all models: the limit, and the reserved memory
                         runtime_template_bytes    reserved for the host's own template; 0 without one
@@ -63,7 +63,7 @@ class LastStart:
 
     def build_document(self) -> dict[str, Any]:
         """Return the status document's `last_start`."""
-        return asdict(self) | {"fallbacks": fallback.to_json(self.fallbacks)}
+        return asdict(self) | {"fallbacks": fallback.encode(self.fallbacks)}
 
 
 @dataclass(slots=True)

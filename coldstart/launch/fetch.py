@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.net.origin import without_secrets
+from coldstart.artifacts.net.origin import redact_url
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
@@ -95,9 +95,7 @@ def choose(
     elif lookup.bundle is not None and model.path is not None:
         identity = weights.identity(model.path, lookup.cache.weights)
     if source is not None and plan is None:
-        reason = (
-            f"no bundle has a weights plan for {without_secrets(source)}: the model's own directory is read"
-        )
+        reason = f"no bundle has a weights plan for {redact_url(source)}: the model's own directory is read"
         fallbacks = [Fallback("weights", reason)]
     arguments = given.prepend_model(str(model.path), model.name).prepend(*own).append(*listen)
     return Weights(model, arguments, identity, request, fallbacks)

@@ -23,7 +23,7 @@ from coldstart.system.trust import directory_fingerprint, section_claims
 
 @dataclass(frozen=True)
 class PruneReport:
-    """What was removed, or would be with `dry_run`.
+    """Removed files and bundles, or those that would be removed with `dry_run`.
 
     Attributes:
         removed: Digests of the bundles.

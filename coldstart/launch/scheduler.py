@@ -104,7 +104,7 @@ def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[F
 
     try:
         if bundle is not None and bundle.has("iterations"):
-            return IterationProfile.from_json(bundle.json("iterations")).to_json(), []
+            return IterationProfile.parse(bundle.json("iterations")).encode(), []
         reason = "no iteration times for this model: requests are ordered with a typical profile"
     except (ProfileError, BundleError) as problem:
         reason = f"{problem}: requests are ordered with a typical profile"

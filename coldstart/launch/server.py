@@ -1,6 +1,6 @@
 """Handle of a server that the calling process started, for programs that embed one.
 
-Invariant: the server ends with the process that started it, whichever thread asked for the start. Nothing here installs a
+Invariant: the server ends with the process that started it, whichever thread began the start. Nothing here installs a
 signal handler; `supervise.stay` does that for the command line.
 """
 
@@ -37,7 +37,7 @@ class Server:
         self.mode = started.mode
         self.pid = started.running.process.pid
         self.ready_s = started.running.ready_s
-        reported = fallback.from_json(started.running.report.get("fallbacks"))
+        reported = fallback.decode(started.running.report.get("fallbacks"))
         self.fallbacks: tuple[Fallback, ...] = (*started.account.fallbacks, *reported)
         # Also keeps the connections through which weights are still fetched.
         self._started = started

@@ -1,7 +1,7 @@
 """Predicted time to first token of a cold start (ParaServe, section 5.2, equation 5).
 
-TTFT = t_w + max_i( t_cc + t_cu + max((M/s)/p_i, t_l), (M/s)/b_i ) + t_p (s - w + w/s) + t_n s
-for s pipeline workers of which w hold the full model. Fetching overlaps all other work of the runtime, and the slowest
+TTFT = t_w + max_i( t_cc + t_cu + max((M/s)/p_i, t_l), (M/s)/b_i ) + t_p (s - w + w/s) + t_n s.
+Of s pipeline workers, w hold the full model. Fetching overlaps all other work of the runtime, and the slowest
 worker determines the result.
 """
 

@@ -32,7 +32,7 @@ def absent(vllm_args: Arguments) -> str | None:
 def make(
     target: Path, work: Path, launch: offline.Launch, vllm_args: Arguments, kernels: Kernels = "value"
 ) -> str | None:
-    """Write the section to the new directory `target`. Return None, or the reason why there is no section."""
+    """Write the section to the new directory `target`. Return None, or the reason for a missing section."""
     if reason := absent(vllm_args):
         return reason
     work.mkdir()

@@ -72,7 +72,7 @@ class Lookup:
         notes = (*describe_distrust(bundle), *_passed_over(self.store, bundle))
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
-    def without_weights(self) -> Lookup:
+    def drop_weights(self) -> Lookup:
         """Take the bundle that differs in the layout of the weights alone, for a model directory without weights."""
         if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
             return self

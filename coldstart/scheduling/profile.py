@@ -62,18 +62,18 @@ class IterationProfile:
     decode: Curve
 
     @classmethod
-    def from_points(cls, prefill: Iterable[Point], decode: Iterable[Point]) -> IterationProfile:
+    def create(cls, prefill: Iterable[Point], decode: Iterable[Point]) -> IterationProfile:
         return cls(Curve.through(prefill, "prefill"), Curve.through(decode, "decode"))
 
     @classmethod
-    def from_json(cls, document: object) -> IterationProfile:
+    def parse(cls, document: object) -> IterationProfile:
         """Parse a bundle's `iterations` section; unknown members are ignored. Raises ProfileError."""
         if not isinstance(document, Mapping):
             raise ProfileError("iteration profile: expected a JSON object with 'prefill' and 'decode'")
-        return cls.from_points(_points(document, "prefill"), _points(document, "decode"))
+        return cls.create(_points(document, "prefill"), _points(document, "decode"))
 
-    def to_json(self) -> dict[str, list[list[float]]]:
-        """Return the section, such that from_json(p.to_json()) == p."""
+    def encode(self) -> dict[str, list[list[float]]]:
+        """Return the section, such that parse(p.encode()) == p."""
         curves = {"prefill": self.prefill, "decode": self.decode}
         return {name: [[x, y] for x, y in zip(c.xs, c.ys, strict=True)] for name, c in curves.items()}
 

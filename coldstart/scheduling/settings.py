@@ -27,7 +27,7 @@ REMOVED = "express"
 KvStrategy = Literal["proactive", "reactive", "recompute"]
 STRATEGIES = get_args(KvStrategy)
 
-FALLBACK_PROFILE = IterationProfile.from_points(
+FALLBACK_PROFILE = IterationProfile.create(
     [(1, 0.025), (512, 0.1), (8192, 1.6)], [(1, 0.025), (64, 0.04), (256, 0.08)]
 )
 """Used without a bundle's profile. The queues depend only on ratios, so a plausible shape orders jobs well enough."""
@@ -93,7 +93,7 @@ class SchedulerSettings:
     )
     reserve_quantile: float = setting(
         0.9,
-        "Quantile of the KV memory that recent arrivals asked for; this amount stays free for new requests.",
+        "Quantile of the KV memory of recent arrivals; this amount remains free for new requests.",
         "--reserve",
         "QUANTILE",
         least=0,
@@ -160,7 +160,7 @@ class SchedulerSettings:
         return "recompute" if self.policy == FCFS and not self.host_bytes else "proactive"
 
     def iteration_profile(self) -> IterationProfile:
-        return FALLBACK_PROFILE if self.profile is None else IterationProfile.from_json(self.profile)
+        return FALLBACK_PROFILE if self.profile is None else IterationProfile.parse(self.profile)
 
     def check(self) -> None:
         """Raise ValueError for a value out of range."""

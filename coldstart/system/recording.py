@@ -32,7 +32,7 @@ class TimelineRecording:
             self.timeline.save(self._save_to)
 
     def started(self) -> None:
-        """Save the start of a ready server. End the recording if there is no file to save to. Raises OSError."""
+        """Save the start of a ready server. End the recording without a file to save to. Raises OSError."""
         self.save()
         if self._save_to is None and self._temporary and self._events is not None:
             shutil.rmtree(Path(self._events).parent)

@@ -50,7 +50,7 @@ def append(path: str | Path, span: Span) -> None:
     """Append `span` to an events file as one line, atomically, up to MAX_BYTES. Raises OSError."""
     import json
 
-    line = json.dumps(span.to_event(), separators=(",", ":")) + "\n"
+    line = json.dumps(span.build_event(), separators=(",", ":")) + "\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(descriptor).st_size + len(line) <= MAX_BYTES:
@@ -96,7 +96,7 @@ class Span:
     def duration_s(self) -> float:
         return self.end_s - self.start_s
 
-    def to_event(self) -> dict[str, object]:
+    def build_event(self) -> dict[str, object]:
         return {field: getattr(self, field) for field in self.__slots__}
 
 
@@ -151,7 +151,7 @@ class Timeline:
             total[span.name] = total.get(span.name, 0.0) + span.duration_s
         return total
 
-    def to_chrome(self) -> dict[str, object]:
+    def build_chrome_trace(self) -> dict[str, object]:
         """Return Chrome trace-event JSON, with times in microseconds from the earliest span. It opens in Perfetto."""
         events: list[dict[str, object]] = []
         for number, ((pid, track), spans) in enumerate(_lanes(self.spans), 1):
@@ -161,11 +161,11 @@ class Timeline:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def save(self, path: str | Path) -> None:
-        """Write `to_chrome()` as JSON. Raises OSError."""
+        """Write `build_chrome_trace()` as JSON. Raises OSError."""
         import json
 
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump(self.to_chrome(), file)
+            json.dump(self.build_chrome_trace(), file)
 
 
 def _lanes(spans: list[Span]) -> list[tuple[tuple[int, str], list[Span]]]:

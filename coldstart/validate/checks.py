@@ -80,7 +80,7 @@ def repair(store: Store, bundle: Bundle, sources: Iterable[BundleSource]) -> lis
             "",
             item.subject,
         )
-        if item.mended
+        if item.repaired
         else Finding("CS-UNREPAIRED", "error", item.reason, _REPAIR_HINT, item.subject)
         for item in store.repair(bundle, list(sources))
     ]

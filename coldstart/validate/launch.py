@@ -180,7 +180,7 @@ class LaunchedServer:
 
 
 def launch(launcher: Launcher, files: RunFiles) -> LaunchedServer:
-    """Start a server in a session of its own, without waiting. Raises OSError when it cannot be executed."""
+    """Start a server in a new session, without waiting. Raises OSError if it cannot be executed."""
     command = launcher.command(files)
     environment = {**os.environ, **command.environment}
     before = process_tree.snapshot()

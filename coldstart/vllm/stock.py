@@ -74,7 +74,7 @@ def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
         time.sleep(PAUSE_S)
     report: dict[str, Any] = {
         "fast_path": {"start": False},
-        "fallbacks": fallback.to_json(plan.fallbacks),
+        "fallbacks": fallback.encode(plan.fallbacks),
         "tokens": [],
         "canary": None,
     }

@@ -52,8 +52,8 @@ def test_c1_memory_stays_its_owners_wherever_it_goes(store: Store, tmp_path: Pat
     for other in (imported, remote.pull(Store(tmp_path / "pulled"), pushed)):
         assert _mode(other, "snapshot") == 0o600
     flip(blob_path(store.root, bundle.entry("snapshot").digest), 3)
-    (mended,) = store.repair(bundle, [remote.source(str(archive))])
-    assert mended.mended and _mode(bundle, "snapshot") == 0o600
+    (repaired,) = store.repair(bundle, [remote.source(str(archive))])
+    assert repaired.repaired and _mode(bundle, "snapshot") == 0o600
 
 
 def test_c1_export_and_push_ask_for_a_word(run: Run, home: Path) -> None:
@@ -61,7 +61,7 @@ def test_c1_export_and_push_ask_for_a_word(run: Run, home: Path) -> None:
     _frozen(store, home)
     for words in (("export", "org/tiny", "--to", "b.tar"), ("push", "org/tiny", "there")):
         refused = run(*words, code=2)
-        assert "holds the memory of a process" in refused.stderr and "--include-snapshot" in refused.stderr
+        assert "contains the memory of a process" in refused.stderr and "--include-snapshot" in refused.stderr
         assert not (home / words[-1]).exists()
         run(*words, "--include-snapshot")
         assert (home / words[-1]).exists()

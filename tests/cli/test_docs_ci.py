@@ -1,4 +1,4 @@
-"""docs/ci.md: each line of its GitHub workflow and its GitLab job is run, on a sound bundle and on an altered one."""
+"""The CI page: each line of its GitHub workflow and its GitLab job runs on a valid and on an altered bundle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tools import bundles
 from tools.command_line import parse
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "ci.md").read_text()
+TEXT = (ROOT / "docs/how-to/ci.md").read_text()
 GITHUB, GITLAB = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", TEXT, re.M | re.S))
 CODE = re.compile(r"CS-[A-Z]+(?:-[A-Z]+)*")
 

@@ -13,7 +13,7 @@ from tools.shell import Run
 from coldstart.errors import UsageError
 
 COLUMNS = {"name": "string", "size": "Int64"}
-RESULT = Result.from_rows(
+RESULT = Result.create_table(
     "A <title>", {"a": 1}, COLUMNS, [{"name": "x | y", "size": 3}, {"name": "z", "size": None}]
 )
 

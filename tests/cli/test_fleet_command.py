@@ -122,8 +122,8 @@ def test_a_running_fleet_is_asked(run: Run, running: tuple[str, list[Any]]) -> N
     where = ["--url", url, "--admin-key", "k"]
     shown = run("fleet", "status", *where).stdout
     assert "m#1 serving on s-1:0: in flight 2 of 8, fresh in 2.00 s" in shown
-    assert "/s given" in shown and "/s observed" in shown
-    assert "the controller is away" in shown and "draining" in shown and "no weights" in shown
+    assert "/s configured" in shown and "/s observed" in shown
+    assert "the controller cannot be reached" in shown and "draining" in shown and "no weights" in shown
     assert (
         json.loads(run("fleet", "status", *where, "--format", "json").stdout)["servers"][0]["name"] == "s-1"
     )
@@ -138,7 +138,7 @@ def test_a_running_fleet_is_asked(run: Run, running: tuple[str, list[Any]]) -> N
 
 def test_what_is_typed_wrongly_is_said_at_once(run: Run, tmp_path: Path) -> None:
     assert "no fleet of this user" in run("fleet", "status", code=1).stderr
-    assert "No fleet answers" in run("fleet", "status", "--url", "http://127.0.0.1:9", code=1).stderr
+    assert "no fleet responds" in run("fleet", "status", "--url", "http://127.0.0.1:9", code=1).stderr
     assert "--memory" in run("fleet", "join", "127.0.0.1:1", code=2).stderr
     both = run("fleet", "up", "--address", "127.0.0.1:1", "--memory", "1GB", code=2)
     assert "nodes say themselves" in both.stderr

@@ -64,7 +64,7 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert "ready" in rows["a"] and "snapshot 2.00 s (load 1.50, thaw 0.25)" in rows["a"]
     assert "failed" in rows["b"] and "(1.0 GiB)" in rows["b"]
     assert "b: no weights \\x1b[31m" in said.stdout
-    assert "configuration not taken: memory: invalid size 'much'" in said.stdout
+    assert "configuration not applied: memory: invalid size 'much'" in said.stdout
 
 
 def test_status_as_json(run: Run, host: str) -> None:
@@ -75,15 +75,15 @@ def test_status_as_json(run: Run, host: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
-        (("host", "run"), 2, "A host needs models."),
-        (("host", "--memory", "1GiB"), 2, "A host needs models."),
+        (("host", "run"), 2, "no model is given"),
+        (("host", "--memory", "1GiB"), 2, "no model is given"),
         (("host", "--host-file", "/nowhere/host.toml"), 2, "cannot read the host file"),
         (("host", "tiny-llama"), 2, "how much memory its models may take"),
         (("host", "tiny-llama", "--memory", "lots"), 2, "invalid size 'lots'"),
         (("host", "tiny-llama", "--memory", "1GiB", "--policy", "x"), 2, "unknown policy"),
         (("host", "tiny-llama", "--memory", "1GiB", "--heartbeat", "0"), 2, "--heartbeat"),
         (("host", "tiny-llama", "--memory", "1GiB", "--on-miss", "x"), 2, "on_miss"),
-        (("host", "status", "--url", "http://127.0.0.1:9"), 1, "No host answers"),
+        (("host", "status", "--url", "http://127.0.0.1:9"), 1, "no host responds"),
         (("host", "status", "--watch", "0"), 2, "--watch needs"),
     ],
 )
@@ -94,5 +94,5 @@ def test_what_is_wrong_is_said_before_anything_starts(
 
 
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
-    assert "asks for a key" in run("host", "status", "--url", host, "--api-key", "wrong", code=1).stderr
-    assert "it is no host" in run("host", "status", "--url", host + "/other", code=1).stderr
+    assert "requires an API key" in run("host", "status", "--url", host, "--api-key", "wrong", code=1).stderr
+    assert "is not a host" in run("host", "status", "--url", host + "/other", code=1).stderr

@@ -45,9 +45,9 @@ def test_start_status_stop(run: Run, model: Path) -> None:
     assert [(m["source"], m["ready_bytes"], m["leases"]) for m in status["models"]] == [(server.url, size, 0)]
     assert f"pid {status['pid']}" in run("prefetch", "status").stdout
     assert run("prefetch", "stop").stdout == f"stopped {status['pid']}\n"
-    assert run("prefetch", "status").stdout == "No prefetcher runs.\n"
+    assert run("prefetch", "status").stdout == "no prefetcher is running\n"
     assert json.loads(run("prefetch", "status", "--format", "json").stdout)["running"] is False
-    assert "No prefetcher runs" in run("prefetch", "stop", code=2).stderr
+    assert "no prefetcher is running" in run("prefetch", "stop", code=2).stderr
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_dry_run_shows_mode_bundle_and_url(model: str, run: Run) -> None:
 
 def test_dry_run_does_not_materialize(model: str, run: Run) -> None:
     done = run("serve", model, "--on-miss", "materialize", "--dry-run")
-    assert "bundle  none; it would be materialized first" in done.stdout
+    assert "bundle  none; would be materialized first" in done.stdout
     assert not Cache.at().bundles.exists() and not Cache.at().work.exists()
 
 

@@ -48,9 +48,9 @@ def test_discard(run: Run, image: Path) -> None:
     assert json.loads(run("template", "discard", "--format", "json").stdout)["discarded"] == 1
     assert not image.exists()
     none = run("template", "discard")
-    assert (none.stdout, none.stderr) == ("discarded 0\n", "No runtime is frozen here.\n")
+    assert (none.stdout, none.stderr) == ("discarded 0\n", "no frozen runtime exists here\n")
 
 
 def test_template_stop_succeeds_when_no_template_runs(run: Run) -> None:
     done = run("template", "stop")
-    assert (done.stdout, done.stderr) == ("stopped 0\n", "No template runs.\n")
+    assert (done.stdout, done.stderr) == ("stopped 0\n", "no template is running\n")

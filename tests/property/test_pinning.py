@@ -26,7 +26,7 @@ def test_finished_first_then_on_the_device_then_away() -> None:
     stored(policy, "away", b"a")
     stored(policy, "runs", b"r")
     gone = stored(policy, "gone", b"g")
-    policy.left("away")
+    policy.record_eviction("away")
     policy.on_request_finished(((b"g",),), set(), set(), gone)
     assert order(policy, 3) == [b"g", b"r", b"a"]
 
@@ -36,7 +36,7 @@ def test_a_chunk_that_two_share_is_kept_for_the_one_that_is_away() -> None:
     first = stored(policy, "first", b"s")
     stored(policy, "other", b"o")
     policy.touch([b"s"], ReqContext("second"))
-    policy.left("second")
+    policy.record_eviction("second")
     policy.on_request_finished(((b"s",),), set(), set(), first)
     assert order(policy, 2) == [b"o", b"s"]
 
@@ -45,7 +45,7 @@ def test_once_back_it_is_like_any_other() -> None:
     policy = PinnedLru(8)
     stored(policy, "one", b"1")
     stored(policy, "two", b"2")
-    policy.left("one")
+    policy.record_eviction("one")
     policy.back("one")
     assert order(policy, 2) == [b"1", b"2"] and policy.evict(1, set()) is None
     policy.clear()

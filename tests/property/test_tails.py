@@ -13,7 +13,7 @@ from coldstart.vllm.scheduling.tails import Tails, keepable
 from tests.support.scheduling.engine_double import EngineDouble, Shape, build, expected, make_request
 from tests.support.scheduling.timed_double import TimedDouble
 
-PROFILE = IterationProfile.from_points([(1, 0.004), (512, 0.8)], [(1, 0.004), (16, 0.008)])
+PROFILE = IterationProfile.create([(1, 0.004), (512, 0.8)], [(1, 0.004), (16, 0.008)])
 MACHINE = SimSettings(
     block_tokens=16, device_blocks=40, block_bytes=1, link_bytes_s=2e9, host_blocks=4000, token_budget=128
 )

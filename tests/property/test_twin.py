@@ -11,7 +11,7 @@ from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from tests.support.scheduling.timed_double import TimedDouble
 
-PROFILE = IterationProfile.from_points(
+PROFILE = IterationProfile.create(
     [(1, 0.004), (32, 0.006), (128, 0.014), (512, 0.045)], [(1, 0.004), (8, 0.006), (16, 0.008)]
 )
 

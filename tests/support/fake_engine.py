@@ -85,7 +85,7 @@ def main() -> None:
     if module == "coldstart.vllm.engine.template":
         template(arguments)
     else:
-        sys.exit(serve(LaunchPlan.from_json(Path(arguments[0]).read_text())))
+        sys.exit(serve(LaunchPlan.parse(Path(arguments[0]).read_text())))
 
 
 main()

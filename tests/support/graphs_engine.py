@@ -78,7 +78,7 @@ def _live(model: SimModel, captured: dict[str, Any], made: live.ContentWatch, st
 
 
 def workload(model: SimModel, directory: Path, restorer: Restorer) -> StoredInputs:
-    held = Inputs.from_report(read_manifest(directory)["report"])
+    held = Inputs.parse_report(read_manifest(directory)["report"])
     here = finder(model.regions, model.pool)
     restored = View(at_restored(restorer))
     return StoredInputs(model.driver, held, make_reader(directory), here, View(here), restored)

@@ -16,7 +16,7 @@ from coldstart.scheduling import IterationProfile, SchedulerSettings
 
 BATCH = 4
 TRUTH = SimSettings(request_s=0.003, context_s=1e-6, crowd_s=2e-4)
-TIMES = IterationProfile.from_points(
+TIMES = IterationProfile.create(
     [(1, 0.005), (16, 0.008), (512, 0.12)], [(1, 0.005), (2, 0.0051), (4, 0.0053)]
 )
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md says what the layer table of the architecture test says, and names files that are there."""
+"""The architecture page has the layer table of the architecture test, and each file that it names exists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.unit.test_architecture import LAYERS, ROOT
 
-TEXT = (ROOT / "docs" / "architecture.md").read_text()
+TEXT = (ROOT / "docs/explanation/architecture.md").read_text()
 
 
 def _place(name: str) -> Path:

@@ -109,7 +109,7 @@ class NodeServers:
             await process.server.ended
             reason = str(failed)
         else:
-            steps = tuple(fallback.from_json(ready.document.get("fallbacks")))
+            steps = tuple(fallback.decode(ready.document.get("fallbacks")))
             process.up = RankUp(worker, url, ready.mode, self.clock() - began, ready.pid, steps)
             self._say(process.up)
             reason = await process.server.ended

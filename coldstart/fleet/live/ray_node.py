@@ -1,7 +1,7 @@
 """Ray node in the foreground that ends with its parent process: runs `ray start --block`.
 
-Failure detection is faster than Ray's default (a node that does not answer is dead after about 8 s), and its agent
-has more time to start on a busy machine.
+Failure detection is faster than Ray's default: a node that does not answer is dead after about 8 s. Its agent has more
+time to start on a busy machine.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ models            each: name, least, most, idle_s, waiting, failures, error,
                   predicted_s (until the first token, predicted at launch; null for a group found after a restart),
                   fallbacks: [...], as in a server's ready file,
                   workers: each: name, server, device, memory_bytes, ready,
-                  fetched_bytes, fetched_s (null while it fetches, or if it fetched nothing)
+                  fetched_bytes, fetched_s (null while it fetches, or if it fetched nothing).
 
 If the controller cannot be reached, servers and models are those of its last reply. All sizes are in bytes, all times
 in seconds.
@@ -100,7 +100,7 @@ def _group(group: Group, processes: Processes) -> dict[str, Any]:
         "mode": up.mode if up else None,
         "start_s": up.start_s if up else None,
         "predicted_s": group.predicted_s,
-        "fallbacks": fallback.to_json(up.fallbacks) if up else [],
+        "fallbacks": fallback.encode(up.fallbacks) if up else [],
         "workers": [_worker(worker, processes) for worker in group.workers],
     }
 

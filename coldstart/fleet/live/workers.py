@@ -163,7 +163,7 @@ class Workers:
         log = self._log
         log.say("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
         for fallback in up.fallbacks:
-            log.say("fallback", worker=up.worker, **fallback.to_json())
+            log.say("fallback", worker=up.worker, **fallback.encode())
         worker = self._worker(up.worker)
         if worker != up.worker:
             self._emit(events.Whole(worker))

@@ -1,8 +1,8 @@
 """HTTP routes of a single host, whose servers run on this machine.
 
-GET   /running                the models that hold memory, with their states
-GET   /logs/{name}            the end of the log of that model's server, while it runs
-POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request starts them again
+GET   /running                the models that hold memory, with their states;
+GET   /logs/{name}            the end of the log of that model's server, while it runs;
+POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request starts them again.
 """
 
 from __future__ import annotations

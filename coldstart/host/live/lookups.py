@@ -27,7 +27,7 @@ def look_up_model(
     """
     accepts = anyone if untrusted else None
     found = inspection.look_up(model, args, cache=cache, offline=offline, revision=revision, accepts=accepts)
-    return found.without_weights() if weights_from and not found.model.weight_files else found
+    return found.drop_weights() if weights_from and not found.model.weight_files else found
 
 
 def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:

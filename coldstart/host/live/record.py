@@ -29,7 +29,7 @@ class Record:
         facts, document = self.facts.get_model(name), ready.document
         facts.starts += 1
         facts.mode, facts.pid = ready.mode, ready.pid
-        phases, fallbacks = document.get("phases", {}), fallback.from_json(document.get("fallbacks"))
+        phases, fallbacks = document.get("phases", {}), fallback.decode(document.get("fallbacks"))
         facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks))
         self._remember(name, mode, seconds, None)
         self.facts.start_s += seconds
@@ -37,7 +37,7 @@ class Record:
         self.log.say("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
         self.metrics.count_fallbacks(fallbacks)
         for one in fallbacks:
-            self.log.say("fallback", model=name, **one.to_json())
+            self.log.say("fallback", model=name, **one.encode())
 
     def record_failed_start(self, name: str, reason: str, seconds: float) -> None:
         """Record that a start failed."""

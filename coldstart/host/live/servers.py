@@ -39,7 +39,7 @@ class StartFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Facts about a ready server: `document` is its ready file; `pid` is 0 if there is no process to measure."""
+    """Facts about a ready server: `document` is its ready file; `pid` is 0 without a process to measure."""
 
     mode: str
     pid: int

@@ -3,8 +3,8 @@
 Equation: value per byte = P/S * h(a), h the hazard of the next request at age a since the latest. Gaps follow a
 mixture of Lomax laws (Poisson arrivals of an unknown rate, gamma prior), one for each forgetting factor k:
 
-S_k(a) = (b_k / (b_k + a))^a_k,  h(a) = sum w_k S_k(a) a_k / (b_k + a) / sum w_k S_k(a),
-a_k = PRIOR + requests, b_k = PRIOR * g + their gaps, both times k at each request; g is the mean gap of one model.
+S_k(a) = (b_k / (b_k + a))^a_k;  h(a) = sum w_k S_k(a) a_k / (b_k + a) / sum w_k S_k(a);
+a_k = PRIOR + requests, b_k = PRIOR * g + their gaps; both times k at each request; g is the mean gap of one model.
 
 The weights w are learned by online expectation maximisation from the share of all gaps that each law explains best:
 laws that forget follow a load that drifts, laws that remember follow a steady load. No constant has a unit of time.

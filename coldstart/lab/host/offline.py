@@ -1,11 +1,11 @@
 """Offline optimum of a trace: a feasible plan, and a bound that no policy exceeds.
 
-Between two requests of one model its bytes are retained (which saves P) or not. With x_i in {0, 1} for such interval
-i,
+Between two requests of one model its bytes are retained (which saves P) or not. Let x_i in {0, 1} for
+each such interval i.
 
-maximise sum P_i x_i  subject to  sum over i across request t of S_i x_i <= C - S(model of t), for every t.
+Maximise sum P_i x_i  subject to  sum over i across request t of S_i x_i <= C - S(model of t), for every t.
 
-Bound: for any prices l >= 0 the dual sum max(0, P_i - S_i sum l) + sum l_t (C - S_t) is at least that optimum, so no
+Bound: for any prices l >= 0 the dual sum max(0, P_i - S_i sum l) + sum l_t (C - S_t) is at least that optimum. So no
 policy that loads on demand saves more (the relaxation behind Berger et al., SIGMETRICS 2018, with penalties). Plan:
 intervals by penalty over price, each retained if it still fits.
 """

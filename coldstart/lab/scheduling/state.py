@@ -46,7 +46,7 @@ class SimJob:
     `host_to`, of which the last look-up of the scheduler `remembered` a number as loadable.
 
     For a job whose rank is sufficient for a slot but that does not run, `swapping_s` counts the time in which its KV
-    is being copied, and `displaced_s` the time in which its KV is on the host while other jobs hold the blocks.
+    is being copied. `displaced_s` counts the time in which its KV is on the host while other jobs hold the blocks.
     """
 
     job: Job

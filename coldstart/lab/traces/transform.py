@@ -56,7 +56,7 @@ def cap_tokens(
 def map_models(
     rows: Iterable[TraceRequest], models: Sequence[str], mapping: str, seed: int, zipf_s: float = 1.0
 ) -> Iterator[TraceRequest]:
-    """Assign one of `models` to each row: in turn, by a Zipf law (rank^-s), or by the values of its own column.
+    """Assign one of `models` to each row: in turn, by a Zipf law (rank^-s), or by the values of the model column.
 
     'column' assigns the trace's names to `models` in order of appearance, and starts over after the last model.
     """

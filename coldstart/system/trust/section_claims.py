@@ -1,4 +1,4 @@
-"""Which bundle stores use a section that is unpacked in a place that all stores of this user share.
+"""Record of the bundle stores that use an unpacked section in a directory that all stores of this user share.
 
 A store claims a section when it unpacks or reuses it. `prune` gives the claim up when no bundle of the store has the section.
 A shared directory goes with its last claim. This module does not remove directories.

@@ -26,7 +26,7 @@ def run(args: Namespace, plan: LaunchPlan) -> int:
 
     descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
     if descriptor >= 0:
-        named = fallback.to_json(plan.fallbacks)
+        named = fallback.encode(plan.fallbacks)
         report = {"fast_path": {}, "fallbacks": named, "tokens": [], "headless": True}
         os.write(descriptor, (json.dumps(report) + "\n").encode())
         os.close(descriptor)

@@ -274,7 +274,7 @@ def _write(path: Path, value: object) -> None:
 if __name__ == "__main__":
     # vLLM starts subprocesses to inspect a model. One that outlived this process would write into a removed directory.
     die_as_a_group()
-    given, target = LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
+    given, target = LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     if sys.argv[3] == SIZE:
         size(given, target)
     else:

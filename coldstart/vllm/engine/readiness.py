@@ -71,7 +71,7 @@ class Readiness:
     async def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {
             "fast_path": {"worker": False} if self._without_worker() else {},
-            "fallbacks": fallback.to_json(self.plan.fallbacks),
+            "fallbacks": fallback.encode(self.plan.fallbacks),
             "tokens": self.tokens,
             "canary": self._canary(),
         }
@@ -84,13 +84,13 @@ class Readiness:
         if self.plan.engine.compiled:
             fallbacks = await compile_fallbacks(self.engine)
             report["fast_path"]["compile"] = not fallbacks
-            report["fallbacks"] += fallback.to_json(fallbacks)
+            report["fallbacks"] += fallback.encode(fallbacks)
         if self.plan.engine.kv_plan:
-            report["fallbacks"] += fallback.to_json(await kv_fallbacks(self.engine))
+            report["fallbacks"] += fallback.encode(await kv_fallbacks(self.engine))
         if self.plan.engine.restore:
             fallbacks = await graph_fallbacks(self.engine)
             report["fast_path"]["graphs"] = not fallbacks
-            report["fallbacks"] += fallback.to_json(fallbacks)
+            report["fallbacks"] += fallback.encode(fallbacks)
         return report
 
     def _without_worker(self) -> bool:

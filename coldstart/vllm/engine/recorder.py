@@ -24,7 +24,7 @@ def run(plan: LaunchPlan) -> None:
 
 if __name__ == "__main__":
     die_as_a_group()
-    run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    run(LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")))
     sys.stdout.flush()
     # No work is left, and vLLM's teardown takes seconds.
     os._exit(0)

@@ -228,4 +228,4 @@ def _run(plan: LaunchPlan, imported: bool) -> int:
 
 if __name__ == "__main__":
     die_with_supervisor()
-    sys.exit(run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    sys.exit(run(LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8"))))

@@ -110,7 +110,7 @@ class Standby:
         with connection:
             try:
                 request = await asyncio.to_thread(connection.request)
-                plan = LaunchPlan.of(request["plan"])
+                plan = LaunchPlan.parse_document(request["plan"])
                 descriptors = [connection.take() for _ in range(5)]
             except (PeerError, ValueError, KeyError) as error:
                 _tell(connection, {"error": str(error)})

@@ -184,7 +184,7 @@ class Template:
 
     def _serve(self, document: object) -> int:
         try:
-            plan = LaunchPlan.of(document)
+            plan = LaunchPlan.parse_document(document)
         except ValueError as error:
             refuse(str(error))
             return 1
@@ -266,7 +266,7 @@ def main(argv: list[str]) -> None:
     if SUPERVISOR_ENV in os.environ:
         die_with_supervisor()
     path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
-    plan = LaunchPlan.from_json(plan_file.read_text())
+    plan = LaunchPlan.parse(plan_file.read_text())
     gc.disable()
     # Files that building leaves in the temporary directory are removed with the template's directory.
     tempfile.tempdir = tempfile.mkdtemp(prefix="tmp-", dir=path.parent)

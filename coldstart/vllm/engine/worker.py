@@ -140,7 +140,7 @@ class ColdWorker(CPUWorker):
         return {
             "fast_path": self.fast_path,
             "fallbacks": [
-                *fallback.to_json([*compat.fallbacks, *self.fallbacks]),
+                *fallback.encode([*compat.fallbacks, *self.fallbacks]),
                 *loaded.get("fallbacks", []),
             ],
             "load": loaded,

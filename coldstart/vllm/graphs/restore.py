@@ -32,7 +32,7 @@ def workload(
         region, base = restorer.region(symbol)
         return SymbolRegion(symbol, region.size, base)
 
-    held = Inputs.from_report(read_manifest(restorer.directory)["report"])
+    held = Inputs.parse_report(read_manifest(restorer.directory)["report"])
     read = make_reader(restorer.directory)
     return StoredInputs(driver, held, read, finder(framework.regions), captured, View(restored))
 

@@ -1,6 +1,6 @@
 """Events of the scheduler on the start-up timeline: swaps, demotions, promotions, evictions.
 
-Invariant: without COLDSTART_TIMELINE_EVENTS there is no Events object, so a step costs one `if`.
+Invariant: without COLDSTART_TIMELINE_EVENTS no Events object exists, so a step costs one `if`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Several batches in flight under pipeline parallelism: which requests are in one (FastServe, 4.3).
 
 vLLM schedules a batch while a stage is free, before earlier batches have returned. Without asynchronous scheduling (model
-runner V1, so always on the CPU platform), vLLM's synchronous scheduler then has no token to compute for a request whose last
-token is still in flight. With it (model runner V2), a gate keeps a request out for as many steps as there are stages.
+runner V1, always on the CPU platform), vLLM has no token to compute for a request whose last token is still in flight. With
+it (model runner V2), a gate keeps a request out for as many steps as there are stages.
 
 Invariant: we neither schedule nor evict a request in flight, and it keeps its place in the order.
 """
@@ -48,7 +48,7 @@ def unscheduled(request: Request) -> int:
     return tokens
 
 
-def to_come(request: Request) -> int:
+def count_tokens_after_flight(request: Request) -> int:
     """Return the number of the request's tokens after every step in flight has returned."""
     tokens: int = max(request.num_tokens + request.num_output_placeholders, request.num_computed_tokens + 1)
     return tokens

@@ -47,13 +47,13 @@ class HostKv:
         """Allow these requests to start a load but not to compute in the next step."""
         self._load_only = {request.request_id for request in requests}
 
-    def left(self, request: Request) -> None:
+    def record_eviction(self, request: Request) -> None:
         """Record that the request was evicted."""
         self.forget(request.request_id)
         if self._connector is not None:
             self.away[request.request_id] = request
         if self._pins is not None:
-            self._pins.left(request.request_id)
+            self._pins.record_eviction(request.request_id)
 
     def back(self, request_id: str) -> None:
         """Record that the request runs again, loads, or has finished."""

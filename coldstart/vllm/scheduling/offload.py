@@ -42,7 +42,7 @@ class HostPool:
         self._parts: list[int] = []
         self._memory: list[mmap.mmap] = []
 
-    def at(self, chunk: int) -> int:
+    def locate(self, chunk: int) -> int:
         """Return the address of a chunk."""
         part, place = divmod(chunk, self._chunks)
         while part >= len(self._parts):
@@ -104,7 +104,7 @@ class CpuPoolWorker(OffloadingWorker):
             for block, chunk in zip(blocks[position:][:size], chunks[position:][:size], strict=True):
                 for index in self._tensors[group]:
                     base, stride, page = self._device[index]
-                    yield base + block * stride, self._host[index].at(chunk), page
+                    yield base + block * stride, self._host[index].locate(chunk), page
             position += size
 
     def _copy(self, job_id: int, pages: list[tuple[int, int, int]], store: bool) -> TransferResult:

@@ -25,7 +25,7 @@ class PinnedLru(LRUCachePolicy):
         self._owners: dict[OffloadKey, set[str]] = {}
         self._away: set[str] = set()
 
-    def left(self, request_id: str) -> None:
+    def record_eviction(self, request_id: str) -> None:
         """Record that the request was evicted from the device, so that only the host has its KV."""
         self._away.add(request_id)
         self._rerank(self._owned.get(request_id, ()))

@@ -20,7 +20,7 @@ from coldstart.scheduling.placement import Placement
 from coldstart.vllm.scheduling import limits
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 from coldstart.vllm.scheduling.events import Events
-from coldstart.vllm.scheduling.flight import PipelinedScheduler, to_come
+from coldstart.vllm.scheduling.flight import PipelinedScheduler, count_tokens_after_flight
 from coldstart.vllm.scheduling.host import HostKv
 from coldstart.vllm.scheduling.queue import PickedQueue
 from coldstart.vllm.scheduling.started import RUNNING, Started
@@ -168,7 +168,7 @@ class PolicyScheduler(PipelinedScheduler):
         job = self.jobs[request.request_id]
         prefill = tokens > 1 or job.generated == 0
         cost = self._prefill_s(tokens) if prefill else decode_s
-        job.generated = to_come(request) - job.prompt_tokens
+        job.generated = count_tokens_after_flight(request) - job.prompt_tokens
         job.computed = request.num_computed_tokens
         if not request.is_prefill_chunk:
             self.fresh.discard(job.id)
@@ -205,13 +205,13 @@ class PolicyScheduler(PipelinedScheduler):
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self.counters.evictions += 1
-        self.counters.blocks_evicted += self.view.held(request)
+        self.counters.blocks_evicted += self.view.count_blocks(request)
         if self.events:
-            self.events.note("eviction", request=request.request_id, blocks=self.view.held(request))
+            self.events.note("eviction", request=request.request_id, blocks=self.view.count_blocks(request))
         self.placement.invalidate()
         self.started.discard(request)
         self._unlisted = True
         self.fresh.discard(request.request_id)
         super()._preempt_request(request, *args, **kwargs)
         self.jobs[request.request_id].computed = 0
-        self.host.left(request)
+        self.host.record_eviction(request)

@@ -18,6 +18,6 @@ class Reporting:
         lost = {one.stage: False for one in found}
         return {
             "fast_path": lost,
-            "fallbacks": [*fallback.to_json(found), *loaded.get("fallbacks", [])],
+            "fallbacks": [*fallback.encode(found), *loaded.get("fallbacks", [])],
             "load": loaded,
         }

@@ -49,7 +49,7 @@ class Noted:
         return len(self._apart) == 1
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the notes cover the parameter, and it still has the memory of the notes."""
         return self._covered == self.size and bool(self.parameter.data_ptr() == self.base)
 
@@ -134,7 +134,7 @@ class InPlace(TorchDispatchMode):
         self._sources[held] = noted
         if noted.copies or not noted.aligned:
             noted.make(self._copiers)
-        elif noted.whole:
+        elif noted.is_complete:
             self._give(noted, self._mappings[held])
         return True
 

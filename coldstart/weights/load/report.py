@@ -34,7 +34,7 @@ class LoadReport:
 
     def document(self) -> dict[str, Any]:
         """Return the report as JSON data."""
-        return asdict(self) | {"fallbacks": fallback.to_json(self.fallbacks)}
+        return asdict(self) | {"fallbacks": fallback.encode(self.fallbacks)}
 
 
 _last: list[LoadReport] = []

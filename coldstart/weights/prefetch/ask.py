@@ -51,7 +51,7 @@ def resolve(
     """
     lookup = inspection.look_up(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
     source = weights_from or _own_source(lookup)
-    return Wanted(lookup.model.name, source, _plan(lookup.without_weights(), source), lookup.notes)
+    return Wanted(lookup.model.name, source, _plan(lookup.drop_weights(), source), lookup.notes)
 
 
 def _own_source(lookup: Lookup) -> str:

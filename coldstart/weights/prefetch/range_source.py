@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from coldstart.artifacts.net.origin import without_secrets
+from coldstart.artifacts.net.origin import redact_url
 
 Count = Callable[[int], None]
 SCHEMES = ("http", "https", "s3", "hf")
@@ -76,4 +76,4 @@ def normalise(address: str) -> str:
 
 def redact(address: str) -> str:
     """Return the address for messages: without a login, and without the query, which may be a signature."""
-    return address if is_local(address) else without_secrets(address)
+    return address if is_local(address) else redact_url(address)

@@ -32,7 +32,7 @@ from coldstart.weights.prefetch.units import Check, Unit, touching
 
 _KEPT_SOURCES = 8
 _STEP = 1 << 20
-_BOUNDS = pace.from_environment()
+_BOUNDS = pace.read_environment()
 # A job below SLOW bytes per second, measured every LOOK_S seconds, does not count against the limit.
 SLOW, LOOK_S = 32 << 10, 0.4
 

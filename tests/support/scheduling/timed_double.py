@@ -134,7 +134,7 @@ class TimedDouble:
             depth=machine.depth,
             block=machine.block_tokens,
             tails=self.tails,
-            settings={**told, "profile": self.profile.to_json()},
+            settings={**told, "profile": self.profile.encode()},
         )
         return build(folder, shape, AsyncScheduler if self.settings.policy == FCFS else PolicyScheduler)
 

@@ -166,9 +166,9 @@ def test_a_flipped_byte_in_any_blob_is_found_and_only_that_blob_is_mended(
             assert [(f.code, f.severity) for f in found] == [("CS-DIGEST", "error")], (name, position)
             flip(path, position)
         flip(path, len(name))
-        assert [(r.subject, r.mended) for r in store.repair(bundle, [])] == [(name, False)]
+        assert [(r.subject, r.repaired) for r in store.repair(bundle, [])] == [(name, False)]
         outcome = store.repair(store.list()[0], [LayoutSource(backup.layout)])
-        assert [(r.subject, r.mended) for r in outcome] == [(name, True)]
+        assert [(r.subject, r.repaired) for r in outcome] == [(name, True)]
         assert store.list()[0].verify("checksum") == []
         others = {n: blob_path(store.root, d).stat().st_ino for n, d in parts.items() if n != name}
         assert others == {n: inodes[n] for n in others}

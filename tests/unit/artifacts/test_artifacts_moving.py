@@ -76,7 +76,7 @@ def test_repair_from_an_archive(store: Store, tmp_path: Path) -> None:
     blob_path(store.root, bundle.entry("compile").digest).unlink()
     assert [f.code for f in bundle.verify()] == ["CS-BLOB-MISSING"]
     outcome = store.repair(bundle, [ArchiveSource(tmp_path / "one.tar")])
-    assert [(r.subject, r.mended) for r in outcome] == [("compile", True)]
+    assert [(r.subject, r.repaired) for r in outcome] == [("compile", True)]
     assert bundle.verify() == []
 
 

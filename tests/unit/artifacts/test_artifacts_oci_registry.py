@@ -88,7 +88,7 @@ def test_one_bad_chunk_of_a_large_section_is_fetched_alone(host: str, store: Sto
     assert [f.code for f in bundle.verify()] == ["CS-DIGEST"]
     assert bundle.read_range("snapshot", CHUNK - 1000, 1000) == stored[CHUNK - 1000 : CHUNK]
     outcome = store.repair(bundle, [remote.source(address)])
-    assert [(r.subject, r.mended, r.fetched) for r in outcome] == [("snapshot", True, CHUNK)]
+    assert [(r.subject, r.repaired, r.fetched) for r in outcome] == [("snapshot", True, CHUNK)]
     assert path.read_bytes() == stored
 
 

@@ -63,8 +63,8 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 def test_basic(host: str) -> None:
     _Guard.challenge, _Guard.wanted = "Basic realm=x", f"Basic {_LOGIN}"
     session = RegistrySession(host, "a/b")
-    assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
-    assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
+    assert session.ask("GET", f"http://{host}/v2/").read_up_to(9) == b"yes"
+    assert session.ask("GET", f"http://{host}/v2/").read_up_to(9) == b"yes"
     assert [given is None for _, given in _Guard.seen] == [True, False, False]
 
 
@@ -72,8 +72,8 @@ def test_bearer_token_is_asked_for_once_with_the_repository_as_scope(host: str) 
     _Guard.challenge = f'Bearer realm="http://{host}/token",service="here"'
     _Guard.wanted = "Bearer abc"
     session = RegistrySession(host, "a/b")
-    assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
-    assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
+    assert session.ask("GET", f"http://{host}/v2/").read_up_to(9) == b"yes"
+    assert session.ask("GET", f"http://{host}/v2/").read_up_to(9) == b"yes"
     tokens = [path for path, _ in _Guard.seen if path.startswith("/token")]
     assert len(tokens) == 1 and tokens[0].endswith("repository%3Aa%2Fb%3Apull")
 

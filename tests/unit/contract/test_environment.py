@@ -56,8 +56,8 @@ def read_by_literal(tree: ast.AST) -> Iterator[str]:
 
 
 def test_the_document_is_the_table() -> None:
-    hint = "python -m coldstart.contract.environment > docs/environment.md"
-    assert (ROOT / "docs/environment.md").read_text() == environment.table(), hint
+    hint = "python -m coldstart.contract.environment > docs/reference/environment.md"
+    assert (ROOT / "docs/reference/environment.md").read_text() == environment.table(), hint
 
 
 def test_no_other_module_spells_a_variable_of_ours() -> None:

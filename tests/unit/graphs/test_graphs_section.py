@@ -18,7 +18,7 @@ from support.graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.fallback import to_json
+from coldstart.contract.fallback import encode
 from coldstart.contract.graphs import CANARY, EngineTask
 from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare
@@ -185,7 +185,7 @@ class _Engine:
 
 
 def _report(answer: Any) -> list[dict[str, str]]:
-    return to_json(asyncio.run(graph_fallbacks(_Engine(answer))))
+    return encode(asyncio.run(graph_fallbacks(_Engine(answer))))
 
 
 def test_each_captured_graph_is_named() -> None:

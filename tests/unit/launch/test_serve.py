@@ -189,7 +189,7 @@ def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: St
     (step,) = one.account.fallbacks
     assert one.mode == "fresh" and step.stage == mode
     assert step.reason == f"no {mode} runs for tiny" and "coldstart template start" in str(step.hint)
-    assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step.to_json()
+    assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step.encode()
     assert one.document()["absent"] == []
 
 

@@ -216,7 +216,7 @@ def test_a_directory_without_weights_has_the_bundle_that_differs_in_them_alone(
     publish: Publish, model: ResolvedModel
 ) -> None:
     bundle = publish()
-    found = _missed(model, bundle, ABSENT).without_weights()
+    found = _missed(model, bundle, ABSENT).drop_weights()
     assert found.bundle == bundle and found.key == bundle.key
     assert found.nearest is None and found.mismatches == ()
 
@@ -226,13 +226,13 @@ def test_any_other_difference_is_a_miss(
     publish: Publish, model: ResolvedModel, mismatches: tuple[Mismatch, ...]
 ) -> None:
     missed = _missed(model, publish(), *mismatches)
-    assert missed.without_weights() is missed
+    assert missed.drop_weights() is missed
 
 
 def test_a_hit_and_an_empty_store_stay_what_they_are(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish()
     for found in (Lookup(model, NONE, Cache.at(), bundle.key, bundle), _missed(model, None)):
-        assert found.without_weights() is found
+        assert found.drop_weights() is found
 
 
 def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: ResolvedModel) -> None:
@@ -394,7 +394,7 @@ def test_a_start_without_a_bundle_streams_by_another_bundles_plan(
 
 def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish(weights=planned())
-    made = _planned(_missed(model, bundle, ABSENT).without_weights())
+    made = _planned(_missed(model, bundle, ABSENT).drop_weights())
     assert made.key == bundle.key_digest and made.compile_dir is not None
     assert "bundle" not in {step.stage for step in made.fallbacks}
 

@@ -50,7 +50,7 @@ PLANS = st.builds(
 
 @given(PLANS)
 def test_a_plan_survives_json(plan: LaunchPlan) -> None:
-    assert LaunchPlan.from_json(json.dumps(plan.document())) == plan
+    assert LaunchPlan.parse(json.dumps(plan.document())) == plan
 
 
 @given(PLANS)
@@ -73,7 +73,7 @@ def test_without_a_plan_the_current_one_is_empty(monkeypatch: pytest.MonkeyPatch
 def test_a_saved_plan_is_read_back(tmp_path: Path) -> None:
     plan = LaunchPlan(["--model", "m"], key="k", env={"A": "b"})
     plan.save(tmp_path / "plan.json")
-    assert LaunchPlan.from_json((tmp_path / "plan.json").read_text()) == plan
+    assert LaunchPlan.parse((tmp_path / "plan.json").read_text()) == plan
 
 
 OLDER = {  # as coldstart wrote it while these two travelled in `env`
@@ -102,7 +102,7 @@ SOUND = LaunchPlan([], weights_from=WeightsRequest("s3://b", Path("/p"))).docume
 )
 def test_a_plan_of_another_release_is_refused_by_name(document: object, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        LaunchPlan.from_json(json.dumps(document))
+        LaunchPlan.parse(json.dumps(document))
 
 
 def test_memory_is_read_from_the_kernel() -> None:

@@ -81,7 +81,7 @@ def test_adopt_arguments_fits_a_directory_without_weights(model: str) -> None:
     made = publish_recorded(model, SHORT)
     (Path(model) / "model.safetensors").unlink()
     found = adopt(model)
-    assert found.vllm_args == SHORT and found.without_weights().bundle == made
+    assert found.vllm_args == SHORT and found.drop_weights().bundle == made
 
 
 def test_miss_shows_the_nearest_bundle_and_each_argument(model: str) -> None:

@@ -15,7 +15,7 @@ from coldstart.scheduling import (
 )
 from coldstart.scheduling.policy import Policy, Turns
 
-PROFILE = IterationProfile.from_points([(1, 1.0), (100, 4.0), (200, 8.0)], [(1, 1.0), (8, 1.0)])
+PROFILE = IterationProfile.create([(1, 1.0), (100, 4.0), (200, 8.0)], [(1, 1.0), (8, 1.0)])
 
 
 PAPER: dict[str, object] = {"alpha_scale": 0.0, "promoted_cap": None}

@@ -18,8 +18,8 @@ def test_a_curve_never_falls(points: list[tuple[int, float]], a: float, b: float
 
 @given(POINTS)
 def test_a_profile_survives_json(points: list[tuple[int, float]]) -> None:
-    profile = IterationProfile.from_points(points, points)
-    assert IterationProfile.from_json(profile.to_json()) == profile
+    profile = IterationProfile.create(points, points)
+    assert IterationProfile.parse(profile.encode()) == profile
 
 
 def test_it_interpolates_and_extrapolates_linearly() -> None:
@@ -33,7 +33,7 @@ def test_a_point_above_a_later_one_was_disturbed_and_does_not_count() -> None:
 
 
 def test_a_mixed_iteration_costs_more_than_either_part() -> None:
-    profile = IterationProfile.from_points([(1, 0.02), (512, 0.05)], [(1, 0.02), (16, 0.025)])
+    profile = IterationProfile.create([(1, 0.02), (512, 0.05)], [(1, 0.02), (16, 0.025)])
     mixed = profile.iteration_s(512, 16)
     assert max(profile.iteration_s(512, 0), profile.iteration_s(0, 16)) < mixed < 0.075
     assert profile.iteration_s(0, 0) == 0.0
@@ -53,4 +53,4 @@ def test_a_mixed_iteration_costs_more_than_either_part() -> None:
 )
 def test_a_bad_profile_says_what_is_wrong(document: object, words: str) -> None:
     with pytest.raises(ProfileError, match=words.replace("[", r"\[")):
-        IterationProfile.from_json(document)
+        IterationProfile.parse(document)

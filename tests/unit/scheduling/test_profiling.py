@@ -48,7 +48,7 @@ def test_it_keeps_to_its_budget_and_says_what_is_missing(token_s: float) -> None
     for kind, sizes in SIZES.items():
         assert measured[kind] + left.get(kind, []) == sizes
     # What is left is still a profile, for bundles and schedulers.
-    assert IterationProfile.from_json(found).shortest_s == pytest.approx(0.5 + token_s)
+    assert IterationProfile.parse(found).shortest_s == pytest.approx(0.5 + token_s)
 
 
 def test_small_sizes_are_repeated_although_the_large_ones_take_the_time() -> None:

@@ -33,7 +33,7 @@ def test_promotion_is_never_in_the_past() -> None:
 
 
 def test_levels_cover_the_longest_prefill() -> None:
-    profile = IterationProfile.from_points([(1, 0.01), (8192, 300.0)], [(1, 0.01)])
+    profile = IterationProfile.create([(1, 0.01), (8192, 300.0)], [(1, 0.01)])
     levels = count_levels(profile, profile.shortest_s)
     assert geometric(0.01, levels)[-1] >= 300.0 > geometric(0.01, levels)[-2]
 

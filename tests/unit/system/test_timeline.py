@@ -76,7 +76,11 @@ def test_lanes_nest_or_do_not_touch() -> None:
         Span(name, start, end, "t", pid=1)
         for name, start, end in [("a", 0, 4), ("b", 1, 2), ("c", 1, 5), ("d", 2, 3), ("e", 4, 6), ("f", 4, 4)]
     )
-    lanes = {event["name"]: event["tid"] for event in made.to_chrome()["traceEvents"] if event["ph"] == "X"}  # type: ignore[attr-defined]
+    lanes = {
+        event["name"]: event["tid"]
+        for event in made.build_chrome_trace()["traceEvents"]
+        if event["ph"] == "X"
+    }  # type: ignore[attr-defined]
     assert lanes == {"a": 1, "b": 1, "c": 2, "d": 1, "e": 1, "f": 1}
 
 
@@ -96,7 +100,7 @@ def test_a_span_cannot_end_before_it_starts() -> None:
 
 
 def test_chrome_events_are_in_microseconds_from_the_origin() -> None:
-    chrome = json.loads(json.dumps(sample().to_chrome()))
+    chrome = json.loads(json.dumps(sample().build_chrome_trace()))
     complete = {event["name"]: event for event in chrome["traceEvents"] if event["ph"] == "X"}
     assert (complete["imports"]["ts"], complete["imports"]["dur"]) == (0, 2e6)
     assert (complete["listen"]["ts"], complete["listen"]["pid"]) == (1e6, 2)
@@ -117,7 +121,7 @@ spans = st.builds(
 
 @given(st.lists(spans, max_size=12))
 def test_spans_of_one_thread_nest_or_are_apart(members: list[Span]) -> None:
-    chrome = Timeline(members).to_chrome()["traceEvents"]
+    chrome = Timeline(members).build_chrome_trace()["traceEvents"]
     assert isinstance(chrome, list)
     complete = [event for event in chrome if event["ph"] == "X"]
     assert len(complete) == len(members)
@@ -148,7 +152,7 @@ def test_the_drawing_shows_when_and_how_long() -> None:
 
 def test_no_spans_draw_nothing() -> None:
     assert drawing.draw(Timeline()) == ""
-    assert Timeline().to_chrome()["traceEvents"] == []
+    assert Timeline().build_chrome_trace()["traceEvents"] == []
 
 
 def test_phases_sum_by_name() -> None:

@@ -14,7 +14,7 @@ from coldstart.lab.scheduling import simulate
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 
-PROFILE = IterationProfile.from_points([(1, 0.001)], [(1, 0.001)])
+PROFILE = IterationProfile.create([(1, 0.001)], [(1, 0.001)])
 SLACK = 256 << 10
 """Bytes by which the longer trace may move the peak; a pointer kept for each of its requests would be more."""
 

@@ -10,7 +10,7 @@ from coldstart.lab.scheduling import COPIES, Outcome, SimSettings, simulate
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import POLICIES, STRATEGIES, IterationProfile, SchedulerSettings
 
-PROFILE = IterationProfile.from_points([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
+PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
 
 
 def run(rows: list[TraceRequest], policy: str = "fcfs", **given: object) -> Outcome:
@@ -81,7 +81,7 @@ def test_an_oldest_share_bounds_every_latency(load: list[tuple[float, int]], bat
     longest older job each time (Graham's bound on list schedules), doubled.
     """
     step_s, now, rows = 0.01, 0.0, []
-    flat = IterationProfile.from_points([(1, step_s), (2, step_s)], [(1, step_s), (2, step_s)])
+    flat = IterationProfile.create([(1, step_s), (2, step_s)], [(1, step_s), (2, step_s)])
     for gap, output in load:
         now += gap
         rows.append(TraceRequest(now, 1, output))

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from coldstart.contract.fallback import Fallback, to_json
+from coldstart.contract.fallback import Fallback, encode
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm.engine import headless
 
@@ -50,7 +50,7 @@ def test_the_line_is_there_before_vllm_runs(stand_in: StandIn, monkeypatch: pyte
     line, rest = lines
     assert line.endswith(b"\n") and rest == b""
     report = json.loads(line)
-    assert report["headless"] is True and report["tokens"] == [] and report["fallbacks"] == to_json(FALLBACKS)
+    assert report["headless"] is True and report["tokens"] == [] and report["fallbacks"] == encode(FALLBACKS)
     assert report.get("canary") is None
 
 

@@ -178,7 +178,7 @@ def test_the_accounts_of_several_workers_become_one(said: Said) -> None:
         report = _run(Readiness(plan, Engine(coldstart_report=workers), True)._report())
         # What one worker could not restore was not restored.
         assert report["fast_path"] == {"compile": False, "kv": True, "x": True}
-        assert report["fallbacks"] == [planned.to_json(), slow] and plan.fallbacks == [planned]
+        assert report["fallbacks"] == [planned.encode(), slow] and plan.fallbacks == [planned]
         assert report["loads"] == [worker["load"] for worker in workers]
 
 

@@ -1,0 +1,115 @@
+"""The pages: each message of the troubleshooting page is in the code, and each command parses."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from coldstart.commands._examples import EXAMPLES
+from tools.command_line import parse
+from tools.shell import Run
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs"
+DOCS = {str(page.relative_to(PAGES)): page.read_text() for page in PAGES.rglob("*.md")}
+MESSAGES = [
+    message
+    for message in re.findall(r"^\| `([^`]+)` \|", DOCS["how-to/troubleshooting.md"], re.M)
+    if not message.startswith("coldstart ")
+]
+COMMAND = re.compile(
+    r"(?:podman run .*? coldstart-cpu|(?:systemd-run .*?)?/opt/coldstart/bin/coldstart|coldstart) (.+)"
+)
+ANYTHING = "\0"
+
+
+@cache
+def said() -> frozenset[str]:
+    """Every text in the code, what is filled in at run time as ANYTHING."""
+    texts = set()
+    for room in ("artifacts", "coldstart", "commands"):
+        for path in (ROOT / room).rglob("*.py"):
+            texts.update(_texts(ast.parse(path.read_bytes())))
+    return frozenset(texts)
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = [str(one.value) if isinstance(one, ast.Constant) else ANYTHING for one in node.values]
+            yield "".join(parts)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_is_one_that_the_code_says(message: str) -> None:
+    # A sentence may be put together from two texts; each of its parts is in one.
+    for part in message.split("; "):
+        wanted = re.escape(part).replace("…", ".*")
+        assert any(re.search(wanted, text, re.DOTALL) for text in said()), part
+
+
+def test_there_are_messages() -> None:
+    assert len(MESSAGES) > 18
+
+
+def test_the_rule_would_notice() -> None:
+    assert not any(re.search("The server was not ready after", text) for text in said())
+
+
+@pytest.mark.slow
+def test_messages_of_a_real_run(run: Run, home: Path) -> None:
+    wrong = run("serve", "org/none", "--offline", code=4).stderr
+    assert "it is not in the local hub cache" in wrong
+    missed = run("serve", "tiny-llama", code=3).stderr
+    assert re.search(r"No bundle for .* with key .* in the store; ", missed)
+
+
+def typed() -> Iterator[str]:
+    """Yield each command line of the pages, without the word coldstart."""
+    for text in DOCS.values():
+        for block in re.findall(r"^ *```(?:sh|console)\n(.*?)^ *```", text, re.M | re.S):
+            for line in block.splitlines():
+                if found := COMMAND.match(line.strip().removeprefix("$ ")):
+                    yield found[1]
+
+
+def quoted() -> Iterator[str]:
+    """Yield each command in a sentence or a table; its arguments may be left out."""
+    for text in DOCS.values():
+        prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.S)
+        for span in re.findall(r"`coldstart ([a-z][^`]*)`", " ".join(prose.split())):
+            if "|" not in span:
+                yield span
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(typed()))
+def test_a_command_can_be_typed(line: str) -> None:
+    parse(shlex.split(line))
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(quoted()))
+def test_a_quoted_command_has_these_options(line: str) -> None:
+    if any(name == line or name.startswith(f"{line} ") for name in EXAMPLES):  # no more than its name
+        return
+    try:
+        parse(shlex.split(line))
+    except Exception as error:
+        if type(error).__name__ != "MissingParameter":
+            raise
+
+
+def test_the_pages_have_commands() -> None:
+    assert len({*typed()}) > 90 and len({*quoted()}) > 60
+
+
+@pytest.mark.parametrize("line", ["serve MODEL --no-such-option", "no-such-command"])
+def test_parse_refuses_a_line_when_the_command_line_would(line: str) -> None:
+    with pytest.raises(Exception, match="No such"):
+        parse(shlex.split(line))

@@ -1,0 +1,106 @@
+"""Find prose that a reader of this field has to decode: expressions of `prose.toml`, and help texts without a full stop.
+
+Reads docstrings, comments and texts of the packages, and the Markdown pages outside of code blocks.
+Run: python tests/tools/prose.py
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CODE = ("coldstart", "commands", "artifacts")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs", "artifacts", "examples")
+RULES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+FEW_WORDS = 3
+HELP = re.compile(r"[A-Z(].*[.:]", re.DOTALL)
+FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+
+
+def main() -> int:
+    """Print the findings; return 1 if there are any."""
+    found = list(find(ROOT))
+    print("\n".join(found), file=sys.stderr)
+    return 1 if found else 0
+
+
+def find(root: Path) -> Iterator[str]:
+    """Yield one line per finding: path, line number, expression and replacement."""
+    replacements: Mapping[str, str] = RULES["replace"]
+    banned = re.compile(rf"\b(?:{'|'.join(replacements)})\b", re.IGNORECASE)
+    for path in files(root):
+        name = str(path.relative_to(root))
+        text = path.read_text(encoding="utf-8")
+        for line, prose in read_python(text) if path.suffix == ".py" else read_markdown(text):
+            for match in banned.finditer(prose):
+                words = match[0].lower()
+                if words not in RULES["allow"].get(name, ()):
+                    yield f"{name}:{line}: {words!r}: write {choose(words, replacements)}"
+        if path.suffix == ".py":
+            for line, help_text in read_helps(text):
+                if not HELP.fullmatch(help_text):
+                    yield f"{name}:{line}: help text without a capital or a full stop: {help_text!r}"
+
+
+def choose(words: str, replacements: Mapping[str, str]) -> str:
+    """Return the replacement of an expression."""
+    return next(text for pattern, text in replacements.items() if re.fullmatch(pattern, words, re.IGNORECASE))
+
+
+def files(root: Path) -> Iterator[Path]:
+    """Yield the modules of the packages and the Markdown pages."""
+    for name in CODE:
+        yield from sorted((root / name).rglob("*.py"))
+    for name in PAGES:
+        path = root / name
+        yield from sorted(path.rglob("*.md")) if path.is_dir() else [path] * path.is_file()
+
+
+def read_markdown(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and text of each line outside of code blocks."""
+    blank = FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
+    yield from enumerate(blank.splitlines(), 1)
+
+
+def read_python(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and text of docstrings, comments and texts with more than FEW_WORDS words."""
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.count(" ") >= FEW_WORDS
+        ):
+            yield node.lineno, " ".join(node.value.split())
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def read_helps(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and text of each literal `help=`."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.keyword) and node.arg == "help":
+            yield from literals([node.value])
+
+
+def literals(nodes: Iterable[ast.expr]) -> Iterator[tuple[int, str]]:
+    """Yield line number and text of literals; a value that is filled in at run time is X."""
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield (
+                node.lineno,
+                "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values),
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

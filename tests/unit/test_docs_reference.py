@@ -1,0 +1,145 @@
+"""The reference pages have the names that the code has: commands, metrics, keys of files, routes and exit codes."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coldstart.commands import cli, config_file
+from coldstart.commands._options import SHARED
+
+from coldstart import errors
+from coldstart.fleet import configuration as fleet_file
+from coldstart.fleet.live.metrics import FleetCollector, GatewayFigures, ModelLoad
+from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.timing import Costs
+from coldstart.host import configuration as host_file
+from coldstart.host.live import app
+from coldstart.host.live.metrics import HostStatus, Metrics
+from coldstart.host.model_state import State
+from coldstart.host.policies import POLICIES
+from coldstart.host.specification import HostSettings, Tier
+from coldstart.vllm.scheduling.counters import Counters
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs/reference"
+GENERATED = runpy.run_path(str(ROOT / "docs/_tools/commands.py"))["pages"]()
+NEVER_SET = {"coldstart_fleet_start_seconds", "coldstart_fleet_failed_starts_total"}
+
+
+def read(name: str) -> str:
+    return (REFERENCE / name).read_text(encoding="utf-8")
+
+
+def rows(text: str) -> set[str]:
+    """Return the names in code style in the first column of the tables in `text`."""
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def section(text: str, title: str) -> str:
+    """Return the part of a page from a heading or sentence up to the next heading or sentence that ends with a colon."""
+    rest = text.partition(title)[2]
+    return re.split(r"^(?:#|Keys )", rest, maxsplit=1, flags=re.M)[0]
+
+
+@pytest.mark.parametrize("path", GENERATED)
+def test_command_page_equals_the_help(path: str) -> None:
+    hint = "python docs/_tools/commands.py"
+    assert read(path) == GENERATED[path], hint
+
+
+def test_no_command_page_is_left_over() -> None:
+    assert {f"commands/{page.name}" for page in (REFERENCE / "commands").iterdir()} < set(GENERATED)
+
+
+def families(text: bytes) -> set[str]:
+    found = {line.split()[2] for line in text.decode().splitlines() if line.startswith("# TYPE")}
+    return {name for name in found if not name.endswith("_created")}
+
+
+def status() -> dict[str, Any]:
+    model = {"name": "x", "held": 0, "in_flight": 0, "held_bytes": 0, "state": State.READY}
+    host = dict.fromkeys(("memory_bytes", "memory_used_bytes", "runtime_template_bytes"), 0)
+    requests = {"total": 0, "hits": 0, "refused": {"429": 1}}
+    return {"host": host, "requests": requests, "starts": {"departures": 0}, "models": [model]}
+
+
+def test_metrics_page_names_every_metric_of_a_host() -> None:
+    page = read("metrics.md")
+    assert rows(section(page, "## Host")) == families(Metrics(HostStatus(status)).text())
+    assert {str(state) for state in State} == set(
+        re.findall(r"`(\w+)`", page.partition("States are")[2])[: len(State)]
+    )
+
+
+def test_metrics_page_names_every_metric_of_a_fleet() -> None:
+    figures = GatewayFigures(0, 0, 0, 0, True, {429: 1}, (ModelLoad("x", 0, 0, 0),))
+    found = families(Metrics(FleetCollector(lambda: figures), "coldstart_fleet_").text())
+    unused = NEVER_SET | {"coldstart_fallbacks_total"}
+    assert rows(section(read("metrics.md"), "## Fleet")) == found - unused
+
+
+def test_metrics_page_names_every_counter_of_the_scheduler() -> None:
+    names = {field.name for field in fields(Counters)} | {"queue_length", "rank_bytes_in", "rank_bytes_out"}
+    assert rows(section(read("metrics.md"), "## Server")) == {f"coldstart_scheduler_{name}" for name in names}
+
+
+def names_of(*kinds: type) -> set[str]:
+    return {field.name for kind in kinds for field in fields(kind)}
+
+
+def test_configuration_page_names_every_key_of_a_host_file() -> None:
+    part = read("configuration.md").partition("## Host file")[2].partition("## Fleet file")[0]
+    assert rows(section(part, "Keys at the top:")) == names_of(HostSettings) | {"idle_s"}
+    expected = host_file._LAUNCH_KEYS | host_file._FIGURE_KEYS
+    assert rows(section(part, "Keys of a table `[models.NAME]`:")) == expected
+    assert rows(section(part, "Keys of a table `[[models.NAME.tiers]]`")) == names_of(Tier)
+    assert all(f"`{name}`" in part for name in POLICIES)
+
+
+def test_configuration_page_names_every_key_of_a_fleet_file() -> None:
+    part = read("configuration.md").partition("## Fleet file")[2]
+    hidden = set(fleet_file.NOT_WRITTEN)
+    assert rows(section(part, "Keys at the top:")) == names_of(FleetSettings)
+    assert rows(section(part, "Keys of a table `[servers.NAME]`:")) == names_of(ServerSpec) - hidden | {
+        "count"
+    }
+    assert rows(section(part, "Keys of a table `[models.NAME]`:")) == names_of(FleetModel, Costs) - hidden | {
+        "count"
+    }
+
+
+def test_configuration_example_loads(tmp_path: Path) -> None:
+    example = re.findall(r"^```toml\n(.*?)^```", read("configuration.md"), re.M | re.S)[0]
+    (tmp_path / "config.toml").write_text(example)
+    loaded = config_file.load(["--config", str(tmp_path / "config.toml")], [*cli.COMMANDS], SHARED)
+    assert loaded["serve"]["port"] == 8001 and loaded["list"]["offline"] is True
+    for name in tomllib.loads(example):
+        if name in cli.COMMANDS:
+            known = {one.name for one in cli.load(name).params} | set(getattr(cli.load(name), "commands", {}))
+            config_file.check(loaded[name], known | set(SHARED), name)
+
+
+def test_http_page_names_every_route() -> None:
+    page = read("http-api.md")
+    assert tuple(re.findall(r"^- `POST (\S+)`", page, re.M)) == app.PASSED
+    source = "".join(
+        (ROOT / "coldstart" / name).read_text()
+        for name in ("host/live/app.py", "host/live/host_routes.py", "fleet/live/admin.py")
+    )
+    routes = {route.replace(":path", "") for route in re.findall(r'Route\("([^"]+)"', source)}
+    assert {row.split()[1] for row in rows(page) if row.startswith(("GET", "POST"))} == routes
+
+
+def test_exit_code_page_names_every_code() -> None:
+    codes = {errors.SUCCESS, errors.CHECK_FAILED, errors.ERROR, errors.NO_BUNDLE, errors.AUTH_REQUIRED}
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", read("exit-codes.md"), re.M)} == codes | {
+        130,
+        143,
+    }
