@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from coldstart.commands._options import ApiKey, Common, Host, Model, OnMissing, Port
+from coldstart.commands._options import Common, Model, OnMissing
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import CommandFailedError, UsageError
+from coldstart.host.endpoint import GatewayEndpoint
 
 if TYPE_CHECKING:
     from coldstart.fleet.live.local_state import LocalFleet
@@ -37,12 +38,13 @@ Load = Annotated[str, _word("--load", metavar="SIZE", help="Bytes/s from its mem
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     for function, text in COMMANDS.items():
-        takes = function is deploy
-        app.command(help=text)(declare(takes_vllm_args=takes)(function))
+        declared = declare(takes_vllm_args=function is deploy, listens=function is up)
+        app.command(help=text)(declared(function))
 
 
 def up(
     common: Common,
+    endpoint: GatewayEndpoint,
     memory: Memory = None,
     devices: Devices = 1,
     network: Network = "1GB",
@@ -51,12 +53,9 @@ def up(
         str | None,
         _word("--address", metavar="HOST:PORT", help="Use this Ray cluster; else one is started here."),
     ] = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
     state: Annotated[
         Path | None, _word("--state", metavar="FILE", help="What is deployed, kept over restarts.")
     ] = None,
-    api_key: ApiKey = None,
     admin_key: Key = None,
     max_held: Annotated[
         int, _word("--max-held", metavar="N", help="Requests that may wait for models; then 429.")
@@ -96,9 +95,7 @@ def up(
         state.absolute() if state else None,
         server,
         address,
-        host,
-        port,
-        api_key,
+        endpoint,
         admin_key,
         offline=common.offline,
         record=record.absolute() if record else None,

@@ -5,6 +5,7 @@ Invariant: hop-by-hop headers (RFC 9110, section 7.6.1) are not forwarded.
 
 from __future__ import annotations
 
+import re
 from uuid import uuid4
 
 from coldstart.host.live import answers
@@ -17,6 +18,7 @@ _HOP = frozenset(
 )
 _NOT_SENT = _HOP | {b"host", b"content-length", b"x-request-id", b"expect"}
 _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=/+@-]{1,128}")
 EVENTS = b"text/event-stream"
 # nginx and compatible proxies buffer an answer without this header.
 UNBUFFERED = (b"x-accel-buffering", b"no")
@@ -25,7 +27,7 @@ UNBUFFERED = (b"x-accel-buffering", b"no")
 def choose_request_id(scope: Scope) -> bytes:
     """Return the client's request id, or a new one if it has none that can be forwarded."""
     given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
-    return given if given and len(given) <= 128 and given.isascii() else uuid4().hex.encode()
+    return given if _REQUEST_ID.fullmatch(given) else uuid4().hex.encode()
 
 
 def forward_request(scope: Scope, number: bytes) -> Headers:

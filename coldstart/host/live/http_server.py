@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 
 from coldstart.errors import UsageError
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import Gateway
+from coldstart.host.live.bounded_protocol import GatewayConfig
+from coldstart.host.live.shares import Shares
 from coldstart.system.ipc import addresses
 
 BACKLOG = 2048
+# Descriptors for log files, sockets of servers that start, and libraries.
+RESERVED_DESCRIPTORS = 256
 
 
 class GatewayServer(uvicorn.Server):
@@ -25,24 +32,49 @@ class GatewayServer(uvicorn.Server):
 
 
 def create_server(app: Gateway) -> GatewayServer:
-    """Return a server for the application `app`."""
+    """Return a server for `app` with the limits of its endpoint; raise this process's limit of open files."""
+    limits = app.endpoint.limits
+    total = min(limits.connections, count_possible_connections())
     return GatewayServer(
-        uvicorn.Config(
+        GatewayConfig(
             app,
+            limits,
+            Shares(total, limits.address_connections or max(1, total // 2)),
             lifespan="off",
-            ws="none",
             access_log=False,
             log_config=None,
+            # Any local process could claim another client's address by X-Forwarded-For.
+            proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=60,
+            timeout_keep_alive=limits.idle_s,
+            ssl_certfile=app.endpoint.tls_cert,
+            ssl_keyfile=app.endpoint.tls_key,
             backlog=BACKLOG,
         )
     )
 
 
+def count_possible_connections() -> int:
+    """Raise the soft limit of descriptors to the hard limit; return how many clients can then be connected.
+
+    A client takes two descriptors: its connection and one to the model's server.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        return 1 << 20
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    return max(1, (hard - used - RESERVED_DESCRIPTORS) // 2)
+
+
 @contextmanager
-def listen(host: str, port: int) -> Iterator[socket.socket]:
-    """Listen on a socket during the block. Raises UsageError if the address cannot be bound."""
+def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
+    """Listen on a socket during the block.
+
+    Raises UsageError if the endpoint is open to others by accident, or its address cannot be bound.
+    """
+    endpoint.check()
+    host, port = endpoint.host, endpoint.port
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -57,10 +89,10 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
         yield sock
 
 
-def format_url(sock: socket.socket) -> str:
+def format_url(sock: socket.socket, endpoint: GatewayEndpoint) -> str:
     """Return the URL of a bound socket for clients on this machine."""
     host, port = sock.getsockname()[:2]
-    return addresses.url(host, port)
+    return addresses.url(host, port, "http" if endpoint.tls_cert is None else "https")
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
