@@ -45,6 +45,8 @@ class GatewayEndpoint:
                     f"invalid --allow-origin: {origin!r} is not an origin",
                     hint="write scheme, name and port: https://chat.example.com:8443",
                 )
+        if self.api_key is not None and not self.api_key.strip():
+            raise UsageError("the API key is empty", hint="--api-key-file FILE")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("TLS needs a certificate and its key.", hint="--tls-cert FILE --tls-key FILE")
         if self.api_key is None and not self.insecure and not is_loopback(self.host):

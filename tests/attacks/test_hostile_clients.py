@@ -153,7 +153,9 @@ def test_slow_body_ends_after_its_time(tmp_path: Path) -> None:
 def test_rest_of_a_refused_body_is_not_awaited(tmp_path: Path) -> None:
     async def work(stage: Stage) -> None:
         attacker = await Attacker.connect(stage)
-        await attacker.send(POST.replace(b"application/json", b"text/plain") + b"content-length: 100\r\n\r\n{")
+        await attacker.send(
+            POST.replace(b"application/json", b"text/plain") + b"content-length: 100\r\n\r\n{"
+        )
         assert await attacker.status() == 415
 
     attack(tmp_path, work, head_s=0.1)
