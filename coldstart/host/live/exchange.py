@@ -41,6 +41,7 @@ class Exchange:
         self.status = 0
         self.asked: str | None = None
         self.streams = False
+        self.server_key = ""
         self.ticket: Ticket | None = None
         self.body = b""
         self.first_s: float | None = None
@@ -123,8 +124,9 @@ class Exchange:
         """
         if ticket.route.served != self.asked:
             self.body = body.replace_model(self.body, ticket.route.served)
+        arguments = self.front.catalogue.launches[ticket.route.model].args
+        self.server_key = headers.find_server_key(arguments)
         if self.front.resumes and self.streams:
-            arguments = self.front.catalogue.launches[ticket.route.model].args
             self.stream = Continuation.create(self._path(), body.parse(self.body), arguments)
 
     def _path(self) -> str:
@@ -152,7 +154,7 @@ class Exchange:
         ticket.answer = await replica.upstream.request(
             self.scope["method"],
             path + (f"?{query}" if query else ""),
-            headers=headers.forward_request(self.scope, self.id),
+            headers=headers.forward_request(self.scope, self.id, self.server_key),
             body=body,
             sent=ticket.passed_on if ticket.sent else None,
         )

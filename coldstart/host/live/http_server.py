@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
@@ -24,34 +25,71 @@ RESERVED_DESCRIPTORS = 256
 
 
 class GatewayServer(uvicorn.Server):
-    """Uvicorn server without signal handlers: a gateway's process has its own."""
+    """Uvicorn server without signal handlers: a gateway's process has its own. It reloads a changed certificate."""
+
+    def __init__(self, config: GatewayConfig, endpoint: GatewayEndpoint) -> None:
+        super().__init__(config)
+        self._endpoint, self._certificate = endpoint, find_signature(endpoint)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Reload a changed certificate once per second; connections that are open retain theirs."""
+        if counter % 10 == 0 and (found := find_signature(self._endpoint)) != self._certificate:
+            self._certificate = found
+            # Check first: a key that does not match would break new connections until it changes again.
+            with suppress(UsageError):
+                load_certificate(self._endpoint)
+                load_certificate(self._endpoint, self.config.ssl)
+        return await super().on_tick(counter)
+
+
+def find_signature(endpoint: GatewayEndpoint) -> tuple[tuple[int, int], ...]:
+    """Return inode and time of change of the certificate and its key; empty without TLS."""
+    try:
+        found = [path.stat() for path in (endpoint.tls_cert, endpoint.tls_key) if path is not None]
+    except OSError:
+        return ()
+    return tuple((one.st_ino, one.st_mtime_ns) for one in found)
+
+
+def load_certificate(endpoint: GatewayEndpoint, context: ssl.SSLContext | None = None) -> None:
+    """Load the certificate, if any, into a context; into none to check it. Raises UsageError if it is invalid."""
+    if endpoint.tls_cert is None:
+        return
+    try:
+        (context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)).load_cert_chain(
+            endpoint.tls_cert, endpoint.tls_key
+        )
+    except OSError as error:  # includes ssl.SSLError
+        raise UsageError(
+            f"cannot use the certificate {endpoint.tls_cert}: {error.strerror or error}",
+            hint="pass PEM files: --tls-cert CHAIN --tls-key KEY",
+        ) from error
 
 
 def create_server(app: Gateway) -> GatewayServer:
     """Return a server for `app` with the limits of its endpoint; raise this process's limit of open files."""
     limits = app.endpoint.limits
     total = min(limits.connections, count_possible_connections())
-    return GatewayServer(
-        GatewayConfig(
-            app,
-            limits,
-            Shares(total, limits.address_connections or max(1, total // 2)),
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            # Any local process could claim another client's address by X-Forwarded-For.
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=limits.idle_s,
-            ssl_certfile=app.endpoint.tls_cert,
-            ssl_keyfile=app.endpoint.tls_key,
-            backlog=BACKLOG,
-        )
+    config = GatewayConfig(
+        app,
+        limits,
+        Shares(total, limits.address_connections or max(1, total // 2)),
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        # Any local process could claim another client's address by X-Forwarded-For.
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=limits.idle_s,
+        ssl_certfile=app.endpoint.tls_cert,
+        ssl_keyfile=app.endpoint.tls_key,
+        backlog=BACKLOG,
     )
+    return GatewayServer(config, app.endpoint)
 
 
 def count_possible_connections() -> int:
@@ -74,6 +112,7 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
     Raises UsageError if the endpoint is open to others by accident, or its address cannot be bound.
     """
     endpoint.check()
+    load_certificate(endpoint)
     host, port = endpoint.host, endpoint.port
     try:
         family, _, _, _, address = socket.getaddrinfo(
