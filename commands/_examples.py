@@ -81,7 +81,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "coldstart fleet manifest llama2-7b --for lws --image IMAGE",
         "coldstart fleet manifest --for kuberay --image IMAGE --device-memory 24GB",
     ),
-    "fleet up": ("coldstart fleet up", "coldstart fleet up --host 0.0.0.0 --devices 4 --memory 60GiB"),
+    "fleet up": (
+        "coldstart fleet up",
+        "coldstart fleet up --host 0.0.0.0 --api-key-file key --devices 4 --memory 60GiB",
+    ),
     "fleet join": ("coldstart fleet join", "coldstart fleet join head.example.com:6379 --devices 4"),
     "fleet deploy": (
         "coldstart fleet deploy tiny-llama -- --max-model-len 512",

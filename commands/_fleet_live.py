@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from coldstart.commands._options import ApiKey, Common, Host, Model, OnMissing, Port
+from coldstart.commands._options import Common, Model, OnMissing
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import CommandFailedError, UsageError
+from coldstart.host.endpoint import GatewayEndpoint
 
 if TYPE_CHECKING:
     from coldstart.fleet.live.local_state import LocalFleet
@@ -46,12 +47,13 @@ Load = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     for function, text in COMMANDS.items():
-        takes = function is deploy
-        app.command(help=text)(declare(takes_vllm_args=takes)(function))
+        declared = declare(takes_vllm_args=function is deploy, listens=function is up)
+        app.command(help=text)(declared(function))
 
 
 def up(
     common: Common,
+    endpoint: GatewayEndpoint,
     memory: Memory = None,
     devices: Devices = 1,
     network: Network = "1GB",
@@ -64,15 +66,12 @@ def up(
             help="Address of an existing Ray cluster; default: start one here.",
         ),
     ] = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
     state: Annotated[
         Path | None,
         _word(
             "--state", metavar="FILE", help="File that retains the deployments over restarts; default: none."
         ),
     ] = None,
-    api_key: ApiKey = None,
     admin_key: Key = None,
     max_held: Annotated[
         int,
@@ -117,9 +116,7 @@ def up(
         state.absolute() if state else None,
         server,
         address,
-        host,
-        port,
-        api_key,
+        endpoint,
         admin_key,
         offline=common.offline,
         record=record.absolute() if record else None,

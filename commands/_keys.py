@@ -1,6 +1,7 @@
 """Options for keys: a command with `api_key` or `admin_key` also has an option for a file that contains the key."""
 
 import inspect
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,11 +30,12 @@ def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
     """Replace each key in `given` by the content of its file, and warn about a key on the command line.
 
     Raises:
-        UsageError: a key and its file are both on the command line, or the file holds no key.
+        UsageError: a key and its file are both on the command line, or the key is empty, or its file holds none.
     """
     for name in KEYS:
         if name not in given:
             continue
+        variable = f"{ctx.auto_envvar_prefix}_{name.upper()}"
         file = given.pop(f"{name}_file")
         typed = _is_typed(ctx, name)
         if typed and _is_typed(ctx, f"{name}_file"):
@@ -41,12 +43,12 @@ def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
                 f"{_flag(name)} and {_flag(name)}-file are both given.", hint="remove one of them"
             )
         if typed and given[name] is not None:
-            variable = f"{ctx.auto_envvar_prefix}_{name.upper()}"
             out.warn(
                 f"{_flag(name)} shows the key in the list of processes; use {_flag(name)}-file FILE or {variable}"
             )
         elif file is not None:
             given[name] = read_key(file)
+        _require_content(name, given[name], variable)
 
 
 def read_key(file: Path) -> str:
@@ -64,6 +66,14 @@ def read_key(file: Path) -> str:
             f"cannot read a key from {file}: expected one line of ASCII.", hint="write the key alone"
         )
     return key
+
+
+def _require_content(name: str, key: str | None, variable: str) -> None:
+    """Raise UsageError for an empty key, which a server would take for none. An empty variable is an empty key."""
+    if (key is None and os.environ.get(variable) == "") or (key is not None and not key.strip()):
+        raise UsageError(
+            f"{_flag(name)} is empty.", hint=f"{_flag(name)}-file FILE, or unset {variable} for no key"
+        )
 
 
 def _declare_file(name: str) -> inspect.Parameter:

@@ -44,12 +44,6 @@ Untrusted = Annotated[
         help="Use a bundle without a trusted signature, except its code.",
     ),
 ]
-Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
-Port = Annotated[int, typer.Option("--port", metavar="N", help="Port to listen on; 0 selects a free port.")]
-ApiKey = Annotated[
-    str | None,
-    typer.Option("--api-key", metavar="KEY", help="API key that every client must send; default: none."),
-]
 OnMissing = Annotated[
     str,
     typer.Option(
@@ -180,6 +174,8 @@ def _exporting(
     return (export,)
 
 
+# Parameters of a command that are created from several options.
+_GIVEN = ("common", "choice", "exports", "endpoint")
 SHARED = tuple(inspect.signature(_common).parameters)
 
 
@@ -195,11 +191,16 @@ def group(text: str | None) -> typer.Typer:
 
 
 def command(
-    *, takes_vllm_args: bool = False, chooses_scheduler: bool = False, exports: bool = False
+    *,
+    takes_vllm_args: bool = False,
+    chooses_scheduler: bool = False,
+    exports: bool = False,
+    listens: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds the common options, and rejects arguments after ``--`` unless the command takes them.
 
-    A command that selects a scheduler gets ``choice``; a command whose result can be exported gets ``exports``.
+    A command that selects a scheduler receives a ``choice``, one with a result to export ``exports``, and one that
+    listens for clients an ``endpoint``.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -214,9 +215,14 @@ def command(
                 given["choice"] = _choice(given)
             if exports:
                 given["exports"] = _exports(given.pop("export"))
+            if listens:
+                from coldstart.commands import _listen
+
+                given["endpoint"] = _listen.create_endpoint(given)
             function(Common(*common, vllm_args=rest, typed_args=ctx.obj is not None), **given)
 
-        own = [one for one in _parameters(function) if one.name not in ("common", "choice", "exports")]
+        own = [one for one in _parameters(function) if one.name not in _GIVEN]
+        own += _endpoint_options() if listens else []
         own = _keys.add_file_options(own)
         scheduling = _scheduler_options() if chooses_scheduler else []
         exporting = _parameters(_exporting) if exports else []
@@ -227,17 +233,20 @@ def command(
     return decorate
 
 
+def _endpoint_options() -> list[inspect.Parameter]:
+    from coldstart.commands import _listen
+
+    return _listen.list_options()
+
+
 def _scheduler_options() -> list[inspect.Parameter]:
+    from coldstart.commands._declared import declare
+
     from coldstart.scheduling import settings
 
     types, default = get_type_hints(settings.SchedulerSettings), settings.SchedulerSettings()
     return [
-        inspect.Parameter(
-            one.option,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=settings.AUTO if name == "policy" else getattr(default, name),
-            annotation=Annotated[types[name], typer.Option(one.flag, help=one.help, metavar=one.unit)],
-        )
+        declare(one, types[name], settings.AUTO if name == "policy" else getattr(default, name))
         for name, one in settings.options()
     ]
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from coldstart.commands._options import ApiKey, Common, Host, OnMissing, Port
+from coldstart.commands._options import Common, OnMissing
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 from typer.core import TyperGroup
 
 from coldstart.errors import CommandFailedError, UsageError
+from coldstart.host.endpoint import GatewayEndpoint
 
 if TYPE_CHECKING:
     from coldstart.commands._client import ServerClient
@@ -47,9 +48,10 @@ def _flag(*names: str, help: str, metavar: str | None = None) -> Any:
 
 
 @app.command(RUN, help="Run the host until it is stopped (the default command).")
-@declare(takes_vllm_args=True)
+@declare(takes_vllm_args=True, listens=True)
 def run(
     common: Common,
+    endpoint: GatewayEndpoint,
     models: Annotated[
         list[str] | None,
         typer.Argument(metavar="[MODEL]...", help="Aliases, repository ids, or local directories."),
@@ -63,8 +65,6 @@ def run(
             "--host-file", metavar="FILE", help="TOML file of limits and models; read again when it changes."
         ),
     ] = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
     policy: Annotated[
         str | None,
         _flag("--policy", metavar="NAME", help="Eviction policy when memory is full; default: predictive."),
@@ -122,7 +122,6 @@ def run(
             help="Time that running requests have to end after SIGTERM; default: no limit.",
         ),
     ] = None,
-    api_key: ApiKey = None,
 ) -> None:
     """Run the host until it is stopped."""
     from coldstart.host import configuration
@@ -166,11 +165,9 @@ def run(
 
     options = HostOptions(
         common.cache,
-        host=host,
-        port=port,
+        endpoint,
         config=host_file,
         offline=common.offline,
-        api_key=api_key,
         heartbeat_s=heartbeat,
         drain_s=drain_timeout,
     )

@@ -155,12 +155,10 @@ def command(
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
             _say(common, report, ready_file)
             unavailable = decode(report["absent"])
-            for advice in (
-                listening.describe_exposure(plan.vllm_args),
-                _faster.advise(request.lookup, report["ready_s"], unavailable),
-            ):
-                if advice is not None:
-                    common.out.note(advice)
+            if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
+                common.out.warn(exposure)
+            if advice := _faster.advise(request.lookup, report["ready_s"], unavailable):
+                common.out.note(advice)
             common.out.detail(*draw(recorded.timeline).splitlines())
             code = supervise.stay(started.running.process)
     raise typer.Exit(code)

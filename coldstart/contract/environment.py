@@ -183,6 +183,9 @@ AWS_ENDPOINT = _theirs("AWS_ENDPOINT", "Older name of AWS_ENDPOINT_URL.")
 PROMETHEUS_MULTIPROC_DIR = _theirs(
     "PROMETHEUS_MULTIPROC_DIR", "Directory in which processes share counters; set for a server if unset."
 )
+VLLM_API_KEY = _theirs(
+    "VLLM_API_KEY", "API key that a vLLM server requires; without it, serve warns where others can connect."
+)
 VLLM_CPU_KVCACHE_SPACE = _theirs(
     "VLLM_CPU_KVCACHE_SPACE", "Size of the CPU engine's KV cache in GiB; if set, coldstart chooses no size."
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
 from coldstart.system.ipc import addresses
@@ -41,9 +42,13 @@ def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
         ) from error
 
 
-def describe_exposure(vllm_args: Arguments) -> str | None:
-    """Return a note for a server that other machines can reach, else None."""
+def describe_exposure(vllm_args: Arguments, environ: Mapping[str, str]) -> str | None:
+    """Return a warning for a server that other machines can use without an API key, else None."""
     host = str(vllm_args.value("host") or "")
-    if host not in _EVERY_ADDRESS or vllm_args.gives("uds") or vllm_args.gives("headless"):
+    keyed = vllm_args.gives("api_key") or bool(environment.VLLM_API_KEY.read(environ))
+    if host not in _EVERY_ADDRESS or keyed or vllm_args.gives("uds") or vllm_args.gives("headless"):
         return None
-    return f"Listening at every address of this machine ({host or '0.0.0.0'})."
+    return (
+        f"other machines can use this server without an API key: it listens at {host or '0.0.0.0'};"
+        " set VLLM_API_KEY to require one"
+    )

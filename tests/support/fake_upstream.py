@@ -12,7 +12,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +28,7 @@ from coldstart.host.launches import Launch
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import host_routes
-from coldstart.host.live.http_server import GatewayServer, loop_factory
+from coldstart.host.live.http_server import GatewayServer, create_server, format_url, listen, loop_factory
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.servers import Ready, StartFailedError
 
@@ -276,6 +276,16 @@ class Stage:
         return not said["requests"]["held"] and not said["requests"]["in_flight"] and not self.driver._tickets
 
 
+async def serve(app: Gateway) -> tuple[GatewayServer, asyncio.Task[None], str]:
+    """Serve an application on a free port: the server, its task, and its URL."""
+    with listen(replace(app.endpoint, port=0)) as sock:
+        server = create_server(app)
+        # The server closes its own duplicate of the socket when it ends.
+        serving = asyncio.create_task(server.serve(sockets=[sock.dup()]))
+        await until(lambda: server.started)
+        return server, serving, format_url(sock, app.endpoint)
+
+
 TWO = {"a": {"memory": 10, "start_s": 1.0, "aliases": ["alpha"]}, "b": {"memory": 10, "start_s": 1.0}}
 
 
@@ -295,23 +305,12 @@ async def staged(
     table = {**own, **limits, "models": models or TWO}
     servers = FakeServers(directory, hold=hold)
     driver = Driver(configuration.parse(table), servers, meter=meter, template_bytes=template_bytes)
-    config = uvicorn.Config(
-        Gateway(driver, routes=host_routes(driver), **(gateway or {})),
-        host="127.0.0.1",
-        port=0,
-        lifespan="off",
-        ws="none",
-        log_config=None,
-    )
-    server = GatewayServer(config)
-    serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    server, serving, url = await serve(Gateway(driver, routes=host_routes(driver), **(gateway or {})))
     driver.begin()
     try:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector) as client:
-            yield Stage(f"http://127.0.0.1:{port}", driver, servers, client, server)
+            yield Stage(url, driver, servers, client, server)
     finally:
         driver.drain()
         server.should_exit = True

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import uvicorn
-from support.fake_upstream import FakeServers, until
+from support.fake_upstream import FakeServers, serve, until
 
 from coldstart.contract.arguments import Arguments
 from coldstart.fleet.events import Action, Event
@@ -30,9 +29,9 @@ from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.live.wire import ModelDeployment
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.launches import Launch
 from coldstart.host.live.app import Gateway
-from coldstart.host.live.http_server import GatewayServer
 
 SETTINGS = FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.02, backoff_max_s=0.05)
 Recording = list[tuple[float, Event, list[Action]]]
@@ -188,12 +187,9 @@ async def fleet(
     rig.begin(count, memory)
     front = FleetFront(rig)
     more = admin.routes(front, keys[1], rig.down) if keys else []
-    app = Gateway(front, heartbeat_s=0.05, api_key=keys[0] if keys else None, more=more)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", ws="none", log_config=None)
-    server = GatewayServer(config)
-    serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started)
-    rig.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    endpoint = GatewayEndpoint(port=0, api_key=keys[0] if keys else None)
+    app = Gateway(front, heartbeat_s=0.05, endpoint=endpoint, more=more)
+    server, serving, rig.url = await serve(app)
     front.begin()
     try:
         await until(lambda: front.connected)

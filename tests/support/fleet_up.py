@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coldstart.fleet.live.run import FleetUp, FleetUpOptions
 from coldstart.fleet.specification import FleetSettings
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.log import Log
 from coldstart.system.paths import Cache
 
@@ -22,8 +23,7 @@ def main(state: str, recording: str, ranks: str = "1", host: str = "127.0.0.1") 
         settings,
         Path(state),
         None,
-        host=host,
-        port=0,
+        endpoint=GatewayEndpoint(host, 0, insecure=True, allow_hosts=("*",)),
         record=Path(recording),
         servers="support.fleet_servers:FakeStarter",
     )

@@ -14,7 +14,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.errors import CommandFailedError
@@ -25,6 +25,7 @@ from coldstart.fleet.live.front import FleetFront
 from coldstart.fleet.live.local_state import LocalFleet
 from coldstart.fleet.live.ray_process import OwnRay, own_ray
 from coldstart.fleet.specification import FleetSettings, ServerSpec
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.log import Log
@@ -47,9 +48,7 @@ class FleetUpOptions:
     state: Path | None
     server: ServerSpec | None
     address: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
+    endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
     admin_key: str | None = None
     heartbeat_s: float = HEARTBEAT_S
     offline: bool = False
@@ -75,7 +74,7 @@ class FleetUp:
         """
         options = self.options
         with (
-            listen(options.host, options.port) as sock,
+            listen(options.endpoint) as sock,
             own_ray(options.server, options.cache) if options.address is None else nullcontext() as ray,
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
@@ -98,7 +97,7 @@ class FleetUp:
         }
         self.connection = RayConnection({"address": address, "controller": controller}, env, self.log)
         self.front = FleetFront(self.connection, log=self.log)
-        self.front.facts.url = format_url(sock)
+        self.front.facts.url = format_url(sock, self.options.endpoint)
         self.server = create_server(self._app())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
@@ -129,7 +128,7 @@ class FleetUp:
 
         more = admin.routes(self.front, self.admin_key, down)
         return Gateway(
-            self.front, heartbeat_s=self.options.heartbeat_s, api_key=self.options.api_key, more=more
+            self.front, heartbeat_s=self.options.heartbeat_s, endpoint=self.options.endpoint, more=more
         )
 
     async def _watch(self, ray: OwnRay) -> None:

@@ -78,6 +78,9 @@ def documents(pods: PodOptions, fleet: FleetOptions) -> list[Document]:
 
 def _head(pods: PodOptions, fleet: FleetOptions) -> Document:
     up = f"coldstart fleet up --address auto --host 0.0.0.0 --port {manifest.PORT} --state {manifest.STATE}/fleet.json"
+    if pods.secret is None:
+        # Clients of the cluster address the gateway by the names of its service.
+        up += " --insecure --allow-host '*'"
     container: Document = {
         "name": "head",
         # If either process ends, the container ends: the operator creates a new head, which reads the state

@@ -17,17 +17,17 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 _TYPES = {
-    400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
-    413: "BadRequestError",
     429: "RateLimitError",
+    500: "InternalServerError",
 }
 
 
 def error(status: int, reason: str, param: str | None = None) -> bytes:
     """Return the JSON body of an error."""
-    kind = _TYPES.get(status, "InternalServerError" if status == 500 else "ServiceUnavailableError")
+    kind = _TYPES.get(status, "BadRequestError" if status < 500 else "ServiceUnavailableError")
     content = {"message": reason, "type": kind, "param": param, "code": status}
     return json.dumps({"error": content}).encode()
 

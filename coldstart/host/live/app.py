@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live import answers, ui
 from coldstart.host.live.answers import Receive, Scope, Send
+from coldstart.host.live.body import BodyMemory
 from coldstart.host.live.exchange import Exchange
 from coldstart.host.live.front import Front
+from coldstart.host.live.site_policy import SitePolicy, allow_origins
 
 PASSED = (
     "/v1/chat/completions",
@@ -45,7 +48,8 @@ PASSED = (
     "/tokenize",
     "/detokenize",
 )
-OPEN = ("/health", "/ui")
+HEALTH = "/health"
+OPEN = (HEALTH, "/ui")
 """Paths that need no key: they reveal nothing about the models."""
 
 HEARTBEAT_S = 5.0
@@ -54,8 +58,8 @@ HEARTBEAT_S = 5.0
 class Gateway:
     """ASGI application over one front.
 
-    The API key is required everywhere except at OPEN and at the routes `more`, which have keys of their own. `routes`
-    are additional routes that require it.
+    The API key of `endpoint` is required everywhere except at OPEN and at the routes `more`, which have keys of their
+    own. `routes` are additional routes that require it. Requests without a key are checked by `SitePolicy`.
     """
 
     def __init__(
@@ -63,20 +67,24 @@ class Gateway:
         front: Front,
         *,
         heartbeat_s: float = HEARTBEAT_S,
-        api_key: str | None = None,
+        endpoint: GatewayEndpoint | None = None,
         routes: Sequence[Route] = (),
         more: Sequence[Route] = (),
     ) -> None:
         self.front, self.heartbeat_s = front, heartbeat_s
-        self._key = None if api_key is None else api_key.encode()
+        self.endpoint = endpoint or GatewayEndpoint()
+        self._key = None if self.endpoint.api_key is None else self.endpoint.api_key.encode()
+        self._memory = BodyMemory(self.endpoint.limits)
+        self._policy = SitePolicy(self.endpoint)
+        self._entry = allow_origins(self._handle, self.endpoint.allow_origins)
         self._passed = frozenset(PASSED)
-        self._open = frozenset((*OPEN, *(route.path for route in more)))
+        self._keyed = frozenset(route.path for route in more)
         self._created = int(time.time())
         self._own = Starlette(
             routes=[
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
-                Route("/health", self._health),
+                Route(HEALTH, self._health),
                 Route("/metrics", self._metrics),
                 Route("/status", self._status),
                 Route("/ui", self._ui),
@@ -87,23 +95,36 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI scope."""
+        await self._entry(scope, receive, send)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._own(scope, receive, send)
-        elif not self._may(scope):
-            await answers.send_error(send, 401, "the API key is missing or wrong")
+        elif (refusal := self._find_refusal(scope)) is not None:
+            await answers.send_error(send, *refusal)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
             if scope["method"] != "POST":
                 await answers.send_error(send, 405, f"{scope['path']} takes POST")
                 return
-            await Exchange(self.front, scope, receive, send, self.heartbeat_s).run()
+            body = self._memory.create_body(scope)
+            await Exchange(self.front, scope, receive, send, memory=body, heartbeat_s=self.heartbeat_s).run()
         else:
             await self._other(scope, receive, send)
 
-    def _may(self, scope: Scope) -> bool:
-        if self._key is None or scope["path"] in self._open:
-            return True
-        given = dict(scope["headers"])
+    def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Return status and reason for a request that the client may not send; None for any other."""
+        path, given = scope["path"], dict(scope["headers"])
+        # A foreign page does not know the key, so a request with the key needs no other check.
+        if path == HEALTH or path in self._keyed or self._has_key(given):
+            return None
+        if self._key is not None and path not in OPEN:
+            return 401, "the API key is missing or wrong"
+        return self._policy.find_violation(scope, given)
+
+    def _has_key(self, given: Mapping[bytes, bytes]) -> bool:
+        if self._key is None:
+            return False
         # OpenAI clients send the first header; Anthropic clients, which vLLM's /v1/messages serves, the
         # second.
         key = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
@@ -155,4 +176,4 @@ class Gateway:
         return JSONResponse(self.front.status())
 
     async def _ui(self, request: Request) -> Response:
-        return HTMLResponse(ui.page(), headers={"Cache-Control": "no-cache"})
+        return Response(ui.content(), media_type="text/html", headers=ui.headers())

@@ -8,14 +8,13 @@ request leaves the front exactly once, on every path.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from contextlib import suppress
-from typing import Any
 
-from coldstart.host.live import answers, headers
+from coldstart.host.live import answers, body, headers
 from coldstart.host.live.answers import Headers, Receive, Scope, Send
-from coldstart.host.live.client import ClientGoneError, read, run_while_connected
+from coldstart.host.live.body import BodyMemoryFullError, BoundedBody
+from coldstart.host.live.client import ClientGoneError, run_while_connected
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import Front
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
@@ -25,13 +24,24 @@ from coldstart.host.live.upstream import DisconnectedError, Replica, StreamInter
 class Exchange:
     """One request and its answer."""
 
-    def __init__(self, front: Front, scope: Scope, receive: Receive, send: Send, heartbeat_s: float) -> None:
+    def __init__(
+        self,
+        front: Front,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        memory: BoundedBody,
+        heartbeat_s: float,
+    ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
-        self.heartbeat_s = heartbeat_s
+        self.memory, self.heartbeat_s = memory, heartbeat_s
         self.id = headers.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
+        self.asked: str | None = None
         self.streams = False
+        self.server_key = ""
         self.ticket: Ticket | None = None
         self.body = b""
         self.first_s: float | None = None
@@ -40,23 +50,29 @@ class Exchange:
     async def run(self) -> None:
         """Answer the request."""
         try:
-            self.body = await read(self.receive)
+            if await self._read():
+                with suppress(ClientGoneError):
+                    await run_while_connected(self.receive, self._answer)
+        finally:
+            self.memory.release()
+
+    async def _read(self) -> bool:
+        """Read and parse the body; return whether the request can be answered."""
+        try:
+            self.body = await self.memory.read(self.receive)
+            self.asked, self.streams = body.parse_routing(self.body)
+            return True
         except ClientGoneError:
-            return
+            pass
+        except BodyMemoryFullError:
+            await self._error(503, "waiting requests use all memory for request bodies", 1.0)
         except ValueError as error:
-            await self._error(413, str(error))
-            return
-        with suppress(ClientGoneError):
-            await run_while_connected(self.receive, self._answer)
+            await self._error(400, str(error))
+        return False
 
     async def _answer(self) -> None:
         try:
-            asked = self._asked()
-        except ValueError as error:
-            await self._error(400, str(error))
-            return
-        try:
-            self.ticket = self.front.enter(asked)
+            self.ticket = self.front.enter(self.asked)
         except AdmissionRefusedError as refused:
             await self._refused(refused)
             return
@@ -70,25 +86,12 @@ class Exchange:
             self.front.leave(self.ticket)
             self.front.metrics.count_answer(self.ticket, self.status, self.first_s)
 
-    def _asked(self) -> str | None:
-        """Parse the body and return the model name that it contains. Raises ValueError for an invalid body."""
-        try:
-            self.document: Any = json.loads(self.body)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"the request body is not valid JSON: {error}") from error
-        if not isinstance(self.document, dict):
-            raise ValueError("the request body is not a JSON object")
-        asked = self.document.get("model")
-        if asked is not None and not isinstance(asked, str):
-            raise ValueError("model: expected a string")
-        self.streams = self.document.get("stream") is True
-        return asked
-
     async def _held(self, ticket: Ticket) -> None:
-        if ticket.route.served != self.document.get("model"):
-            self.body = json.dumps({**self.document, "model": ticket.route.served}).encode()
-        self._look_ahead(ticket)
-        del self.document
+        try:
+            self._prepare(ticket)
+        except ValueError as error:
+            await self._error(400, str(error))
+            return
         while True:
             ticket.stream = self.stream
             try:
@@ -114,12 +117,17 @@ class Exchange:
                     return
                 self.ticket = ticket = again
 
-    def _look_ahead(self, ticket: Ticket) -> None:
-        """Record what another server needs to continue the stream, if the stream can continue."""
-        path, arguments = self._path(), self.front.catalogue.launches[ticket.route.model].args
+    def _prepare(self, ticket: Ticket) -> None:
+        """Name the model as its server does, and record what another server needs to continue the stream.
+
+        Raises ValueError if the body is invalid.
+        """
+        if ticket.route.served != self.asked:
+            self.body = body.replace_model(self.body, ticket.route.served)
+        arguments = self.front.catalogue.launches[ticket.route.model].args
+        self.server_key = headers.find_server_key(arguments)
         if self.front.resumes and self.streams:
-            document = {**self.document, "model": ticket.route.served}
-            self.stream = Continuation.create(path, document, arguments)
+            self.stream = Continuation.create(self._path(), body.parse(self.body), arguments)
 
     def _path(self) -> str:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
@@ -146,7 +154,7 @@ class Exchange:
         ticket.answer = await replica.upstream.request(
             self.scope["method"],
             path + (f"?{query}" if query else ""),
-            headers=headers.forward_request(self.scope, self.id),
+            headers=headers.forward_request(self.scope, self.id, self.server_key),
             body=body,
             sent=ticket.passed_on if ticket.sent else None,
         )
@@ -163,6 +171,8 @@ class Exchange:
             self.first_s, self.body = time.perf_counter() - self.began, b""
             if self.stream is not None and answer.status != 200:
                 self.stream = ticket.stream = None
+            if self.stream is None:
+                self.memory.release()
             if self.status:
                 await self._more(answers.comment("coldstart " + self._timing(replica, ticket)))
             else:

@@ -1,12 +1,15 @@
 """HTTP headers of an exchange: those forwarded in each direction, and those that the gateway adds.
 
-Invariant: hop-by-hop headers (RFC 9110, section 7.6.1) are not forwarded.
+Invariant: hop-by-hop headers (RFC 9110, section 7.6.1) and the client's keys and cookies are not forwarded.
 """
 
 from __future__ import annotations
 
+import re
 from uuid import uuid4
 
+from coldstart.contract import environment
+from coldstart.contract.arguments import Arguments
 from coldstart.host.live import answers
 from coldstart.host.live.answers import Headers, Scope
 from coldstart.host.live.tickets import Ticket
@@ -15,8 +18,11 @@ from coldstart.host.live.upstream import Replica
 _HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers transfer-encoding upgrade".split()
 )
-_NOT_SENT = _HOP | {b"host", b"content-length", b"x-request-id", b"expect"}
+# A client's keys and cookies are for the gateway alone.
+_SECRET = frozenset((b"authorization", b"x-api-key", b"cookie", b"x-coldstart-admin-key"))
+_NOT_SENT = _HOP | _SECRET | {b"host", b"content-length", b"x-request-id", b"expect"}
 _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=/+@-]{1,128}")
 EVENTS = b"text/event-stream"
 # nginx and compatible proxies buffer an answer without this header.
 UNBUFFERED = (b"x-accel-buffering", b"no")
@@ -25,13 +31,22 @@ UNBUFFERED = (b"x-accel-buffering", b"no")
 def choose_request_id(scope: Scope) -> bytes:
     """Return the client's request id, or a new one if it has none that can be forwarded."""
     given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
-    return given if given and len(given) <= 128 and given.isascii() else uuid4().hex.encode()
+    return given if _REQUEST_ID.fullmatch(given) else uuid4().hex.encode()
 
 
-def forward_request(scope: Scope, number: bytes) -> Headers:
-    """Return the client's headers for the server, with the request id `number`."""
+def forward_request(scope: Scope, number: bytes, key: str) -> Headers:
+    """Return the client's headers for the server, with the request id `number` and the server's own key, if any."""
     given = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
-    return [*given, (b"x-request-id", number)]
+    own = [(b"authorization", b"Bearer " + key.encode())] if key else []
+    return [*given, *own, (b"x-request-id", number)]
+
+
+def find_server_key(args: Arguments) -> str:
+    """Return the API key that a model's server requires by its arguments or its environment; empty for none."""
+    keys = args.value("api_key")
+    if isinstance(keys, (list, tuple)):
+        keys = keys[0] if keys else None
+    return str(keys) if keys else environment.VLLM_API_KEY.read()
 
 
 def forward_answer(headers: Headers, *, streams: bool) -> Headers:

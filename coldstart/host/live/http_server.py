@@ -3,46 +3,117 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
+import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import uvicorn
 
 from coldstart.errors import UsageError
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import Gateway
+from coldstart.host.live.bounded_protocol import GatewayConfig
+from coldstart.host.live.shares import Shares
 from coldstart.system.ipc import addresses
 
 BACKLOG = 2048
+# Descriptors for log files, sockets of servers that start, and libraries.
+RESERVED_DESCRIPTORS = 256
 
 
 class GatewayServer(uvicorn.Server):
-    """Uvicorn server without signal handlers: a gateway's process has its own."""
+    """Uvicorn server without signal handlers: a gateway's process has its own. It reloads a changed certificate."""
+
+    def __init__(self, config: GatewayConfig, endpoint: GatewayEndpoint) -> None:
+        super().__init__(config)
+        self._endpoint, self._certificate = endpoint, find_signature(endpoint)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """Reload a changed certificate once per second; connections that are open retain theirs."""
+        if counter % 10 == 0 and (found := find_signature(self._endpoint)) != self._certificate:
+            self._certificate = found
+            # Check first: a key that does not match would break new connections until it changes again.
+            with suppress(UsageError):
+                load_certificate(self._endpoint)
+                load_certificate(self._endpoint, self.config.ssl)
+        return await super().on_tick(counter)
+
+
+def find_signature(endpoint: GatewayEndpoint) -> tuple[tuple[int, int], ...]:
+    """Return inode and time of change of the certificate and its key; empty without TLS."""
+    try:
+        found = [path.stat() for path in (endpoint.tls_cert, endpoint.tls_key) if path is not None]
+    except OSError:
+        return ()
+    return tuple((one.st_ino, one.st_mtime_ns) for one in found)
+
+
+def load_certificate(endpoint: GatewayEndpoint, context: ssl.SSLContext | None = None) -> None:
+    """Load the certificate, if any, into a context; into none to check it. Raises UsageError if it is invalid."""
+    if endpoint.tls_cert is None:
+        return
+    try:
+        (context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)).load_cert_chain(
+            endpoint.tls_cert, endpoint.tls_key
+        )
+    except OSError as error:  # includes ssl.SSLError
+        raise UsageError(
+            f"cannot use the certificate {endpoint.tls_cert}: {error.strerror or error}",
+            hint="pass PEM files: --tls-cert CHAIN --tls-key KEY",
+        ) from error
+
 
 def create_server(app: Gateway) -> GatewayServer:
-    """Return a server for the application `app`."""
-    return GatewayServer(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            ws="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=60,
-            backlog=BACKLOG,
-        )
+    """Return a server for `app` with the limits of its endpoint; raise this process's limit of open files."""
+    limits = app.endpoint.limits
+    total = min(limits.connections, count_possible_connections())
+    config = GatewayConfig(
+        app,
+        limits,
+        Shares(total, limits.address_connections or max(1, total // 2)),
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        # Any local process could claim another client's address by X-Forwarded-For.
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=limits.idle_s,
+        ssl_certfile=app.endpoint.tls_cert,
+        ssl_keyfile=app.endpoint.tls_key,
+        backlog=BACKLOG,
     )
+    return GatewayServer(config, app.endpoint)
+
+
+def count_possible_connections() -> int:
+    """Raise the soft limit of descriptors to the hard limit; return how many clients can then be connected.
+
+    A client takes two descriptors: its connection and one to the model's server.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        return 1 << 20
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    return max(1, (hard - used - RESERVED_DESCRIPTORS) // 2)
 
 
 @contextmanager
-def listen(host: str, port: int) -> Iterator[socket.socket]:
-    """Listen on a socket during the block. Raises UsageError if the address cannot be bound."""
+def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
+    """Listen on a socket during the block.
+
+    Raises UsageError if the endpoint is open to others by accident, or its address cannot be bound.
+    """
+    endpoint.check()
+    load_certificate(endpoint)
+    host, port = endpoint.host, endpoint.port
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -57,10 +128,10 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
         yield sock
 
 
-def format_url(sock: socket.socket) -> str:
+def format_url(sock: socket.socket, endpoint: GatewayEndpoint) -> str:
     """Return the URL of a bound socket for clients on this machine."""
     host, port = sock.getsockname()[:2]
-    return addresses.url(host, port)
+    return addresses.url(host, port, "http" if endpoint.tls_cert is None else "https")
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

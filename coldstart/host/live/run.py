@@ -13,10 +13,11 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.host.configuration import HostFile
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.explanation import explain
@@ -35,14 +36,12 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Address and behaviour of a host; `config` is the file to watch, `api_key` is required of every client."""
+    """Address and behaviour of a host; `config` is the file to watch."""
 
     cache: Cache
-    host: str = "127.0.0.1"
-    port: int = 8000
+    endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
     config: Path | None = None
     offline: bool = False
-    api_key: str | None = None
     heartbeat_s: float = HEARTBEAT_S
     drain_s: float | None = None
 
@@ -65,7 +64,7 @@ class ModelHost:
     def run(self) -> int:
         """Run until a signal; return the exit code, 128 + its number. Raises UsageError if the host cannot listen."""
         with (
-            listen(self.options.host, self.options.port) as sock,
+            listen(self.options.endpoint) as sock,
             own_directory() as directory,
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
@@ -83,7 +82,7 @@ class ModelHost:
             Gateway(
                 self.driver,
                 heartbeat_s=self.options.heartbeat_s,
-                api_key=self.options.api_key,
+                endpoint=self.options.endpoint,
                 routes=host_routes(self.driver),
             )
         )
@@ -108,7 +107,7 @@ class ModelHost:
 
     def _facts(self, sock: socket.socket) -> None:
         facts = self.driver.facts
-        facts.url = format_url(sock)
+        facts.url = format_url(sock, self.options.endpoint)
         facts.config_path = str(self.options.config) if self.options.config else None
         facts.config_loaded_unix_s = time.time()
 

@@ -41,7 +41,14 @@ def test_require_free_port_refuses_one_in_use(host: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "exposed"),
-    [([], True), (["--host", "::"], True), (["--host", "127.0.0.1"], False), (["--uds", "/run/s"], False)],
+    [
+        ([], True),
+        (["--host", "::"], True),
+        (["--host", "127.0.0.1"], False),
+        (["--uds", "/run/s"], False),
+        (["--host", "::", "--api-key", "k"], False),
+    ],
 )
-def test_describe_exposure(given: list[str], exposed: bool) -> None:
-    assert (listening.describe_exposure(Arguments(given)) is not None) == exposed
+def test_describe_exposure_warns_when_others_need_no_key(given: list[str], exposed: bool) -> None:
+    assert (listening.describe_exposure(Arguments(given), {}) is not None) == exposed
+    assert listening.describe_exposure(Arguments(given), {"VLLM_API_KEY": "k"}) is None

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from support.fake_upstream import TWO, Stage, run, staged, until
 
-from coldstart.host.live import exchange
+from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.limits import GatewayLimits
+
+JSON = {"Content-Type": "application/json"}
 
 
 def _data(lines: list[bytes]) -> list[Any]:
@@ -38,13 +41,13 @@ def test_a_request_and_its_answer_pass_unchanged_and_say_what_they_took(tmp_path
 def test_the_clients_request_id_goes_both_ways_and_others_are_made(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
-            named = {"X-Request-Id": "mine", "Authorization": "Bearer x"}
+            named = {"X-Request-Id": "mine", "X-Own": "x"}
             async with stage.client.post(
                 stage.url + "/v1/chat/completions?x=1", json={"model": "a", "prompt": 1}, headers=named
             ) as answer:
                 assert answer.headers["x-request-id"] == "mine"
             (seen,) = stage.servers.of("a").headers
-            assert (seen["x-request-id"], seen["authorization"]) == ("mine", "Bearer x")
+            assert (seen["x-request-id"], seen["x-own"]) == ("mine", "x")
             assert stage.servers.of("a").paths == ["/v1/chat/completions?x=1"]
             ids = {(await stage.ask(model="a", prompt=i))[1]["x-request-id"] for i in range(3)}
             assert len(ids) == 3
@@ -203,7 +206,7 @@ def test_what_cannot_be_routed_is_an_error_in_openais_shape(
     async def work() -> None:
         async with (
             staged(tmp_path) as stage,
-            stage.client.post(stage.url + "/v1/completions", data=body) as answer,
+            stage.client.post(stage.url + "/v1/completions", data=body, headers=JSON) as answer,
         ):
             said = (await answer.json())["error"]
             assert (answer.status, said["type"], said["code"], said["param"]) == (status, kind, status, None)
@@ -212,12 +215,13 @@ def test_what_cannot_be_routed_is_an_error_in_openais_shape(
     run(work())
 
 
-def test_a_body_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange.read, "__defaults__", (100,))
+def test_a_body_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    gateway = {"endpoint": GatewayEndpoint(limits=GatewayLimits(body_bytes=1024))}
 
     async def work() -> None:
-        async with staged(tmp_path) as stage:
-            assert (await stage.ask(model="a", prompt="x" * 1000))[0] == 413
+        async with staged(tmp_path, gateway=gateway) as stage:
+            status, _, body = await stage.ask(model="a", prompt="x" * 1024)
+            assert status == 413 and "more than 1024 bytes" in body["error"]["message"]
 
     run(work())
 

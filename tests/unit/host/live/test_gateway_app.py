@@ -7,6 +7,7 @@ from typing import Any
 
 from support.fake_upstream import TWO, Stage, run, staged, until
 
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import PASSED
 
 
@@ -70,7 +71,7 @@ def test_paths_that_are_not_passed_on(tmp_path: Path) -> None:
 
 def test_a_key_is_asked_for_everywhere_but_at_health(tmp_path: Path) -> None:
     async def work() -> None:
-        async with staged(tmp_path, gateway={"api_key": "k3y"}) as stage:
+        async with staged(tmp_path, gateway={"endpoint": GatewayEndpoint(api_key="k3y")}) as stage:
             status, _, body = await stage.ask(model="a", prompt=1)
             assert status == 401 and body["error"]["type"] == "AuthenticationError"
             assert (await _get(stage, "/status"))[0] == 401
@@ -91,15 +92,15 @@ def test_a_model_is_unloaded_by_hand_and_comes_back_when_asked(tmp_path: Path) -
             running = (await _get(stage, "/running"))[1]["running"]
             assert [(one["model"], one["state"]) for one in running] == [("a", "ready"), ("b", "ready")]
             assert (await _get(stage, "/logs/a")) == (200, "a said so\n")
-            async with stage.client.post(stage.url + "/unload") as answer:
+            async with stage.client.post(stage.url + "/unload", json={}) as answer:
                 assert await answer.json() == {"unloading": ["a"]}
             await until(lambda: "a" not in stage.driver.lifecycle.residences)
             assert (await _get(stage, "/logs/a"))[0] == 404
             assert [one["model"] for one in (await _get(stage, "/running"))[1]["running"]] == ["b"]
             assert (await stage.ask(model="a", prompt=1))[0] == 200
-            async with stage.client.post(stage.url + "/unload/nobody") as answer:
+            async with stage.client.post(stage.url + "/unload/nobody", json={}) as answer:
                 assert answer.status == 404
-            async with stage.client.post(stage.url + "/unload/a") as answer:
+            async with stage.client.post(stage.url + "/unload/a", json={}) as answer:
                 assert await answer.json() == {"unloading": ["a"]}
             assert (await _get(stage, "/unload"))[0] == 405
 
@@ -118,7 +119,7 @@ def test_an_unlisted_model_is_served_and_not_named(tmp_path: Path) -> None:
 
 def test_both_forms_of_a_key_are_taken(tmp_path: Path) -> None:
     async def work() -> None:
-        async with staged(tmp_path, gateway={"api_key": "k"}) as stage:
+        async with staged(tmp_path, gateway={"endpoint": GatewayEndpoint(api_key="k")}) as stage:
             assert (await _get(stage, "/status", **{"Authorization": "Bearer k"}))[0] == 200
             assert (await _get(stage, "/status", **{"x-api-key": "k"}))[0] == 200
             for wrong in ({"x-api-key": "j"}, {"Authorization": "Bearer "}, {}):

@@ -17,6 +17,7 @@ from support import pages
 
 from coldstart.host import status
 from coldstart.host.core import Core
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.events import Arrived, Ended, Failed, Started
 from coldstart.host.live import ui
 from coldstart.host.live.app import Gateway
@@ -83,7 +84,8 @@ def test_the_page_stands_alone_and_asks_its_own_host_only() -> None:
 
 def test_it_is_there_without_the_key_that_the_status_asks_for() -> None:
     front = cast("Front", SimpleNamespace(status=_status))
-    client = TestClient(Gateway(front, api_key="k"))
+    endpoint = GatewayEndpoint(api_key="k", allow_hosts=("testserver",))
+    client = TestClient(Gateway(front, endpoint=endpoint))
     answer = client.get("/ui")
     assert (answer.status_code, answer.text) == (200, ui.page())
     assert answer.headers["content-type"].startswith("text/html")

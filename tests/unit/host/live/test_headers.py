@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from coldstart.contract.arguments import Arguments
 from coldstart.host.live import headers
 
 HOP = [(b"connection", b"close"), (b"transfer-encoding", b"chunked"), (b"te", b"trailers")]
@@ -17,7 +18,21 @@ def test_forward_request_drops_what_concerns_the_client_s_connection_alone() -> 
         (b"x-request-id", b"theirs"),
         (b"accept", b"*/*"),
     ]
-    assert headers.forward_request({"headers": given}, b"7") == [(b"accept", b"*/*"), (b"x-request-id", b"7")]
+    number = (b"x-request-id", b"7")
+    assert headers.forward_request({"headers": given}, b"7", "") == [(b"accept", b"*/*"), number]
+    own = (b"authorization", b"Bearer k")
+    assert headers.forward_request({"headers": given}, b"7", "k") == [(b"accept", b"*/*"), own, number]
+
+
+@pytest.mark.parametrize(
+    ("args", "variable", "key"),
+    [((), "", ""), (("--api-key", "k"), "", "k"), ((), "v", "v"), (("--api-key", "k", "l"), "v", "k")],
+)
+def test_find_server_key_takes_the_argument_before_the_variable(
+    monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], variable: str, key: str
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", variable)
+    assert headers.find_server_key(Arguments(args)) == key
 
 
 @pytest.mark.parametrize("streams", [True, False])

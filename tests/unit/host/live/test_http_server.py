@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from coldstart.errors import UsageError
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.http_server import format_url, listen
 
 
@@ -15,12 +16,13 @@ def test_listen_names_the_address_and_a_hint_when_the_port_is_taken() -> None:
         port = taken.getsockname()[1]
         with (
             pytest.raises(UsageError, match=f"cannot listen at 127.0.0.1:{port}") as error,
-            listen("127.0.0.1", port),
+            listen(GatewayEndpoint(port=port)),
         ):
             pass
         assert "--port" in str(error.value.hint)
 
 
 def test_url_of_is_what_a_client_of_this_machine_writes_when_all_addresses_are_bound() -> None:
-    with listen("0.0.0.0", 0) as sock:
-        assert format_url(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
+    endpoint = GatewayEndpoint("0.0.0.0", 0, insecure=True)
+    with listen(endpoint) as sock:
+        assert format_url(sock, endpoint) == f"http://127.0.0.1:{sock.getsockname()[1]}"

@@ -15,6 +15,7 @@ import pytest
 from support.fake_upstream import TWO, FakeServers, run, staged, until
 
 from coldstart.host import configuration
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live import run as running
 from coldstart.host.live.log import Log
 from coldstart.host.live.run import HostOptions, ModelHost, own_directory
@@ -48,7 +49,7 @@ class Served:
         self.servers.warm = lambda: None  # type: ignore[attr-defined]
         monkeypatch.setattr(running, "Starter", lambda *_, **__: self.servers)
         monkeypatch.setattr(running, "LOOK_S", 0.01)
-        options = HostOptions(Cache(directory), port=0, config=self.file)
+        options = HostOptions(Cache(directory), GatewayEndpoint(port=0), self.file)
         self.urls: list[str] = []
         self.host = ModelHost(
             configuration.load(self.file),

@@ -1,0 +1,186 @@
+"""HTTP/1.1 protocol of a client connection, with the limits that uvicorn's own protocol lacks.
+
+The size and number of headers, the time to complete headers and a complete body, the size of a body, pipelined
+requests, and connections in total and by address are bounded here. The kernel ends a connection whose client does
+not read (TCP_USER_TIMEOUT). This module does not look into bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from http import HTTPStatus
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from coldstart.host.limits import GatewayLimits
+from coldstart.host.live import answers
+from coldstart.host.live.shares import Shares
+
+MAX_PIPELINED = 16
+
+
+class GatewayConfig(uvicorn.Config):
+    """Configuration of uvicorn with the limits of its connections; `connections` counts the open ones."""
+
+    def __init__(self, app: Any, limits: GatewayLimits, connections: Shares, **more: Any) -> None:
+        super().__init__(app, http=BoundedProtocol, ws="none", **more)
+        self.limits, self.open_connections = limits, connections
+
+
+class _LimitExceededError(Exception):
+    """A request exceeds a limit; raised inside the parser, which then stops."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Connection of one client. httptools calls the on_* methods."""
+
+    config: GatewayConfig
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        server_state: uvicorn.server.ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits, self._address, self._counted = config.limits, "", False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._refusal = (400, "the request is not valid HTTP")
+        # Bytes that have arrived since the parser last completed headers, a part of a body or a message.
+        self._unparsed = 0
+        self._head_bytes = self._body_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows the type
+        milliseconds = max(1, round(1000 * self._limits.write_s))
+        transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds
+        )
+        self._address = self.client[0] if self.client else ""
+        self._counted = self.config.open_connections.take(self._address)
+        if self._counted:
+            self._expect("headers", self._limits.head_s)
+        else:
+            self._end(503, "too many connections are open")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_deadline()
+        if self._counted:
+            self._counted = False
+            self.config.open_connections.release(self._address)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect("headers", self._limits.head_s)
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._unparsed > self._limits.head_bytes and not self.transport.is_closing():
+            self._end(*self._head_refusal())
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = self._body_bytes = 0
+        if self._deadline is None:
+            self._expect("headers", self._limits.head_s)
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(429, f"more than {MAX_PIPELINED} requests wait on one connection")
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._add_to_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._add_to_head(len(name) + len(value) + 4)
+        if len(self.headers) >= self._limits.headers:
+            self._refuse(431, f"the request has more than {self._limits.headers} headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._unparsed = 0
+        self._expect("body", self._limits.body_s)
+        for name, value in self.headers:
+            if name == b"content-length" and value.isdigit():
+                self._check_body(int(value[:20]))
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        self._body_bytes += len(body)
+        self._check_body(self._body_bytes)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed = 0
+        self._clear_deadline()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self.cycle.more_body and self.cycle.response_complete and not self.pipeline:
+            # Discard the rest of the body for a moment only, so that the client can read the answer.
+            self._expect("body", self._limits.head_s)
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that the parser or a limit rejected, and close the connection."""
+        self._end(*self._refusal)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Ignore an upgrade without uvicorn's warning, which lets any client fill the log."""
+
+    def _add_to_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self._limits.head_bytes:
+            self._refuse(*self._head_refusal())
+
+    def _head_refusal(self) -> tuple[int, str]:
+        return 431, f"the request's headers have more than {self._limits.head_bytes} bytes"
+
+    def _check_body(self, size: int) -> None:
+        if size > self._limits.body_bytes:
+            self._refuse(413, f"the request body has more than {self._limits.body_bytes} bytes")
+
+    def _refuse(self, status: int, reason: str) -> None:
+        """Make the parser stop, which calls `send_400_response`."""
+        self._refusal = status, reason
+        raise _LimitExceededError(reason)
+
+    def _expect(self, part: str, seconds: float) -> None:
+        """End the connection unless the next part of a request is complete after `seconds`."""
+        self._clear_deadline()
+        reason = f"the request's {part} did not arrive within {seconds:g} s"
+        self._deadline = self.loop.call_later(seconds, self._end, 408, reason)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _is_answering(self) -> bool:
+        """Return whether an answer has begun, or is due for an earlier request on this connection."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return False
+        return cycle.response_started or not cycle.more_body or bool(self.pipeline)
+
+    def _end(self, status: int, reason: str) -> None:
+        """Send an error, if no answer has begun, and close the connection."""
+        self._clear_deadline()
+        if self.transport.is_closing():
+            return
+        if self._is_answering():
+            self.transport.abort()
+            return
+        body = answers.error(status, reason)
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode("ascii") + body)
+        self.transport.close()

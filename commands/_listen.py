@@ -1,0 +1,94 @@
+"""Options of commands that listen for clients: address, key, checks and limits."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from coldstart.commands._declared import declare
+
+from coldstart.errors import UsageError
+from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.limits import GatewayLimits, list_limits
+
+
+def _endpoint(
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", help="Port to listen on; 0 selects a free port.")
+    ] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", metavar="KEY", help="API key that every client must send; default: none."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow other machines to connect without an API key.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Host name by which clients without a key may address the gateway, beside its address; * for any."
+            " Repeatable.",
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            metavar="ORIGIN",
+            help="Origin of a web page that may use the gateway, such as https://chat.example.com. Repeatable.",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert", metavar="FILE", help="PEM certificate chain to serve HTTPS with; default: HTTP."
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", metavar="FILE", help="PEM private key of --tls-cert; default: HTTP."),
+    ] = None,
+) -> None: ...
+
+
+def list_options() -> list[inspect.Parameter]:
+    """Return the options of an endpoint, its limits included."""
+    types, default = get_type_hints(GatewayLimits), GatewayLimits()
+    hints = get_type_hints(_endpoint, include_extras=True)
+    own = [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, one in inspect.signature(_endpoint).parameters.items()
+    ]
+    return own + [declare(one, types[name], getattr(default, name)) for name, one in list_limits()]
+
+
+def create_endpoint(given: dict[str, Any]) -> GatewayEndpoint:
+    """Remove the options of an endpoint from `given` and return the endpoint. Raises UsageError."""
+    endpoint = GatewayEndpoint(
+        host=given.pop("host"),
+        port=given.pop("port"),
+        api_key=given.pop("api_key"),
+        insecure=given.pop("insecure"),
+        allow_hosts=tuple(given.pop("allow_host") or ()),
+        allow_origins=tuple(given.pop("allow_origin") or ()),
+        tls_cert=given.pop("tls_cert"),
+        tls_key=given.pop("tls_key"),
+        limits=_create_limits(given),
+    )
+    endpoint.check()
+    return endpoint
+
+
+def _create_limits(given: dict[str, Any]) -> Any:
+
+    values: Mapping[str, Any] = {name: given.pop(one.option) for name, one in list_limits()}
+    try:
+        return GatewayLimits(**values)
+    except ValueError as error:
+        raise UsageError(str(error), hint="omit the option for its default") from error

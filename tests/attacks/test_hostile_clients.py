@@ -1,0 +1,272 @@
+"""Clients that send too much, too slowly, or read nothing: each is disconnected, and others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_upstream import Stage, run, staged, until
+
+from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.limits import GatewayLimits
+from coldstart.host.live import http_server
+
+ATTACKER = "127.0.0.2"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+
+
+class Attacker:
+    """One connection from an address of its own."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def connect(cls, stage: Stage, address: str = ATTACKER) -> Attacker:
+        port = int(stage.url.rpartition(":")[2])
+        return cls(*await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0)))
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def send_until_refused(self, data: bytes, most: int) -> int:
+        """Send `data` until the gateway disconnects; return the bytes sent, at most about `most`."""
+        sent = 0
+        while sent < most and not self.reader.at_eof():
+            try:
+                await self.send(data)
+            except OSError:
+                break
+            sent += len(data)
+        return sent
+
+    async def answer(self) -> bytes:
+        """Return everything until the gateway closes the connection."""
+        try:
+            return await self.reader.read()
+        except OSError:
+            return b""
+
+    async def status(self) -> int:
+        """Return the status of an answer to the end of the connection; 0 for none."""
+        found = await self.answer()
+        return int(found.split(b" ", 2)[1]) if found else 0
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+
+def attack(directory: Path, work: Callable[[Stage], Awaitable[None]], **limits: Any) -> None:
+    """Run `work` against a gateway with these limits; afterwards a client is served and no connection is left."""
+    endpoint = GatewayEndpoint(limits=GatewayLimits(**limits))
+
+    async def both() -> None:
+        async with staged(directory, gateway={"endpoint": endpoint}) as stage:
+            await work(stage)
+            assert (await stage.ask(model="a", prompt="good"))[0] == 200
+            connections = stage.server.config.open_connections  # type: ignore[attr-defined]
+            await until(lambda: not connections.used and not connections.addresses)
+
+    run(both())
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"x" * 4096, b"x: y\r\n" * 512, b"GET /" + b"x" * 65536],
+    ids=["one header", "many headers", "a long path"],
+)
+def test_endless_headers_are_refused_after_the_limit(tmp_path: Path, piece: bytes) -> None:
+    async def work(stage: Stage) -> None:
+        attacker = await Attacker.connect(stage)
+        await attacker.send(b"" if piece.startswith(b"GET") else GET + b"a: ")
+        sent = await attacker.send_until_refused(piece, 64 << 20)
+        assert sent < 16 << 20  # what the kernel's buffers take
+        assert await attacker.status() in (0, 431)
+        attacker.close()
+
+    attack(tmp_path, work)
+
+
+def test_headers_over_the_limit_get_431(tmp_path: Path) -> None:
+    async def work(stage: Stage) -> None:
+        for head in (b"a: " + b"x" * 2000 + b"\r\n", b"a: b\r\n" * 20):
+            attacker = await Attacker.connect(stage)
+            await attacker.send(GET + head + b"\r\n")
+            assert await attacker.status() == 431
+
+    attack(tmp_path, work, head_bytes=1024, headers=10)
+
+
+def test_endless_trailers_are_refused(tmp_path: Path) -> None:
+    async def work(stage: Stage) -> None:
+        attacker = await Attacker.connect(stage)
+        await attacker.send(POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\na: ")
+        assert await attacker.send_until_refused(b"x" * 4096, 64 << 20) < 16 << 20
+        attacker.close()
+
+    attack(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"", b"GET /health HTTP/1.1\r\nhost: loc", GET + b"\r\n" + GET],
+    ids=["nothing", "half of the headers", "half of the second request"],
+)
+def test_half_headers_end_after_their_time(tmp_path: Path, start: bytes) -> None:
+    async def work(stage: Stage) -> None:
+        attacker = await Attacker.connect(stage)
+        await attacker.send(start)
+        found = await attacker.answer()
+        assert found.endswith(b'"code": 408}}')
+        assert found.count(b" 200 OK") == start.count(b"\r\n\r\n")
+
+    attack(tmp_path, work, head_s=0.1)
+
+
+def test_empty_lines_do_not_keep_a_connection_open(tmp_path: Path) -> None:
+    async def work(stage: Stage) -> None:
+        attacker = await Attacker.connect(stage)
+        await attacker.send(GET + b"\r\n")
+        await attacker.reader.readuntil(b"\r\n\r\n")
+        await attacker.send(b"\r\n")
+        assert await attacker.status() == 408
+
+    attack(tmp_path, work, head_s=0.1)
+
+
+def test_slow_body_ends_after_its_time(tmp_path: Path) -> None:
+    async def work(stage: Stage) -> None:
+        attacker = await Attacker.connect(stage)
+        await attacker.send(POST + b"content-length: 100\r\n\r\n{")
+        assert await attacker.status() == 408
+
+    attack(tmp_path, work, body_s=0.1)
+
+
+def test_rest_of_a_refused_body_is_not_awaited(tmp_path: Path) -> None:
+    async def work(stage: Stage) -> None:
+        attacker = await Attacker.connect(stage)
+        await attacker.send(
+            POST.replace(b"application/json", b"text/plain") + b"content-length: 100\r\n\r\n{"
+        )
+        assert await attacker.status() == 415
+
+    attack(tmp_path, work, head_s=0.1)
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 2000", b"transfer-encoding: chunked"])
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/unload"])
+def test_body_over_the_limit_is_refused_on_every_path(tmp_path: Path, framing: bytes, path: bytes) -> None:
+    async def work(stage: Stage) -> None:
+        attacker = await Attacker.connect(stage)
+        body = b" " * 2000 if b"length" in framing else b"7d0\r\n" + b" " * 2000 + b"\r\n0\r\n\r\n"
+        await attacker.send(POST.replace(b"/v1/completions", path) + framing + b"\r\n\r\n" + body)
+        assert await attacker.status() == 413
+
+    attack(tmp_path, work, body_bytes=1024)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('{"model":"a","prompt":' + "[" * 200 + "]" * 200 + "}", "nested more than 128 levels"),
+        ('{"model":"a","prompt":"' + "[" * 200 + '","x":' + '{"y":' * 200, "nested more than 128 levels"),
+        ('{"model":"a","prompt":[' + "{}," * 1000, "more than 500 objects, arrays and members"),
+        (json.dumps({"model": "a", **{str(n): n for n in range(600)}}), "more than 500 objects"),
+    ],
+    ids=["arrays", "objects", "many", "members"],
+)
+def test_deep_or_wide_json_is_refused_while_it_arrives(tmp_path: Path, body: str, reason: str) -> None:
+    async def work(stage: Stage) -> None:
+        attacker = await Attacker.connect(stage)
+        # The body is not complete: it is refused before a parser sees it.
+        await attacker.send(POST + b"content-length: 100000\r\n\r\n" + body.encode())
+        found = await attacker.answer()
+        assert b" 400 Bad Request" in found and reason.encode() in found
+
+    attack(tmp_path, work, json_members=500, head_s=0.1)
+
+
+def test_waiting_bodies_of_one_address_leave_memory_for_others(tmp_path: Path) -> None:
+    async def work(stage: Stage) -> None:
+        waiting = []
+        for _ in range(8):
+            attacker = await Attacker.connect(stage)
+            await attacker.send(POST + b"content-length: 1024\r\n\r\n" + b" " * 1000)
+            waiting.append(attacker)
+        refused = [asyncio.ensure_future(one.status()) for one in waiting]
+        await asyncio.wait(refused, return_when=asyncio.FIRST_COMPLETED)
+        assert {one.result() for one in refused if one.done()} == {503}
+        assert (await stage.ask(model="a", prompt="x" * 900))[0] == 200
+        for attacker in waiting:
+            attacker.close()
+        await asyncio.wait(refused)
+
+    attack(tmp_path, work, body_bytes=1024, buffered_bytes=8192, head_s=0.2)
+
+
+def test_connections_of_one_address_leave_some_for_others(tmp_path: Path) -> None:
+    async def work(stage: Stage) -> None:
+        attackers = [await Attacker.connect(stage) for _ in range(5)]
+        await attackers[0].send(GET + b"\r\n")
+        assert (await stage.ask(model="a", prompt="x"))[0] == 200
+        assert await attackers[4].status() == 503
+        for attacker in attackers:
+            attacker.close()
+
+    attack(tmp_path, work, connections=8)
+
+
+def test_descriptors_bound_the_connections_and_the_soft_limit_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = {"soft": (64, 1024)}
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits["soft"])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.update(soft=pair))
+    found = http_server.count_possible_connections()
+    assert limits["soft"] == (1024, 1024)
+    assert 0 < found <= (1024 - http_server.RESERVED_DESCRIPTORS) // 2
+
+
+def test_client_that_does_not_read_is_disconnected_and_holds_no_model(tmp_path: Path) -> None:
+    async def work(stage: Stage) -> None:
+        attacker = await Attacker.connect(stage)
+        body = json.dumps({"model": "a", "prompt": "x" * 4000, "pieces": 1_000_000, "stream": True}).encode()
+        await attacker.send(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: stage.driver.facts.get_model("a").chunks_streamed)
+        attacker.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        # Model b needs the memory of a, which is in use until the attacker is disconnected.
+        assert (await stage.ask(model="b", prompt="x"))[0] == 200
+        assert stage.servers.of("a").gone
+        attacker.close()
+
+    attack(tmp_path, work, write_s=0.5)
+
+
+def test_pipelined_requests_are_bounded(tmp_path: Path) -> None:
+    async def work(stage: Stage) -> None:
+        attacker = await Attacker.connect(stage)
+        await attacker.send((GET + b"\r\n") * 5000)
+        assert (await attacker.answer()).count(b" 200 OK") < 1000
+        attacker.close()
+
+    attack(tmp_path, work)
+
+
+@pytest.mark.parametrize("given", [b"a\tb", b'"quoted"', b"<script>", b"{}", b"a b", b"x" * 129])
+def test_request_id_with_other_characters_is_replaced(tmp_path: Path, given: bytes) -> None:
+    async def work(stage: Stage) -> None:
+        headers = {"X-Request-Id": given.decode()}
+        url = stage.url + "/v1/completions"
+        async with stage.client.post(url, json={"model": "a", "prompt": "x"}, headers=headers) as answer:
+            assert answer.status == 200 and len(answer.headers["x-request-id"]) == 32
+        assert stage.servers.of("a").headers[0]["x-request-id"] != given.decode()
+
+    attack(tmp_path, work)
