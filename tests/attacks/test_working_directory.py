@@ -1,4 +1,4 @@
-"""A file in the directory where an operator happens to stand is not imported by what is started from there."""
+"""Processes that coldstart starts do not import modules from the working directory."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def test_no_process_of_ours_is_started_with_the_working_directory_on_its_path() 
 
 
 def _elsewhere(file: Path) -> bool:
-    """Whether the process gets another working directory, or is the command line itself."""
+    """Return whether the process gets another working directory or is the command line itself."""
     return 'cwd="/"' in file.read_text() or file.name == "launchers.py"
