@@ -30,7 +30,7 @@ SERVER_LOG = ("(APIServer", "(EngineCore", "INFO:", "Loading safetensors", "[")
 
 
 def run(command: str) -> str:
-    """What `command` prints, stdout and then stderr, without a server's own log."""
+    """Return stdout and then stderr of `command`, without a server's log."""
     program = str(Path(sys.executable).with_name("coldstart"))
     process = subprocess.Popen(
         [program, *command.split()[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
