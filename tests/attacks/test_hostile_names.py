@@ -142,7 +142,7 @@ def test_every_conflict_of_two_names_is_named(
         names.add(second[0], is_directory=second[1])
 
 
-def test_a_directory_may_follow_what_lies_in_it(store: Store, tmp_path: Path) -> None:
+def test_directory_may_follow_its_members(store: Store, tmp_path: Path) -> None:
     directory = member("a", type=b"5")
     bundle = forge(store, tar_zst((member("a/b/c"), b"x"), (directory, b""), (member("a/d"), b"y")))
     assert bundle.extract("tokenizer", tmp_path / "out") == 3

@@ -30,7 +30,7 @@ def test_a_module_in_the_working_directory_is_not_imported(
     assert not marker.exists()
 
 
-def test_no_process_of_ours_is_started_with_the_working_directory_on_its_path() -> None:
+def test_child_processes_do_not_import_from_the_working_directory() -> None:
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List) else []
