@@ -1,8 +1,8 @@
 """Run one benchmark by name, or list all of them.
 
-    python -m benchmarks                      list the benchmarks
-    python -m benchmarks NAME [ARGS]          run start/cold_start, cold_start or cold-start
-    python -m benchmarks tables               write the committed results into the pages
+    python -m benchmarks                      list the benchmarks.
+    python -m benchmarks NAME [ARGS]          run start/cold_start, cold_start or cold-start.
+    python -m benchmarks tables               write the committed results into the pages.
 
 A benchmark is a module of a claim folder whose docstring has a line "Run:". Listing reads docstrings only.
 """

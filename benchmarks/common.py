@@ -1,4 +1,4 @@
-"""Where results are stored, how a result names its command."""
+"""Store results and record the command that created them."""
 
 from __future__ import annotations
 

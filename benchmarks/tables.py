@@ -89,7 +89,7 @@ def fill(cell: Cell, row: Any) -> str:
 
 
 def find(result: Any, path: str) -> Any:
-    """Return what lies at a path of keys separated by dots."""
+    """Return the value at a path of keys separated by dots."""
     for key in path.split("."):
         result = result[key]
     return result
@@ -135,7 +135,7 @@ def parts() -> list[Part]:
 
 
 def render(page: str, text: str, results: Path = RESULTS) -> str:
-    """Return the text of a page with every part of it written anew."""
+    """Return the text of a page with every part updated."""
     for part in parts():
         if part.page == page:
             text = replace(text, part.mark, part.text(results))

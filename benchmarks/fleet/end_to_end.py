@@ -1,8 +1,8 @@
 """ParaServe's end-to-end evaluation on the simulated fleet, beside the published attainment. Simulated.
 
-Servers, models, SLOs and request rates are those of the paper: 2 servers of 4 A10 (64 Gbit/s) and 4 of 4 V100 (16 Gbit/s),
-384 models (64 each of Llama2-7B and Llama2-13B for chat, code and summaries), 5 GB of KV each, 8 requests in a worker, idle
-workers end after 30 s, a window of 1 s. Start-up times come from `fleet/cold_ttft`.
+Servers, models, SLOs and request rates are those of the paper: 2 servers of 4 A10 (64 Gbit/s) and 4 of 4 V100 (16 Gbit/s).
+There are 384 models (64 each of Llama2-7B and Llama2-13B for chat, code and summaries) with 5 GB of KV each and 8 requests in
+a worker. Idle workers end after 30 s; the window is 1 s. Start-up times come from `fleet/cold_ttft`.
 
 The load differs: the paper uses the Azure Functions trace of 2021. Here the popularity of the models is log-normal. Its skew
 follows from one published figure (under a tight SLO at most 63 % of requests can be in time, CV 8). The invocations of each
@@ -49,7 +49,7 @@ SEEDS = (0, 1, 2)
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """How a model starts, at how many bytes/s it is loaded, and how the fleet decides."""
+    """Start-up costs, load rate in bytes/s, and placement policy of a system."""
 
     costs: Costs
     load: float

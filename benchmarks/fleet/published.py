@@ -1,4 +1,4 @@
-"""What ParaServe's authors have published of their system and of two others, as figures; and the models they measured.
+"""Published figures of ParaServe and two other systems, and the measured models.
 
 Bytes are the FP16 checkpoints', in units of 10^9. TTFT of cold starts in seconds on V100 servers with 16 Gbit/s each; SLO
 attainment of TTFT in per cent by coefficient of variation and requests per second on 2 servers

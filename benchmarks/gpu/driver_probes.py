@@ -1,4 +1,4 @@
-"""The single questions of P0: each is asked by itself and answers with a value or with what went wrong."""
+"""Probes of phase P0: each runs separately and returns a value or an error text."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from coldstart.graphs.torch_framework import define_kept_class
 
 
 def attempt(work: Callable[[], Any]) -> Any:
-    """What `work` gives, or what it raised."""
+    """Return the result of `work` or the text of its exception."""
     try:
         return work()
     except Exception as error:  # noqa: BLE001 - a probe reports whatever happens
         return f"{type(error).__name__}: {error}"
 
 
-def kept_graph() -> int:
-    """Nodes of a graph captured through the class that a recording vLLM is given."""
+def capture_retained_graph() -> int:
+    """Return 1 if the graph class of a recording vLLM retains the raw CUDA graph."""
     graph, x = define_kept_class(torch.cuda.CUDAGraph)(), torch.ones(8, device="cuda")
     with torch.cuda.graph(graph):
         x.mul_(2)
@@ -35,7 +35,7 @@ def kept_graph() -> int:
 
 
 def programmatic_edges(driver: Any, kernels: list[Any]) -> list[list[int]]:
-    """Edge records read back from a rebuilt graph that was given a plain and a programmatic one."""
+    """Return the edge records of a rebuilt graph with a plain and a programmatic edge."""
     graph, rows = driver.new_graph(), np.zeros(3, LAUNCH)
     held = [np.frombuffer(kernels[0].payload.ljust(8, b"\0"), np.uint8).copy() for _ in rows]
     layout = driver.kernel(kernels[0].function).layout
@@ -49,7 +49,7 @@ def programmatic_edges(driver: Any, kernels: list[Any]) -> list[list[int]]:
 
 
 def tensor_map(driver: Any) -> dict[str, Any]:
-    """Whether the address of an encoded map is decoded, and survives being moved and moved back."""
+    """Check that the address of an encoded map is decoded and survives being moved and moved back."""
     d, x = driver.d, torch.zeros((64, 64), dtype=torch.float16, device="cuda")
     tile = [d.cuuint64_t(64)] * 2, [d.cuuint64_t(128)], [d.cuuint32_t(64)] * 2, [d.cuuint32_t(1)] * 2
     kinds = (
@@ -70,7 +70,7 @@ def tensor_map(driver: Any) -> dict[str, Any]:
 
 
 def library_cubin(driver: Any) -> dict[str, Any]:
-    """A cubin of libtorch_cuda for this device, unpacked and loaded, and a kernel of it found by its name."""
+    """Load a cubin of libtorch_cuda for this device and find a kernel by its name."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
     wanted = 10 * torch.cuda.get_device_capability()[0]
     with path.open("rb") as file:
@@ -82,6 +82,6 @@ def library_cubin(driver: Any) -> dict[str, Any]:
 
 
 def images_in_libraries(images: dict[str, bytes]) -> dict[str, int]:
-    """How many of the binaries that CUPTI showed lie, byte for byte, in a library that is loaded."""
+    """Count the binaries reported by CUPTI that a loaded library contains byte for byte."""
     found = references.refer(images, references.loaded_libraries())
     return {"seen": len(images), "in_a_library": len(found)}

@@ -1,4 +1,4 @@
-"""The phases of the GPU check. Each runs in a process of its own and returns one JSON-ready dictionary."""
+"""Phases of the GPU check. Each runs in a separate process and returns one dictionary for JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def probe(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
         "node_attributes": sorted({a for k in kernels for a, _ in k.attributes}),
         "edges_with_data": sum(e.type != 0 for e in d.edges(raw)),
         "raw_graph_edit": attempt(lambda: (d.add_empty(raw), d.instantiate(raw)) and "ok"),
-        "kept_class": attempt(probes.kept_graph),
+        "kept_class": attempt(probes.capture_retained_graph),
         "edges_rebuilt": attempt(lambda: probes.programmatic_edges(d, kernels)),
         "tensor_map": attempt(lambda: probes.tensor_map(d)),
         "library_cubin": attempt(lambda: probes.library_cubin(d)),
@@ -73,7 +73,7 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-# --- P1: the ordinary way ---
+# --- P1: ordinary captures ---
 
 
 def ordinary(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:

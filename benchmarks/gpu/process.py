@@ -83,7 +83,7 @@ class Process:
         return Captured(raw, self.driver.instantiate(raw), [graph])
 
     def hashes(self, runs: dict[str, Callable[[], object]]) -> dict[str, str]:
-        """Of outputs and KV cache after each run on the seeded input."""
+        """Return hashes of outputs and KV cache after each run on the seeded input."""
         return {key: hashlib.sha256(self.observe(key, run)).hexdigest()[:16] for key, run in runs.items()}
 
     def observe(self, key: str, run: Callable[[], object]) -> bytes:

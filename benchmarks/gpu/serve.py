@@ -30,7 +30,7 @@ LEAST_S, ENDING_S = 20.0, 15.0
 
 
 def needs(bytes_: int, place: Path) -> list[str]:
-    """What is missing for a run, in words; empty where nothing is."""
+    """Return a message for each missing requirement of a run."""
     missing = []
     if shutil.which(_console()) is None:
         missing.append(
@@ -99,7 +99,7 @@ def _index(target: Path) -> None:
 
 
 def _ended(argv: list[str], environment: dict[str, str], left: float) -> subprocess.CompletedProcess[str]:
-    """As subprocess.run, but a command that is out of time is asked to end, so that it takes what it started with it."""
+    """Run a command like subprocess.run, but end it with a signal at its timeout, so that it can stop its processes."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environment)
     try:
@@ -117,7 +117,7 @@ def _ended(argv: list[str], environment: dict[str, str], left: float) -> subproc
 
 @dataclass
 class Run:
-    """Steps in order, each in what time is left; `report` is on disk after every one."""
+    """Sequence of steps that share a time limit; `report` is written after each."""
 
     out: Path | None
     end: float
@@ -146,7 +146,7 @@ class Run:
         return row.get("result")
 
     def write(self) -> None:
-        """The report as it is now."""
+        """Write the current report."""
         if self.out:
             self.out.write_text(json.dumps(self.report, indent=1) + "\n")
 

@@ -1,10 +1,11 @@
-"""What the CUDA driver does with captured graphs: one JSON report. Needs PyTorch, numpy and cuda-bindings.
+"""Verify captured and restored CUDA graphs on the driver: one JSON report. Needs PyTorch, numpy and cuda-bindings.
 
-  P0 probes   P1 the ordinary way (three times)   P2, P3 capture in layouts that differ, classify, bundle
-  P4 restore where nothing ran before (three times) and the publish gate   P5 negatives   P6 other features
-Every phase is a process group with a budget; the failure of one leaves the others running. The report is written after every
-phase. On a new device start with `--layers 4 --minutes 6`. `--only P0` runs the phases whose label begins so; `--work DIR
---only P4` uses what an earlier run left in DIR.
+  P0: probes. P1: ordinary captures (three times). P2, P3: capture in two layouts, classify, create the bundle.
+  P4: restore in new processes (three times) and the publish gate. P5: negative tests. P6: other features.
+
+Every phase is a process group with a time limit; the other phases run if one fails. The report is written after every phase.
+On a new device start with `--layers 4 --minutes 6`. `--only P0` runs the phases whose label begins with P0; `--work DIR --only
+P4` uses the files of an earlier run in DIR.
 
 Run: python -m benchmarks gpu/verify [--layers N] [--minutes N] [--out FILE]
 Time: less than 10 minutes on a GPU
@@ -62,7 +63,7 @@ LEAST = 5.0
 
 @dataclass
 class Check:
-    """One run: what it has found so far, and how long it may still take."""
+    """One run with its results and its time limit."""
 
     where: Path
     layers: int
@@ -73,7 +74,7 @@ class Check:
     _lock: Lock = field(default_factory=Lock)
 
     def run(self) -> dict[str, Any]:
-        """All phases in the order of what they are worth."""
+        """Run all phases, the most important first."""
         self.some([PROBE, *ONCE])
         with ThreadPoolExecutor(len(FEATURES)) as pool:
             list(pool.map(self.some, FEATURES.values()))
@@ -81,7 +82,7 @@ class Check:
         return self.report()
 
     def some(self, steps: Sequence[Step]) -> None:
-        """These phases, one after another."""
+        """Run these phases in order."""
         for step in steps:
             if self.only is None or step[0].startswith(self.only):
                 self.add(self._one(step))
@@ -93,7 +94,7 @@ class Check:
         return run_step(step, self.where, self.layers, min(left, step[4]))
 
     def add(self, found: dict[str, Any]) -> None:
-        """Keep one result, on disk as well."""
+        """Add one result and write the report."""
         with self._lock:
             self.steps.append(found)
             if self.out:
@@ -103,7 +104,7 @@ class Check:
         print(json.dumps({k: v for k, v in found.items() if k != "result"}), file=sys.stderr, flush=True)
 
     def report(self) -> dict[str, Any]:
-        """Everything so far. What cannot be concluded is said and takes nothing else with it."""
+        """Return all results so far, with the reason if the conclusions cannot be computed."""
         try:
             concluded = conclusions(self.steps)
         except (KeyError, ValueError, TypeError, ZeroDivisionError, statistics.StatisticsError) as error:
@@ -117,7 +118,7 @@ class Check:
 
 
 def run_step(step: Step, where: Path, layers: int, limit: float) -> dict[str, Any]:
-    """One phase in its own process group, which ends with it."""
+    """Run one phase in its own process group and end the group."""
     label, function, case, seed, _ = step
     few = min(layers, 2) if case == "matmul" else layers
     command = [
@@ -160,19 +161,19 @@ def _result(label: str, code: int | None, seconds: float, out: str, err: str) ->
 
 
 def phase(function: str, case: str, seed: str, layers: str, where: str) -> None:
-    """The child's side."""
+    """Run one phase in the child process."""
     from benchmarks.gpu import phases
 
     print(json.dumps(getattr(phases, function)(case, Path(where), int(seed), int(layers))))
 
 
 def failed(steps: Sequence[dict[str, Any]]) -> list[str]:
-    """Labels of the phases that did not come to their end."""
+    """Return the labels of the phases that failed."""
     return [step["label"] for step in steps if not step["ok"]]
 
 
 def conclusions(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The goals, from whatever succeeded; absent where a phase that they need failed."""
+    """Return the conclusions whose phases succeeded."""
     found = {s["label"]: s["result"] for s in steps if s["ok"]}
     ordinary = [found[k] for k in found if k.startswith("P1.")]
     restored = [found[k] for k in found if k.startswith("P4.") and "hashes" in found[k]]

@@ -36,7 +36,7 @@ ARCHITECTURES = (80, 90)
 
 @contextmanager
 def libraries(path: Path) -> Iterator[list[Path]]:
-    """The shared libraries of a wheel, or the library itself."""
+    """Yield the shared libraries of a wheel, or the library itself."""
     if path.suffix != ".whl":
         yield [path]
         return
@@ -46,7 +46,7 @@ def libraries(path: Path) -> Iterator[list[Path]]:
 
 
 def scan(library: Path) -> dict[str, Any]:
-    """Counts of one library, of all architectures and of those that are asked for."""
+    """Return the counts of one library, for all and for the selected architectures."""
     start, counts, states = time.monotonic(), Counter[str](), set[str]()
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
@@ -77,7 +77,7 @@ def _count(packed: bytes, counts: Counter[str], states: set[str]) -> None:
 
 
 def refusal(cubin: Cubin, name: str) -> str | None:
-    """Why a kernel would not be restored."""
+    """Return the reason why a kernel would not be restored, or None."""
     if any(mark in name for mark in COLLECTIVES):
         return "collective"
     if cubin.mutable_globals:
@@ -86,7 +86,7 @@ def refusal(cubin: Cubin, name: str) -> str | None:
 
 
 def totals(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sums, and the share that is refused outside collectives."""
+    """Return the sums and the share of refused kernels without collectives."""
     names = {name for row in found for name, value in row.items() if isinstance(value, int)}
     sums: dict[str, Any] = {name: sum(row.get(name, 0) for row in found) for name in sorted(names)}
     kernels = sums.get("kernels", 0) - sums.get("refused: collective", 0)

@@ -1,4 +1,4 @@
-"""Scale to zero and back, again and again: what is left of it."""
+"""Resources that remain after many cycles of scaling to zero and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coldstart.system import paths
 
 
 def _left(process: psutil.Process) -> dict[str, int]:
-    """What a host holds: descriptors, children, and what lies in shared memory and temporary places."""
+    """Count the host's descriptors, child processes, and files in shared memory and temporary directories."""
     children = process.children(recursive=True)
     return {
         "descriptors": process.num_fds(),
@@ -29,7 +29,7 @@ def _left(process: psutil.Process) -> dict[str, int]:
 
 
 async def cycles(count: int, seconds: float) -> dict[str, Any]:
-    """Six models from nothing to serving and back to nothing, `count` times, or as often as `seconds` allow."""
+    """Start and stop six models `count` times, or as often as `seconds` allow."""
     names = [f"m{number}" for number in range(6)]
     models = {
         name: {"model": MODELS[i % 2], "args": ARGS, "idle_s": 0.0, "memory": "1GiB", "start_s": 1.0}
@@ -44,7 +44,7 @@ async def cycles(count: int, seconds: float) -> dict[str, Any]:
             began = time.perf_counter()
             answers = await asyncio.gather(*(live.ask(name) for name in names))
             assert {status for status, _ in answers} == {200}, answers
-            await live.until(lambda said: {m["state"] for m in said["models"]} == {"stopped"})
+            await live.wait_until(lambda said: {m["state"] for m in said["models"]} == {"stopped"})
             took.append(time.perf_counter() - began)
             marks.append(_left(process))
         said = await live.status()
@@ -58,7 +58,7 @@ async def cycles(count: int, seconds: float) -> dict[str, Any]:
         "modes": sorted({one["mode"] for one in said["recent_starts"]}),
         "start_s": spread([one["seconds"] for one in said["recent_starts"]]),
         "cycle_s": spread(took[1:]),
-        # The first cycle makes what is made once.
+        # The first cycle creates resources that are created once.
         "after_the_first": marks[0],
         "after_the_last": marks[-1],
         "before_the_host": before,

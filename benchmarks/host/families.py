@@ -21,11 +21,11 @@ HOUR = 3600.0
 
 
 START_S = (0.5, 2.0, 8.0, 30.0)
-"""Set-up by how a model starts: snapshot, template, bundle, plain vLLM."""
+"""Set-up seconds of a snapshot, a template, a bundle, and stock vLLM."""
 
 
 def models(count: int, random: Random) -> dict[str, ModelCost]:
-    """Log-normal sizes from 1 to 48 GB; penalty = set-up of one way to start + bytes over a bandwidth of 1 to 6 GB/s."""
+    """Return models of log-normal size (1 to 48 GB) whose penalty is a set-up time plus bytes over 1 to 6 GB/s."""
     found = {}
     for number in range(count):
         size = min(48.0, max(1.0, random.lognormvariate(math.log(8), 0.9)))
@@ -35,13 +35,13 @@ def models(count: int, random: Random) -> dict[str, ModelCost]:
 
 
 def capacity(costs: dict[str, ModelCost], share: float) -> int:
-    """That share of all models' bytes, but room for the largest."""
+    """Return `share` of all models' bytes, at least the size of the largest model."""
     sizes = [cost.memory for cost in costs.values()]
     return max(round(share * sum(sizes)), *sizes)
 
 
 def zipf(count: int, exponent: float, random: Random) -> list[float]:
-    """Shares of popularity, in an order that says nothing about sizes."""
+    """Return Zipf shares of popularity in random order, independent of sizes."""
     weights = [1 / (rank + 1) ** exponent for rank in range(count)]
     random.shuffle(weights)
     total = sum(weights)
@@ -49,7 +49,7 @@ def zipf(count: int, exponent: float, random: Random) -> list[float]:
 
 
 def renewal(rate: float, cv: float, end: float, random: Random) -> Iterator[float]:
-    """Gamma gaps of that rate per second and coefficient of variation."""
+    """Yield arrivals with Gamma gaps of the given rate per second and coefficient of variation."""
     shape, now = 1 / cv**2, random.expovariate(rate)
     while now < end:
         yield now
@@ -57,7 +57,7 @@ def renewal(rate: float, cv: float, end: float, random: Random) -> Iterator[floa
 
 
 def thinned(rate: Callable[[float], float], top: float, end: float, random: Random) -> Iterator[float]:
-    """A Poisson process of a rate that changes, never above `top`."""
+    """Yield a Poisson process with a changing rate of at most `top`."""
     for now in renewal(top, 1.0, end, random):
         if random.random() * top < rate(now):
             yield now
@@ -76,7 +76,7 @@ def gamma(
 
 
 def churn(names: list[str], random: Random) -> Arrivals:
-    """Popularity is dealt anew every half hour."""
+    """Return a load whose popularity is shuffled every half hour."""
     found: Arrivals = []
     for part in range(12):
         found += [(part * HOUR / 2 + t, n) for t, n in gamma(1.0, names, random, 250, HOUR / 2)]
@@ -84,7 +84,7 @@ def churn(names: list[str], random: Random) -> Arrivals:
 
 
 def cron(names: list[str], random: Random) -> Arrivals:
-    """Half the models are called on the clock, with jitter; the others at random."""
+    """Return a load with periodic requests with jitter to half of the models and random requests to the others."""
     end, streams = 6 * HOUR, dict[str, Iterator[float]]()
     shares = zipf(len(names), 1.0, random)
     for number, name in enumerate(names):
@@ -103,7 +103,7 @@ def _periodic(period: float, end: float, random: Random) -> Iterator[float]:
 
 
 def scans(names: list[str], random: Random) -> Arrivals:
-    """A skewed load, and every forty minutes somebody tries all models once."""
+    """Return a skewed load with a request to every model once in forty minutes."""
     found = gamma(1.0, names, random, 2500)
     for start in range(1200, int(6 * HOUR), 2400):
         order = random.sample(names, len(names))
@@ -112,7 +112,7 @@ def scans(names: list[str], random: Random) -> Arrivals:
 
 
 def diurnal(names: list[str], random: Random) -> Arrivals:
-    """Three days; each model has its own hours."""
+    """Return three days of load in which each model has its busy hours."""
     end, shares = 72 * HOUR, zipf(len(names), 0.8, random)
     streams = {}
     for name, share in zip(names, shares, strict=True):
@@ -125,8 +125,8 @@ def _hours(phase: float, top: float) -> Callable[[float], float]:
     return lambda now: top * max(0.01, math.cos((now - phase) * 2 * math.pi / (24 * HOUR))) ** 2
 
 
-def on_off(names: list[str], random: Random) -> Arrivals:
-    """Each model is in use for half an hour or so, then left alone for some hours."""
+def alternate(names: list[str], random: Random) -> Arrivals:
+    """Return a load in which each model is used for about half an hour and then idle for some hours."""
     end, shares = 24 * HOUR, zipf(len(names), 0.8, random)
     return _merge({n: _spells(4000 * s * 6 / end, end, random) for n, s in zip(names, shares, strict=True)})
 
@@ -140,7 +140,7 @@ def _spells(rate: float, end: float, random: Random) -> Iterator[float]:
 
 
 def flash(names: list[str], random: Random) -> Arrivals:
-    """A skewed load, and now and then one model is asked for by a crowd that leaves within minutes."""
+    """Return a skewed load with occasional bursts of requests to one model that last some minutes."""
     found = gamma(1.0, names, random, 2000)
     for start in renewal(1 / 900, 1.0, 6 * HOUR, random):
         name = random.choice(names)
@@ -220,7 +220,7 @@ TUNED: dict[str, Family] = {
     "gamma CV 4": lambda names, random: gamma(4.0, names, random),
     "churn": churn,
     "cron": cron,
-    "on and off": on_off,
+    "on and off": alternate,
     "Azure LLM 2023": azure_llm,
     "mCache recipe": mcache,
 }

@@ -46,7 +46,7 @@ async def _killed(live: Live) -> dict[str, Any]:
             if len(lines) == 5:
                 said = await live.status()
                 os.kill(next(m["pid"] for m in said["models"] if m["name"] == "tiny-qwen2"), signal.SIGKILL)
-    await live.until(lambda said: said["models"][1]["state"] == "failed")
+    await live.wait_until(lambda said: said["models"][1]["state"] == "failed")
     again, tried = 503, 0
     while again == 503:
         tried += 1
@@ -81,7 +81,7 @@ async def _reloaded(live: Live, models: Mapping[str, Any]) -> dict[str, Any]:
     for number in range(10):
         live.file.write_text(table(models, memory=f"{4 + number}GiB", backoff_s=0.2, runtime_template=False))
         live.process.send_signal(signal.SIGHUP)
-        await live.until(lambda said, number=number: said["host"]["memory_bytes"] == (4 + number) << 30)
+        await live.wait_until(lambda said, number=number: said["host"]["memory_bytes"] == (4 + number) << 30)
     bystanders = await beside
     after = (await live.status())["starts"]["total"]
     return {"reloads": 10, "bystanders": bystanders, "starts_meanwhile": after - before}

@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", type=float, default=480.0, help="about how long overhead and cycles take"
     )
-    parser.add_argument("--out", type=Path, default=RESULT, help="for a try that is no result: another file")
+    parser.add_argument(
+        "--out", type=Path, default=RESULT, help="result file; use another one for a trial run"
+    )
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=15, help="of overhead, at most")
     parser.add_argument("--requests", type=int, default=200, help="of overhead and cold")

@@ -1,8 +1,8 @@
 """The figures of the mCache paper beside ours. Simulated.
 
-FIGURE is 6, 7, 8, 9, 10 or table3; without one, all. Requests follow one another on the bare cache, so a request's latency is
-its model's loading time plus E, the paper's execution and transfer, fitted from its own Table 3 and Figure 10 at 80 %:
-(4.38 + E) / (1.68 + E) = 2.39.
+FIGURE is 6, 7, 8, 9, 10 or table3; without one, all. Requests run one at a time on the bare cache. The latency of a request is
+the loading time of its model plus E, the paper's execution and transfer. E is fitted from the paper's Table 3 and Figure 10 at
+80 %: (4.38 + E) / (1.68 + E) = 2.39.
 
 Assumptions: the paper's day of the Azure Functions trace of 2019 and its sampling are not published, so a long-tailed trace
 by the recipe of section 6.1 replaces it. Sizes and loading times of the seven models are not printed; public checkpoints'

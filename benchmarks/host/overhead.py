@@ -1,4 +1,4 @@
-"""What the gateway costs: first token and throughput, through it and directly, interleaved over one warm server."""
+"""Cost of the gateway: first token and throughput through it and directly, interleaved on one warm server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def overhead(rounds: int, requests: int, seconds: float) -> dict[str, Any]
     """Each load gets `rounds` pairs, or as many as `seconds` allow, but AT_LEAST."""
     models = {"tiny-llama": {"args": ARGS, "pinned": True}}
     async with hosting(table(models, memory="4GiB", runtime_template=False)) as live:
-        await live.until(lambda said: said["models"][0]["state"] == "ready")
+        await live.wait_until(lambda said: said["models"][0]["state"] == "ready")
         connector = aiohttp.UnixConnector(path=str(live.server_socket()), limit=0)
         async with aiohttp.ClientSession(connector=connector) as direct:
             host = psutil.Process(live.process.pid)

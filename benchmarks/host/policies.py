@@ -78,7 +78,7 @@ def _on_host(arrivals: Arrivals, costs: Costs, size: int, seed: int) -> dict[str
 
 
 def table(found: Sequence[Cell], costs: str) -> dict[str, dict[str, float]]:
-    """By policy: the geometric mean of its cost over GDSF's, in each group of families and over all cells."""
+    """Return the geometric mean of each policy's cost over that of GDSF, by group of families and for all cells."""
     names = getattr(found[0], costs)
     return {name: _row([(cell.family, _ratio(cell, costs, name)) for cell in found]) for name in names}
 

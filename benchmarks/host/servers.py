@@ -1,4 +1,4 @@
-"""A live host for a benchmark, its client, and what the parts share."""
+"""A live host with its client, shared by the host benchmarks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = "Once upon a time there was a server that nobody asked for anything"
 
 
 def table(models: Mapping[str, Mapping[str, Any]], **limits: Any) -> str:
-    """A host file."""
+    """Return the text of a host file."""
     lines = [f"{name} = {json.dumps(value)}" for name, value in limits.items()]
     for name, members in models.items():
         lines += [f"[models.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in members.items())]
@@ -32,7 +32,7 @@ def table(models: Mapping[str, Mapping[str, Any]], **limits: Any) -> str:
 
 
 class Live:
-    """A host that runs, and its client."""
+    """A running host with a client."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str, file: Path, log: Path) -> None:
         self.process, self.url, self.file, self.log = process, url, file, log
@@ -42,13 +42,13 @@ class Live:
         async with self.client.get(self.url + "/status") as answer:
             return dict(await answer.json())
 
-    async def until(self, true: Any, patience_s: float = 120.0) -> dict[str, Any]:
-        """The first status that is so."""
+    async def wait_until(self, condition: Any, patience_s: float = 120.0) -> dict[str, Any]:
+        """Return the first status that meets `condition`."""
         deadline = time.monotonic() + patience_s
-        while not true(said := await self.status()):
-            assert time.monotonic() < deadline, said
+        while not condition(status := await self.status()):
+            assert time.monotonic() < deadline, status
             await asyncio.sleep(0.05)
-        return said
+        return status
 
     async def ask(self, model: str, request: str = "") -> tuple[int, Any]:
         body = {"model": model, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
@@ -57,7 +57,7 @@ class Live:
             return answer.status, await answer.json()
 
     def server_socket(self) -> Path:
-        """The unix socket of the one server that runs."""
+        """Return the Unix socket of the only running server."""
         (found,) = own_directory().glob("host-*/*.sock")
         return found
 
@@ -68,7 +68,7 @@ def own_directory() -> Path:
 
 @asynccontextmanager
 async def hosting(text: str) -> AsyncIterator[Live]:
-    """A host over that file; its end is waited for."""
+    """Run a host with that file and wait for its end afterwards."""
     with tempfile.TemporaryDirectory() as directory:
         file, log = Path(directory) / "host.toml", Path(directory) / "log"
         file.write_text(text)
@@ -92,7 +92,7 @@ async def hosting(text: str) -> AsyncIterator[Live]:
 
 
 async def stream(client: aiohttp.ClientSession, url: str, tokens: int) -> float:
-    """Seconds to the first piece of a stream of so many tokens. Fails for one that is not whole."""
+    """Return the seconds to the first piece of a stream; fail if the stream is incomplete."""
     body = {"model": "tiny-llama", "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True}
     began, first, whole = time.perf_counter(), 0.0, False
     async with client.post(url + "/v1/completions", json={**body, "max_tokens": tokens}) as answer:
@@ -119,13 +119,13 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def bundles(models: Sequence[str], args: Sequence[str] = ARGS) -> None:
-    """A bundle for each of them, where there is none."""
+    """Materialize a bundle for each model that has none."""
     for model in models:
         subprocess.run([*console(), "materialize", model, "-q", "--", *args], check=True)
 
 
 def templates(models: Sequence[str], level: str = "engine", args: Sequence[str] = ARGS) -> None:
-    """A bundle and a template for each of them, where none of that level runs; a runtime template serves all."""
+    """Create a bundle and start a template for each model without one; one runtime template serves all models."""
     bundles(models, args)
     said = subprocess.run(
         [*console(), "template", "status", "--format", "json"], check=True, capture_output=True

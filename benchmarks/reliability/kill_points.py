@@ -57,7 +57,7 @@ def _write_tree(directory: Path) -> None:
 
 
 class World:
-    """One store with a bundle, another to take from, a place to unpack to; `act` does an operation, `check` judges."""
+    """Store with a bundle, remote store and unpack directory; `act` runs an operation, `check` verifies the result."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.store, self.other = root, Store(root / "store"), Store(root / "other")
@@ -90,7 +90,7 @@ class World:
     operations = ("publish", "pull", "prune", "unpack", "repair")
 
     def prepare(self, operation: str) -> None:
-        """What the operation needs to have something to do."""
+        """Create the input of an operation."""
         if operation == "prune":
             self.publish(self.store)
         if operation == "pull":
@@ -105,7 +105,7 @@ class World:
             path.write_bytes(b"?" + path.read_bytes()[1:])
 
     def act(self, operation: str) -> None:
-        """The operation, once; raises where it does not succeed."""
+        """Run the operation once; raise if it fails."""
         if operation == "publish":
             self.publish(self.store)
         elif operation == "unpack":
@@ -118,7 +118,7 @@ class World:
             getattr(self, operation)()
 
     def check(self, operation: str, before: set[str]) -> None:
-        """Nothing torn; what was there is there, but for what a prune was asked to remove."""
+        """Check that all bundles are complete and that only a prune has removed any."""
         bundles = self.store.list()
         for bundle in bundles:
             faults = bundle.verify("checksum")
@@ -128,13 +128,13 @@ class World:
 
 
 def killed(work: Callable[[], None], watch: Callable[[int], None] | None = None) -> int:
-    """Exit status of a forked process that does `work`; `watch` is called with its pid."""
+    """Run `work` in a forked process and return its exit status; call `watch` with its pid."""
     child = os.fork()
     if child == 0:
         try:
             work()
             os._exit(0)
-        except BaseException as error:  # noqa: BLE001 - said to the parent by the exit code
+        except BaseException as error:  # noqa: BLE001 - reported to the parent by the exit code
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             os._exit(1)
     if watch is not None:
@@ -143,7 +143,7 @@ def killed(work: Callable[[], None], watch: Callable[[int], None] | None = None)
 
 
 def dying(step: int, work: Callable[[], None]) -> Callable[[], None]:
-    """`work` in a process that is killed before its step number `step`."""
+    """Return `work` that kills its process before step number `step`."""
 
     def run() -> None:
         left = step
@@ -163,9 +163,9 @@ def dying(step: int, work: Callable[[], None]) -> Callable[[], None]:
 
 
 def one(world: World, operation: str, kill: Callable[[World], int], findings: list[str]) -> int:
-    """Prepare, kill, check, do it again, check; the child's status."""
+    """Prepare, kill, check, repeat and check; return the status of the killed child."""
     world.prepare(operation)
-    world.run += 1  # what the child publishes is not what the parent will
+    world.run += 1  # child and parent publish different bundles
     before = {bundle.digest for bundle in world.store.list()}
     status = kill(world)
     try:
@@ -176,13 +176,13 @@ def one(world: World, operation: str, kill: Callable[[World], int], findings: li
             world.check(operation, before)
             world.store.prune(keep=1, trust=inspection.trust)
             assert list(world.store.layout.staging.iterdir()) == [], "staging is left"
-    except Exception as error:  # noqa: BLE001 - that is what is looked for
+    except Exception as error:  # noqa: BLE001 - any error is a finding
         findings.append(f"{operation}: {type(error).__name__}: {error}"[:300])
     return status
 
 
 def simulated(world: World, points: int, deadline_s: float, findings: list[str]) -> dict[str, Any]:
-    """Every step of every operation in turn, over and over, until there were so many."""
+    """Kill at every step of every operation in turn, until `points` kills have been made."""
     made, steps = Counter[str](), dict[str, int]()
     while sum(made.values()) < points and time.monotonic() < deadline_s:
         for operation in World.operations:
@@ -202,8 +202,8 @@ def simulated(world: World, points: int, deadline_s: float, findings: list[str])
     return {"points": sum(made.values()), "by operation": dict(made), "steps of one": steps}
 
 
-def at_random(world: World, count: int, deadline_s: float, findings: list[str]) -> dict[str, Any]:
-    """Real kills from outside at a random moment of each operation."""
+def kill_at_random(world: World, count: int, deadline_s: float, findings: list[str]) -> dict[str, Any]:
+    """Kill each operation from outside at random times."""
     chance, hit, made = random.Random(11), Counter[str](), Counter[str]()
     for operation in World.operations:
         world.prepare(operation)
@@ -230,7 +230,7 @@ def at_random(world: World, count: int, deadline_s: float, findings: list[str]) 
 
 
 def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Counts of two slices added up, name by name; how many steps an operation has is no count."""
+    """Add the counts of two results by name; the number of steps of an operation is not added."""
     return {
         "random": {n: dict(Counter(one["random"][n]) + Counter(v)) for n, v in other["random"].items()},
         "simulated": {
@@ -244,13 +244,15 @@ def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse, kill, keep the result."""
+    """Parse the arguments, run the kills, and store the result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--points", type=int, default=10_000)
-    parser.add_argument("--random", type=int, default=200, help="kills of each operation from outside")
-    parser.add_argument("--minutes", type=float, default=60, help="stop after so long, with what there is")
+    parser.add_argument("--random", type=int, default=200, help="number of random kills of each operation")
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="stop after this time with the results so far"
+    )
     parser.add_argument("--more", action="store_true", help="add to the result that is there")
     given = parser.parse_args()
     memory = Path("/dev/shm")
@@ -260,7 +262,7 @@ def main() -> None:
             os.environ[variable] = name
         world, findings, began = World(home), list[str](), time.monotonic()
         deadline_s = began + 60 * given.minutes
-        result = {"random": at_random(world, given.random, deadline_s, findings)}
+        result = {"random": kill_at_random(world, given.random, deadline_s, findings)}
         result["simulated"] = simulated(world, given.points, deadline_s, findings)
     if given.more:
         earlier = json.loads((RESULTS / "kill-points.json").read_text())

@@ -2,7 +2,7 @@
 
 FCFS and skip-join MLFQ with the same batch, and FCFS with the largest batch that memory allows, which the paper lacks. Poisson
 arrivals, lengths of the Azure conversation trace instead of ShareGPT, SLO 0.3 s per token, alpha 60 s. Paper: FastServe
-sustains 2 to 4x the rate of its own FCFS.
+sustains 2 to 4x the rate of its FCFS.
 
 Run: python -m benchmarks scheduling/figure11
 Time: about 2 minutes

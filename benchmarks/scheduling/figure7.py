@@ -106,7 +106,7 @@ def distance(found: dict[str, float]) -> float:
 
 
 def closest(step: float) -> tuple[int, list[dict[str, object]]]:
-    """How many were tried, and the five nearest to the paper."""
+    """Return the number of tried job sets and the five nearest to the paper."""
     rows = [(distance(found := averages(jobs, cut)), jobs, cut, found) for jobs, cut in candidates(step)]
     best = sorted(rows, key=lambda row: row[0])[:5]
     return len(rows), [

@@ -61,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prepare() -> int:
-    """Make the bundles anew, with iteration times as they are on this machine now."""
-    bind_client()  # as `measure` does: a bundle is for so many cores
+    """Create the bundles again with current iteration times of this machine."""
+    bind_client()  # as in `measure`: a bundle depends on the number of cores
     with tempfile.TemporaryDirectory(prefix="live-") as work:
         for bundle in {regime.bundle(str(model.build())) for regime in KINDS.values()}:
             Fleet(Path(work)).materialize(bundle, force=True)
@@ -71,7 +71,7 @@ def prepare() -> int:
 
 
 def measure(wanted: Iterable[Cell], log: Log, options: argparse.Namespace) -> None:
-    """Run what the log lacks, until `minutes` have passed."""
+    """Run the cells that the log lacks, for at most `minutes`."""
     missing = [cell for cell in wanted if log.find(kind="run", **cell.document()) is None]
     bind_client()
     began = time.monotonic()
@@ -92,7 +92,7 @@ def measure(wanted: Iterable[Cell], log: Log, options: argparse.Namespace) -> No
 def _measure(cell: Cell, fleet: Fleet, log: Log, length: float) -> None:
     regime = KINDS[cell.regime]
     load_1 = _capacity(regime, cell, _server(regime, BASELINE, fleet), log)["requests_per_s"]
-    count = workloads.count_of(cell.workload, cell.load, load_1, length * regime.share)
+    count = workloads.request_count(cell.workload, cell.load, load_1, length * regime.share)
     rows = workloads.arriving(cell.workload, cell.load, load_1, cell.seed, count)
     found = run(_server(regime, cell.scheduler, fleet), rows, cell.seed)
     log.add({"kind": "run", **cell.document(), **found, "at": facts.today()})
@@ -143,7 +143,7 @@ def document(name: str, rows: list[Any], capacities: list[Any], argv: Sequence[s
 
 
 def _published(row: dict[str, Any]) -> dict[str, Any]:
-    """A run without what every single request experienced."""
+    """Return a run without the records of single requests."""
     return {k: v for k, v in row.items() if k not in ("kind", "requests")} | {"count": len(row["requests"])}
 
 
@@ -162,7 +162,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--swapping", action="store_true", help="the memory-starved pool and its three strategies"
     )
-    parser.add_argument("--prepare", action="store_true", help="make the bundles anew, measure nothing")
+    parser.add_argument("--prepare", action="store_true", help="create the bundles again, measure nothing")
     parser.add_argument("--minutes", type=float, help="start no run after this long")
     parser.add_argument("--log", type=Path, default=Path("build/live-scheduling.jsonl"))
     parser.add_argument("--result", type=Path, help="where the result goes; default: results/")

@@ -52,7 +52,7 @@ def outcome(
         times.prefill(row.prompt_tokens) + row.output_tokens * times.decode(BATCH) / BATCH
         for row in workloads.lengths("skewed", 2000, 1)
     )
-    rows = workloads.arriving("skewed", load, rate, seed, workloads.count_of("skewed", load, rate))
+    rows = workloads.arriving("skewed", load, rate, seed, workloads.request_count("skewed", load, rate))
     settings = replace(tunables, policy=policy, batch=BATCH, oldest_share=share)
     return simulate(rows, times, settings, SimSettings(context_s=0.0, depth=1))
 

@@ -44,7 +44,7 @@ class Model:
 
     @property
     def kv_tokens(self) -> int:
-        """What fits beside the weights, a tenth kept for activations."""
+        """Return the KV tokens that fit beside the weights and a tenth of memory for activations."""
         return int((0.9 * self.memory * self.gpus - 2 * self.parameters) / self.kv_bytes_per_token)
 
     @property

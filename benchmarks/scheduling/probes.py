@@ -1,4 +1,4 @@
-"""What one server's iterations take, measured from outside with requests that are no part of any trace.
+"""Iteration times of one server, measured from outside with requests that are not part of a trace.
 
 Equations: the time to the first token of an n-token prompt is request_s + prefill(n); one token of prompt takes what
 one token of decoding takes, prefill(1) = decode(1), which gives request_s. A request that starts last of b equal ones

@@ -1,8 +1,8 @@
-"""What of a frozen engine's memory is read at each thaw, what is mapped, and how much of that is weights as their files are.
+"""Bytes of a frozen engine's memory that a thaw reads or maps, and the share that equals the model's files.
 
-Counted, not timed: a tensor of the checkpoint counts when its bytes stand in the memory one after another; what vLLM has laid
-out anew for its kernels (oneDNN's blocked formats) does not, nor what is no weight. Tensors smaller than criu_memory.RUN are
-passed over: pages of which a mapping of the model's own file could take the place are made of larger ones.
+The bytes are counted, not timed. A tensor of the checkpoint counts if its bytes are contiguous in memory. Tensors that vLLM has
+laid out for its kernels (oneDNN's blocked formats) do not count. Tensors smaller than criu_memory.RUN are skipped, because a
+mapping of the model's file could replace the pages of larger ones only.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from coldstart.models import safetensors
 from coldstart.models.resolution import weight_files
 from coldstart.system.snapshot import criu_memory
 
-# What torch's allocator gives begins at a multiple of this.
+# Allocations of torch begin at a multiple of this.
 ALIGNED = 64
 
 
 def shares(images: Path, model: Path) -> dict[str, int]:
-    """Bytes that are read, that are mapped, and of the mapped those that stand so in the model's files."""
+    """Return the bytes that are read, mapped, and mapped with the contents of the model's files."""
     memory = images / criu_memory.MEMORY
     return {
         "read": sum(file.stat().st_size for file in images.glob("pages-*.img")),
@@ -30,7 +30,7 @@ def shares(images: Path, model: Path) -> dict[str, int]:
 
 
 def as_in_files(model: Path, memory: Path) -> int:
-    """Bytes of the model's large tensors that stand in `memory`, each counted once."""
+    """Return the bytes of the model's large tensors in `memory`, each counted once."""
     held = np.memmap(memory, np.uint8, "r")
     firsts = held.view(np.uint64)[:: ALIGNED // 8]
     found = 0

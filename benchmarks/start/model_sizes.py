@@ -110,7 +110,7 @@ def measured(size: str, modes: Sequence[str], runs: int, *, keep: bool) -> Row:
 
 
 def cache() -> Cache:
-    """Where bundles and what is unpacked of them lie: nobody else's."""
+    """Return the cache of bundles and unpacked sections, which only this benchmark uses."""
     return Cache(checkpoint.home() / "sizes")
 
 
@@ -172,11 +172,11 @@ def disk(model: Path) -> dict[str, int]:
     bundle, snapshot = _bundle(model), _bundle(model).entry("snapshot").size
     base = sum(section.size for section in bundle.manifest.sections) - snapshot
     if bundle.has("compile"):
-        base += held(_unpacked(bundle, "compile"))
+        base += disk_usage(_unpacked(bundle, "compile"))
     return {
         **dict.fromkeys((run_order.FRESH, run_order.TEMPLATE_RUNTIME, run_order.TEMPLATE_ENGINE), base),
-        run_order.RUNTIME_SNAPSHOT: base + held(cache().runtimes),
-        run_order.SNAPSHOT: base + snapshot + held(_unpacked(bundle, "snapshot")),
+        run_order.RUNTIME_SNAPSHOT: base + disk_usage(cache().runtimes),
+        run_order.SNAPSHOT: base + snapshot + disk_usage(_unpacked(bundle, "snapshot")),
     }
 
 
@@ -194,13 +194,13 @@ def _unpacked(bundle: Bundle, section: str) -> Path:
     return cache().unpacked / bundle.entry(section).digest.removeprefix("sha256:")
 
 
-def held(place: Path) -> int:
-    """Bytes that the disk holds for all files below `place`: holes of sparse ones not counted."""
+def disk_usage(place: Path) -> int:
+    """Return the disk bytes of all files below `place`, without the holes of sparse files."""
     return sum(file.lstat().st_blocks * 512 for file in place.rglob("*") if not file.is_dir())
 
 
 def parameters(model: Path) -> int:
-    """How many numbers the checkpoint holds."""
+    """Return the number of parameters of the checkpoint."""
     from math import prod
 
     document = json.loads((model / "config.json").read_text())

@@ -51,7 +51,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def home() -> Path:
-    """Where everything of these benchmarks lies, below the cache: remove it to have the space back."""
+    """Return the directory of these benchmarks below the cache; removing it frees the space."""
     return paths.Cache.at().root / "weights-benchmark"
 
 

@@ -1,10 +1,10 @@
-"""vLLM's own model and model loaders without an engine around them: what a worker does from configuration to weights.
+"""vLLM's model and model loaders without an engine: the work of a worker from configuration to weights.
 
-The clock runs from the call of the loader to the moment when the last weight is in its parameter (the model's
-construction included, vLLM's post-processing not). A loader that gives parameters memory that was there before leaves
-its page faults and copies for later: `first_pass_s`, one sum over every parameter, shows the former; `usable_s`, until
-post-processing and whatever the loader does after it have ended, all of it. Nobody looks at parameters in a run whose
-`usable_s` is taken, for that would fault their pages in.
+The time runs from the call of the loader until the last weight is in its parameter. It includes the construction of the
+model and excludes vLLM's post-processing. A loader that maps existing memory delays its page faults and copies.
+`first_pass_s`, one sum over every parameter, shows the page faults. `usable_s`, the time until post-processing and later
+work of the loader have ended, shows all of it. A run that measures `usable_s` does not read parameters, since that would
+fault their pages in.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _marked(began_s: float, before: resource.struct_rusage) -> dict[str, float]:
 
 
 def _read_bytes() -> int:
-    """What the storage layer has read for this process, page faults and readahead included."""
+    """Return the bytes that storage has read for this process, including page faults and readahead."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["read_bytes"])
 
@@ -158,7 +158,7 @@ def _unused() -> Path:
 
 
 def _fastsafetensors(directory: Path) -> Iterator[tuple[str, Any]]:
-    """The library itself on the CPU: vLLM's own use of it asks for a CUDA device."""
+    """Load with the library on the CPU, because vLLM's loader for it needs a CUDA device."""
     from fastsafetensors import SingleGroup
     from fastsafetensors.parallel_loader import ParallelLoader
 
@@ -172,10 +172,10 @@ def _fastsafetensors(directory: Path) -> Iterator[tuple[str, Any]]:
         loader.close()
 
 
-def in_child(work: Callable[[Ready], dict[str, Any]], ready: Ready = lambda: None) -> dict[str, Any]:
-    """The result of `work` in a fork of this process; {"error": message} when it raised or the child died.
+def run_in_child(work: Callable[[Ready], dict[str, Any]], ready: Ready = lambda: None) -> dict[str, Any]:
+    """Run `work` in a fork of this process and return its result, or {"error": message} if it failed.
 
-    What `work` is given to call returns when `ready` has run in the parent.
+    `work` receives a function that runs `ready` in the parent and returns afterwards.
     """
     near, far = socket.socketpair()
     if not (child := os.fork()):
@@ -200,6 +200,6 @@ def _ask(parent: socket.socket) -> None:
 def _tried(work: Callable[[Ready], dict[str, Any]], ready: Ready) -> dict[str, Any]:
     try:
         return work(ready)
-    except BaseException as error:  # noqa: BLE001 -- the parent records it, whatever it is
+    except BaseException as error:  # noqa: BLE001 -- the parent records any error
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}

@@ -1,4 +1,4 @@
-"""Serve a directory over HTTP from a process of its own, with ranges and one rate for all connections.
+"""Serve a directory over HTTP from a separate process, with ranges and one rate for all connections.
 
     python -m benchmarks.weights.file_server DIRECTORY
 
@@ -45,7 +45,7 @@ class Remote:
 
 @dataclass
 class Shared:
-    """What the connections share: the rate, the time at which the next byte may go, the bytes sent."""
+    """State of all connections: the rate, the time at which the next byte may be sent, the bytes sent."""
 
     directory: Path
     rate: float | None = None
@@ -58,7 +58,7 @@ class Shared:
             self.rate, self.free_at, self.sent = rate, time.monotonic(), 0
 
     def take(self, count: int) -> None:
-        """Wait until `count` bytes may go."""
+        """Wait until `count` bytes may be sent."""
         with self.lock:
             now = time.monotonic()
             self.free_at = max(self.free_at, now) + (count / self.rate if self.rate else 0.0)

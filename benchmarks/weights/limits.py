@@ -1,11 +1,11 @@
-"""What this machine's hardware and kernel give, in bytes per second: the ceilings that the weight benchmarks state.
+"""Rates of this machine's hardware and kernel in bytes per second, the ceilings of the weight benchmarks.
 
-disk      sequential O_DIRECT reads of the checkpoint itself, 16 MiB each, one stream and four
-memcpy    one core copies between buffers that were touched before
-touch     first write to fresh anonymous memory, a byte per page: 4 KiB pages; huge pages; huge pages that a
-          hypervisor was given time to take back (`benchmarks.weights.memory`)
-read      page cache into a buffer that was touched before (a copy by the kernel)
-wire      HTTP over loopback, no limit, into one reused buffer: one stream and four
+disk      sequential O_DIRECT reads of the checkpoint, 16 MiB each, one stream and four.
+memcpy    copy by one core between buffers that were touched before.
+touch     first write to fresh anonymous memory, a byte per page: 4 KiB pages; huge pages; huge pages after the
+          hypervisor had time to reclaim them (`benchmarks.weights.memory`).
+read      page cache into a buffer that was touched before (a copy by the kernel).
+wire      HTTP over loopback, no limit, into one reused buffer: one stream and four.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Time of vLLM's loaders, of the libraries that it supports and of ours to load all weights from the local disk.
 
-A loader that copies needs at least, by the rates of the same run (`benchmarks.weights.limits`):
+Lower limits for a loader that copies, by the rates of the same run (`benchmarks.weights.limits`):
 
     cold:  bytes / disk
     warm:  bytes / touch + bytes / memcpy
@@ -9,10 +9,10 @@ A loader that copies needs at least, by the rates of the same run (`benchmarks.w
 faults appear in `first pass` and its later copies in `usable`. Each measurement is a fork of a process that has imported
 everything; the order rotates by round. Ratios are paired by round, with a 95 % interval. States:
 
-    cold       no page of the files in memory; free memory is backed by the host (`benchmarks.weights.memory`)
-    warm       all pages in memory; free memory is backed
-    returned   warm, but the host has reclaimed free memory, as on an idle virtual machine
-    resident   the prefetcher has the weights, as for a second worker of the node (ours only)
+    cold       no page of the files in memory; free memory is backed by the host (`benchmarks.weights.memory`).
+    warm       all pages in memory; free memory is backed.
+    returned   warm, but the host has reclaimed free memory, as on an idle virtual machine.
+    resident   the prefetcher has the weights, as for a second worker of the node (ours only).
 
 Not measured because they need a CUDA device: InstantTensor, vLLM's ipc_cache, fastsafetensors inside vLLM.
 
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.weights import checkpoint, engine, file_server, limits, node, report
-from benchmarks.weights.memory import RETURNED_S, Held
+from benchmarks.weights.memory import RETURNED_S, TouchedMemory
 from coldstart.weights.prefetch import client
 
 THREADS = {"enable_multithread_load": True, "num_threads": 8}
@@ -104,19 +104,19 @@ def main() -> None:
 
 
 def _sensible(name: str, state: str) -> bool:
-    """Which states a loader is measured in."""
+    """Return whether a loader is measured in a state."""
     return {"returned": name in RETURNED, "resident": name == report.OURS}.get(state, True)
 
 
 def _round(directory: Path, steps: list[tuple[str, str]], number: int) -> list[dict[str, Any]]:
     found = []
-    held = Held(HELD)
+    held = TouchedMemory(HELD)
     shift = number * len(steps) // 5 % len(steps)
     for name, state in steps[shift:] + steps[:shift]:
         with STATES[state](directory) as environment:
             held.take()
             work = partial(_load, directory, name, environment, number == 0)
-            taken = engine.in_child(work, partial(_free, held, state))
+            taken = engine.run_in_child(work, partial(_free, held, state))
         found.append({"loader": name, "state": state, "round": number, **taken})
         print(_line(found[-1]), file=sys.stderr, flush=True)
     return found
@@ -126,12 +126,12 @@ def _load(
     directory: Path, name: str, environment: Mapping[str, str], look: bool, ready: engine.Ready
 ) -> dict[str, Any]:
     os.environ.update(environment)
-    # Where the prefetcher is meant, there are no files to fall back to unnoticed.
+    # A start from the prefetcher has no files, so that a fallback to files cannot go unnoticed.
     model = node.bare(directory) if environment else directory
     return engine.load(model, LOADERS[name], look, ready)
 
 
-def _free(held: Held, state: str) -> None:
+def _free(held: TouchedMemory, state: str) -> None:
     held.release()
     if state == "returned":
         time.sleep(RETURNED_S)

@@ -1,9 +1,9 @@
-"""Free memory of known quality, so that loaders are compared and not the hypervisor.
+"""Provide free memory that the host backs, so that a comparison of loaders does not measure the hypervisor.
 
-A virtual machine with free page reporting gives free memory back to its host two seconds after it was freed, huge
-pages first. Whoever then touches it pays the host's page faults as well: 0.5 GB/s instead of 10 GB/s for huge pages,
-while 4 KiB pages may come out of fragments that were never given back. A physical machine knows none of this.
-`Held` keeps memory touched until the moment when it is wanted: what is freed then is backed.
+A virtual machine with free page reporting returns free memory to its host two seconds after it was freed, huge
+pages first. The next access then costs page faults on the host as well: 0.5 GB/s instead of 10 GB/s for huge pages.
+4 KiB pages may come from fragments that were never returned. A physical machine has no such effect.
+`TouchedMemory` keeps memory touched until it is needed: memory freed at that time is backed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 RETURNED_S = 4.0
 
 
-class Held:
+class TouchedMemory:
     """`size` bytes of touched anonymous memory, in huge pages, not inherited by forks."""
 
     def __init__(self, size: int) -> None:
@@ -31,21 +31,21 @@ class Held:
             _touch(self._memory)
 
     def release(self) -> None:
-        """Free it: the next two seconds belong to whoever allocates."""
+        """Free the memory; the host backs it for two seconds."""
         if self._memory is not None:
             self._memory.close()
             self._memory = None
 
 
 def fresh(size: int, advice: int) -> mmap.mmap:
-    """Anonymous private memory that nobody has touched."""
+    """Return untouched anonymous private memory."""
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(advice)
     return memory
 
 
 def touch_rate(advice: int, size: int) -> float:
-    """Bytes per second of first touches, one byte written per page."""
+    """Return bytes per second of first touches, one byte per page."""
     memory = fresh(size, advice)
     began_s = time.monotonic()
     _touch(memory)

@@ -1,4 +1,4 @@
-"""The surroundings of a start that fetches its weights: a model directory without them, their plan, a prefetcher of its own."""
+"""Environment of a start that fetches weights: a model directory without weights, their plan, and a prefetcher."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from coldstart.weights.prefetch import client
 
 
 def bare(directory: Path) -> Path:
-    """A copy of a model directory without its weights."""
+    """Copy a model directory without its weights."""
     made = checkpoint.home() / f"{directory.name}-bare"
     shutil.rmtree(made, ignore_errors=True)
     return Path(shutil.copytree(directory, made, ignore=shutil.ignore_patterns("*.safetensors*")))
 
 
 def plan(directory: Path) -> Path:
-    """The file with the weights plan, made on first use."""
+    """Return the file with the weights plan, written on first use."""
     kept = checkpoint.home() / f"{directory.name}.plan.json"
     if not kept.exists():
         kept.write_text(json.dumps(weights.plan(directory)))
@@ -32,26 +32,26 @@ def plan(directory: Path) -> Path:
 
 
 def runtime() -> Path:
-    """A runtime directory for a prefetcher of our own."""
+    """Return the runtime directory of the benchmarks' prefetcher."""
     place = checkpoint.home() / "run"
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     return place
 
 
 def sockets() -> Path:
-    """Where the prefetcher of `runtime` has its socket."""
+    """Return the directory of the socket of the prefetcher in `runtime`."""
     place = runtime() / "coldstart"
     place.mkdir(mode=0o700, exist_ok=True)
     return place
 
 
 def environment() -> dict[str, str]:
-    """For a process that is to be quiet and to use the prefetcher of `runtime`."""
+    """Return the environment of a quiet process that uses the prefetcher in `runtime`."""
     return {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "XDG_RUNTIME_DIR": str(runtime())}
 
 
 def streaming(source: str, plan: Path) -> dict[str, str]:
-    """For a process that loads its weights from `source` by the plan in that file."""
+    """Return the variables of a process that loads weights from `source` by the plan."""
     return LaunchPlan(Arguments(), weights_from=WeightsRequest(source, plan)).variables()
 
 

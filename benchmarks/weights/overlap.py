@@ -7,9 +7,9 @@ A start imports torch and vLLM and fetches the weights. One after the other cost
 The rates follow from the imports of each round: `matched` fetches in the time of the imports, then half and double of that
 rate, and no limit. Ways, from the launch of the first process to the last weight in its parameter:
 
-    imports      a process that imports what loading needs
-    sequential   four streams to the disk, then a process that imports and loads the files as vLLM does
-    coldstart    a process that asks the prefetcher, imports, and loads from its memory as the bytes arrive
+    imports      a process that imports the modules for loading.
+    sequential   four streams to the disk, then a process that imports and loads the files like vLLM.
+    coldstart    a process that requests the prefetcher, imports, and loads from its memory as the bytes arrive.
 
 Equation 5 (`coldstart.launch.ttft`) predicts `coldstart` from the sequential starts. Client and server share two cores.
 The ways rotate by round; figures are medians with their range.
@@ -46,7 +46,7 @@ STREAMS, BLOCK = 4, 16 << 20
 
 @dataclass(frozen=True)
 class Bench:
-    """The checkpoint, the server that has it, and a model directory without weights."""
+    """The checkpoint, its server, and a model directory without weights."""
 
     checkpoint: Path
     server: file_server.Remote
@@ -54,7 +54,7 @@ class Bench:
     plan: Path
 
     def imports(self) -> dict[str, Any]:
-        """A process that only imports."""
+        """Run a process that only imports."""
         began_s = time.monotonic()
         return {"seconds": _process(["imports"])["imported_at_s"] - began_s}
 
@@ -73,7 +73,7 @@ class Bench:
         return _timed(began_s, found) | {"fetch_s": fetched_s - began_s}
 
     def coldstart(self, digest: bool) -> dict[str, Any]:
-        """Prefetcher and process side by side."""
+        """Run prefetcher and process at the same time."""
         environment = node.streaming(self.server.url, self.plan)
         began_s = time.monotonic()
         try:
@@ -84,7 +84,7 @@ class Bench:
 
 
 def main() -> None:
-    """Measure, print the table for people and the result as one line, keep it."""
+    """Measure, print the table and the result as one line, and store it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rates", nargs="+", default=list(RATES), choices=list(RATES))
@@ -144,7 +144,7 @@ def _process(arguments: list[str], environment: Mapping[str, str] | None = None)
 
 
 def _download(url: str, directory: Path, target: Path) -> None:
-    """Four streams of 16 MiB ranges into files, as a good downloader does it."""
+    """Download four streams of 16 MiB ranges into files."""
     ranges = [
         (file.name, first, min(BLOCK, file.stat().st_size - first))
         for file in weight_files(directory)

@@ -1,7 +1,7 @@
-"""Bytes that each rank of a pipeline reads, against the bytes of its own layers.
+"""Bytes that each rank of a pipeline reads, against the bytes of its layers.
 
 Two real ranks of one process group load with vLLM's default loader and with ours from local files, and with ours over HTTP
-through a prefetcher for each rank. Each rank has a cold copy of the files. Bytes are counted by /proc/self/io and by the
+through one prefetcher per rank. Each rank has a cold copy of the files. Bytes are counted by /proc/self/io and by the
 servers. No time is measured.
 
 Run: python -m benchmarks weights/ranks
@@ -77,7 +77,7 @@ def _ranks(way: str, models: list[Path], environment: Callable[[int], None]) -> 
         return engine.load(models[number], {"load_format": WAYS[way]}, ready=ready, rank=rank)
 
     with ThreadPoolExecutor(RANKS) as pool:
-        found = list(pool.map(lambda number: engine.in_child(partial(work, number)), range(RANKS)))
+        found = list(pool.map(lambda number: engine.run_in_child(partial(work, number)), range(RANKS)))
     shutil.rmtree(rendezvous.parent)
     for left in Path("/dev/shm").glob(f"{rendezvous.parent.name}-*"):  # the forks end without cleaning up
         left.unlink()

@@ -132,7 +132,7 @@ def _predicted(sequential: Sequence[Sample], imports: float, fetch: float, size:
 
 
 def ranks(samples: Sequence[Sample], size: int) -> dict[str, Any]:
-    """The result of `weights_ranks`: bytes read per rank over the bytes of its own parameters."""
+    """Return the result of `weights_ranks`: bytes read per rank over the bytes of its parameters."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for sample in samples:
         own = sample["parameter_bytes"]

@@ -13,7 +13,7 @@ from tests.support.engines import fake_engine, home
 
 __all__ = ["fake_engine", "home", "run"]
 STRANGER = 64321
-"""A user id that nobody has: to the kernel as good a user as any."""
+"""An unassigned user id; the kernel treats it like any other."""
 
 
 @pytest.fixture

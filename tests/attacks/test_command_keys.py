@@ -113,9 +113,7 @@ def test_endless_body_is_read_to_a_limit(run: Run, words: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n["])
-def test_answer_without_an_end_is_given_up_at_the_deadline(
-    monkeypatch: pytest.MonkeyPatch, head: bytes
-) -> None:
+def test_endless_answer_fails_at_the_deadline(monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
     from coldstart.artifacts.net.http_client import RemoteUnreachableError
     from coldstart.commands import _client
 
@@ -158,7 +156,7 @@ def test_key_to_another_machine_without_tls_is_reported(capsys: pytest.CaptureFi
         ServerClient("https://host.invalid", {"x": "a\r\nb: c"}, Output(), wait_s=1)
 
 
-def test_answer_that_is_no_document_of_a_fleet_is_refused(run: Run) -> None:
+def test_answer_of_another_program_is_refused(run: Run) -> None:
     for body in (b"[]", b"not json", json.dumps("text").encode(), b"[" * 100_000):
         with answering(lambda c, _, body=body: answer(c, 200, {}, body)) as server:  # type: ignore[misc]
             assert "fleet" in run("fleet", "status", "--url", server.url, code=1).stderr

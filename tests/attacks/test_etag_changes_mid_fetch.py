@@ -1,4 +1,4 @@
-"""The file is replaced on the server in the middle of a fetch: no unit is made of both, and the digests decide."""
+"""A file is replaced on the server during a fetch: no unit mixes both versions, and the digests decide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coldstart.weights.prefetch import client
 
 
 class _Replaced:
-    """Serves a file in pieces of half of what is asked; after so many answers its ETag is another one."""
+    """Server that sends half of each requested range; its ETag changes after `changes_at` responses."""
 
     def __init__(self, before: bytes, after: bytes, changes_at: int) -> None:
         self.before, self.after, self.changes_at, self.answers = before, after, changes_at, 0
@@ -54,7 +54,7 @@ def test_etag_changes_mid_fetch(same: bool, tmp_path: Path) -> None:
             with pytest.raises(client.PrefetchFailedError, match="wrong bytes"):
                 attached.complete()
         errors = attached.stats()["errors"]
-    # The half that came of the old file is not completed from the new one: all of it is asked for again.
+    # The rest of the unit must not come from the new file: the client requests the full unit again.
     assert server.starts[0] == (0, "old") and server.starts[1][1] == "new"
     assert (0, "new") in server.starts[2:]
     assert any("changed at its source" in error and '"old"' in error for error in errors)

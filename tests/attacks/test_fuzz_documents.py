@@ -1,4 +1,4 @@
-"""No mutation of a document or plain section makes a reader trip or stray."""
+"""No mutation of a document or plain section makes a reader crash or write outside its directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coldstart.system.paths import Cache
 
 
 @pytest.mark.slow
-def test_a_sample_of_mutations(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_refuse_or_read_each_mutation(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if runtime.vllm_distribution() is None:
         pytest.skip("a key needs an installed vLLM")
     model = home / "my-model"

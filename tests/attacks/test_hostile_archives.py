@@ -1,4 +1,4 @@
-"""Archives made to escape or to smuggle: refused with a code, and the store stays empty."""
+"""Hostile archives are refused with an error code, and the store remains empty."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_refused_with_its_code(name: str, store: Store, tmp_path: Path) -> None:
+def test_import_refuses_hostile_archive(name: str, store: Store, tmp_path: Path) -> None:
     data, code = HOSTILE[name]
     (tmp_path / "hostile.tar").write_bytes(data)
     with pytest.raises(BundleError) as caught:

@@ -134,7 +134,7 @@ def test_index_digest_that_climbs(store: Store, tmp_path: Path) -> None:
     publish(store, tmp_path)
     index = store.root / oci.INDEX_FILE
     index.write_text(index.read_text().replace('"digest":"sha256:', '"digest":"sha256:../'))
-    # An entry that is not understood is nobody's bundle, and what it names is never opened; it is counted, not dropped.
+    # An entry of an unknown form is not a bundle: its blob is never opened, and the entry is retained and counted.
     assert store.list() == [] and store.layout.strange() == 1
 
 

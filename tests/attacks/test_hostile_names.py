@@ -44,7 +44,7 @@ def _numbered(count: int) -> Iterator[bytes]:
 
 
 def _chains() -> Iterator[bytes]:
-    """Yield names at the depth limit, of which each implies directories of its own."""
+    """Yield names at the depth limit; each implies different directories."""
     return (_header("/".join([f"d{number}"] * LIMITS.path_depth)) for number in range(COUNT // 50))
 
 
@@ -97,7 +97,7 @@ def _code_and_seconds(act: Callable[[], object]) -> tuple[str, float]:
 
 @pytest.fixture
 def memory_disk() -> Iterator[Path]:
-    """A directory in memory where there is one: the time of a disk is not that of the reader."""
+    """Return a directory in memory where available, so that disk time is not measured."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as place:
         yield Path(place)
@@ -142,7 +142,7 @@ def test_every_conflict_of_two_names_is_named(
         names.add(second[0], is_directory=second[1])
 
 
-def test_a_directory_may_follow_what_lies_in_it(store: Store, tmp_path: Path) -> None:
+def test_directory_may_follow_its_members(store: Store, tmp_path: Path) -> None:
     directory = member("a", type=b"5")
     bundle = forge(store, tar_zst((member("a/b/c"), b"x"), (directory, b""), (member("a/d"), b"y")))
     assert bundle.extract("tokenizer", tmp_path / "out") == 3

@@ -1,4 +1,4 @@
-"""Sixty and more ways for a registry and a weights server to misbehave, in one process whose memory is watched.
+"""More than sixty ways for a registry or a weights server to misbehave, in one process whose memory is measured.
 
 Each ends within its deadline, tells no secret beyond its origin, and leaves nothing in the store.
 """
@@ -142,7 +142,7 @@ REGISTRY: dict[str, Behave] = COMMON | {
     "names a realm elsewhere": _raw(
         _head(401, 'WWW-Authenticate: Bearer realm="http://127.0.0.9:1/token"', "Content-Length: 0")
     ),
-    "names a realm that is no address": _raw(
+    "names an invalid realm": _raw(
         _head(401, 'WWW-Authenticate: Bearer realm="gopher://x"', "Content-Length: 0")
     ),
     "names a realm below itself": _raw(
@@ -193,7 +193,7 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_there_are_sixty_at_least() -> None:
+def test_at_least_sixty_cases_exist() -> None:
     assert len(REGISTRY) >= 60 and len({*REGISTRY, *WEIGHTS}) >= 65
 
 
@@ -234,8 +234,10 @@ def test_a_hostile_weights_server(name: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "name", ["dribbles its body", "errs at length", "closes at once", "has a body without length"]
 )
-def test_an_honest_beginning(name: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The manifest is honest; what follows is not. A signature that cannot be had vouches for nothing, and stops nothing."""
+def test_hostile_responses_after_a_valid_manifest(
+    name: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest is valid, later responses are not. A signature that cannot be fetched neither helps nor stops the pull."""
     monkeypatch.setenv(PATIENCE_VARIABLE, "0.5")
     made = publish(Store(tmp_path / "made"), tmp_path)
     listed = {"mediaType": oci.MANIFEST_TYPE, "digest": f"sha256:{'0' * 64}", "size": 700}

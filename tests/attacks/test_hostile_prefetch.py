@@ -1,4 +1,4 @@
-"""Clients of the prefetcher that mean harm: refused, and nobody else notices."""
+"""Hostile clients of the prefetcher are refused without an effect on other clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.range_server import RangeServer, serving
-from support.shortage import busy_s, without_descriptors
+from support.shortage import busy_s, exhaust_descriptors
 from support.waiting import wait_until
 
 from coldstart.system.ipc import json_lines
@@ -63,7 +63,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtime: Path) -> Iterator[int]:
-    """A client that was there before, and is served as ever afterwards; the prefetcher's pid."""
+    """Yield the prefetcher's pid; another client is served before and after the attack."""
     with client.attach(server.url, plan, names=["a"], directory=runtime) as attached:
         attached.complete(["a"])
         pid = int(client.request("status", directory=runtime)["pid"])
@@ -128,7 +128,7 @@ def test_a_line_without_an_end_is_cut_off(runtime: Path) -> None:
 
 
 @pytest.mark.usefixtures("bystander")
-def test_who_says_nothing_keeps_nobody_waiting(runtime: Path) -> None:
+def test_silent_client_delays_no_other_client(runtime: Path) -> None:
     silent = [_raw(runtime) for _ in range(50)]
     silent[0].sendall(b'{"op": "sta')
     assert client.request("status", directory=runtime)["clients"] >= 51
@@ -137,8 +137,10 @@ def test_who_says_nothing_keeps_nobody_waiting(runtime: Path) -> None:
     wait_until(lambda: client.request("status", directory=runtime)["clients"] == 2)
 
 
-def test_without_descriptors_it_turns_clients_away_and_does_not_spin(bystander: int, runtime: Path) -> None:
-    with without_descriptors(bystander):
+def test_prefetcher_refuses_clients_without_spinning_when_out_of_descriptors(
+    bystander: int, runtime: Path
+) -> None:
+    with exhaust_descriptors(bystander):
         turned_away = [_raw(runtime) for _ in range(5)]
         assert busy_s(bystander, 0.5) < 0.25
         assert [connection.recv(1) for connection in turned_away] == [b""] * 5
@@ -146,7 +148,7 @@ def test_without_descriptors_it_turns_clients_away_and_does_not_spin(bystander: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bystander")
-def test_who_asks_and_never_reads_is_let_go(runtime: Path) -> None:
+def test_client_that_never_reads_is_disconnected(runtime: Path) -> None:
     connection = _raw(runtime)
     with pytest.raises(OSError, match=r"Broken pipe|reset|timed out"):
         while True:
@@ -180,7 +182,7 @@ def test_descriptors_of_other_kinds_are_refused(runtime: Path, make: Callable[[]
 
 
 @pytest.mark.usefixtures("bystander")
-def test_more_descriptors_than_anybody_needs_are_refused_and_closed(runtime: Path) -> None:
+def test_excess_descriptors_are_refused_and_closed(runtime: Path) -> None:
     connection = _raw(runtime)
     with suppress(OSError):
         for _ in range(20):
@@ -228,7 +230,7 @@ HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
 
 
 def _refusal(server: RangeServer, runtime: Path, names: list[str] | None, plan: dict[str, Any]) -> str:
-    """Why the prefetcher itself refuses a request that no client of ours has looked at."""
+    """Return the reason for which the prefetcher refuses a request that no client checked before."""
     connection = _raw(runtime)
     body = json_lines.sealed(json.dumps(names).encode(), json.dumps(plan).encode())
     socket.send_fds(connection, [json_lines.encode({"op": "attach", "source": server.url})], [body])
@@ -267,7 +269,7 @@ def test_ranges_outside_of_what_is_wanted_are_refused(
 
 
 @pytest.mark.usefixtures("bystander")
-def test_a_client_cannot_change_what_the_others_read(
+def test_client_cannot_change_memory_of_other_clients(
     server: RangeServer, plan: dict[str, Any], runtime: Path
 ) -> None:
     connection = json_lines.Channel(_raw(runtime))

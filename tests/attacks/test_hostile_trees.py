@@ -1,4 +1,4 @@
-"""Trees made to escape, exhaust or confuse the extractor: each is refused with its code, leaving nothing."""
+"""Trees that attempt to escape, exhaust or confuse the extractor are refused with a code and leave no file."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_refused_with_its_code(name: str, store: Store, tmp_path: Path) -> None:
+def test_extract_refuses_hostile_tree(name: str, store: Store, tmp_path: Path) -> None:
     blob, code = HOSTILE[name]
     bundle = forge(store, blob)
     before = sorted(tmp_path.rglob("*"))
@@ -91,13 +91,13 @@ def test_refused_with_its_code(name: str, store: Store, tmp_path: Path) -> None:
     assert [finding.code for finding in bundle.verify("checksum")] == [code]
 
 
-def test_more_bytes_than_declared(store: Store, tmp_path: Path) -> None:
+def test_extract_refuses_more_bytes_than_declared(store: Store, tmp_path: Path) -> None:
     bundle = forge(store, _file("a", b"x" * 5000), annotations={UNPACKED: "1024"})
     with pytest.raises(ArchiveBombError):
         bundle.extract("tokenizer", tmp_path / "out")
 
 
-def test_a_window_too_large_to_hold(store: Store, tmp_path: Path) -> None:
+def test_extract_refuses_too_large_window(store: Store, tmp_path: Path) -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=True)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     bundle = forge(store, compressor.compress(bytes(4096)) + compressor.flush())
@@ -106,7 +106,7 @@ def test_a_window_too_large_to_hold(store: Store, tmp_path: Path) -> None:
     assert caught.value.code == "CS-TREE"
 
 
-def test_too_many_members() -> None:
+def test_members_refuses_more_than_the_limit() -> None:
     stream = BytesIO(b"".join(tar.header(tar.Member(f"f{n}", 0)) for n in range(11)) + tar.END)
     with pytest.raises(ArchiveBombError):
         list(tar.members(stream, cap=10))

@@ -13,7 +13,7 @@ from coldstart.system import paths
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "/x", "..", ".hidden", "", "a\nb", "a" * 65, "-x"])
-def test_a_name_that_is_no_plain_file_name_is_refused(name: str, tmp_path: Path) -> None:
+def test_trust_refuses_a_name_that_is_not_a_plain_file_name(name: str, tmp_path: Path) -> None:
     pem = sign.public_pem(tmp_path / "state")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InvalidNameError):

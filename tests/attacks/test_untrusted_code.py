@@ -1,4 +1,4 @@
-"""Code is not handed out unless somebody trusted signed exactly this bundle."""
+"""Code sections are extracted only if a trusted key signed exactly this bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.bundles import key, provenance, publish, write_tree
 
 
 class Fixed:
-    """A signer that says what it was told to."""
+    """Signer that returns a fixed payload."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
@@ -37,18 +37,18 @@ def _refused(bundle: Bundle, dest: Path, trust: Trust | None) -> UntrustedError:
     return caught.value
 
 
-def test_unsigned(store: Store, tmp_path: Path) -> None:
+def test_extract_refuses_unsigned_bundle(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     sign.host_key(tmp_path / "state")
     trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
     assert "not signed" in _refused(bundle, tmp_path / "out", trust).message
 
 
-def test_no_trust_given(store: Store, tmp_path: Path) -> None:
+def test_extract_refuses_code_without_a_trust_store(store: Store, tmp_path: Path) -> None:
     assert _refused(publish(store, tmp_path), tmp_path / "out", None).code == "CS-UNTRUSTED"
 
 
-def test_the_override_must_be_explicit(store: Store, tmp_path: Path) -> None:
+def test_extract_accepts_unsigned_code_when_overridden(store: Store, tmp_path: Path) -> None:
     assert publish(store, tmp_path).extract("compile", tmp_path / "out", trust=anyone) == 3
 
 
@@ -56,7 +56,7 @@ def test_plain_sections_need_no_trust(store: Store, tmp_path: Path) -> None:
     assert publish(store, tmp_path).extract("tokenizer", tmp_path / "out") == 3
 
 
-def test_signed_by_a_stranger(store: Store, tmp_path: Path) -> None:
+def test_extract_refuses_signature_of_an_unknown_key(store: Store, tmp_path: Path) -> None:
     bundle = _bundle(store, tmp_path, sign.host_key(tmp_path / "stranger"))
     sign.host_key(tmp_path / "state")
     trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))

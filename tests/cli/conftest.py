@@ -1,4 +1,4 @@
-"""A command line with cache, state and configuration of its own, run in a child process."""
+"""Run the command line in a child process with separate cache, state and configuration."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ __all__ = ["home", "run"]
 
 @pytest.fixture
 def bundle(home: Path) -> Bundle:
-    """A signed bundle called org/tiny in the default store."""
+    """Publish the bundle org/tiny in the default store and create the host's signing key."""
     made = publish(Store(Cache.at().bundles), home / "scratch")
     sign.host_key(paths.state_dir())
     return made

@@ -1,49 +1,27 @@
 """coldstart bench over fake servers: results on stdout, reports in files, exit codes."""
 
 import json
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from coldstart.commands import cli
+from support.fake_launcher import FakeLauncher
 
-from coldstart.bench import benchmark, floor, run_order
-from coldstart.validate.launch import Command, Launcher, ModeUnavailableError, RunFiles
+from coldstart.bench import benchmark, floor
+from coldstart.validate.launch import Launcher
 from coldstart.validate.launchers import Subject
 
-SERVER = Path(__file__).parents[1] / "support" / "fake_server.py"
 BEHAVIOUR: dict[str, str] = {}
 
 
-@dataclass
-class Fake:
-    mode: str
-
-    @property
-    def tells_readiness(self) -> bool:
-        return self.mode not in run_order.BASELINES
-
-    def prepare(self) -> None:
-        if BEHAVIOUR.get(self.mode) == "unavailable":
-            raise ModeUnavailableError("no CRIU here")
-
-    def command(self, files: RunFiles) -> Command:
-        argv = [sys.executable, "-I", "-S", str(SERVER), str(files.port), str(files.ready)]
-        return Command([*argv, BEHAVIOUR.get(self.mode, "serves"), self.mode])
-
-    def close(self) -> None:
-        return
-
-
 def fakes(subject: Subject, modes: Sequence[str], work: Path) -> list[Launcher]:
-    return [Fake(mode) for mode in modes]
+    return [FakeLauncher(mode, BEHAVIOUR.get(mode, "serves")) for mode in modes]
 
 
 @pytest.fixture(autouse=True)
-def faked(monkeypatch: pytest.MonkeyPatch) -> None:
+def replace_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     BEHAVIOUR.clear()
     monkeypatch.setattr(benchmark, "launchers", fakes)
     monkeypatch.setattr(benchmark, "subject", lambda wanted: Subject(wanted.model, wanted.model))
@@ -65,7 +43,7 @@ def result(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_the_last_line_is_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_prints_json_as_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--format", "json") == 0
     found = result(capsys)
     assert found["schema_version"] == 1
@@ -75,7 +53,7 @@ def test_the_last_line_is_the_result(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.slow
-def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench() == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[0].startswith("mode")
@@ -84,9 +62,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_reports_are_written_and_one_can_be_the_result(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_writes_reports_and_prints_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, saved = tmp_path / "r.html", tmp_path / "r.json"
     assert bench(f"--export=html={page}", f"--export=json={saved}", "--export=markdown") == 0
     assert capsys.readouterr().out.startswith("# Cold start of tiny-llama")
@@ -96,20 +72,22 @@ def test_reports_are_written_and_one_can_be_the_result(
 
 
 @pytest.mark.parametrize("behaviour", ["other-tokens", "fell-back", "dies"])
-def test_no_is_exit_1(behaviour: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_exits_1_when_a_mode_fails(behaviour: str, capsys: pytest.CaptureFixture[str]) -> None:
     BEHAVIOUR["fresh"] = behaviour
     assert bench("--format", "json") == 1
     assert result(capsys)["failures"]
 
 
-def test_a_mode_that_was_asked_for_has_to_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_exits_1_when_a_requested_mode_is_unavailable(capsys: pytest.CaptureFixture[str]) -> None:
     BEHAVIOUR["snapshot"] = "unavailable"
     assert bench("--format=json", modes="vllm-warm,snapshot") == 1
     assert result(capsys)["failures"] == ["snapshot: requested, but no CRIU here"]
 
 
 @pytest.mark.slow
-def test_a_regression_is_exit_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_exits_1_when_slower_than_the_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved = tmp_path / "base.json"
     assert bench(f"--export=json={saved}") == 0
     assert bench(f"--baseline={saved}", "--max-regress=5000") == 0
@@ -128,15 +106,15 @@ def test_a_regression_is_exit_1(tmp_path: Path, capsys: pytest.CaptureFixture[st
     "wrong",
     [["--export=pdf"], ["--export=html", "--export=json"], ["--export=html=/no/such/x"], ["--modes=x"]],
 )
-def test_an_impossible_request_is_exit_2(wrong: list[str]) -> None:
+def test_bench_exits_2_when_arguments_are_invalid(wrong: list[str]) -> None:
     assert bench(*wrong) == 2
 
 
-def test_a_missing_baseline_is_told_before_anything_runs(tmp_path: Path) -> None:
+def test_bench_exits_2_when_the_baseline_is_missing(tmp_path: Path) -> None:
     assert bench(f"--baseline={tmp_path / 'none.json'}") == 2
 
 
-def test_no_bundle_is_exit_3(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_exits_3_without_a_bundle(capsys: pytest.CaptureFixture[str]) -> None:
     BEHAVIOUR["fresh"] = "no-bundle"
     assert bench() == 3
     assert "coldstart materialize" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Exit codes are an API: 0 yes, 1 no, 2 trouble, 3 no bundle, 4 login or offline, 128 + signal."""
+"""Exit codes are an API: 0 yes, 1 no, 2 error, 3 no bundle, 4 login or offline, 128 + signal."""
 
 import os
 import signal
@@ -32,11 +32,13 @@ from coldstart.errors import AuthRequiredError, CommandFailedError, NoBundleErro
         (RuntimeError("x"), 2),
     ],
 )
-def test_table(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_returns_the_exit_code_of_each_error(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli._report(error) == code
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert "Traceback" not in said
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("error: ")
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_report_is_an_internal_error_when_no_extra_provides_the_module(
     assert "internal error" in capsys.readouterr().err
 
 
-def test_a_traceback_only_on_demand(
+def test_report_shows_traceback_when_debugging(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLDSTART_DEBUG", "1")
@@ -93,7 +95,9 @@ def test_a_traceback_only_on_demand(
         (("trust", "add", "missing.pub"), 2, "trust show"),
     ],
 )
-def test_failures_say_what_and_how_to_mend(run: Run, argv: tuple[str, ...], code: int, words: str) -> None:
+def test_command_reports_error_with_hint_when_it_fails(
+    run: Run, argv: tuple[str, ...], code: int, words: str
+) -> None:
     done = run(*argv, code=code)
     assert words in done.stderr
     assert done.stdout == ""
@@ -106,7 +110,7 @@ def test_no_command_shows_help(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals(home: Path, number: int, code: int) -> None:
+def test_command_exits_with_128_plus_signal(home: Path, number: int, code: int) -> None:
     script = (
         "import time, coldstart.system.doctor\nfrom coldstart.commands.cli import main\n"
         "coldstart.system.doctor.examine = lambda cache: (print('up', flush=True), time.sleep(60))\n"

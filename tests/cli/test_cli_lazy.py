@@ -1,4 +1,4 @@
-"""Help and version load no engine, whatever the command."""
+"""Help, version and commands that only read import no heavy package."""
 
 import json
 import re
@@ -30,38 +30,37 @@ def probe(*argv: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("argv", [("--help",), ("--version",), *((name, "--help") for name in COMMANDS)])
-def test_nothing_heavy_is_imported(argv: tuple[str, ...]) -> None:
+def test_help_and_version_import_no_heavy_package(argv: tuple[str, ...]) -> None:
     assert probe(*argv) == {"code": 0, "loaded": []}
 
 
 @pytest.mark.parametrize("argv", [("list",), ("doctor",), ("inspect", "no-such-thing"), ("fleet", "status")])
-def test_commands_that_only_read_import_nothing_heavy_either(argv: tuple[str, ...]) -> None:
+def test_reading_commands_import_no_heavy_package(argv: tuple[str, ...]) -> None:
     assert probe(*argv)["loaded"] == []
 
 
-def test_help_of_the_whole_imports_no_command() -> None:
+def test_top_level_help_imports_no_command() -> None:
     code = "import sys\nfrom coldstart.commands.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     code += "print([m for m in sys.modules if m.startswith('coldstart.commands.')], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "['coldstart.commands.config_file', 'coldstart.commands.cli']"
 
 
-def test_the_rooms_of_a_start_know_no_tables_and_no_plots() -> None:
-    """What a start runs through, here and in the server's process."""
-    rooms = [
-        "artifacts",
+def test_packages_of_a_start_import_no_tables_and_no_plots() -> None:
+    """These packages run at a start, in the command or in the server's process."""
+    packages = [
         "contract",
-        "machine",
-        "model",
-        "key",
+        "system",
+        "models",
         "weights",
         "graphs",
         "scheduling",
         "vllm",
-        "serve",
+        "launch",
         "materialize",
     ]
-    places = [ROOT / "artifacts", *(ROOT / "coldstart" / room for room in rooms if room != "artifacts")]
+    places = [ROOT / "artifacts", *(ROOT / "coldstart" / package for package in packages)]
+    assert all(place.is_dir() for place in places)
     texts = {path: path.read_text(encoding="utf-8") for place in places for path in place.rglob("*.py")}
     named = [
         path.name

@@ -1,4 +1,4 @@
-"""stdout carries the result and nothing else, in each of its forms."""
+"""stdout contains only the result, in each output format."""
 
 import json
 import os
@@ -15,34 +15,34 @@ from tools.shell import Run
 from coldstart.errors import UsageError
 
 
-def test_text(run: Run, bundle: Bundle) -> None:
+def test_list_prints_text(run: Run, bundle: Bundle) -> None:
     done = run("list")
     assert "org/tiny:v1" in done.stdout
     assert done.stdout.startswith("bundle")
 
 
-def test_json(run: Run, bundle: Bundle) -> None:
+def test_list_prints_json(run: Run, bundle: Bundle) -> None:
     data = json.loads(run("list", "--format", "json").stdout)
     assert data["schema_version"] == 2
     assert data["bundles"][0]["digest"] == bundle.digest
 
 
-def test_quiet(run: Run, bundle: Bundle) -> None:
+def test_list_prints_references_when_quiet(run: Run, bundle: Bundle) -> None:
     done = run("list", "-q")
     assert (done.stdout, done.stderr) == (f"{bundle.ref}\n", "")
 
 
-def test_to_a_file(run: Run, bundle: Bundle, home: Path) -> None:
+def test_list_writes_to_a_file(run: Run, bundle: Bundle, home: Path) -> None:
     done = run("list", "--format=json", "-o", "out.json")
     assert done.stdout == ""
     assert json.loads((home / "out.json").read_text())["bundles"]
 
 
-def test_a_file_that_cannot_be_written(run: Run) -> None:
+def test_output_file_in_a_missing_directory_is_refused(run: Run) -> None:
     assert "no/out" in run("list", "-o", "no/out", code=2).stderr
 
 
-def test_the_last_line_says_where_how_long_and_what_next(run: Run, bundle: Bundle) -> None:
+def test_last_line_has_place_duration_and_next_command(run: Run, bundle: Bundle) -> None:
     last = run("prune").stderr.splitlines()[-1]
     assert "bundles" in last
     assert " s). Next: coldstart list" in last
@@ -58,7 +58,7 @@ def test_progress_goes_to_stderr(run: Run, mode: str, lines: int) -> None:
     assert sum("examine this machine" in line for line in done.stderr.splitlines()) == lines
 
 
-def test_a_terminal_gets_a_moving_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_a_progress_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     master, slave = os.openpty()
     program = [sys.executable, "-m", "coldstart.commands.cli", "doctor", "--format", "json"]
@@ -83,7 +83,7 @@ def test_json_progress_is_json(run: Run) -> None:
         ("none", []),
     ],
 )
-def test_a_phase_says_how_long_it_took_before_and_its_steps(
+def test_phase_prints_expected_duration_and_steps(
     capsys: pytest.CaptureFixture[str], mode: Any, expected: list[str]
 ) -> None:
     with Output(progress=mode).phase("build", 7.2) as step:
@@ -99,7 +99,7 @@ def test_json_progress_has_the_expectation_and_the_steps(capsys: pytest.CaptureF
     assert [one["event"] for one in (begin, middle, end)] == ["begin", "step", "end"]
 
 
-def test_environment_names_carry_the_command(
+def test_flag_overrides_the_environment(
     run: Run, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     monkeypatch.setenv("COLDSTART_LIST_FORMAT", "json")
@@ -107,7 +107,7 @@ def test_environment_names_carry_the_command(
     assert run("list", "--format", "text").stdout.startswith("bundle")
 
 
-def test_flag_environment_file_default(
+def test_environment_overrides_the_configuration_file(
     run: Run, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     (home / "c.toml").write_text('format = "json"\n[list]\nquiet = true\n')
@@ -136,10 +136,10 @@ def test_table_aligns_numbers_right() -> None:
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB")])
-def test_bytes(count: int, text: str) -> None:
+def test_human_bytes_uses_binary_units(count: int, text: str) -> None:
     assert human_bytes(count) == text
 
 
-def test_the_program_itself_reads_no_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_options_read_no_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLDSTART_VERSION", "1")
     assert "bundles" in run("list", "--format", "json").stdout

@@ -1,4 +1,4 @@
-"""A signal ends a command wherever it arrives."""
+"""A signal ends a command even when it arrives in a callback."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ finally:
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_signal_in_a_callback_that_raises_in_vain_still_ends_it(name: str, code: int) -> None:
+def test_signal_in_a_callback_ends_the_command(name: str, code: int) -> None:
     command = [sys.executable, "-P", "-c", CALLBACK.format(name=name)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "ended in order\n", "")
 
 
-def test_other_errors_there_are_said_as_ever() -> None:
+def test_other_errors_in_a_callback_are_printed() -> None:
     source = """
 from coldstart.commands import cli
 cli.catch()

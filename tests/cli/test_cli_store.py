@@ -1,4 +1,4 @@
-"""The commands over the store, from the outside."""
+"""Commands of the bundle store, run as a user runs them."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from coldstart.system import paths, runtime
 from coldstart.system.paths import Cache
 
 
-def test_an_empty_store_says_what_to_do(run: Run) -> None:
+def test_list_names_the_next_command_when_store_is_empty(run: Run) -> None:
     assert "coldstart materialize" in run("list").stderr
 
 
@@ -40,7 +40,7 @@ def test_inspect_shows_all_parts(run: Run, bundle: Bundle) -> None:
     assert data["trust"]["ok"] is False
 
 
-def test_inspect_forms(run: Run, bundle: Bundle) -> None:
+def test_inspect_shows_manifest_tree_and_key(run: Run, bundle: Bundle) -> None:
     assert json.loads(run("inspect", bundle.digest, "--manifest").stdout)["image"]["layers"]
     assert "kernel.so" in run("inspect", "org/tiny", "--tree").stdout
     members = json.loads(run("inspect", "org/tiny", "--tree", "--format=json").stdout)["sections"]["compile"]
@@ -73,7 +73,7 @@ def test_key_of_a_model_without_a_bundle(run: Run, model: Path) -> None:
     assert str(model) not in json.dumps(data)
 
 
-def test_a_miss_names_field_wanted_and_found(run: Run, model: Path, home: Path) -> None:
+def test_inspect_names_the_differing_field_when_no_bundle_matches(run: Run, model: Path, home: Path) -> None:
     from coldstart.contract.arguments import Arguments
     from coldstart.models import keys, resolution
 
@@ -111,7 +111,7 @@ def test_prune_keeps_the_newest_and_drops_the_named(run: Run, bundle: Bundle, ho
     assert run("list", "-q").stdout.strip() == ""
 
 
-def test_trust_travels_by_public_key(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_add_accepts_a_public_key(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = json.loads(run("trust", "show", "--format", "json").stdout)
     (home / "friend.pub").write_text(shown["public_key"])
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "elsewhere"))
@@ -162,7 +162,7 @@ def test_trust_remove_fails_when_the_key_is_unknown_own_or_ambiguous(run: Run, h
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "", ".hidden", "a b", "a\nb", "x" * 65, "\u00e4"])
-def test_trust_add_refuses_a_name_when_it_is_no_slug(run: Run, home: Path, name: str) -> None:
+def test_trust_add_refuses_a_name_that_is_not_a_slug(run: Run, home: Path, name: str) -> None:
     file = _pem(home, "friend")
     before = sorted(home.rglob("*.pub"))
     assert "invalid name" in run("trust", "add", file, "--name", name, code=2).stderr
@@ -182,7 +182,7 @@ def test_trust_add_refuses_a_file_when_it_is_a_pipe_or_large(run: Run, home: Pat
         assert reason in done.stderr and "coldstart trust show" in done.stderr
 
 
-def test_no_key_is_no_trust(run: Run, home: Path) -> None:
+def test_trust_add_refuses_a_file_without_a_key(run: Run, home: Path) -> None:
     (home / "bad.pub").write_text("nonsense")
     assert "bad.pub" not in run("trust", "list").stdout
     assert run("trust", "add", "bad.pub", code=1).stdout == ""

@@ -1,4 +1,4 @@
-"""Every command, by walking them all: examples that can be typed, defaults that are stated, one word for one thing."""
+"""Options of every command: examples parse, help states defaults, and one option name has one meaning."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from coldstart.commands import cli
 from coldstart.commands._examples import EXAMPLES
 from tools.command_line import parse
 
-# Words that stand for another thing in another command, each of which says what.
+# Options that have another meaning in another command.
 ELSEWHERE = {
     "--api-key", "--batch", "--devices", "--dry-run", "--duration", "--force", "--host", "--idle", "--level", "--load",
     "--max-held", "--memory", "--model", "--name", "--network", "--on-miss", "--port", "--ranks", "--rate",
     "--ready-timeout", "--slo", "--url", "--weights-from",
 }  # fmt: skip
-# A number or a word for which, left away, something else is taken: the help says what.
+# Help texts that state what happens without the option.
 STATED = re.compile(r"[Dd]efault|[Oo]nly |else |repeatable|Repeatable|several times")
-# Left away, nothing of the kind happens.
+# Options without a default and without an effect when they are not given.
 ABSENT = {
     "--address", "--admin-key", "--against", "--api-key", "--baseline", "--bundle", "--bundle-image", "--columns", "--diff",
     "--device-memory", "--fleet", "--host", "--host-file", "--hub-claim", "--kv-blocks", "--kv-host-memory", "--max",
@@ -50,19 +50,19 @@ def options(command: Any) -> Iterator[Any]:
     )
 
 
-def helped(words: tuple[str, ...]) -> str:
+def help_text(words: tuple[str, ...]) -> str:
     command = EVERY[words]
     return str(command.get_help(typer.Context(command, info_name=words[-1], terminal_width=200)))
 
 
-def test_they_are_all_walked() -> None:
+def test_all_commands_are_found() -> None:
     assert len(EVERY) > 35 and ("fleet", "status") in EVERY and ("serve",) in EVERY
     assert {" ".join(words) for words in EVERY} == set(EXAMPLES)
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
-def test_two_examples_that_can_be_typed(words: tuple[str, ...]) -> None:
-    shown = helped(words)
+def test_help_has_two_examples_that_parse(words: tuple[str, ...]) -> None:
+    shown = help_text(words)
     examples = EXAMPLES[" ".join(words)]
     assert len(set(examples)) >= 2
     for example in examples:
@@ -75,8 +75,8 @@ def test_two_examples_that_can_be_typed(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
-def test_a_default_is_stated(words: tuple[str, ...]) -> None:
-    shown = " ".join(helped(words).split())
+def test_help_states_defaults(words: tuple[str, ...]) -> None:
+    shown = " ".join(help_text(words).split())
     for option in options(EVERY[words]):
         if option.default not in (None, False, "", (), []) and not option.multiple:
             assert f"default: {_written(option)}" in shown, option.opts
@@ -90,7 +90,7 @@ def _written(option: Any) -> str:
     return str(getattr(option.default, "value", option.default))
 
 
-def test_one_word_for_one_thing() -> None:
+def test_option_name_has_one_meaning() -> None:
     helps: dict[str, set[tuple[str, object]]] = defaultdict(set)
     for command in EVERY.values():
         for option in options(command):
@@ -98,13 +98,13 @@ def test_one_word_for_one_thing() -> None:
     assert {name for name, kinds in helps.items() if len(kinds) > 1} == ELSEWHERE
 
 
-def test_every_result_can_be_had_as_json() -> None:
+def test_every_command_has_json_output() -> None:
     for command in EVERY.values():
         (form,) = [option for option in options(command) if option.opts[0] == "--format"]
         assert "json" in form.type.choices
 
 
-def test_what_can_be_exported_is_exported_by_one_word() -> None:
+def test_exports_use_one_option() -> None:
     exporting = {
         words[0]
         for words, command in EVERY.items()

@@ -29,7 +29,7 @@ CODE = re.compile(r"CS-[A-Z]+(?:-[A-Z]+)*")
 
 
 def jobs() -> Iterator[Any]:
-    """(variables, lines) of every job."""
+    """Yield (variables, lines) of every job."""
     for job in GITHUB["jobs"].values():
         lines = [step["run"] for step in job["steps"] if "run" in step]
         yield pytest.param(GITHUB["env"], lines, id="github")
@@ -38,7 +38,7 @@ def jobs() -> Iterator[Any]:
 
 
 class Runner:
-    """A checkout with what the examples expect in it, and a shell."""
+    """A checkout with the files that the examples expect, and a shell."""
 
     def __init__(self, place: Path, variables: Mapping[str, str]) -> None:
         self.place, self.origin = place, Store(place / "origin")
@@ -54,7 +54,7 @@ class Runner:
         (place / "machines" / "serving.json").write_text(json.dumps({"fields": fits}))
 
     def run(self, line: str) -> tuple[int, str]:
-        """Exit code, and all that it said, also into files."""
+        """Return the exit code and all output, including files."""
         before = set(self.place.glob("coldstart.*"))
         done = subprocess.run(
             ["bash", "-e", "-c", line], cwd=self.place, env=self.environment, capture_output=True, text=True,
@@ -82,7 +82,7 @@ def test_a_sound_bundle_passes(tmp_path: Path, variables: Mapping[str, str], lin
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("variables", "lines"), list(jobs()))
-def test_a_bundle_altered_at_its_source_is_not_taken(
+def test_bundle_altered_at_its_source_is_not_accepted(
     tmp_path: Path, variables: Mapping[str, str], lines: list[str]
 ) -> None:
     runner = Runner(tmp_path, variables)
@@ -118,7 +118,7 @@ def test_the_wheel_is_the_one_that_make_dist_builds(variables: Mapping[str, str]
     assert 'pip install "$WHEEL"' in lines
 
 
-def test_the_other_commands_are_ones() -> None:
+def test_other_commands_parse() -> None:
     lines = [
         line for block in re.findall(r"^```sh\n(.*?)^```", TEXT, re.M | re.S) for line in block.splitlines()
     ]
@@ -128,10 +128,12 @@ def test_the_other_commands_are_ones() -> None:
         parse(shlex.split(line)[1:])
 
 
-def test_the_codes_are_those_that_there_are() -> None:
+def test_documented_codes_exist() -> None:
     named = set(CODE.findall(TEXT))
     source = {
-        path: path.read_text() for room in ("artifacts", "coldstart") for path in (ROOT / room).rglob("*.py")
+        path: path.read_text()
+        for package in ("artifacts", "coldstart")
+        for path in (ROOT / package).rglob("*.py")
     }
     assert named <= {code for text in source.values() for code in re.findall(r'"(CS-[A-Z-]+)"', text)}
     judged = [
@@ -141,7 +143,7 @@ def test_the_codes_are_those_that_there_are() -> None:
     assert given <= named
 
 
-def test_the_finding_that_it_quotes_is_one() -> None:
+def test_quoted_finding_is_current() -> None:
     from coldstart.validate.tokens import compare
 
     ours, plain = [((0,) * 12 + (345,), "")], [((0,) * 12 + (678,), "")]

@@ -29,11 +29,11 @@ ANYTHING = "\0"
 
 
 @cache
-def said() -> frozenset[str]:
-    """Every text in the code, what is filled in at run time as ANYTHING."""
+def code_texts() -> frozenset[str]:
+    """Return every text in the code; values that are filled in at run time are ANYTHING."""
     texts = set()
-    for room in ("artifacts", "coldstart", "commands"):
-        for path in (ROOT / room).rglob("*.py"):
+    for package in ("artifacts", "coldstart", "commands"):
+        for path in (ROOT / package).rglob("*.py"):
             texts.update(_texts(ast.parse(path.read_bytes())))
     return frozenset(texts)
 
@@ -48,19 +48,19 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_a_message_is_one_that_the_code_says(message: str) -> None:
+def test_documented_message_is_in_the_code(message: str) -> None:
     # A sentence may be put together from two texts; each of its parts is in one.
     for part in message.split("; "):
         wanted = re.escape(part).replace("…", ".*")
-        assert any(re.search(wanted, text, re.DOTALL) for text in said()), part
+        assert any(re.search(wanted, text, re.DOTALL) for text in code_texts()), part
 
 
-def test_there_are_messages() -> None:
+def test_messages_are_found() -> None:
     assert len(MESSAGES) > 18
 
 
-def test_the_rule_would_notice() -> None:
-    assert not any(re.search("The server was not ready after", text) for text in said())
+def test_unknown_message_is_not_in_the_code() -> None:
+    assert not any(re.search("The server was not ready after", text) for text in code_texts())
 
 
 @pytest.mark.slow

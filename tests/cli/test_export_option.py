@@ -1,4 +1,4 @@
-"""--export: one implementation for every command that has a result, its refusals before the work, its files whole or absent."""
+"""--export: one implementation for every command with a result, early errors, and complete files only."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ RESULT = Result.create_table(
 )
 
 
-def test_every_form_of_a_plain_table(tmp_path: Path) -> None:
+def test_exports_write_every_form(tmp_path: Path) -> None:
     wanted = [f"{form}={tmp_path / form}" for form in _export.FORMS]
     assert Exports.parse(wanted).write(RESULT) == list(_export.FORMS)
     assert json.loads((tmp_path / "json").read_text()) == {"a": 1}
@@ -40,12 +40,12 @@ def test_every_form_of_a_plain_table(tmp_path: Path) -> None:
         (["csv=/"], "directory"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_the_work(given: list[str], words: str) -> None:
+def test_parse_refuses_invalid_exports(given: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Exports.parse(given)
 
 
-def test_a_missing_package_is_named_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parse_names_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_export, "find_spec", lambda name: None if name == "pyarrow" else object())
     with pytest.raises(UsageError, match="needs pyarrow") as refused:
         Exports.parse([f"parquet={tmp_path / 'x'}"])
@@ -53,7 +53,7 @@ def test_a_missing_package_is_named_before_the_work(tmp_path: Path, monkeypatch:
     Exports.parse([f"csv={tmp_path / 'x'}"])
 
 
-def test_only_json_is_written_without_packages_for_tables(
+def test_parse_accepts_only_json_without_table_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_export, "find_spec", lambda name: None)
@@ -63,7 +63,7 @@ def test_only_json_is_written_without_packages_for_tables(
     Exports.parse([f"json={tmp_path / 'x'}"])
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+def test_write_leaves_the_old_file_when_rendering_fails(tmp_path: Path) -> None:
     def fails() -> str:
         raise RuntimeError("half")
 

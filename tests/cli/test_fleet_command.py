@@ -1,16 +1,16 @@
-"""`coldstart fleet`: plans and simulations from a file, and an answer where there is none."""
+"""`coldstart fleet`: plans and simulations from a file, manifests, and requests to a running fleet."""
 
 from __future__ import annotations
 
 import json
-import threading
+import socket
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tools.raw_server import HEAD_END, Asked, answering, say
 from tools.shell import Run
 
 FLEET = """
@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "fleet.toml")
 
 
-def test_plan(run: Run, file: str) -> None:
+def test_plan_shows_feasible_and_slow_groups(run: Run, file: str) -> None:
     (model,) = json.loads(run("fleet", "plan", file, "--format", "json").stdout)["models"]
     assert model["chosen"]["ranks"] == 2 and model["chosen"]["ttft_s"] == 6.0
     assert [place["server"] for place in model["chosen"]["places"]] == ["s-0", "s-1"]
@@ -41,19 +41,19 @@ def test_plan(run: Run, file: str) -> None:
     assert "> 2 ranks, 1 whole: TTFT 6.00 s" in shown
 
 
-def test_simulate(run: Run, file: str) -> None:
+def test_simulate_reports_requests_and_starts(run: Run, file: str) -> None:
     given = ["fleet", "simulate", file, "--rate", "0.5", "--duration", "60", "--seed", "2"]
     found = json.loads(run(*given, "--format", "json").stdout)
     assert found["kind"] == "simulated fleet" and found["requests"] > 10 and found["starts"] >= 1
     assert "TTFT in SLO" in run(*given).stdout
 
 
-def test_a_file_that_is_none(run: Run) -> None:
+def test_plan_and_simulate_report_a_missing_file(run: Run) -> None:
     assert "cannot read the fleet file" in run("fleet", "plan", "none.toml", code=2).stderr
     assert "cannot read the fleet file" in run("fleet", "simulate", "none.toml", code=2).stderr
 
 
-def test_a_manifest_for_either_operator(run: Run) -> None:
+def test_manifest_of_either_operator(run: Run) -> None:
     common = ["--image", "example.com/coldstart:1", "--bundle", "oci://example.com/a:v1"]
     shown = run(
         "fleet", "manifest", "--for", "kuberay", *common, "--device-memory", "24GB", "--gpus", "1"
@@ -72,9 +72,9 @@ def test_a_manifest_for_either_operator(run: Run) -> None:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[str, list[Any]]]:
-    """Somebody who answers as a fleet's gateway does, and what was asked of him."""
+    """Run a fake gateway of a fleet; yield its URL and the received orders."""
     asked: list[Any] = []
-    said = {
+    status = {
         "gateway": {"url": "u", "pid": 7, "uptime_s": 5.0, "requests": 9, "held": 1, "in_flight": 2, "again": 0, "refused": {}},
         "controller": None,
         "servers": [{"name": "s-1", "free_bytes": [1 << 30], "memory_bytes": 2 << 30, "draining": True,
@@ -87,37 +87,20 @@ def running(tmp_path: Path) -> Iterator[tuple[str, list[Any]]]:
         ],
     }  # fmt: skip
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._say(200, said) if self.headers.get("x-coldstart-admin-key") == "k" else self._say(401, {})
+    def respond(connection: socket.socket, request: Asked) -> None:
+        if request.method == "GET":
+            allowed = request.headers.get("x-coldstart-admin-key") == "k"
+            return say(connection, status, 200) if allowed else say(connection, {}, 401)
+        asked.append(json.loads(request.raw.partition(HEAD_END)[2] or b"{}"))
+        if asked[-1].get("args") == ["unknown"]:
+            return say(connection, {"error": "not deployed", "hint": "coldstart fleet status"}, 400)
+        return say(connection, {})
 
-        def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}"))
-            wrong = asked[-1].get("args") == ["nobody"]
-            self._say(
-                400 if wrong else 200,
-                {"error": "not deployed", "hint": "coldstart fleet status"} if wrong else {},
-            )
-
-        def _say(self, status: int, document: Any) -> None:
-            body = json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(respond) as server:
+        yield server.url, asked
 
 
-def test_a_running_fleet_is_asked(run: Run, running: tuple[str, list[Any]]) -> None:
+def test_commands_show_and_change_a_running_fleet(run: Run, running: tuple[str, list[Any]]) -> None:
     url, asked = running
     where = ["--url", url, "--admin-key", "k"]
     shown = run("fleet", "status", *where).stdout
@@ -132,11 +115,11 @@ def test_a_running_fleet_is_asked(run: Run, running: tuple[str, list[Any]]) -> N
     run("fleet", "drain", "s-1", *where)
     run("fleet", "remove", "m", *where)
     assert [one["args"] for one in asked] == [["m", 1, 2], ["s-1"], ["m"]]
-    assert "not deployed" in run("fleet", "remove", "nobody", *where, code=1).stderr
+    assert "not deployed" in run("fleet", "remove", "unknown", *where, code=1).stderr
     run("fleet", "down", *where)
 
 
-def test_what_is_typed_wrongly_is_said_at_once(run: Run, tmp_path: Path) -> None:
+def test_invalid_arguments_are_reported_at_once(run: Run, tmp_path: Path) -> None:
     assert "no fleet of this user" in run("fleet", "status", code=1).stderr
     assert "no fleet responds" in run("fleet", "status", "--url", "http://127.0.0.1:9", code=1).stderr
     assert "--memory" in run("fleet", "join", "127.0.0.1:1", code=2).stderr

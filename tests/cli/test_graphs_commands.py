@@ -1,4 +1,4 @@
-"""What the commands say of a bundle's CUDA graphs; refresh as the help pages are refreshed."""
+"""Output of the commands about a bundle's CUDA graphs; COLDSTART_REFRESH_GOLDEN=1 updates the expected files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_inspect_shows_the_graphs(run: Run, home: Path, sections: tuple[Path, Pa
     assert {kernel["held"] for kernel in data["kernels"]} == {"value"} and data["proof"]["graphs"] == 4
 
 
-def test_the_difference_of_two_bundles(run: Run, home: Path, sections: tuple[Path, Path]) -> None:
+def test_inspect_diff_shows_changed_graphs(run: Run, home: Path, sections: tuple[Path, Path]) -> None:
     one, other = publish(sections[0]), publish(sections[1])
     text = run("inspect", one.ref, "--diff", other.ref).stdout
     golden("diff.txt", text[text.index("graphs only in") :])
@@ -74,13 +74,13 @@ def test_the_difference_of_two_bundles(run: Run, home: Path, sections: tuple[Pat
     assert same["equal"] and "graphs" not in same
 
 
-def test_why_there_are_none(run: Run, home: Path) -> None:
+def test_inspect_shows_why_a_bundle_has_no_graphs(run: Run, home: Path) -> None:
     publish(None, **{NOT_MADE: {"graphs": "the installed vLLM runs on the processor"}})
     assert "no graphs  the installed vLLM runs on the processor" in run("inspect", "org/tiny").stdout
     assert json.loads(run("inspect", "org/tiny", "--format", "json").stdout)["not_made"]["graphs"]
 
 
-def test_a_section_that_is_no_graphs_says_so(run: Run, home: Path, tmp_path: Path) -> None:
+def test_inspect_reports_an_unreadable_graphs_section(run: Run, home: Path, tmp_path: Path) -> None:
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "graphs.json").write_text("{}")
     publish(tmp_path / "g")

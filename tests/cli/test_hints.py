@@ -1,7 +1,7 @@
-"""Every hint that names a command of ours can be typed as it stands: the real command line takes it.
+"""Every command of coldstart in a hint is accepted by the real command line.
 
-Each `hint` in the source, literal or f-string, is read from the syntax tree; what is filled in at run time is a word here.
-Commands are parsed up to the point of execution. An option that stands alone must be one that some command of ours has.
+The test reads each `hint`, literal or f-string, from the syntax tree and replaces values of the run time by WORD. It parses
+the commands without running them. A command must have each option that a hint names alone.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FOREIGN = {("--shm-size", "container: --shm-size 4g")}
 
 
 def hints() -> Iterator[tuple[str, str]]:
-    """(place, text) of every hint."""
-    for room in ("artifacts", "coldstart", "commands"):
-        for path in sorted((ROOT / room).rglob("*.py")):
+    """Yield (place, text) of every hint."""
+    for package in ("artifacts", "coldstart", "commands"):
+        for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_bytes())):
                 for value in _values(node):
                     for text in _texts(value):
@@ -48,7 +48,7 @@ def _values(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _texts(node: ast.expr) -> Iterator[str]:
-    """What an expression may say: the branches of a condition, the words of a shlex.join."""
+    """Yield the texts of an expression: the branches of a condition, the words of a shlex.join."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.JoinedStr):
@@ -81,7 +81,7 @@ def every_option() -> set[str]:
 
 
 @pytest.mark.parametrize(("place", "text"), [pair for pair in hints() if COMMAND.search(pair[1])])
-def test_a_command_in_a_mend_is_one(place: str, text: str) -> None:
+def test_command_in_a_hint_parses(place: str, text: str) -> None:
     for found in COMMAND.finditer(text):
         words = shlex.split(found[1])
         try:
@@ -90,7 +90,7 @@ def test_a_command_in_a_mend_is_one(place: str, text: str) -> None:
             assert "--help" in words, place
 
 
-def test_an_option_in_a_mend_is_one_of_ours() -> None:
+def test_option_in_a_hint_exists() -> None:
     known, wrong = every_option(), []
     for place, text in hints():
         bare = COMMAND.sub("", text)
@@ -102,7 +102,7 @@ def test_an_option_in_a_mend_is_one_of_ours() -> None:
     assert wrong == []
 
 
-def test_the_mends_are_found() -> None:
+def test_hints_are_found() -> None:
     texts = [text for _, text in hints()]
     assert len(texts) > 90 and sum(bool(COMMAND.search(text)) for text in texts) > 25
 
@@ -111,6 +111,6 @@ def test_the_mends_are_found() -> None:
     "words",
     [["materialize", "m", "--load-format", "dummy"], ["servee", "m"], ["template", "begin"], ["serve"]],
 )
-def test_the_rule_would_notice(words: list[str]) -> None:
+def test_parse_refuses_invalid_commands(words: list[str]) -> None:
     with pytest.raises(Exception, match=r"No such|Missing|has no option"):
         parse(words)

@@ -1,14 +1,14 @@
-"""coldstart host: what it refuses before it listens, and its status as a table and as JSON."""
+"""coldstart host: errors before it listens, and its status as a table and as JSON."""
 
 from __future__ import annotations
 
 import json
-import threading
+import socket
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from tools.raw_server import Asked, answering, say
 from tools.shell import Run
 
 from coldstart.host import status
@@ -18,7 +18,7 @@ from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, LastStart
 
 
-def _said() -> dict[str, Any]:
+def _status_document() -> dict[str, Any]:
     specs = [ModelSpec.simple("a", 3 << 30, 5.0), ModelSpec.simple("b", 1 << 30, 5.0)]
     core = Core(specs, HostSettings(memory=8 << 30, policy="lru", loaders=2))
     facts = HostFacts(url="http://127.0.0.1:1", pid=77)
@@ -33,27 +33,14 @@ def _said() -> dict[str, Any]:
 
 @pytest.fixture
 def host() -> Iterator[str]:
-    """Somebody who answers /status as a host does, and everything else with 200 and nothing."""
+    """Run a server that answers /status like a host and every other path with 200 and an empty document."""
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps(_said()).encode() if self.path == "/status" else b"{}"
-            if self.headers.get("Authorization") == "Bearer wrong":
-                self.send_error(401)
-                return
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
+    def respond(connection: socket.socket, asked: Asked) -> None:
+        status = 401 if asked.headers.get("authorization") == "Bearer wrong" else 200
+        say(connection, _status_document() if asked.path == "/status" else {}, status)
 
-        def log_message(self, *_: Any) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(respond) as server:
+        yield server.url
 
 
 def test_status_as_a_table(run: Run, host: str) -> None:
@@ -87,7 +74,7 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "status", "--watch", "0"), 2, "--watch needs"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_starts(
+def test_host_reports_invalid_arguments_before_it_starts(
     run: Run, words: tuple[str, ...], code: int, complaint: str
 ) -> None:
     assert complaint in run(*words, code=code).stderr

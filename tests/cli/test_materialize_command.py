@@ -1,4 +1,4 @@
-"""coldstart materialize: what it says of a bundle that it made, of one that it found, and of what is missing in it."""
+"""coldstart materialize: messages about a created bundle, an existing bundle, and missing sections."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from coldstart.system.paths import Cache
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_bundle_that_was_there_is_not_said_to_be_made(
+def test_materialize_reports_whether_the_bundle_existed(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool
 ) -> None:
     model = home / "model"
     model.mkdir()
     (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    # Built for real it takes seconds, and nothing here looks at it.
+    # Building the model takes seconds, and this test does not read it.
     monkeypatch.setattr(tiny, "build", lambda name, models: model)
     store = Store(Cache.at().bundles)
     early = publish(store, home / "scratch") if there else None
@@ -41,7 +41,7 @@ def test_a_bundle_that_was_there_is_not_said_to_be_made(
     assert ("Found" if there else "Made") in printed.err
 
 
-def test_what_is_missing_in_the_bundle_is_said(
+def test_materialize_reports_missing_sections(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = home / "model"
@@ -65,6 +65,6 @@ def test_what_is_missing_in_the_bundle_is_said(
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan"])
-def test_a_profile_is_given_seconds(seconds: str) -> None:
+def test_options_refuse_invalid_profile_seconds(seconds: str) -> None:
     with pytest.raises(UsageError, match="iteration profile"):
         Options(profile_s=float(seconds))

@@ -1,4 +1,4 @@
-"""coldstart prefetch: start, status and stop, as text and as JSON, and what they say when they cannot."""
+"""coldstart prefetch: start, status and stop, as text and as JSON, and their errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BYTES = 300_000
 
 @pytest.fixture
 def model(home: Path) -> Iterator[Path]:
-    """A model directory; the prefetcher that a test leaves running ends with it."""
+    """Yield a model directory; stop the prefetcher of the test afterwards."""
     directory = home / "mine"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["X"]}))
@@ -51,7 +51,7 @@ def test_start_status_stop(run: Run, model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_only_the_named_tensors(run: Run, model: Path) -> None:
+def test_start_fetches_only_the_named_tensors(run: Run, model: Path) -> None:
     with serving(model) as server:
         run("prefetch", "start", str(model), "--weights-from", server.url, "--name", "b")
         assert server.total() == BYTES // 2
@@ -59,7 +59,7 @@ def test_only_the_named_tensors(run: Run, model: Path) -> None:
         assert "no tensor 'zz'" in failed.stderr
 
 
-def test_the_models_own_directory_by_default(run: Run, model: Path) -> None:
+def test_start_uses_the_model_directory_by_default(run: Run, model: Path) -> None:
     run("prefetch", "start", str(model))
     (found,) = json.loads(run("prefetch", "status", "--format", "json").stdout)["models"]
     assert found["source"] == str(model) and found["memory_bytes"] == 0
@@ -67,7 +67,7 @@ def test_the_models_own_directory_by_default(run: Run, model: Path) -> None:
     assert "hint: coldstart prefetch stop" in running.stderr
 
 
-def test_what_cannot_be_done_is_said(run: Run, model: Path) -> None:
+def test_start_reports_invalid_requests(run: Run, model: Path) -> None:
     with serving(model) as server:
         short = run(
             "prefetch", "start", str(model), "--weights-from", server.url, "--memory-bytes", "9", code=1

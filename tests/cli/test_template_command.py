@@ -1,4 +1,4 @@
-"""coldstart template: a frozen runtime is made, listed and removed, or it is said why not."""
+"""coldstart template: create, list and remove a frozen runtime, or report why this is impossible."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from coldstart.system.snapshot import runtime_image
 
 @pytest.fixture
 def image(home: Path) -> Path:
-    """An image that says nothing of what it was made of."""
+    """Publish an image without a fingerprint."""
     made = Cache.at().runtimes / ("a" * 64)
     with runtime_image.published(made) as partial:
         (partial / "pages-1.img").write_bytes(b"x" * 99)
@@ -22,14 +22,14 @@ def image(home: Path) -> Path:
     return made
 
 
-def test_without_criu_nothing_is_frozen(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freeze_fails_without_criu(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLDSTART_CRIU", "/nonexistent/criu")
     said = run("template", "freeze", code=1).stderr
     assert "/nonexistent/criu was not found" in said and "coldstart doctor" in said
     assert not Cache.at().runtimes.exists()
 
 
-def test_it_is_listed_with_what_is_wrong_with_it(run: Run, image: Path) -> None:
+def test_status_lists_image_with_its_defect(run: Run, image: Path) -> None:
     shown = json.loads(run("template", "status", "--format", "json").stdout)
     (frozen,) = shown["frozen"]
     assert frozen["directory"] == str(image) and frozen["vllm"] == "0.32.0" and frozen["size"] >= 99
@@ -37,14 +37,14 @@ def test_it_is_listed_with_what_is_wrong_with_it(run: Run, image: Path) -> None:
     assert "frozen" in run("template", "status").stdout
 
 
-def test_prune_reclaims_what_fits_no_more(run: Run, image: Path) -> None:
+def test_prune_removes_unusable_image(run: Run, image: Path) -> None:
     planned = json.loads(run("prune", "--dry-run", "--format", "json").stdout)
     assert planned["frozen"] == [str(image)] and image.is_dir()
     assert json.loads(run("prune", "--format", "json").stdout)["frozen"] == [str(image)]
     assert not image.exists()
 
 
-def test_discard(run: Run, image: Path) -> None:
+def test_discard_removes_images(run: Run, image: Path) -> None:
     assert json.loads(run("template", "discard", "--format", "json").stdout)["discarded"] == 1
     assert not image.exists()
     none = run("template", "discard")

@@ -31,7 +31,7 @@ def trace(home: Path) -> Path:
     return path
 
 
-def test_a_simulated_replay_writes_every_report(run: Run, trace: Path, home: Path) -> None:
+def test_simulated_replay_writes_every_report(run: Run, trace: Path, home: Path) -> None:
     forms = ("csv", "html", "parquet", "markdown")
     reports = [f"--export={form}=out.{form}" for form in forms] + ["--format", "json", "-o", "out.json"]
     done = run(
@@ -48,7 +48,9 @@ def test_a_simulated_replay_writes_every_report(run: Run, trace: Path, home: Pat
     assert (home / "out.parquet").read_bytes()[:4] == b"PAR1"
 
 
-def test_the_words_of_the_release_before_are_taken_for_one_more(run: Run, trace: Path, home: Path) -> None:
+def test_options_of_the_previous_release_are_accepted_with_a_warning(
+    run: Run, trace: Path, home: Path
+) -> None:
     given = ["--simulate", "--profile", "profile.json", "--csv", "o.csv", "--html", "o.html"]
     done = run("trace-replay", str(trace), *given)
     assert "now --export csv=FILE" in done.stderr and "now --export html=FILE" in done.stderr
@@ -56,7 +58,7 @@ def test_the_words_of_the_release_before_are_taken_for_one_more(run: Run, trace:
     assert "SLO" not in done.stdout
 
 
-def test_two_policies_are_compared_by_baseline(run: Run, trace: Path) -> None:
+def test_baseline_compares_two_policies(run: Run, trace: Path) -> None:
     common = ("trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--batch", "1")
     run(*common, "--scheduler", "fcfs", "--format", "json", "-o", "fcfs.json")
     assert "was removed" in run(*common, "--scheduler", "express", code=2).stderr
@@ -75,7 +77,7 @@ def test_a_live_replay_measures_a_server(run: Run, trace: Path) -> None:
     assert found["client_lag_s"]["max"] >= 0 and {body["model"] for body in server.bodies} == {"m"}
 
 
-def test_a_dead_target_ends_with_no_and_the_report(run: Run, trace: Path) -> None:
+def test_dead_target_exits_1_with_the_report(run: Run, trace: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -107,7 +109,7 @@ def test_ctrl_c_writes_the_partial_report(trace: Path, home: Path) -> None:
     assert found["ended"] == "interrupted" and 1 <= found["requests"] < 10
 
 
-def test_ctrl_c_ends_a_simulation_with_what_has_finished(home: Path) -> None:
+def test_ctrl_c_ends_a_simulation_with_the_completed_requests(home: Path) -> None:
     (home / "profile.json").write_text(json.dumps(PROFILE))
     row = json.dumps({"timestamp": 0, "input_length": 9, "output_length": 2, "hash_ids": []})
     os.mkfifo(home / "trace.jsonl")
@@ -115,7 +117,7 @@ def test_ctrl_c_ends_a_simulation_with_what_has_finished(home: Path) -> None:
     program = [sys.executable, "-m", "coldstart.commands.cli", "trace-replay", "trace.jsonl", *options]
     child = subprocess.Popen(program, cwd=home, env=dict(os.environ))
     with (home / "trace.jsonl").open("w") as trace:
-        # More than are held back to be put in order; the rest of the trace never comes.
+        # More rows than the sort buffer holds; the rest of the trace never arrives.
         for number in range(8000):
             trace.write(row.replace('"timestamp": 0', f'"timestamp": {100 * number}') + "\n")
         trace.flush()
@@ -127,7 +129,7 @@ def test_ctrl_c_ends_a_simulation_with_what_has_finished(home: Path) -> None:
 
 
 def _wait_until_idle(process: psutil.Process) -> None:
-    """Until it has dealt with what it was given: it waits, and takes no time any more."""
+    """Wait until the process sleeps and uses no more CPU time."""
     spent = None
     while spent != (spent := process.cpu_times()) or process.status() != psutil.STATUS_SLEEPING:
         time.sleep(0.1)
@@ -152,7 +154,7 @@ def _interrupt_once_asked(server: FakeServer, child: "subprocess.Popen[bytes]") 
         (["--target", "ftp://x"], "URL"),
     ],
 )
-def test_what_cannot_be_done_is_said(arguments: list[str], words: str, run: Run, trace: Path) -> None:
+def test_invalid_arguments_are_reported(arguments: list[str], words: str, run: Run, trace: Path) -> None:
     assert words in run("trace-replay", str(trace), *arguments, code=2).stderr
 
 
@@ -168,9 +170,7 @@ start_s = 0.02
 """
 
 
-def test_a_host_of_two_models_that_do_not_fit_together_is_simulated(
-    run: Run, trace: Path, home: Path
-) -> None:
+def test_host_simulation_of_two_models_that_do_not_fit_together(run: Run, trace: Path, home: Path) -> None:
     (home / "host.toml").write_text(HOST)
     given = ["trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--host", "host.toml"]
     found = json.loads(run(*given, "--format", "json").stdout)
@@ -187,7 +187,7 @@ def test_a_host_of_two_models_that_do_not_fit_together_is_simulated(
     assert len(lines) == 11 and lines[0].startswith("number,model,arrived_s,hit,waited_s")
 
 
-def test_a_host_file_needs_the_simulation_and_its_own_models(run: Run, trace: Path, home: Path) -> None:
+def test_host_file_needs_simulation_and_its_models(run: Run, trace: Path, home: Path) -> None:
     (home / "host.toml").write_text(HOST)
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--host", "host.toml", code=2)
     assert "--simulate --host" in live.stderr
@@ -212,7 +212,7 @@ ttft_s = 8
 """
 
 
-def test_a_fleet_is_simulated_with_the_models_own_times(run: Run, trace: Path, home: Path) -> None:
+def test_fleet_simulation_uses_the_times_of_each_model(run: Run, trace: Path, home: Path) -> None:
     (home / "fleet.toml").write_text(FLEET)
     given = ["trace-replay", str(trace), "--simulate", "--fleet", "fleet.toml"]
     found = json.loads(run(*given, "--format", "json").stdout)

@@ -37,16 +37,14 @@ def damage(bundle: Bundle) -> None:
     path.write_bytes(bytes(len(path.read_bytes())))
 
 
-def test_a_sound_bundle_is_valid(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_accepts_a_valid_bundle(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     assert validate(bundle) == 0
     shown = capsys.readouterr()
     assert shown.out == f"{bundle.ref}: valid at level checksum\n"
     assert "Next: coldstart inspect" in shown.err
 
 
-def test_a_damaged_one_is_not_and_says_what_mends_it(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_names_the_damaged_section(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     damage(bundle)
     assert validate(bundle, "--format", "json") == 1
     shown = capsys.readouterr()
@@ -87,7 +85,7 @@ def test_a_foreign_fingerprint_fails_at_its_level(bundle: Bundle, tmp_path: Path
     assert validate(bundle, "--against", str(path), "--fail-level", "note") == 0
 
 
-def test_trouble_has_its_own_codes(bundle: Bundle, tmp_path: Path) -> None:
+def test_errors_have_separate_exit_codes(bundle: Bundle, tmp_path: Path) -> None:
     assert validate(bundle, "--against", str(tmp_path / "missing")) == 2
     assert validate(bundle, "--", "--dtype", "float32", word=bundle.ref) == 2
     assert validate(bundle, "--model", str(tmp_path)) == 2
@@ -109,9 +107,7 @@ def test_a_model_with_arguments_is_looked_up_by_its_key(
     assert "hint: coldstart materialize tiny-llama -- --dtype float32" in capsys.readouterr().err
 
 
-def test_a_bundle_of_a_directory_says_how_its_model_is_named(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_asks_for_the_model_directory(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     with Store(bundle.layout.root).begin(bundles.key(seed=3)) as draft:
         draft.add_json("kv", bundles.KV)
         draft.publish(bundles.provenance("my-model"))
@@ -122,13 +118,15 @@ def test_a_bundle_of_a_directory_says_how_its_model_is_named(
 
 
 @pytest.mark.slow
-def test_what_would_not_be_started_is_a_finding(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_reports_a_bundle_that_serve_would_not_use(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert validate(bundle, "--model", "tiny-llama", "--level", "load", "--format", "junit") == 1
     (failure,) = ElementTree.fromstring(capsys.readouterr().out).iter("failure")
     assert failure.attrib["type"] == "CS-NOT-SERVED"
 
 
-def test_it_needs_neither_torch_nor_vllm(bundle: Bundle) -> None:
+def test_validate_imports_neither_torch_nor_vllm(bundle: Bundle) -> None:
     code = (
         "import sys\nfrom coldstart.commands import cli\n"
         "try: cli.main(sys.argv[1:])\n"

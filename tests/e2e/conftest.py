@@ -1,6 +1,6 @@
-"""One environment for the end-to-end tests of a worker: one bundle, one reference, one engine template.
+"""Environment of the end-to-end tests of one worker: one bundle, one reference, one engine template.
 
-Set COLDSTART_E2E_ROOT to keep the environment between runs.
+COLDSTART_E2E_ROOT retains the environment between runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coldstart.validate.launchers import Subject, VllmLauncher
 
 
 @dataclass(frozen=True)
-class Made:
+class BundleReference:
     """The materialized bundle of tiny-llama."""
 
     ref: str
@@ -31,7 +31,7 @@ class Made:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The suite's own limit, made for tests that start no engine, is below what a busy machine takes for a few starts."""
+    """Raise the time limit, because a busy machine needs longer for a few starts than the limit of the suite."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(3 * READY_S))
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Machine]:
-    """The machine that everything is made on. Its path is short: unix sockets lie below it."""
+    """The machine of all tests. Its path is short, because the length of Unix socket paths is limited."""
     kept = os.environ.get("COLDSTART_E2E_ROOT")
     root = Path(kept or tempfile.mkdtemp(prefix="cs-"))
     yield Machine(root / os.environ.get("PYTEST_XDIST_WORKER", "here"))
@@ -48,31 +48,31 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="session")
-def made(machine: Machine) -> Made:
-    """tiny-llama, materialized once."""
-    said = json.loads(machine.run("materialize", "tiny-llama", "--format", "json", "--", *VLLM))
-    return Made(said["ref"], said["key"])
+def bundle(machine: Machine) -> BundleReference:
+    """Materialize tiny-llama once."""
+    result = json.loads(machine.run("materialize", "tiny-llama", "--format", "json", "--", *VLLM))
+    return BundleReference(result["ref"], result["key"])
 
 
 @pytest.fixture(scope="session")
-def reference(machine: Machine, made: Made, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
-    """The tokens of an ordinary vLLM server with empty caches: the only one that is started here."""
+def reference(machine: Machine, bundle: BundleReference, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    """Return the tokens of a stock vLLM server with empty caches."""
     known = machine.root / "reference.json"
     if not known.exists():
         (model,) = (machine.cache / "models").glob("*/tiny-llama")
-        known.write_text(json.dumps(_ordinary(model, tmp_path_factory.mktemp("reference"))))
+        known.write_text(json.dumps(_stock_tokens(model, tmp_path_factory.mktemp("reference"))))
     return [tuple(tokens) for tokens in json.loads(known.read_text())]
 
 
 @pytest.fixture(scope="module")
-def engine_template(machine: Machine, made: Made) -> Iterator[None]:
-    """A template with the engine of tiny-llama built."""
+def engine_template(machine: Machine, bundle: BundleReference) -> Iterator[None]:
+    """Start an engine template of tiny-llama."""
     machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *VLLM)
     yield
     machine.run("template", "stop", "--level", "engine")
 
 
-def _ordinary(model: Path, directory: Path) -> Tokens:
+def _stock_tokens(model: Path, directory: Path) -> Tokens:
     files = RunFiles.make(directory / "run")
     server = launch(VllmLauncher(Subject("tiny-llama", str(model), VLLM), directory, warm=False), files)
     try:

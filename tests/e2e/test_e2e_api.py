@@ -26,7 +26,7 @@ EXAMPLES = PROJECT / "examples"
 
 @contextmanager
 def _running(machine: Machine, log: Path, example: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """An example at work, ended (and nothing left of it) afterwards."""
+    """Run an example and check afterwards that none of its processes remains."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, str(EXAMPLES / example), *arguments],
@@ -62,14 +62,14 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> Any:
 
 
 def test_the_example_serves_the_bundle_and_stops_the_server(
-    machine: Machine, made: Any, tmp_path: Path
+    machine: Machine, bundle: Any, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     with _running(machine, log, "python_api.py") as process:
         code = process.wait(timeout=READY_S)
     said = log.read_text(errors="replace")
     assert code == 0, said[-6000:]
-    assert f"bundle: {made.ref}\n" in said and "fallbacks: none\n" in said
+    assert f"bundle: {bundle.ref}\n" in said and "fallbacks: none\n" in said
     assert re.search(r"^mode: [a-z-]+, ready in \d+\.\d\d s$", said, re.MULTILINE)
     assert re.search(r"^completion: '.+'$", said, re.MULTILINE)
     assert re.search(r"^exit code: \d+$", said, re.MULTILINE)
@@ -77,7 +77,7 @@ def test_the_example_serves_the_bundle_and_stops_the_server(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_application_answers_vllms_tokens_and_takes_its_server_along(
-    machine: Machine, made: Any, reference: Tokens, tmp_path: Path, number: signal.Signals
+    machine: Machine, bundle: Any, reference: Tokens, tmp_path: Path, number: signal.Signals
 ) -> None:
     port, log = free_port(), tmp_path / "log"
     with _running(machine, log, "fastapi_lifespan.py", "--port", str(port)) as process:

@@ -1,4 +1,4 @@
-"""What vLLM serves another way, or not at all: its Transformers backend, a model of vectors, one that it refuses.
+"""Models that vLLM serves differently or not at all: Transformers backend, embedding model, unsupported architecture.
 
 The table of all architectures is in benchmarks/RESULTS.md.
 """
@@ -29,7 +29,7 @@ def models(machine: Machine) -> Path:
 
 
 def test_a_model_of_the_transformers_backend_starts_from_a_bundle(machine: Machine, models: Path) -> None:
-    """vLLM itself cannot keep its compiled forward, and compiles at every start; the bundle has it, or says why not."""
+    """vLLM cannot cache this model's compiled forward; the bundle has it or records the reason."""
     model = architectures.build("gpt-neox", models)
     options = ("--profile-seconds", "1", "--format", "json")
     made = json.loads(machine.run("materialize", str(model), *options, "--", *SMALL))
@@ -47,7 +47,7 @@ def test_a_model_of_the_transformers_backend_starts_from_a_bundle(machine: Machi
         assert list(answer.tokens) == known["tokens"]
 
 
-def test_an_embedding_is_plain_vllms_own(machine: Machine, models: Path, tmp_path: Path) -> None:
+def test_embedding_equals_that_of_stock_vllm(machine: Machine, models: Path, tmp_path: Path) -> None:
     model = architectures.build("bert", models)
     vllm = PlainVllm(tmp_path / "caches")
     asked = {"args": ["--model", str(model), *EAGER], "prompts": PROMPTS, "tokens": None, "adapter": None}
@@ -59,7 +59,9 @@ def test_an_embedding_is_plain_vllms_own(machine: Machine, models: Path, tmp_pat
         assert [_vector(served.client.port, prompt) for prompt in PROMPTS] == expected
 
 
-def test_a_model_that_vllm_refuses_is_refused_in_its_words(machine: Machine, models: Path) -> None:
+def test_materialize_reports_vllm_error_when_architecture_is_unsupported(
+    machine: Machine, models: Path
+) -> None:
     model = architectures.build("mpt", models)
     machine.run("materialize", str(model), "--", *EAGER, code=1)
     (said, *_) = machine.error().partition("The engine's")

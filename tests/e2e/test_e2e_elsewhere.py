@@ -1,6 +1,6 @@
-"""A bundle moved to another home, store and working directory: code only by trust, then every fast path.
+"""A bundle moved to another home, store and working directory: its code runs only if trusted, then with every fast path.
 
-Three starts of one machine, each with the state it needs: the signer unknown, the signer trusted, a blob damaged.
+Three starts on one machine: the signer is unknown, the signer is trusted, a blob is damaged.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ COMPILERS = ("g++", "gcc", "c++", "cc", "clang++", "clang")
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The other machine; its compilers note each call in `calls`."""
+    """The other machine; its compilers log each call to `calls`."""
 
     machine: Machine
     calls: Path
 
     def compiled(self) -> list[str]:
-        """The calls that compile; asking a compiler what it is does not."""
+        """Return the calls that compile, without version queries."""
         calls = self.calls.read_text().splitlines() if self.calls.exists() else []
         return [call for call in calls if " -o " in call or " -c " in call]
 
     def unpacked(self) -> dict[str, int]:
-        """Every file of the unpacked code with its size; inductor's empty locks are left out."""
+        """Return every file of the unpacked code with its size, without inductor's empty locks."""
         root = self.machine.cache / "unpacked"
         files = [path for path in root.glob("*/**/*") if path.is_file() and path.suffix != ".lock"]
         return {str(Path(*path.relative_to(root).parts[1:])): path.stat().st_size for path in files}
 
 
 @pytest.fixture(scope="module")
-def elsewhere(machine: Machine, made: Any, tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
+def elsewhere(machine: Machine, bundle: Any, tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
     scratch = tmp_path_factory.mktemp("elsewhere")
-    machine.run("export", made.ref, "--to", str(scratch / "bundle.tar"))
+    machine.run("export", bundle.ref, "--to", str(scratch / "bundle.tar"))
     calls = scratch / "calls"
     path = f"{_watched_compilers(scratch / 'bin', calls)}:{os.environ['PATH']}"
     root = machine.root.parent / "elsewhere"
     shutil.rmtree(root, ignore_errors=True)
-    # Its vLLM loads no plugins: ours must not be what a start depends on.
+    # vLLM loads no plugins here: a start must not depend on ours.
     other = Machine(root, {"PATH": path, "VLLM_PLUGINS": ""})
     other.run("import", str(scratch / "bundle.tar"))
     return Elsewhere(other, calls)
@@ -56,14 +56,14 @@ def elsewhere(machine: Machine, made: Any, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def trusted(machine: Machine, elsewhere: Elsewhere, tmp_path: Path) -> Elsewhere:
-    """The other machine, after its user has trusted the first one's key."""
+    """The other machine after its user has trusted the key of the first one."""
     (tmp_path / "key.pem").write_text(machine.run("trust", "show"))
     elsewhere.machine.run("trust", "add", str(tmp_path / "key.pem"))
     return elsewhere
 
 
-def test_a_strangers_code_does_not_run(elsewhere: Elsewhere, reference: Tokens) -> None:
-    # Nobody who is trusted has signed it: it is taken in words only, and its code is left alone even so.
+def test_code_of_an_unknown_signer_does_not_run(elsewhere: Elsewhere, reference: Tokens) -> None:
+    # No trusted key signed the bundle: --untrusted is needed, and even then its code is not used.
     elsewhere.machine.run("serve", "tiny-llama", "--dry-run", "--", *VLLM, code=3)
     with elsewhere.machine.serving("tiny-llama", "--untrusted") as served:
         assert served.report["fast_path"] == {"mode": True}
@@ -72,11 +72,11 @@ def test_a_strangers_code_does_not_run(elsewhere: Elsewhere, reference: Tokens) 
         assert "is not a trusted key" in steps["compile"] and "has no trusted signature" in steps["modelinfo"]
         assert elsewhere.unpacked() == {}
         assert served.tokens() == reference
-    assert elsewhere.compiled(), "an ordinary start compiles, or the watch does not work"
+    assert elsewhere.compiled(), "a start without the bundle's code compiles, or the log of calls is broken"
 
 
-def test_moved_and_trusted_it_takes_every_fast_path(
-    machine: Machine, made: Any, trusted: Elsewhere, reference: Tokens
+def test_moved_bundle_uses_every_fast_path_when_trusted(
+    machine: Machine, bundle: Any, trusted: Elsewhere, reference: Tokens
 ) -> None:
     trusted.calls.unlink(missing_ok=True)
     with trusted.machine.serving("tiny-llama", "--mode", "fresh") as served:
@@ -84,10 +84,10 @@ def test_moved_and_trusted_it_takes_every_fast_path(
         assert served.report["fallbacks"] == [] and served.report["canary"] is True
         assert served.tokens() == reference
     assert trusted.compiled() == []
-    assert trusted.unpacked() == _members(machine, made)
+    assert trusted.unpacked() == _members(machine, bundle)
 
 
-def test_a_flipped_byte_is_named_and_the_server_answers(trusted: Elsewhere, reference: Tokens) -> None:
+def test_damaged_section_is_reported_and_the_server_answers(trusted: Elsewhere, reference: Tokens) -> None:
     there = trusted.machine
     shown = json.loads(there.run("inspect", "tiny-llama", "--format", "json"))
     digest = next(section["digest"] for section in shown["sections"] if section["type"] == "compile")
@@ -105,13 +105,13 @@ def _watched_compilers(directory: Path, calls: Path) -> Path:
     for name in COMPILERS:
         if real := shutil.which(name):
             script = directory / name
-            # Its own name and PATH as without the watch: what gcc says of itself enters inductor's keys.
+            # Name and PATH as without the log: inductor's keys contain the version output of gcc.
             watch = f'echo "{name} $*" >> "{calls}"\nPATH="${{PATH#*:}}"\nexec -a "{name}" "{real}" "$@"\n'
             script.write_text(f"#!/bin/bash\n{watch}")
             script.chmod(0o755)
     return directory
 
 
-def _members(machine: Machine, made: Any) -> dict[str, int]:
-    tree = json.loads(machine.run("inspect", made.ref, "--tree", "--format", "json"))
+def _members(machine: Machine, bundle: Any) -> dict[str, int]:
+    tree = json.loads(machine.run("inspect", bundle.ref, "--tree", "--format", "json"))
     return {member["path"]: member["size"] for member in tree["sections"]["compile"]}

@@ -1,4 +1,4 @@
-"""However a server ends, its exit code says so and no process of it stays."""
+"""When a server ends, its exit code has the cause and none of its processes remains."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def mode(request: pytest.FixtureRequest, engine_template: None) -> str:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal(machine: Machine, mode: str, number: int, code: int) -> None:
+def test_server_exits_with_128_plus_signal(machine: Machine, mode: str, number: int, code: int) -> None:
     with machine.serving("tiny-llama", "--mode", mode) as served:
         assert served.end(number) == code
 
 
-def test_the_supervisor_is_killed(machine: Machine, mode: str, reference: Tokens) -> None:
+def test_server_ends_when_the_supervisor_is_killed(machine: Machine, mode: str, reference: Tokens) -> None:
     with machine.serving("tiny-llama", "--mode", mode) as served:
         family = served.family()
         assert len(family) >= 3  # the command, the server, its engine
         assert served.end(signal.SIGKILL) == 137
         assert remaining(family) == []
-    if mode == "template-engine":  # which is not the supervisor's to end
+    if mode == "template-engine":  # the template survives the supervisor
         with machine.serving("tiny-llama", "--mode", mode) as again:
             assert again.report["mode"] == mode and again.tokens() == reference
 
 
-def test_the_engine_is_killed(machine: Machine, mode: str) -> None:
+def test_server_exits_1_when_the_engine_is_killed(machine: Machine, mode: str) -> None:
     with machine.serving("tiny-llama", "--mode", mode) as served:
         os.kill(_engine(served), signal.SIGKILL)
         assert served.code() == 1
 
 
-def test_the_template_is_killed(machine: Machine, engine_template: None) -> None:
+def test_server_exits_1_when_the_template_is_killed(machine: Machine, engine_template: None) -> None:
     with machine.serving("tiny-llama", "--mode", "template-engine") as served:
         (template,) = json.loads(machine.run("template", "status", "--format", "json"))["templates"]
         os.kill(template["pid"], signal.SIGKILL)

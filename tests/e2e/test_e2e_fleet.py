@@ -1,6 +1,6 @@
-"""A fleet on a real Ray of three nodes on this machine, under kills: the gateway, Ray, the actors and the processes are real.
+"""A fleet on a real Ray cluster of three nodes on this machine, while processes are killed.
 
-Model servers are processes of the real starter that need no model: what is tested is who starts, routes, loses and finds them.
+Gateway, Ray, actors and starter are real. The model servers need no model: the tests cover starts, routing, loss and recovery.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from typing import Any
 import psutil
 import pytest
 from support.fleet_askers import Asking, Streaming
-from support.fleet_on_ray import Fleet, of_two
+from support.fleet_on_ray import Fleet, two_node_fleet
 from support.waiting import wait_until
 
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.live import wire
 from coldstart.fleet.specification import FleetSettings
 
-# Found, not imported: ray changes the environment, by which templates are judged.
+# ray is not imported: it changes the environment, on which templates depend.
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="no ray")]
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two servers and a head that is none."""
-    with of_two(tmp_path_factory.mktemp("fleet")) as made:
+    """Two servers and a head without a server."""
+    with two_node_fleet(tmp_path_factory.mktemp("fleet")) as made:
         yield made
 
 
 def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None:
-    """Two ranks on two nodes; the engine beside the first takes a second to come up. Before the other fleet is there."""
-    with of_two(tmp_path, 2, "5B") as fleet:
+    """Two ranks on two nodes; the new engine takes a second to start. Runs before the shared fleet exists."""
+    with two_node_fleet(tmp_path, 2, "5B") as fleet:
         fleet.deploy("p", words=("--max-model-len", "1000"), ttft_s=1.9, least=1, most=1, batch=20)
-        fleet.until(lambda status: [g["phase"] for g in fleet.groups(status, "p")] == ["serving"])
+        fleet.wait_until(lambda status: [g["phase"] for g in fleet.groups(status, "p")] == ["serving"])
         (pipeline,) = fleet.groups(fleet.status(), "p")
         assert len({worker["server"] for worker in pipeline["workers"]}) == 2
         with Streaming(fleet, "p", 10, 200):
-            fleet.until(lambda status: status["gateway"]["moved"] == 10)
-        alone = fleet.until(lambda status: (g := fleet.groups(status, "p")) and len(g) == 1 and g)[0][0]
+            fleet.wait_until(lambda status: status["gateway"]["moved"] == 10)
+        alone = fleet.wait_until(lambda status: (g := fleet.groups(status, "p")) and len(g) == 1 and g)[0][0]
         assert alone["name"] == f"{pipeline['name']}.0/whole" and alone["url"] != pipeline["url"]
-        fleet.until(lambda s: sorted(one["free_bytes"] for one in s["servers"]) == [[30], [40]])
+        fleet.wait_until(lambda s: sorted(one["free_bytes"] for one in s["servers"]) == [[30], [40]])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a full disk is mounted, which needs root")
-def test_a_node_whose_disk_is_full_serves_on_and_the_other_one_takes_what_is_new(tmp_path: Path) -> None:
+def test_node_with_full_disk_serves_and_new_models_start_elsewhere(tmp_path: Path) -> None:
     def place(pid: int) -> str:
         return psutil.Process(pid).environ()["XDG_RUNTIME_DIR"]
 
-    with of_two(tmp_path) as fleet:
+    with two_node_fleet(tmp_path) as fleet:
         fleet.deploy("a", most=1)
         first = fleet.ask("a")["pid"]
-        # The fuller of the two: the next model is its too.
+        # The fuller server also gets the next model.
         (directory,) = Path(place(first), "coldstart").glob("host-*")
         subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "full", directory], check=True)
         try:
@@ -75,7 +75,7 @@ def test_a_node_whose_disk_is_full_serves_on_and_the_other_one_takes_what_is_new
         assert "cannot start a server: No space left on device" in (tmp_path / "recording").read_text()
 
 
-def test_a_killed_controller_costs_no_warm_request_and_finds_everything_again(fleet: Fleet) -> None:
+def test_killed_controller_loses_no_request_and_recovers_its_state(fleet: Fleet) -> None:
     fleet.deploy("a")
     server = fleet.ask("a")["pid"]
     assert psutil.Process(server).nice() == psutil.Process().nice()
@@ -83,7 +83,7 @@ def test_a_killed_controller_costs_no_warm_request_and_finds_everything_again(fl
     with Asking(fleet, "a") as asking:
         wait_until(lambda: len(asking.answers) > 10)
         os.kill(before["controller"]["pid"], signal.SIGKILL)
-        found, seconds = fleet.until(
+        found, seconds = fleet.wait_until(
             lambda status: (
                 status["controller"]
                 and status["controller"]["incarnation"] != before["controller"]["incarnation"]
@@ -96,15 +96,15 @@ def test_a_killed_controller_costs_no_warm_request_and_finds_everything_again(fl
     assert not asking.failed
     assert {answer["pid"] for answer in asking.answers} == {server}
     assert seconds < 10
-    now = fleet.until(lambda status: fleet.groups(status, "a"))[0]
+    now = fleet.wait_until(lambda status: fleet.groups(status, "a"))[0]
     assert [group["name"] for group in now] == [group["name"] for group in fleet.groups(before, "a")]
     assert len(found["servers"]) == 2
-    # It decides again: what is asked for next starts.
+    # The new controller decides: the next model starts.
     fleet.deploy("b")
     assert fleet.ask("b")["model"] == "b"
 
 
-def test_a_killed_server_process_costs_no_request_that_was_not_begun(fleet: Fleet) -> None:
+def test_killed_server_loses_no_request_that_has_not_begun(fleet: Fleet) -> None:
     fleet.deploy("c")
     first = fleet.ask("c")["pid"]
     with Asking(fleet, "c", pause_s=0.05) as asking:
@@ -117,18 +117,18 @@ def test_a_killed_server_process_costs_no_request_that_was_not_begun(fleet: Flee
     assert fleet.status()["gateway"]["again"] >= 1
 
 
-def test_a_killed_server_process_breaks_no_stream_that_can_go_on(fleet: Fleet) -> None:
+def test_killed_server_breaks_no_resumable_stream(fleet: Fleet) -> None:
     fleet.deploy("s", batch=20)
     server = fleet.ask("s")["pid"]
     before = fleet.status()["gateway"]["resumed"]
     with Streaming(fleet, "s", 10, 150) as streaming:
-        while not streaming.begun():
+        while not streaming.is_streaming():
             time.sleep(0.01)
         os.kill(server, signal.SIGKILL)
     assert fleet.status()["gateway"]["resumed"] == before + 10
 
 
-def test_a_killed_actor_takes_its_servers_with_it_and_comes_back(fleet: Fleet) -> None:
+def test_killed_actor_ends_its_servers_and_restarts(fleet: Fleet) -> None:
     fleet.deploy("d")
     first = psutil.Process(fleet.ask("d")["pid"])
     actor = next(one for one in first.parents() if "ServerActor" in one.cmdline()[0])
@@ -140,10 +140,10 @@ def test_a_killed_actor_takes_its_servers_with_it_and_comes_back(fleet: Fleet) -
         wait_until(lambda: len(asking.answers) > answered + 10)
     assert not asking.failed
     assert len({answer["pid"] for answer in asking.answers}) == 2
-    fleet.until(lambda status: len(status["servers"]) == 2)
+    fleet.wait_until(lambda status: len(status["servers"]) == 2)
 
 
-def test_a_model_that_cannot_start_says_why(fleet: Fleet) -> None:
+def test_request_fails_with_the_reason_when_model_cannot_start(fleet: Fleet) -> None:
     fleet.deploy("broken")
     with pytest.raises(urllib.error.HTTPError) as refused:
         fleet.ask("broken")
@@ -151,25 +151,25 @@ def test_a_model_that_cannot_start_says_why(fleet: Fleet) -> None:
     fleet.order("remove", "broken")
 
 
-def test_a_node_that_dies_is_lost_with_what_it_had(fleet: Fleet) -> None:
+def test_dead_node_is_removed_with_its_servers(fleet: Fleet) -> None:
     def third(status: Any) -> set[str]:
         return {one["name"] for one in status["servers"]} - two
 
     two = {one["name"] for one in fleet.status()["servers"]}
     extra = fleet.join("three")
-    first, _ = fleet.until(third, 180)
-    # Ray ends a whole node with its raylet; whoever joined it begins another.
+    first, _ = fleet.wait_until(third, 180)
+    # Ray ends a node together with its raylet; the join command starts another one.
     next(one for one in psutil.Process(extra.pid).children(recursive=True) if one.name() == "raylet").kill()
-    (name,), _ = fleet.until(lambda status: third(status) - first, 180)
+    (name,), _ = fleet.wait_until(lambda status: third(status) - first, 180)
     for child in psutil.Process(extra.pid).children(recursive=True):
         child.kill()
     extra.kill()
-    _, seconds = fleet.until(lambda status: name not in [one["name"] for one in status["servers"]])
+    _, seconds = fleet.wait_until(lambda status: name not in [one["name"] for one in status["servers"]])
     assert seconds < 20
 
 
-def test_the_recorded_events_give_the_same_actions_to_the_simulators_core(fleet: Fleet) -> None:
-    """Each life of the controller is one recording: the core that the simulator drives decides the same."""
+def test_recorded_events_give_the_same_actions_in_the_core(fleet: Fleet) -> None:
+    """The simulator's core makes the same decisions for the recorded events of each controller."""
     lives: list[list[Any]] = []
     for line in (fleet.root / "recording").read_text().splitlines():
         row = json.loads(line)
@@ -177,7 +177,7 @@ def test_the_recorded_events_give_the_same_actions_to_the_simulators_core(fleet:
             lives.append([])
         lives[-1].append(row)
     assert len(lives) == 2 and sum(map(len, lives)) > 50
-    # The second life began with what the state file had: the first one's deployments.
+    # The second controller began with the deployments in the state file of the first.
     core = FleetCore(FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.2))
     for row in lives[0]:
         assert wire.document(core.handle(wire.thing(row["event"]), row["now"])) == row["actions"], row[
@@ -185,9 +185,9 @@ def test_the_recorded_events_give_the_same_actions_to_the_simulators_core(fleet:
         ]
 
 
-def test_nothing_is_left_when_it_goes_down(fleet: Fleet) -> None:
+def test_down_leaves_no_process(fleet: Fleet) -> None:
     pids = [fleet.ask(model)["pid"] for model in ("a", "c")]
-    fleet.asked("/fleet/down", {})
+    fleet.request("/fleet/down", {})
     fleet.processes[0].wait(60)
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
@@ -195,12 +195,12 @@ def test_nothing_is_left_when_it_goes_down(fleet: Fleet) -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_without_its_ray_what_is_warm_answers_for_a_while_and_it_ends_and_says_why(tmp_path: Path) -> None:
+def test_fleet_serves_warm_models_and_reports_the_reason_when_ray_ends(tmp_path: Path) -> None:
     made = Fleet(tmp_path)
     try:
-        made.until(lambda status: status["controller"], 120)
+        made.wait_until(lambda status: status["controller"], 120)
         made.join("one")
-        made.until(lambda status: status["servers"], 180)
+        made.wait_until(lambda status: status["servers"], 180)
         made.deploy("a")
         server = made.ask("a")["pid"]
         up = psutil.Process(made.processes[0].pid)

@@ -1,6 +1,6 @@
-"""Weights that a fleet's servers fetch over links that they share: a real Ray of three nodes, real prefetchers and source.
+"""Servers of a fleet fetch weights over shared links: a real Ray cluster of three nodes, real prefetchers and source.
 
-Model servers need no model: each fetches its rank's tensors as `coldstart serve` does, and is ready when they are there.
+The model servers need no model: each fetches its rank's tensors like `coldstart serve` and is ready when they are there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.fleet_on_ray import Fleet, of_two
+from support.fleet_on_ray import Fleet, two_node_fleet
 from support.fleet_rig import deployment
 from support.range_server import RangeServer, serving
 
@@ -27,10 +27,10 @@ from coldstart.weights.load import stage, tensors
 from coldstart.weights.prefetch import client
 from coldstart.weights.prefetch.paces import BURST_S
 
-# Found, not imported: ray changes the environment, by which templates are judged.
+# ray is not imported: it changes the environment, on which templates depend.
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="no ray")]
 CONFIG = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8}
-# Of a server's link, in bytes/s. Each of a fetch's four streams may have one piece of 1 MiB in hand.
+# Rate of a server's link in bytes/s. Each of the four streams of a fetch may hold one piece of 1 MiB.
 LINK, IN_HAND = 1.6e6, 4 << 20
 SOURCE = 2.4e6
 PATIENCE_S = 120
@@ -38,15 +38,15 @@ PATIENCE_S = 120
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's directory without weights, those on a server, and what each rank of two needs of them in bytes."""
+    """A model directory without weights, the server of the weights, and the bytes of each of two ranks."""
 
     directory: Path
     source: RangeServer
     whole: int
     ranks: tuple[int, int]
 
-    def deployed(self, fleet: Fleet, name: str, **given: Any) -> None:
-        """From an address of its own, so that no other model's bytes are taken for its."""
+    def deploy(self, fleet: Fleet, name: str, **given: Any) -> None:
+        """Deploy from a separate address, so that the bytes of each model are counted separately."""
         made = deployment(name, **given)
         with suppress(FileExistsError):
             (self.source.directory / name).symlink_to(".")
@@ -54,8 +54,8 @@ class Checkpoint:
         shares = {1: (self.whole,), 2: self.ranks}
         spec = replace(made.spec, size=self.whole, memory=self.whole, shares=shares)
         fleet.order("deploy", replace(made, launch=launch, spec=spec))
-        # Known to the gateway too.
-        while name not in [one["id"] for one in fleet.asked("/v1/models")["data"]]:
+        # Wait until the gateway lists it.
+        while name not in [one["id"] for one in fleet.request("/v1/models")["data"]]:
             time.sleep(0.1)
 
 
@@ -86,8 +86,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two servers behind slow links, by their own account, and a head that is none."""
-    with of_two(tmp_path_factory.mktemp("fleet"), 2, f"{LINK:.0f}B", "64MB") as made:
+    """Two servers that report slow links, and a head without a server."""
+    with two_node_fleet(tmp_path_factory.mktemp("fleet"), 2, f"{LINK:.0f}B", "64MB") as made:
         try:
             yield made
         finally:
@@ -95,7 +95,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def _forget(fleet: Fleet) -> None:
-    """End the prefetchers, and their memory with them."""
+    """Stop the prefetchers, which frees their memory."""
     for name in ("one", "two"):
         with suppress(client.PrefetchError):
             client.request("stop", directory=fleet.runtime / name / "coldstart")
@@ -113,13 +113,13 @@ def _workers(status: Any, model: str) -> list[Any]:
 
 
 def _alone(groups: list[Any]) -> list[str]:
-    """The name of the only group, once it is a whole one."""
+    """Return the name of the only group if it is a single-worker group."""
     names = [group["name"] for group in groups]
     return names if len(names) == 1 and names[0].endswith("/whole") else []
 
 
 def _fetched(workers: list[Any], count: int) -> list[Any]:
-    """All of them, once each of so many has fetched."""
+    """Return the workers once `count` of them have fetched."""
     done = [worker for worker in workers if worker["fetched_bytes"]]
     return done if len(done) == count else []
 
@@ -127,24 +127,24 @@ def _fetched(workers: list[Any], count: int) -> list[Any]:
 def test_each_rank_fetches_its_own_layers_and_the_rest_comes_behind(
     fleet: Fleet, checkpoint: Checkpoint
 ) -> None:
-    # So slow that the pipeline is looked at before the whole model is there; one link alone could not keep the limit.
+    # Slow enough to observe the pipeline before the full model is there; one link alone could not meet the limit.
     checkpoint.source.settings.rate = SOURCE
-    checkpoint.deployed(fleet, "split", ttft_s=checkpoint.whole / LINK - 1)
+    checkpoint.deploy(fleet, "split", ttft_s=checkpoint.whole / LINK - 1)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(fleet.ask, "split")
-        workers, _ = fleet.until(lambda status: _fetched(_workers(status, "split"), 2), PATIENCE_S)
+        workers, _ = fleet.wait_until(lambda status: _fetched(_workers(status, "split"), 2), PATIENCE_S)
         assert [worker["fetched_bytes"] for worker in workers] == list(checkpoint.ranks)
         assert asked.result()["model"] == "split"
-    # The whole model beside one of the ranks: what that rank has is not fetched again.
-    (left,), _ = fleet.until(lambda status: _alone(fleet.groups(status, "split")))
+    # The full model starts beside one of the ranks, whose tensors are not fetched again.
+    (left,), _ = fleet.wait_until(lambda status: _alone(fleet.groups(status, "split")))
     other = checkpoint.ranks[0 if ".1" in left else 1]
     header = (checkpoint.source.directory / "model.safetensors").stat().st_size - checkpoint.whole
     assert checkpoint.source.total("model.safetensors") == checkpoint.whole + other + header
-    # Each had its link to itself, and what it got is believed from now on: here the source was slower than the links.
+    # The observed rates are those of the source, which was slower than the links.
     for server in fleet.status()["servers"]:
         assert server["network_bytes_s"] == LINK and 0 < server["observed_bytes_s"] < SOURCE
     fleet.order("remove", "split")
-    fleet.until(lambda status: not fleet.groups(status, "split"))
+    fleet.wait_until(lambda status: not fleet.groups(status, "split"))
 
 
 def test_two_that_fetch_over_one_link_keep_to_their_halves(fleet: Fleet, checkpoint: Checkpoint) -> None:
@@ -152,17 +152,17 @@ def test_two_that_fetch_over_one_link_keep_to_their_halves(fleet: Fleet, checkpo
     server, other = fleet.status()["servers"]
     first, link = server["name"], server["observed_bytes_s"]
     fleet.order("drain", other["name"])
-    # Whole, for no limit asks for more; at first the source is slow, so that the two do meet.
+    # Single-worker groups, because no limit requires more. The source is slow at first, so that the fetches overlap.
     checkpoint.source.settings.rate = 2e5
     for name in ("left", "right"):
-        checkpoint.deployed(fleet, name)
+        checkpoint.deploy(fleet, name)
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(fleet.ask, name) for name in ("left", "right")]
-        fleet.until(lambda status: _workers(status, "left") and _workers(status, "right"), PATIENCE_S)
-        # Time in which the prefetcher comes up and is told both rates; what comes meanwhile is no part of it worth the name.
+        fleet.wait_until(lambda status: _workers(status, "left") and _workers(status, "right"), PATIENCE_S)
+        # Time for the prefetcher to start and receive both rates; it fetches few bytes in this time.
         time.sleep(5)
         checkpoint.source.settings.rate = None
-        workers, _ = fleet.until(
+        workers, _ = fleet.wait_until(
             lambda status: _fetched(_workers(status, "left") + _workers(status, "right"), 2),
             PATIENCE_S,
         )

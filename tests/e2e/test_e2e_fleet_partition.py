@@ -1,6 +1,6 @@
-"""A fleet whose nodes are network namespaces, and a link that is really cut while requests and streams flow.
+"""A fleet of network namespaces whose link is cut during requests and streams.
 
-Nothing that is asked may fail: every request can be made again elsewhere, and every stream can go on there.
+No request may fail: each request can be retried on the other node, and each stream can continue there.
 """
 
 from __future__ import annotations
@@ -14,31 +14,34 @@ from typing import Any
 import psutil
 import pytest
 from support.fleet_askers import Asking, Streaming
-from support.fleet_on_ray import PLACES, Fleet, of_two
+from support.fleet_on_ray import PLACES, Fleet, two_node_fleet
 from support.waiting import wait_until
-from tools.link_cluster import lacking, link_cluster
+from tools.link_cluster import find_missing, link_cluster
 
-WHY = lacking() or (None if find_spec("ray") else "no ray")
+WHY = find_missing() or (None if find_spec("ray") else "no ray")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY is not None, reason=str(WHY))]
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two servers, each with room for one replica, and both have it."""
-    with link_cluster() as links, of_two(tmp_path_factory.mktemp("cut"), memory="10B", links=links) as made:
+    """Two servers with one replica each and memory for no more."""
+    with (
+        link_cluster() as links,
+        two_node_fleet(tmp_path_factory.mktemp("cut"), memory="10B", links=links) as made,
+    ):
         made.deploy("a", least=2, most=2, batch=40)
-        made.until(lambda status: len(_serving(made, status)) == 2)
+        made.wait_until(lambda status: len(_serving(made, status)) == 2)
         yield made
 
 
 def _serving(fleet: Fleet, status: Any) -> dict[str, str]:
-    """Server by group, of the model's groups that serve."""
+    """Return the server of each serving group."""
     groups = fleet.groups(status, "a")
     return {one["name"]: one["workers"][0]["server"] for one in groups if one["phase"] == "serving"}
 
 
 def _processes(fleet: Fleet, number: int) -> list[psutil.Process]:
-    """The model servers of the node that came as that number: what its starter has forked has its words."""
+    """Return the model servers of a node by its number; forks of the starter have the same command line."""
     found = []
     for one in psutil.Process(fleet.processes[number].pid).children(recursive=True):
         try:
@@ -51,29 +54,29 @@ def _processes(fleet: Fleet, number: int) -> list[psutil.Process]:
 
 
 def _asking(fleet: Fleet, stack: ExitStack) -> list[Asking]:
-    """Whole answers and streams on both servers, and all of them begun."""
+    """Start requests and streams on both servers and wait until all have begun."""
     asking = [stack.enter_context(Asking(fleet, "a", pause_s=0.3)) for _ in range(4)]
     streaming = stack.enter_context(Streaming(fleet, "a", 12, 400))
-    while not streaming.begun():
+    while not streaming.is_streaming():
         time.sleep(0.01)
     return asking
 
 
-def test_a_link_that_comes_back_soon_costs_no_answer_and_no_server(fleet: Fleet) -> None:
+def test_short_cut_loses_no_request_and_no_server(fleet: Fleet) -> None:
     assert fleet.links is not None
     before, again = _serving(fleet, fleet.status()), fleet.status()["gateway"]["again"]
     processes = [_processes(fleet, number) for number in (1, 2)]
     with ExitStack() as stack:
         asking = _asking(fleet, stack)
         fleet.links.cut(cut := fleet.busiest("a"))
-        fleet.until(lambda status: status["gateway"]["again"] > again)
-        fleet.links.hint(cut)
+        fleet.wait_until(lambda status: status["gateway"]["again"] > again)
+        fleet.links.reconnect(cut)
     assert not any(one.failed for one in asking)
-    assert _serving(fleet, fleet.until(lambda status: status["controller"] and status)[0]) == before
+    assert _serving(fleet, fleet.wait_until(lambda status: status["controller"] and status)[0]) == before
     assert [_processes(fleet, number) for number in (1, 2)] == processes
 
 
-def test_a_node_behind_a_cut_link_is_lost_and_comes_back_without_what_it_had(fleet: Fleet) -> None:
+def test_node_behind_a_cut_link_returns_without_its_old_servers(fleet: Fleet) -> None:
     assert fleet.links is not None
     before = _serving(fleet, fleet.status())
     with ExitStack() as stack:
@@ -81,14 +84,14 @@ def test_a_node_behind_a_cut_link_is_lost_and_comes_back_without_what_it_had(fle
         cut = fleet.busiest("a")
         (old,) = _processes(fleet, PLACES.index(cut) + 1)
         fleet.links.cut(cut)
-        ((left,), _) = fleet.until(lambda status: len(status["servers"]) == 1 and status["servers"])
-        fleet.until(lambda status: list(_serving(fleet, status).values()) == [left["name"]])
+        ((left,), _) = fleet.wait_until(lambda status: len(status["servers"]) == 1 and status["servers"])
+        fleet.wait_until(lambda status: list(_serving(fleet, status).values()) == [left["name"]])
         asked = [len(one.answers) for one in asking]
         wait_until(lambda: all(len(one.answers) > n for one, n in zip(asking, asked, strict=True)))
     assert not any(one.failed for one in asking)
-    # It runs on where it is, and nobody knows: that is what must not be there twice.
-    fleet.links.hint(cut)
-    now, _ = fleet.until(lambda status: len(found := _serving(fleet, status)) == 2 and found, 180)
+    # The old server still runs unknown to the controller; it must end when the node returns.
+    fleet.links.reconnect(cut)
+    now, _ = fleet.wait_until(lambda status: len(found := _serving(fleet, status)) == 2 and found, 180)
     assert len(set(now.values())) == 2 and len(set(now.values()) & set(before.values())) == 1
     assert not old.is_running()
     assert [len(_processes(fleet, number)) for number in (1, 2)] == [1, 1]

@@ -1,4 +1,4 @@
-"""A real model over a fleet on a real Ray, asked by OpenAI's own client: the same tokens as an ordinary server gives."""
+"""A real model in a fleet on a real Ray cluster returns the tokens of a stock server to OpenAI's client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
 
-# Found, not imported: ray changes the environment, by which templates are judged.
+# ray is not imported: it changes the environment, on which templates depend.
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("ray") is None, reason="no ray")]
 
 
@@ -34,21 +34,20 @@ def _fleet(machine: Machine) -> Iterator[str]:
         process.wait(120)
 
 
-def _deployed(machine: Machine) -> Any:
-    """Once the controller and its server are there."""
+def _deploy(machine: Machine) -> None:
+    """Wait for the controller and its server, then deploy the model."""
     deadline = time.monotonic() + 120
-    while not (said := json.loads(machine.run("fleet", "status", "--format", "json")))["servers"]:
+    while not json.loads(machine.run("fleet", "status", "--format", "json"))["servers"]:
         assert time.monotonic() < deadline
         time.sleep(0.5)
     machine.run("fleet", "deploy", "tiny-llama", "--idle", "10", "--", *VLLM)
-    return said
 
 
-def test_a_model_starts_when_it_is_asked_for_and_goes_when_nobody_does(
+def test_model_starts_at_a_request_and_stops_when_idle(
     machine: Machine, engine_template: None, reference: Tokens
 ) -> None:
     with _fleet(machine) as url:
-        _deployed(machine)
+        _deploy(machine)
         client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=READY_S)
         deadline = time.monotonic() + 60
         while not list(client.models.list()):

@@ -1,4 +1,4 @@
-"""A bundle is made, looked at, checked and served, and answers vLLM's own tokens."""
+"""A bundle is materialized, inspected, validated and served, and its tokens are those of stock vLLM."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ SPANS = {
 }
 
 
-def test_the_bundle_is_complete_and_valid(machine: Machine, made: Any) -> None:
-    shown = json.loads(machine.run("inspect", made.ref, "--format", "json"))
+def test_the_bundle_is_complete_and_valid(machine: Machine, bundle: Any) -> None:
+    shown = json.loads(machine.run("inspect", bundle.ref, "--format", "json"))
     assert {section["type"] for section in shown["sections"]} >= SECTIONS
     assert shown["trust"]["ok"] and shown["provenance"]["arguments"] == list(VLLM)
     assert str(machine.root) not in json.dumps(shown)
 
 
 def test_a_copy_of_the_model_replays_prompts_alone_and_at_once(
-    machine: Machine, made: Any, tmp_path: Path
+    machine: Machine, bundle: Any, tmp_path: Path
 ) -> None:
-    """The levels that start servers; a copy has the same key, so the bundle is one that was made from a directory."""
+    """Levels that start servers; the copy has the same key as the model of the bundle."""
     (model,) = (machine.cache / "models").glob("*/tiny-llama")
     shutil.copytree(model, tmp_path / "my-model")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Once upon a time"}\n{"prompt": "a b c"}\n')
     asked = ["--level", "replay", "--prompts", str(tmp_path / "prompts.jsonl"), "--max-tokens", "16"]
-    said = machine.run("validate", made.ref, "--model", str(tmp_path / "my-model"), *asked)
-    assert said == f"{made.ref}: valid at level replay\n"
+    said = machine.run("validate", bundle.ref, "--model", str(tmp_path / "my-model"), *asked)
+    assert said == f"{bundle.ref}: valid at level replay\n"
 
 
-def test_materializing_again_makes_nothing(machine: Machine, made: Any) -> None:
+def test_materialize_creates_nothing_when_the_bundle_exists(machine: Machine, bundle: Any) -> None:
     again = machine.run("materialize", "tiny-llama", "-q", "--", *VLLM)
-    assert again.strip().splitlines()[-1] == made.ref
+    assert again.strip().splitlines()[-1] == bundle.ref
 
 
-def test_fresh_answers_vllms_tokens(machine: Machine, made: Any, reference: Tokens, tmp_path: Path) -> None:
+def test_fresh_answers_vllms_tokens(machine: Machine, bundle: Any, reference: Tokens, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     with machine.serving("tiny-llama", "--mode", "fresh", "--timeline", str(trace)) as served:
         assert served.report["mode"] == "fresh" and served.report["canary"] is True
@@ -63,18 +63,20 @@ def test_fresh_answers_vllms_tokens(machine: Machine, made: Any, reference: Toke
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
 
 
-def test_a_wrong_canary_never_answers_a_client(machine: Machine, made: Any, reference: Tokens) -> None:
+def test_server_with_a_wrong_canary_answers_no_client(
+    machine: Machine, bundle: Any, reference: Tokens
+) -> None:
     store = Store(machine.cache / "bundles")
-    honest = store.get(made.ref)
-    info: Any = honest.json("modelinfo")
+    original = store.get(bundle.ref)
+    info: Any = original.json("modelinfo")
     wrong = [token + 1 for token in info["canary"]["tokens"]]
-    with store.begin(honest.key) as draft:
-        for entry in honest.manifest.sections:
+    with store.begin(original.key) as draft:
+        for entry in original.manifest.sections:
             if entry.type != "modelinfo":
-                draft.keep(honest, entry.type)
+                draft.keep(original, entry.type)
         draft.add_json("modelinfo", info | {"canary": info["canary"] | {"tokens": wrong}})
         signer = sign.host_key(machine.root / "home" / "state" / "coldstart")
-        forged = draft.publish(honest.manifest.provenance, signer=signer)
+        forged = draft.publish(original.manifest.provenance, signer=signer)
     try:
         with machine.serving("tiny-llama", "--mode", "fresh") as served:
             assert [fallback["section"] for fallback in served.report["fallbacks"]] == ["canary"]
@@ -83,13 +85,13 @@ def test_a_wrong_canary_never_answers_a_client(machine: Machine, made: Any, refe
         store.prune(keep=None, drop=[forged])
 
 
-def test_a_start_leaves_no_file_behind(machine: Machine, made: Any) -> None:
-    # vLLM leaves its own sockets there. What stays of ours is one directory for each user, with the lock of it.
+def test_a_start_leaves_no_file_behind(machine: Machine, bundle: Any) -> None:
+    # vLLM leaves sockets there. Of coldstart one directory per user with its lock remains.
     assert {path.name for path in (machine.root / "tmp").glob("coldstart*/*")} <= {"scratch.lock"}
     assert len(list((machine.root / "tmp").glob("coldstart*"))) <= 1
 
 
-def test_a_miss_names_the_field_without_importing_torch(machine: Machine, made: Any) -> None:
+def test_miss_names_the_field_without_importing_torch(machine: Machine, bundle: Any) -> None:
     other = ["--max-model-len", "256", *VLLM[2:]]
     watched = Machine(machine.root, {"PYTHONPROFILEIMPORTTIME": "1"})
     watched.run("serve", "tiny-llama", "--on-miss", "fail", "--", *other, code=3)

@@ -1,4 +1,4 @@
-"""Two real models behind one endpoint, in memory for one, asked in turn by OpenAI's own client."""
+"""Two real models behind one endpoint with memory for one, requested in turn by OpenAI's client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BIG = 3 << 29
 
 
 class Hosted:
-    """A host, its client, and every process that it ever had while somebody looked."""
+    """A host, its client, and every process seen at a status request."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self.process, self.url = process, url
@@ -64,7 +64,7 @@ def test_two_models_in_memory_for_one(
         f'[models.{name}]\nargs = {json.dumps(VLLM)}\nmemory = {BIG}\naliases = ["{name}-alias"]'
         for name in ("tiny-llama", "tiny-qwen2")
     )
-    # Room for one of them and the host's own runtime template.
+    # Memory for one model and the host's runtime template.
     file.write_text(f"memory = {BIG + (1 << 30)}\n{models}\n")
     with _hosted(machine, file) as host:
         assert [model.id for model in host.client.models.list()][::2] == ["tiny-llama", "tiny-qwen2"]
@@ -75,8 +75,8 @@ def test_two_models_in_memory_for_one(
         said = host.status()
         assert [model["state"] for model in said["models"]] == ["stopped", "ready"]
         assert _tokens(host, "tiny-llama-alias", PROMPTS[0]) == reference[0]
-        with pytest.raises(openai.NotFoundError, match="nobody"):
-            host.client.completions.create(model="nobody", prompt="x")
+        with pytest.raises(openai.NotFoundError, match="unknown"):
+            host.client.completions.create(model="unknown", prompt="x")
         said = host.status()
         assert [model["state"] for model in said["models"]] == ["ready", "stopped"]
         assert [one["mode"] for one in said["recent_starts"]] == [
@@ -89,7 +89,7 @@ def test_two_models_in_memory_for_one(
         assert said["host"]["runtime_template_bytes"] > 64 << 20
         shown = machine.run("host", "status", "--url", host.url)
         assert "tiny-llama  ready" in shown and "template-engine" in shown
-        _observed(host)
+        _wait_for_observed_memory(host)
         host.process.send_signal(signal.SIGTERM)
         assert host.process.wait(60) == 143
     template = [one for one in host.family if _is_template(machine, one.pid)]
@@ -110,8 +110,8 @@ def _streamed(host: Hosted, model: str) -> str:
     return "".join(piece.choices[0].text for piece in pieces)
 
 
-def _observed(host: Hosted) -> None:
-    """What the running model really takes is measured soon after its start."""
+def _wait_for_observed_memory(host: Hosted) -> None:
+    """Wait until the memory of the running model has been measured."""
     deadline = time.monotonic() + 60
     while (model := host.status()["models"][0])["memory_source"] != "observed":
         assert time.monotonic() < deadline

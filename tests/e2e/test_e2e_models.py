@@ -1,4 +1,4 @@
-"""Other architectures go the same way with no word about them; a killed run leaves nothing in that way."""
+"""Other architectures need no special handling, and a killed `materialize` leaves no files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from coldstart.validate import process_tree
 pytestmark = pytest.mark.vllm
 
 
-def test_materialize_is_killed_and_run_again(machine: Machine, made: Any) -> None:
+def test_materialize_succeeds_after_a_killed_run(machine: Machine, bundle: Any) -> None:
     before = machine.run("list", "--format", "json")
     if "tiny-opt" not in before:
         family = _killed_in_the_middle(machine)
         assert len(family) >= 2 and remaining(family) == []
         assert machine.run("list", "--format", "json") == before
-        machine.run("validate", made.ref)
+        machine.run("validate", bundle.ref)
     _answers_its_canary(machine, "tiny-opt")
     assert list((machine.cache / "work").rglob("*")) == []
 
@@ -34,7 +34,7 @@ def test_a_third_architecture(machine: Machine) -> None:
 
 
 def _killed_in_the_middle(machine: Machine) -> list[process_tree.ProcessSample]:
-    """`materialize` killed once its engine has imported vLLM; all the processes that it had."""
+    """Kill `materialize` after its engine has imported vLLM; return all its processes."""
     process = machine.start("materialize", "tiny-opt", "--", *VLLM, stderr=subprocess.DEVNULL)
     deadline_s = time.monotonic() + READY_S
     while "import vllm" not in "".join(events.read_text() for events in _events(machine)):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.vllm
 HERE = {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
-    # A core for each rank is more than this machine need have, and ranks that wait for each other spin.
+    # The machine may have fewer cores than ranks, and waiting ranks spin.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
@@ -41,7 +41,7 @@ Ranks = tuple[Machine, tuple[str, ...], list[list[int]]]
 
 @pytest.fixture(scope="module", params=list(WAYS))
 def ranks(request: pytest.FixtureRequest, machine: Machine) -> Ranks:
-    """Where to serve, with which flags, and the answers of vLLM's own scheduler there."""
+    """Return the machine, the flags, and the answers of vLLM's scheduler with them."""
     here = Machine(machine.root, HERE)
     flags = (*SMALL, *WAYS[request.param])
     with here.serving("tiny-llama", "--on-miss", "warn", vllm=flags) as stock:
@@ -52,29 +52,29 @@ def ranks(request: pytest.FixtureRequest, machine: Machine) -> Ranks:
 def test_swapping_on_two_ranks_answers_as_fcfs(ranks: Ranks) -> None:
     machine, flags, expected = ranks
     with machine.serving("tiny-llama", "--on-miss", "warn", *SWAPPING, vllm=flags) as ours:
-        is_ours(ours)
+        check_fallbacks(ours)
         assert together(ours, [body(n, tokens) for n, tokens in enumerate(LENGTHS)]) == expected
         moved = counters(ours)
         some = ("demotions", "parks", "evictions", "loads", "bytes_out_moved", "bytes_in_moved")
         assert all(moved[name] > 0 for name in some), moved
-        until(lambda: shares(ours, "out") and shares(ours, "in"), ours)
+        wait_for_copies(lambda: shares(ours, "out") and shares(ours, "in"), ours)
 
 
-def is_ours(served: Served) -> None:
-    """Nothing was stepped down: a bundle and iteration times are there for single ranks alone."""
+def check_fallbacks(served: Served) -> None:
+    """Check that no fallback occurred but for sections that exist for single ranks only."""
     sections = {fallback["section"] for fallback in served.report["fallbacks"]}
     assert sections <= {"bundle", "iterations"}, served.report["fallbacks"]
 
 
 def shares(served: Served, way: str) -> bool:
-    """Whether each rank has copied half of what was decided: its own heads, or its own layers."""
+    """Return whether each rank has copied half of the bytes: its heads or its layers."""
     found = dict(exported(served))
     mine = [found.get(f'rank_bytes_{way}{{rank="{rank}"}}', 0.0) for rank in range(RANKS)]
     return mine[0] == mine[1] > 0 and sum(mine) >= found[f"bytes_{way}_moved"]
 
 
-def until(holds: Callable[[], bool], served: Served) -> None:
-    """A copy that nobody waits for may land after the last answer."""
+def wait_for_copies(holds: Callable[[], bool], served: Served) -> None:
+    """Wait until `holds()`, because copies may end after the last answer."""
     deadline = time.monotonic() + 30
     while not holds():
         assert time.monotonic() < deadline, exported(served)

@@ -1,4 +1,4 @@
-"""One frozen runtime starts models of any shape, and one that is not as it was made starts none."""
+"""One frozen runtime starts models of different architectures; a changed runtime is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLANTED = {name: f"PLANTED-{name}" for name in ("HF_TOKEN", "VLLM_API_KEY", "MY_
 
 @pytest.fixture(scope="module")
 def image(machine: Machine) -> Iterator[Path]:
-    """The frozen runtime, made by somebody with secrets; gone afterwards, since `auto` would take it elsewhere."""
+    """Freeze a runtime with secrets in the environment; discard it afterwards, because `auto` would use it in other tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(engine_criu.VARIABLE, criu() or "")
         if (reason := engine_criu.missing()) is not None:
@@ -33,7 +33,7 @@ def image(machine: Machine) -> Iterator[Path]:
     assert not Path(said["directory"]).exists()
 
 
-def test_two_llamas_at_once(machine: Machine, made: Any, image: Path, reference: Tokens) -> None:
+def test_two_llamas_at_once(machine: Machine, bundle: Any, image: Path, reference: Tokens) -> None:
     mode = ("--mode", "runtime-snapshot")
     with machine.serving("tiny-llama", *mode) as one, machine.serving("tiny-llama", *mode) as two:
         for served in (one, two):
@@ -45,8 +45,8 @@ def test_two_llamas_at_once(machine: Machine, made: Any, image: Path, reference:
     assert list((machine.root / "run" / "coldstart").glob("thawed-*")) == []
 
 
-def test_a_qwen2_from_the_same_image_by_itself(machine: Machine, image: Path) -> None:
-    """Which has no snapshot of its own: tiny-llama's bundle may have one from other tests, and it would be taken."""
+def test_auto_uses_the_image_for_another_architecture(machine: Machine, image: Path) -> None:
+    """tiny-qwen2's bundle has no snapshot; tiny-llama's bundle may have one from other tests."""
     said = json.loads(machine.run("materialize", "tiny-qwen2", "--format", "json", "--", *VLLM))
     info: Any = Store(machine.cache / "bundles").get(said["ref"]).json("modelinfo")
     with machine.serving("tiny-qwen2", "--mode", "auto") as served:
@@ -58,14 +58,14 @@ def test_a_qwen2_from_the_same_image_by_itself(machine: Machine, image: Path) ->
         assert list(answer.tokens) == info["canary"]["tokens"]
 
 
-def test_nothing_of_its_maker_is_in_it(image: Path) -> None:
+def test_image_contains_no_secret_of_its_creator(image: Path) -> None:
     assert sum((image / name).stat().st_size for name in ("pages-1.img", criu_memory.MEMORY)) > 100 << 20
     assert [path.name for path in image.iterdir() if b"PLANTED-" in path.read_bytes()] == []
     assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
 
 
-def test_a_truncated_one_is_named_and_the_start_is_fresh(
-    machine: Machine, made: Any, image: Path, reference: Tokens
+def test_start_is_fresh_when_the_image_is_truncated(
+    machine: Machine, bundle: Any, image: Path, reference: Tokens
 ) -> None:
     os.truncate(image / criu_memory.MEMORY, 4096)
     with machine.serving("tiny-llama", "--mode", "runtime-snapshot") as served:

@@ -1,6 +1,6 @@
-"""Skip-join MLFQ on a real server whose KV pool holds a quarter of its requests: the answers are FCFS's.
+"""Skip-join MLFQ on a real server whose KV pool holds a quarter of its requests returns the answers of FCFS.
 
-Invariant: which request runs next never changes what is answered, whatever is parked, swapped out or loaded back.
+Invariant: the order of requests never changes an answer, also when requests are parked, swapped out or loaded back.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tools.machine import Machine, Served
 pytestmark = pytest.mark.vllm
 
 POOL_BLOCKS = 14
-"""Fewer than a batch of four ends with, so that however fast the machine and whenever they arrive some must leave."""
+"""Fewer blocks than a batch of four needs at its end, so that some requests are evicted on any machine."""
 
 SMALL = (
-    # In bfloat16 an answer depends on who else is in the batch, on vLLM's own scheduler as well.
+    # In bfloat16 an answer depends on the other requests of the batch, also with vLLM's scheduler.
     *("--dtype", "float32"),
     *("--max-model-len", "256", "--block-size", str(BLOCK_TOKENS), "--max-num-seqs", "32"),
     *("--kv-cache-memory-bytes", str(POOL_BLOCKS * BLOCK_BYTES)),
 )
 REQUESTS, URGENT_TOKENS = 12, 200
-"""Five blocks each, eight for the urgent one."""
+"""Five blocks per request, eight for the urgent one."""
 
 SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory", str(1 << 27))
 COUNTERS = {"demotions", "promotions", "parks", "evictions", "loads", "blocks_evicted", "blocks_loaded"}
@@ -37,7 +37,7 @@ COUNTERS = {"demotions", "promotions", "parks", "evictions", "loads", "blocks_ev
 
 @pytest.fixture(scope="module")
 def expected(machine: Machine) -> Iterator[list[list[int]]]:
-    """The answers of vLLM's own scheduler, on an engine template with the small pool, which is there for the others."""
+    """Return the answers of vLLM's scheduler; start an engine template with the small pool for all tests."""
     machine.run("materialize", "tiny-llama", "--", *SMALL)
     machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *SMALL)
     with machine.serving("tiny-llama", vllm=SMALL) as stock:
@@ -47,7 +47,9 @@ def expected(machine: Machine) -> Iterator[list[list[int]]]:
     machine.run("template", "stop", "--level", "engine", "--force")
 
 
-def test_the_answers_are_those_of_fcfs(machine: Machine, expected: list[list[int]], tmp_path: Path) -> None:
+def test_mlfq_answers_equal_those_of_fcfs(
+    machine: Machine, expected: list[list[int]], tmp_path: Path
+) -> None:
     timeline = tmp_path / "timeline.json"
     with machine.serving("tiny-llama", *SWAPPING, "--timeline", str(timeline), vllm=SMALL) as ours:
         assert ours.report["fallbacks"] == []
@@ -57,7 +59,7 @@ def test_the_answers_are_those_of_fcfs(machine: Machine, expected: list[list[int
         moved = {name: value - before[name] for name, value in counters(ours).items()}
         assert all(moved[name] > 0 for name in COUNTERS - {"promotions"}), moved
         assert moved["blocks_loaded"] >= moved["loads"] and moved["blocks_evicted"] >= moved["evictions"]
-        an_urgent_request_overtakes(ours)
+        check_that_an_urgent_request_overtakes(ours)
         assert "swap in" not in names(timeline)
     assert {"swap out", "swap in", "eviction"} <= names(timeline)
 
@@ -77,31 +79,31 @@ def names(timeline: Path) -> set[str]:
     return {event["name"] for event in json.loads(timeline.read_text())["traceEvents"]}
 
 
-def an_urgent_request_overtakes(served: Served) -> None:
-    """Sent last and the longest, it would end last; a priority below zero keeps it in the first queue."""
+def check_that_an_urgent_request_overtakes(served: Served) -> None:
+    """Send the longest request last with a negative priority, which keeps it in the first queue."""
     sent = [body(number) for number in range(REQUESTS)]
     urgent = body(REQUESTS, URGENT_TOKENS) | {"priority": -1}
     with ThreadPoolExecutor(REQUESTS + 1) as pool:
-        others = [pool.submit(ended, served, one) for one in sent]
+        others = [pool.submit(completion_time, served, one) for one in sent]
         wait_for_waiting(served)
-        first = pool.submit(ended, served, urgent).result()
+        first = pool.submit(completion_time, served, urgent).result()
         late = sum(other.result() > first for other in others)
     assert late >= REQUESTS // 2, f"{REQUESTS - late} of {REQUESTS} ended before the urgent one"
 
 
-def ended(served: Served, given: dict[str, Any]) -> float:
-    """When the answer was complete."""
+def completion_time(served: Served, given: dict[str, Any]) -> float:
+    """Send a request and return the time of its completion."""
     answer(served, given)
     return time.monotonic()
 
 
 def wait_for_waiting(served: Served) -> None:
-    """Until every request is in a queue of the scheduler."""
+    """Wait until every request is in a queue of the scheduler."""
     deadline = time.monotonic() + 30
     while (live := sum(queues(served))) < REQUESTS:
         assert time.monotonic() < deadline, f"{live} of {REQUESTS} requests arrived"
 
 
 def queues(served: Served) -> list[float]:
-    """Live requests by level."""
+    """Return the number of live requests of each level."""
     return [value for name, value in exported(served) if name.startswith("queue_length{")]

@@ -1,4 +1,4 @@
-"""A frozen engine thaws where nothing runs, as often as is wanted, at any address."""
+"""A frozen engine thaws any number of times, at any address."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ PLANTED = {
 
 
 @pytest.fixture(scope="module")
-def frozen(machine: Machine, made: Any) -> Iterator[str]:
-    """The bundle with a snapshot: the next version of the same key, which goes again for whoever shares the machine."""
+def frozen(machine: Machine, bundle: Any) -> Iterator[str]:
+    """Materialize a version with a snapshot; remove it afterwards for other tests on this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(engine_criu.VARIABLE, criu() or "")
         if (reason := engine_criu.missing()) is not None:
             pytest.skip(reason)
     rich = Machine(machine.root, PLANTED)
     said = json.loads(rich.run("materialize", "tiny-llama", "--snapshot", "--format", "json", "--", *VLLM))
-    assert said["key"] == made.key
+    assert said["key"] == bundle.key
     yield str(said["ref"])
     machine.run("prune", "--keep", "9", str(said["ref"]))
 
@@ -54,7 +54,7 @@ def test_two_servers_thaw_at_once(machine: Machine, frozen: str, reference: Toke
             assert served.report["mode"] == "snapshot" and served.report["fallbacks"] == []
             assert served.report["fast_path"] == {"mode": True, "compile": True}
             assert criu_memory.MEMORY in Path(f"/proc/{served.report['pid']}/maps").read_text()
-            # No port of the frozen engine's comes with it: another process may have it by now.
+            # No port of the frozen engine is restored: another process may use it by now.
             connections = psutil.Process(served.report["pid"]).net_connections("inet")
             listens = {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
             assert listens == {urlsplit(served.report["url"]).port}
@@ -66,18 +66,16 @@ def test_the_frozen_engine_has_one_thread(machine: Machine, frozen: str) -> None
     with machine.serving("tiny-llama", "--mode", "snapshot") as served:
         assert served.report["mode"] == "snapshot"
         images = [one.parent for one in (machine.cache / "unpacked").glob("*/inventory.img")]
-        # CRIU keeps a file for each thread.
+        # CRIU writes one file per thread.
         assert [len(list(one.glob("core-*.img"))) for one in images] == [1] * len(images) != []
 
 
-def test_the_other_sections_are_taken_over(machine: Machine, frozen: str, made: Any) -> None:
-    difference = json.loads(machine.run("inspect", made.ref, "--diff", frozen, "--format", "json"))
+def test_snapshot_version_retains_the_other_sections(machine: Machine, frozen: str, bundle: Any) -> None:
+    difference = json.loads(machine.run("inspect", bundle.ref, "--diff", frozen, "--format", "json"))
     assert "snapshot" in json.dumps(difference) and "compile" not in json.dumps(difference)
 
 
-def test_without_criu_the_start_is_fresh_and_says_why(
-    machine: Machine, frozen: str, reference: Tokens
-) -> None:
+def test_start_is_fresh_with_a_reason_without_criu(machine: Machine, frozen: str, reference: Tokens) -> None:
     without = Machine(machine.root, {engine_criu.VARIABLE: "/nonexistent/criu"})
     with without.serving("tiny-llama", "--mode", "snapshot") as served:
         assert served.report["mode"] == "fresh"
@@ -85,7 +83,7 @@ def test_without_criu_the_start_is_fresh_and_says_why(
         assert served.tokens() == reference
 
 
-def test_no_secret_of_the_maker_stands_in_any_blob(machine: Machine, frozen: str) -> None:
+def test_blobs_contain_no_secret_of_the_creator(machine: Machine, frozen: str) -> None:
     blobs = list((machine.cache / "bundles" / "blobs" / "sha256").iterdir())
     plain = {blob.name: _decompressed(blob) for blob in blobs}
     assert max(map(len, plain.values())) > 100 << 20  # the memory image is among them
@@ -95,7 +93,7 @@ def test_no_secret_of_the_maker_stands_in_any_blob(machine: Machine, frozen: str
     ]
 
 
-def test_a_thawed_server_has_its_callers_environment(machine: Machine, frozen: str) -> None:
+def test_thawed_server_has_the_environment_of_its_caller(machine: Machine, frozen: str) -> None:
     caller = Machine(machine.root, {"HF_TOKEN": "of-the-caller"})
     with caller.serving("tiny-llama", "--mode", "snapshot") as served:
         assert served.report["mode"] == "snapshot"
@@ -104,7 +102,7 @@ def test_a_thawed_server_has_its_callers_environment(machine: Machine, frozen: s
 
 
 @pytest.mark.parametrize("changed", [{"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}, {"OMP_NUM_THREADS": "1"}])
-def test_another_environment_steps_down_by_name(
+def test_start_is_fresh_when_the_environment_differs(
     machine: Machine, frozen: str, reference: Tokens, changed: dict[str, str]
 ) -> None:
     with Machine(machine.root, changed).serving("tiny-llama", "--mode", "snapshot") as served:
@@ -113,8 +111,8 @@ def test_another_environment_steps_down_by_name(
         assert served.tokens() == reference
 
 
-def test_a_flag_that_the_worker_reads_is_honoured(machine: Machine, frozen: str) -> None:
-    """The worker that was frozen computes log-probabilities; this start asks for logits, which may be positive."""
+def test_start_is_fresh_when_the_frozen_worker_has_another_flag(machine: Machine, frozen: str) -> None:
+    """The frozen worker computes log-probabilities; this start requests logits, which may be positive."""
     with machine.serving(
         "tiny-llama", "--mode", "snapshot", vllm=[*VLLM, "--logprobs-mode", "raw_logits"]
     ) as served:

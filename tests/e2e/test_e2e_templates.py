@@ -1,4 +1,4 @@
-"""Servers forked from a warm template are servers like any other: their own port, life and tokens."""
+"""Servers forked from a warm template have separate ports, lifetimes and correct tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
-def runtime_template(machine: Machine, made: Any) -> Iterator[None]:
+def runtime_template(machine: Machine, bundle: Any) -> Iterator[None]:
     machine.run("template", "start", "tiny-llama", "--level", "runtime", "--", *VLLM)
     yield
     machine.run("template", "stop", "--level", "runtime", "--force")
@@ -50,15 +50,15 @@ def test_a_second_template_for_the_same_key_is_refused(machine: Machine, engine_
     assert "for tiny-llama already runs" in machine.error()
 
 
-def test_without_a_template_the_start_is_fresh_and_says_why(machine: Machine, made: Any) -> None:
+def test_start_is_fresh_with_a_reason_without_a_template(machine: Machine, bundle: Any) -> None:
     with machine.serving("tiny-llama", "--mode", "template-runtime") as served:
         assert served.report["mode"] == "fresh" and served.report["fast_path"]["mode"] is False
         (fallback,) = served.report["fallbacks"]
         assert fallback["section"] == "template-runtime" and "template start" in fallback["hint"]
 
 
-def test_a_flag_that_the_worker_reads_is_honoured(machine: Machine, engine_template: None) -> None:
-    """The same key, so the same template; its worker computes log-probabilities, and this start asks for logits."""
+def test_start_is_fresh_when_the_worker_has_another_flag(machine: Machine, engine_template: None) -> None:
+    """The template has the same key, but its worker computes log-probabilities and this start requests logits."""
     with machine.serving(
         "tiny-llama", "--mode", "template-engine", vllm=[*VLLM, "--logprobs-mode", "raw_logits"]
     ) as served:

@@ -1,4 +1,4 @@
-"""On the real vLLM: a start that does not fit it is its own server, and an engine that is warm collects its garbage."""
+"""A start without vLLM's integration points runs stock vLLM, and a warm engine has garbage collection enabled."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from tools.machine import Machine, Tokens
 
 pytestmark = pytest.mark.vllm
-# Every interpreter tells, when asked by a signal that vLLM leaves alone, whether it collects garbage.
+# Every interpreter reports at SIGUSR2, which vLLM does not use, whether garbage collection is enabled.
 PROBE = """
 import gc, os, pathlib, signal
 place = pathlib.Path(os.environ["GC_PROBE"])
 signal.signal(signal.SIGUSR2, lambda *_: place.joinpath(str(os.getpid())).write_text(str(gc.isenabled())))
 """
-# Every interpreter of the server misses an integration point of its start.
+# Every interpreter of the server lacks an integration point of its start.
 LACKING = """
 from coldstart.vllm import compat
 check = compat.check
@@ -27,19 +27,19 @@ compat.check = lambda feature, load=None: "It is missing, simulated." if feature
 """
 
 
-def test_a_start_that_does_not_fit_is_vllms_own_server(
-    machine: Machine, made: Any, reference: Tokens, tmp_path: Path
+def test_serve_runs_stock_vllm_without_the_integration_point(
+    machine: Machine, bundle: Any, reference: Tokens, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(LACKING)
-    lacking = replace(machine, extra={"PYTHONPATH": str(tmp_path)})
-    with lacking.serving("tiny-llama", "--mode", "fresh") as served:
+    elsewhere = replace(machine, extra={"PYTHONPATH": str(tmp_path)})
+    with elsewhere.serving("tiny-llama", "--mode", "fresh") as served:
         assert {"section": "start", "reason": "It is missing, simulated. vLLM's own server runs."} in [
             dict(fallback) for fallback in served.report["fallbacks"]
         ]
         assert served.tokens() == reference
 
 
-def test_the_warm_engine_collects_garbage(machine: Machine, made: Any, tmp_path: Path) -> None:
+def test_warm_engine_collects_garbage(machine: Machine, bundle: Any, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(PROBE)
     probed = replace(machine, extra={"PYTHONPATH": str(tmp_path / "site"), "GC_PROBE": str(tmp_path)})

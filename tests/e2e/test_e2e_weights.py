@@ -1,4 +1,4 @@
-"""Weights that come from elsewhere while the server starts: the same tokens, whoever dies, on however many ranks."""
+"""Weights fetched during a start give the same tokens, also when the prefetcher dies and with several ranks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from coldstart.weights.prefetch import client
 
 pytestmark = pytest.mark.vllm
 FILE = "model.safetensors"
-# So slow that the loader surely waits for it.
+# Slow enough that the loader always waits.
 SLOW = 200e3
 FP32 = (*VLLM, "--dtype", "float32")
 
 
 @pytest.fixture(scope="module")
-def model(machine: Machine, made: Any) -> Path:
-    """tiny-llama, weights and all."""
+def model(machine: Machine, bundle: Any) -> Path:
+    """tiny-llama with its weights."""
     (found,) = (machine.cache / "models").glob("*/tiny-llama")
     return found
 
@@ -45,7 +45,7 @@ def bare(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_prefetcher_outlives_its_test(machine: Machine) -> Iterator[None]:
+def _stop_prefetchers(machine: Machine) -> Iterator[None]:
     yield
     for place in (machine.root / "run", machine.root / "run-1"):
         with suppress(client.PrefetchError):
@@ -73,8 +73,8 @@ def test_weights_from_http_answer_vllms_tokens(
     assert fetched["ts"] < spans["import vllm"]["ts"] + spans["import vllm"]["dur"]
 
 
-def test_a_killed_prefetcher_is_a_step_down_to_files(
-    machine: Machine, model: Path, made: Any, reference: Tokens
+def test_server_loads_files_when_the_prefetcher_is_killed(
+    machine: Machine, model: Path, bundle: Any, reference: Tokens
 ) -> None:
     with serving(model, rate=SLOW) as source:
         killer = Thread(target=_kill_once_loading, args=(machine.root / "run" / "coldstart",))
@@ -106,14 +106,14 @@ def test_two_nodes_fetch_their_own_layers_and_then_the_rest(
         with machine.serving(str(bare), *alone, vllm=FP32) as served:
             (load,) = served.report["loads"]
             assert load["way"] == "prefetcher"
-            assert 0 < load["in_place_bytes"] < load["bytes"]  # q, k and v lie apart in the file
+            assert 0 < load["in_place_bytes"] < load["bytes"]  # q, k and v are not adjacent in the file
             assert served.tokens() == pipelined["tokens"]
-        # The file's own header alone: no rank of the pipeline needed it.
+        # Only the header of the file, which no rank of the pipeline needed.
         assert first.total(FILE) <= min(tensor.offset for tensor in tensors.list_tensors(plan))
 
 
 def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeServer) -> dict[str, Any]:
-    """Pipeline ranks 0 and 1 as two nodes, each with a prefetcher of its own; only the first fetches the rest."""
+    """Serve pipeline ranks 0 and 1 as two nodes with one prefetcher each; only the first fetches the rest."""
     here = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     place = machine.root / "run-1"
     place.mkdir(mode=0o700, exist_ok=True)
@@ -131,8 +131,8 @@ def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeSe
         tokens = served.tokens()
         answered = first.total(FILE)
         first.settings.rate = None
-        _until_finished(machine.root / "run" / "coldstart")
-        # The first node's account is read before it wants the rest; the second's prefetcher never does.
+        _wait_until_finished(machine.root / "run" / "coldstart")
+        # The first node reports before it requests the rest; the second node never requests it.
         loads = [load["bytes"] for load in served.report["loads"]]
         fetched = [load["fetch"]["fetched_bytes"] for load in served.report["loads"]]
         assert loads == fetched
@@ -150,7 +150,7 @@ def _status(directory: Path) -> dict[str, Any]:
 
 
 def _kill_once_loading(directory: Path) -> None:
-    """Two leases are the launcher's and the loader's."""
+    """Kill the prefetcher once launcher and loader have a lease each."""
     deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:
         status = _status(directory)
@@ -161,13 +161,13 @@ def _kill_once_loading(directory: Path) -> None:
 
 
 def _slow_once(source: RangeServer, sent: int) -> None:
-    """What follows the first part shall still be on its way when the first answers are there."""
+    """Slow the source after `sent` bytes, so that the rest arrives after the first answers."""
     while source.total(FILE) < sent:
         time.sleep(0.01)
     source.settings.rate = SLOW
 
 
-def _until_finished(directory: Path) -> None:
+def _wait_until_finished(directory: Path) -> None:
     deadline_s = time.monotonic() + 120
     while any(m["ready_bytes"] < m["wanted_bytes"] for m in _status(directory)["models"]):
         assert time.monotonic() < deadline_s, "the rest did not arrive"

@@ -1,4 +1,4 @@
-"""What the scheduler cannot run on, and its settings."""
+"""Incompatible configurations of the scheduler, and its settings."""
 
 from types import SimpleNamespace
 
@@ -10,18 +10,21 @@ from coldstart.vllm.scheduling import SCHEDULER_CLS, limits
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 
 
-def config(**changes: object) -> SimpleNamespace:
+def config(stages: int = 1, **changes: object) -> SimpleNamespace:
     scheduler = SimpleNamespace(policy="fcfs", enable_chunked_prefill=True)
     for name, value in changes.items():
         setattr(scheduler, name, value)
-    return SimpleNamespace(scheduler_config=scheduler)
+    return SimpleNamespace(
+        scheduler_config=scheduler, parallel_config=SimpleNamespace(pipeline_parallel_size=stages)
+    )
 
 
-def test_the_installed_vllm_runs_it() -> None:
-    limits.require(config())
+@pytest.mark.parametrize("stages", [1, 2])
+def test_require_accepts_a_common_configuration(stages: int) -> None:
+    limits.require(config(stages))
 
 
-def test_another_version_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature} here.")
     with pytest.raises(
         limits.IncompatibleVllmError, match=r"no scheduler here\. Serve with --scheduler fcfs"
@@ -32,11 +35,11 @@ def test_another_version_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"policy": "priority"}, "priority"),
-        ({"enable_chunked_prefill": False}, "chunked"),
+        ({"policy": "priority"}, "scheduling-policy priority"),
+        ({"enable_chunked_prefill": False}, "chunked prefill"),
     ],
 )
-def test_what_it_cannot_drive_is_refused(change: dict[str, object], words: str) -> None:
+def test_require_refuses_unsupported_configuration(change: dict[str, object], words: str) -> None:
     with pytest.raises(limits.IncompatibleVllmError, match=words):
         limits.require(config(**change))
 
@@ -57,5 +60,5 @@ def test_bad_settings_are_refused(given: object) -> None:
         SchedulerSettings.read({KEY: given})
 
 
-def test_nothing_is_exported_without_a_directory_for_it() -> None:
+def test_exporter_publishes_nothing_without_a_directory() -> None:
     Exporter({}).publish(Counters(), [1, 2])

@@ -1,4 +1,4 @@
-"""The copying worker between two real pools."""
+"""The worker that copies blocks between two real pools."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def worker(
     return CpuPoolWorker(caches, chunks=8, rank=rank), tensors
 
 
-def on_device(*blocks: int) -> GPULoadStoreSpec:
+def device_blocks(*blocks: int) -> GPULoadStoreSpec:
     return GPULoadStoreSpec(list(blocks), [len(blocks)], [0])
 
 
@@ -37,11 +37,11 @@ def test_blocks_come_back_as_they_left() -> None:
     for number, tensor in enumerate(tensors):
         tensor.copy_(torch.arange(6 * 64).reshape(6, 64) % 100 + number)
     before = [tensor.clone() for tensor in tensors]
-    copier.submit_store(1, on_device(4, 2), CPULoadStoreSpec([7, 0]))
+    copier.submit_store(1, device_blocks(4, 2), CPULoadStoreSpec([7, 0]))
     copier.wait({1})
     for tensor in tensors:
         tensor.zero_()
-    copier.submit_load(2, CPULoadStoreSpec([0, 7]), on_device(2, 4))
+    copier.submit_load(2, CPULoadStoreSpec([0, 7]), device_blocks(2, 4))
     copier.wait({2})
     results = {result.job_id: result for result in copier.get_finished()}
     assert set(results) == {1, 2} and all(result.transfer_size == 2 * 2 * 64 for result in results.values())
@@ -62,21 +62,21 @@ def test_waiting_for_an_unknown_job_returns() -> None:
     copier, _ = worker()
     copier.wait({99})
     with pytest.raises(TypeError, match="host location"):
-        copier.submit_store(1, on_device(0), object())  # type: ignore[arg-type]
+        copier.submit_store(1, device_blocks(0), object())  # type: ignore[arg-type]
 
 
 def test_a_stage_with_more_layers_keeps_the_chunks_that_the_scheduler_names() -> None:
-    """It counts 8 chunks by its own layers, the scheduler more by those of the first stage."""
+    """This stage has 8 chunks for its layers; the scheduler counts more by the layers of the first stage."""
     copier, tensors = worker()
     for tensor in tensors:
         tensor.copy_(torch.arange(6 * 64).reshape(6, 64) % 100)
     before = tensors[0].clone()
     for job, (block, chunk) in enumerate([(1, 7), (2, 8), (3, 25)]):
-        copier.submit_store(job, on_device(block), CPULoadStoreSpec([chunk]))
+        copier.submit_store(job, device_blocks(block), CPULoadStoreSpec([chunk]))
     copier.wait({0, 1, 2})
     for tensor in tensors:
         tensor.zero_()
-    copier.submit_load(3, CPULoadStoreSpec([7, 8, 25]), on_device(1, 2, 3))
+    copier.submit_load(3, CPULoadStoreSpec([7, 8, 25]), device_blocks(1, 2, 3))
     copier.wait({3})
     assert all(torch.equal(tensor[1:4], before[1:4]) for tensor in tensors)
     copier.shutdown()
@@ -84,15 +84,15 @@ def test_a_stage_with_more_layers_keeps_the_chunks_that_the_scheduler_names() ->
 
 def test_a_rank_publishes_what_it_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    monkeypatch.setattr(counters, "_gauge", lambda name, labels: told.setdefault(name, Gauge()))
-    told: dict[str, Gauge] = {}
+    monkeypatch.setattr(counters, "_gauge", lambda name, labels: gauges.setdefault(name, Gauge()))
+    gauges: dict[str, Gauge] = {}
     copier, _ = worker(rank=3)
-    copier.submit_store(1, on_device(4, 2), CPULoadStoreSpec([7, 0]))
-    copier.submit_store(2, on_device(1), CPULoadStoreSpec([1]))
+    copier.submit_store(1, device_blocks(4, 2), CPULoadStoreSpec([7, 0]))
+    copier.submit_store(2, device_blocks(1), CPULoadStoreSpec([1]))
     copier.wait({1, 2})
-    copier.submit_load(3, CPULoadStoreSpec([0]), on_device(2))
+    copier.submit_load(3, CPULoadStoreSpec([0]), device_blocks(2))
     copier.wait({3})
-    assert {name: (gauge.rank, gauge.value) for name, gauge in told.items()} == {
+    assert {name: (gauge.rank, gauge.value) for name, gauge in gauges.items()} == {
         "rank_bytes_out": ("3", 3 * 2 * 64),
         "rank_bytes_in": ("3", 2 * 64),
     }

@@ -1,7 +1,7 @@
-"""The scheduler with tensor and pipeline parallelism, on vLLM's real scheduler, connector and aggregator (flight).
+"""The scheduler with tensor and pipeline parallelism, on vLLM's real scheduler, connector and aggregator.
 
-A rank has KV and copies of its own; a pipeline is asked for its next batch before the earlier ones are back, without and with
-asynchronous scheduling. COLDSTART_WORKLOADS asks for more of the random workloads.
+Each rank has separate KV and copies. A pipeline schedules its next batch before the earlier ones return, without and with
+asynchronous scheduling. COLDSTART_WORKLOADS sets the number of random workloads.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from coldstart.vllm.scheduling.flight import PipelinedScheduler
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 from coldstart.vllm.scheduling.swaps import block_bytes
 from tests.support.scheduling.engine_double import EngineDouble, Shape, build, make_request
-from tests.support.scheduling.workloads import Checked, on_ranks, random_load
+from tests.support.scheduling.workloads import Checked, parallelize, random_load
 
 WORKLOADS = int(os.environ.get("COLDSTART_WORKLOADS", "24"))
 FIRST = int(os.environ.get("COLDSTART_FIRST_WORKLOAD", "0"))
 
 
 def checked(folder: Path, seed: int, *, stages: int = 1, tensor: int = 1) -> Checked:
-    return Checked(folder, on_ranks(random_load(seed), seed, stages=stages, tensor=tensor), seed).run()
+    return Checked(folder, parallelize(random_load(seed), seed, stages=stages, tensor=tensor), seed).run()
 
 
 @pytest.mark.parametrize(("stages", "tensor"), [(2, 1), (1, 2), (3, 2)])
@@ -74,7 +74,7 @@ def test_a_load_that_one_rank_alone_has_landed_is_caught(
 
 
 def test_the_highest_pending_requests_fill_the_next_batch(model_folder: Path) -> None:
-    """FastServe, 4.3: who is in progress keeps its place, and the stage that is free takes the next of the order."""
+    """FastServe, 4.3: requests in progress retain their slots, and the free stage takes the next requests in order."""
     shape = Shape(slots=8, batch=2, blocks=200, depth=2, stages=2, settings={"alpha_s": 100.0})
     engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
     for number in range(6):
@@ -82,15 +82,15 @@ def test_the_highest_pending_requests_fill_the_next_batch(model_folder: Path) ->
     batches = [set(engine.step().num_scheduled_tokens) for _ in range(2)]
     assert batches == [{"r0", "r1"}, {"r2", "r3"}]
     counters = engine.scheduler.counters
-    assert counters.parks == 0, "who is in progress is not parked"
+    assert counters.parks == 0, "a request in progress was parked"
     while engine.scheduler.has_requests():
-        before = engine.in_flight()
+        before = engine.pending_requests()
         assert not before.intersection(engine.step().num_scheduled_tokens)
     assert counters.parks > 0 and {len(tokens) for tokens in engine.outputs.values()} == {12}
 
 
-def test_bytes_are_those_of_every_rank_with_its_own_layers() -> None:
-    """Seven layers on two stages of two ranks each: four of them, and what vLLM's scheduler is told of, on the first."""
+def test_block_bytes_count_the_layers_of_every_rank() -> None:
+    """Seven layers on two stages of two ranks each; the first stage has four, which vLLM's scheduler counts."""
     model = SimpleNamespace(get_total_num_hidden_layers=lambda: 7, get_num_layers=lambda parallel: 4)
     parallel = SimpleNamespace(world_size=4, pipeline_parallel_size=2)
     group = SimpleNamespace(

@@ -21,7 +21,7 @@ def order(policy: PinnedLru, count: int) -> list[bytes]:
     return [policy.evict(1, set())[0][0] for _ in range(count)]
 
 
-def test_finished_first_then_on_the_device_then_away() -> None:
+def test_eviction_order_is_finished_then_running_then_evicted() -> None:
     policy = PinnedLru(8)
     stored(policy, "away", b"a")
     stored(policy, "runs", b"r")
@@ -31,7 +31,7 @@ def test_finished_first_then_on_the_device_then_away() -> None:
     assert order(policy, 3) == [b"g", b"r", b"a"]
 
 
-def test_a_chunk_that_two_share_is_kept_for_the_one_that_is_away() -> None:
+def test_shared_chunk_is_retained_for_the_evicted_request() -> None:
     policy = PinnedLru(8)
     first = stored(policy, "first", b"s")
     stored(policy, "other", b"o")
@@ -41,7 +41,7 @@ def test_a_chunk_that_two_share_is_kept_for_the_one_that_is_away() -> None:
     assert order(policy, 2) == [b"o", b"s"]
 
 
-def test_once_back_it_is_like_any_other() -> None:
+def test_chunks_of_a_returned_request_are_evicted_by_age() -> None:
     policy = PinnedLru(8)
     stored(policy, "one", b"1")
     stored(policy, "two", b"2")

@@ -1,4 +1,4 @@
-"""Random workloads on vLLM's real scheduler and connector; COLDSTART_WORKLOADS asks for more of them."""
+"""Random workloads on vLLM's real scheduler and connector; COLDSTART_WORKLOADS sets their number."""
 
 import os
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_random_workloads_keep_every_invariant(chunk: int, model_folder: Path) -
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_failures_found_once_stay_away(seed: int, model_folder: Path) -> None:
+def test_former_failures_do_not_recur(seed: int, model_folder: Path) -> None:
     Checked(model_folder, random_load(seed), seed).run()
 
 
@@ -83,7 +83,7 @@ def test_reporting_a_load_early_is_caught(model_folder: Path, monkeypatch: pytes
 
 
 class Requeues(PolicyScheduler):
-    """Puts a demoted request back into vLLM's waiting queue although it is running."""
+    """Faulty scheduler that puts a running, demoted request back into vLLM's waiting queue."""
 
     def _serve(self, request: Request, *args: Any) -> None:
         before = self.jobs[request.request_id].demotions
@@ -127,7 +127,7 @@ def test_starvation_is_bounded_by_alpha(model_folder: Path) -> None:
         assert engine.now - served[-1] < 0.5 + 0.05 * (waiting + 1), "starved beyond alpha and Q1's length"
 
 
-def test_the_oldest_have_half_of_the_time_and_idle_time_is_nobodys(model_folder: Path) -> None:
+def test_oldest_requests_get_half_of_the_busy_time(model_folder: Path) -> None:
     shape = Shape(batch=1, blocks=200, depth=1, settings={"oldest_share": 0.5})
     engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
     for burst in range(3):
@@ -146,7 +146,7 @@ def test_the_oldest_have_half_of_the_time_and_idle_time_is_nobodys(model_folder:
         engine.now += 100
 
 
-def test_with_all_of_the_time_the_oldest_are_served_in_order_of_arrival(model_folder: Path) -> None:
+def test_oldest_share_of_one_serves_in_order_of_arrival(model_folder: Path) -> None:
     shape = Shape(batch=1, blocks=200, depth=1, settings={"oldest_share": 1.0})
     engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
     engine.add(make_request("old", [1] * 40, 40))
@@ -196,7 +196,7 @@ def test_a_tiny_host_means_recompute_never_deadlock(model_folder: Path) -> None:
     Checked(model_folder, load, 0).run()
 
 
-def test_swapping_moves_what_was_decided(model_folder: Path) -> None:
+def test_swapping_moves_the_decided_blocks(model_folder: Path) -> None:
     shape = Shape(batch=2, blocks=20, host_blocks=400, settings={"alpha_s": 0.1, "alpha_scale": 0.0})
     load = Load(shape, {0: [(f"r{i}", list(range(i, i + 12)), 40, 0) for i in range(8)]})
     checked = Checked(model_folder, load, 1).run()
@@ -205,7 +205,7 @@ def test_swapping_moves_what_was_decided(model_folder: Path) -> None:
     assert (worker.stored, worker.loaded) == (counters.blocks_stored, counters.blocks_loaded)
 
 
-def test_between_events_nothing_is_decided(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_decision_is_made_between_events(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(batch=2, blocks=200, settings={"alpha_s": 100.0})
     scheduler: Any = build(model_folder, shape, PolicyScheduler)
     engine, decided, decide = EngineDouble(scheduler, shape), [], scheduler.placement.decide
@@ -216,6 +216,6 @@ def test_between_events_nothing_is_decided(model_folder: Path, monkeypatch: pyte
     while scheduler.has_requests():
         engine.step()
         steps += 1
-    # Each may start, end a quantum or itself, and have its last token on the way: in the steps between nothing changes.
+    # Each request may start, end a quantum, end, and have its last token in flight: nothing changes in other steps.
     assert 0 < len(decided) <= scheduler.counters.demotions + 4 * 4 < steps
     assert {name: len(tokens) for name, tokens in engine.outputs.items()} == {f"r{n}": 60 for n in range(4)}

@@ -12,11 +12,11 @@ from tests.support.scheduling.workloads import Checked, random_load
 
 
 def problems(folder: Path, seeds: range) -> str:
-    """The first problem of each workload, until one is found."""
+    """Return the first error of the workloads."""
     for seed in seeds:
         try:
             Checked(folder, random_load(seed), seed).run()
-        except Exception as problem:  # noqa: BLE001 - whatever goes wrong is a failure
+        except Exception as problem:  # noqa: BLE001 - any error is a failure
             return str(problem)
     return ""
 

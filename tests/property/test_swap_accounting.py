@@ -1,4 +1,4 @@
-"""Bytes moved between two real pools equal the bytes that the decisions ask for."""
+"""Bytes moved between two real pools equal the bytes of the decisions."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ PAGE = 2 * BLOCK * 8 * 4
 
 
 def real_pools(folder: Path, shape: Shape) -> tuple[EngineDouble, CpuPoolWorker]:
-    """The double with its cells in a tensor, and vLLM's CPU worker replaced by our own copying one."""
+    """Return the double with its cells in a tensor and with our worker instead of vLLM's CPU worker."""
     engine = EngineDouble(build(folder, shape, PolicyScheduler), shape)
     pool = torch.zeros((shape.blocks, PAGE // 8), dtype=torch.int64)
     engine.ranks[0].cells = pool.numpy()[:, :BLOCK]  # type: ignore[assignment]
@@ -30,7 +30,7 @@ def real_pools(folder: Path, shape: Shape) -> tuple[EngineDouble, CpuPoolWorker]
 
 
 def watched(worker: CpuPoolWorker) -> dict[str, int]:
-    """Blocks that the worker was really told to copy each way."""
+    """Count the blocks that the worker copies each way."""
     asked = {"store": 0, "load": 0}
     submit = worker._submit
 

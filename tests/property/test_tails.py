@@ -1,4 +1,4 @@
-"""The last, not full block of who is evicted comes back from the host, on vLLM's real schedulers and connector."""
+"""The last, partial block of an evicted request is loaded from the host, on vLLM's real schedulers and connector."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,19 +28,19 @@ TRACE = [TraceRequest(0.01 * number, 8 + number % 17, 30 + 7 * (number % 13)) fo
     ],
     ids=lambda settings: str(settings.policy),
 )
-def test_what_the_host_has_is_computed_again_no_more(settings: SchedulerSettings, model_folder: Path) -> None:
+def test_tails_reduce_recomputed_tokens(settings: SchedulerSettings, model_folder: Path) -> None:
     with_tails, whole = (
         TimedDouble(model_folder, PROFILE, settings, MACHINE, tails=tails).run(TRACE)
         for tails in (True, False)
     )
     assert with_tails.evictions and whole.evictions
-    # Schedules differ, and with them who is evicted how often.
+    # The schedules differ, and so does the number of evictions.
     share = with_tails.recomputed_tokens / with_tails.evictions
     assert share * 1.5 < whole.recomputed_tokens / whole.evictions
 
 
 def crowded(folder: Path, *, depth: int, host_blocks: int = 400) -> EngineDouble:
-    """vLLM's own scheduler with more requests than its blocks can hold, run to the end."""
+    """Run vLLM's scheduler with more requests than its blocks can hold."""
     shape = Shape(batch=8, blocks=24, host_blocks=host_blocks, depth=depth)
     engine = EngineDouble(build(folder, shape, AsyncScheduler), shape, seed=3)
     prompts = [[number * 13 + place for place in range(5 + number)] for number in range(8)]
@@ -61,17 +61,15 @@ def test_every_step_reads_the_prefix_that_it_needs(depth: int, host_blocks: int,
     assert engine.symbolic.stored
 
 
-def test_a_tail_is_loaded_as_often_as_it_is_of_use(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tails_are_released_after_use(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     real = Tails.release
 
-    def counted(self: Tails, request: object) -> None:
+    def release(self: Tails, request: object) -> None:
         taken.extend([request.request_id] * (request.request_id in self._kept))  # type: ignore[attr-defined]
         real(self, request)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Tails, "release", counted)
+    monkeypatch.setattr(Tails, "release", release)
     engine = crowded(model_folder, depth=2)
     assert taken
     tails = engine.scheduler.connector.tails
@@ -98,16 +96,16 @@ def test_a_tail_that_leaves_after_the_step_is_caught(
             crowded(model_folder, depth=depth)
 
 
-def test_what_may_take_tokens_back_keeps_no_tail() -> None:
+def test_keepable_is_false_when_tokens_may_be_taken_back() -> None:
     def group(window: int | None, block: int = 16) -> SimpleNamespace:
         return SimpleNamespace(tokens_per_block=block, sliding_window_size_in_chunks=window)
 
-    def asked(*groups: SimpleNamespace, chunk: int = 1, draft: object = None, told: bool = False) -> bool:
-        events = SimpleNamespace(enable_kv_cache_events=True) if told else None
+    def keeps(*groups: SimpleNamespace, chunk: int = 1, draft: object = None, events: bool = False) -> bool:
+        kv_events = SimpleNamespace(enable_kv_cache_events=True) if events else None
         config = SimpleNamespace(blocks_per_chunk=chunk, dcp_world_size=1, kv_group_configs=groups)
-        return keepable(SimpleNamespace(speculative_config=draft, kv_events_config=events), config)
+        return keepable(SimpleNamespace(speculative_config=draft, kv_events_config=kv_events), config)
 
-    assert asked(group(None)) and asked(group(None), group(None))
-    assert not asked(group(4)) and not asked(group(None), group(None, 32))
-    assert not asked(group(None), chunk=2)
-    assert not asked(group(None), draft=1) and not asked(group(None), told=True)
+    assert keeps(group(None)) and keeps(group(None), group(None))
+    assert not keeps(group(4)) and not keeps(group(None), group(None, 32))
+    assert not keeps(group(None), chunk=2)
+    assert not keeps(group(None), draft=1) and not keeps(group(None), events=True)

@@ -1,4 +1,4 @@
-"""The simulated engine does what vLLM's own scheduler and connector do, decision for decision."""
+"""The simulated engine makes the same decisions as vLLM's scheduler and connector."""
 
 from math import log
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Stand-ins for what only a machine with a GPU has, built by the tests from a page of C or C++ each.
+"""Replicas of libraries that exist only on a machine with a GPU, compiled by the tests from C or C++.
 
-Their behaviour is taken from the real thing's own sources or manual, named in each head, never from our code.
+Their behaviour follows the sources or the manual of the original, which the head of each file names, never our code.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ HERE = Path(__file__).parent
 
 
 def missing(compiler: str = "g++") -> str | None:
-    """Why none can be built here, or None."""
+    """Return the reason why no replica can be built here, or None."""
     if shutil.which(compiler) is None:
         return f"no {compiler}"
     return None if importlib.util.find_spec("torch") else "torch, whose pybind11 is used, is not installed"
 
 
 def extension(name: str, directory: Path) -> Any:
-    """The module of `name`.cpp, compiled with PyTorch's own pybind11."""
+    """Compile `name`.cpp with PyTorch's pybind11 and return its module."""
     import torch
 
     out = directory / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -38,7 +38,7 @@ def extension(name: str, directory: Path) -> Any:
 
 
 def library(name: str, soname: str, directory: Path) -> Path:
-    """`name`.c as a shared library; once loaded, whoever asks the loader for `soname` gets it."""
+    """Compile `name`.c to a shared library that the loader returns for `soname` once it is loaded."""
     out = directory / soname
     command = [
         "cc",

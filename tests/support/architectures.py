@@ -1,7 +1,7 @@
-"""Tiny random models of many architectures, built on the spot from transformers' own configurations.
+"""Tiny random models of many architectures, built on first use from the configuration classes of transformers.
 
-Seeds, tokenizer and the spread of the logits are those of coldstart.models.tiny. In a process of its own, since it imports
-torch and transformers:
+Seeds, tokenizer and the spread of the logits are those of coldstart.models.tiny. A separate process builds a model, since this
+imports torch and transformers:
 
     python -m support.architectures NAME DIRECTORY      (with tests/ on the path)
 """
@@ -32,11 +32,11 @@ _TIED = {"tie_word_embeddings": True}
 
 @dataclass(frozen=True)
 class Architecture:
-    """A configuration class of transformers with its arguments, and how a server of the model is asked.
+    """A configuration class of transformers with its arguments, and the form of its requests.
 
-    `vllm_args` come besides those of every row; in them {adapter} is the directory of the LoRA adapter. `asks` is what the
-    server answers; `name` is what it is asked for, None for the model itself. Where it is not `compiled` the
-    benchmark runs it eagerly, for the sake of the time.
+    `vllm_args` are added to those of every row; {adapter} in them is the directory of the LoRA adapter. `asks` is the kind
+    of response; `name` is the requested model name, None for the model itself. If `compiled` is false, the benchmark runs the
+    model eagerly to save time.
     """
 
     config: str
@@ -105,9 +105,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def build(name: str, models: Path) -> Path:
-    """The directory of one model below `models`, built on first use; its adapter, where it has one, lies in it.
+    """Return the directory of one model below `models`, built on first use with its adapter.
 
-    Raises RuntimeError with what the builder said.
+    Raises:
+        RuntimeError: The model cannot be built; the message has the output of the builder.
     """
     target = models / name
     if not (target / "config.json").exists():
@@ -121,7 +122,7 @@ def build(name: str, models: Path) -> Path:
 
 
 def vllm_args(name: str, model: Path) -> tuple[str, ...]:
-    """What vLLM is told besides what every row is told."""
+    """Return the vLLM arguments of this architecture, in addition to those of every row."""
     return tuple(word.format(adapter=f"{model}{ADAPTER}") for word in ARCHITECTURES[name].vllm_args)
 
 
@@ -148,14 +149,14 @@ def _write(name: str, target: Path) -> None:
 
 
 def _write_adapter(model: Path, adapter: Path) -> None:
-    """A LoRA adapter of rank 4 over every layer's queries and values, as PEFT writes one, strong enough to be seen."""
+    """Write a LoRA adapter of rank 4 for queries and values in PEFT's format, with a visible effect on the output."""
     import torch
     from safetensors import safe_open
     from safetensors.torch import save_file
 
     generator, held, rank = torch.Generator().manual_seed(1), {}, 4
     with safe_open(model / "model.safetensors", "pt") as tensors:
-        for key in tensors.keys():  # noqa: SIM118 - it is no mapping
+        for key in tensors.keys():  # noqa: SIM118 - not a mapping
             if key.endswith(("q_proj.weight", "v_proj.weight")):
                 rows, columns = tensors.get_slice(key).get_shape()
                 place = f"base_model.model.{key.removesuffix('.weight')}"
@@ -169,7 +170,7 @@ def _write_adapter(model: Path, adapter: Path) -> None:
 
 
 def _quantize(model: Path) -> None:
-    """Every linear layer but the unembedding in int8, a scale for each row, as compressed-tensors writes it (W8A8)."""
+    """Quantize every linear layer but the unembedding to int8 with a scale per row (W8A8 of compressed-tensors)."""
     import torch
     from safetensors.torch import load_file, save_file
 

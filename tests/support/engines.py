@@ -1,9 +1,10 @@
-"""Fake templates and servers: real processes, in which only vLLM is made up."""
+"""Fake templates and servers: real processes with a fake vLLM."""
 
 from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,9 +23,21 @@ FAKE = Path(__file__).with_name("fake_engine.py")
 Publish = Callable[..., Bundle]
 
 
+class FakeThawed:
+    """Fake of process_snapshot.Thawed: a running template that ends with its server."""
+
+    def __init__(self, socket: Path, process: subprocess.Popen[bytes]) -> None:
+        self.socket, self.process, self.pid, self.ends = socket, process, process.pid, 0
+
+    def end(self) -> None:
+        self.ends += 1
+        self.process.kill()
+        self.process.wait()
+
+
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Directories of one user, below a short path: unix sockets lie there."""
+    """Directories of one user below a short path, because the length of Unix socket paths is limited."""
     root = Path(tempfile.mkdtemp(prefix="cs-"))
     for name in ("COLDSTART_CACHE_DIR", "COLDSTART_CRIU", "VLLM_CPU_KVCACHE_SPACE"):
         monkeypatch.delenv(name, raising=False)
@@ -45,13 +58,13 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.fixture
 def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """fake_engine(behaviour): from now on new engine processes are fake_engine.py, which behaves so."""
+    """Return fake_engine(behaviour), which replaces new engine processes by fake_engine.py with that behaviour."""
 
     real = sys.executable
 
     def choose(behaviour: str) -> None:
         script = tmp_path / "python"
-        # In the script and not in the environment, of which a template is given little.
+        # Set in the script, because a template receives few variables of the environment.
         fake = f'FAKE_BEHAVIOUR={behaviour} exec "{real}" "{FAKE}"'
         script.write_text(f'#!/bin/sh\n{fake} "$@"\n')
         script.chmod(0o755)
@@ -62,7 +75,7 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 @pytest.fixture
 def model(tmp_path: Path) -> ResolvedModel:
-    """A model directory with one weight file that is no safetensors."""
+    """A model directory whose only weight file is not in the safetensors format."""
     directory = tmp_path / "tiny"
     directory.mkdir()
     (directory / "pytorch_model.bin").write_bytes(b"weights" * 999)
@@ -71,7 +84,7 @@ def model(tmp_path: Path) -> ResolvedModel:
 
 @pytest.fixture
 def publish(home: Path, store: Store, tmp_path: Path) -> Publish:
-    """publish(**sections): a bundle with a tokenizer, code and JSON sections, signed by this user's key."""
+    """Return publish(**sections), which creates a bundle with tokenizer, code and JSON sections, signed by this user's key."""
 
     def make(signer: sign.HostKey | None = None, **sections: object) -> Bundle:
         scratch = tmp_path / "scratch"

@@ -1,4 +1,4 @@
-"""Which environment variables Python sources read, by their syntax trees: every literal name, wherever it stands."""
+"""Find environment variables that Python sources read, by every literal name in their syntax trees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READERS = frozenset(
 
 
 def names(directory: Path) -> dict[str, str]:
-    """{variable: file that reads it} over every .py below `directory`."""
+    """Return {variable: file that reads it} of every .py file below `directory`."""
     found: dict[str, str] = {}
     for path in [directory] if directory.is_file() else sorted(directory.rglob("*.py")):
         source = path.read_bytes()
@@ -52,7 +52,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def _key(node: ast.AST) -> ast.AST | None:
-    """The expression that names the variable, where `node` reads one."""
+    """Return the expression that names the variable if `node` reads one."""
     if isinstance(node, ast.Subscript) and _is_environment(node.value):
         return node.slice
     if isinstance(node, ast.Compare) and any(_is_environment(other) for other in node.comparators):

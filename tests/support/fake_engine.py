@@ -1,6 +1,6 @@
-"""A fake of the engine's processes, for unit tests only; called as the real ones: -m MODULE ARGUMENTS.
+"""Fake engine processes for unit tests, called like the real ones: -m MODULE ARGUMENTS.
 
-The template is the real one with `build` and `server.run` made up. FAKE_BEHAVIOUR says what a server does.
+The template is the real one with fakes for `build` and `server.run`. FAKE_BEHAVIOUR selects the behaviour of a server.
 """
 
 import json
@@ -15,7 +15,7 @@ REPORT = {"fast_path": {"compile": True}, "fallbacks": [], "tokens": [1]}
 
 
 def serve(plan, imported=False):  # type: ignore[no-untyped-def]
-    """What `server.run` does, in short. `vllm_args` of the plan may hold a behaviour of its own."""
+    """Replace `server.run`; the first entry of the plan's `vllm_args` selects the behaviour of this server."""
     from coldstart.system.proc.lifeline import die_with_parent
 
     die_with_parent()
@@ -61,7 +61,7 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
 
 
 def template(arguments: list[str]) -> None:
-    """The real template around a made-up engine."""
+    """Run the real template with a fake engine."""
     from coldstart.vllm.engine import server
     from coldstart.vllm.engine import template as real
 
@@ -74,7 +74,7 @@ def template(arguments: list[str]) -> None:
             time.sleep(0.01)
     server.run = serve  # type: ignore[assignment]
     real.build = lambda plan, level: None  # type: ignore[assignment]
-    real.SLEEP_LEVELS = {}  # what is made up is forked at every level
+    real.SLEEP_LEVELS = {}  # the fake is forked at every level
     real.main(arguments)
 
 

@@ -1,5 +1,6 @@
-"""A model that needs no weights: each token hangs on all before it, so that whoever goes on elsewhere can be told from whoever
-begins anew. Its events are vLLM's of /v1/completions.
+"""Model without weights whose events are those of vLLM's /v1/completions.
+
+Each token depends on all tokens before it, so that a continued stream differs from a restarted one.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from typing import Any
 
 
 def next_token(ids: Sequence[int]) -> int:
-    """What it makes of all tokens before."""
+    """Return the token that follows `ids`."""
     return (31 * sum(ids) + 7 * len(ids)) % 997
 
 
 def generated(prompt: str, count: int) -> list[int]:
-    """The tokens of an undisturbed stream."""
+    """Return the tokens of an uninterrupted stream."""
     ids = list(prompt.encode())
     for _ in range(count):
         ids.append(next_token(ids))
@@ -22,7 +23,7 @@ def generated(prompt: str, count: int) -> list[int]:
 
 
 def events(body: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    """Of a streamed completion, one a token, and the one with the usage where that was asked for."""
+    """Yield one event per token of a streamed completion, and an event with the usage if the request includes it."""
     prompt = body["prompt"]
     ids = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
     begun, left, shown = len(ids), int(body["max_tokens"]), bool(body.get("return_token_ids"))

@@ -1,9 +1,9 @@
-"""Servers that need no model, and a gateway over them: all real HTTP over real sockets, on one loop.
+"""Servers without a model, and a gateway for them: real HTTP on real sockets in one event loop.
 
-A fake server answers POST with what it was asked: `{"prompt": ..., "pieces": n}` gives n pieces that carry the prompt, as a
-stream of events or as one document. `pause_s` lies between pieces; `break_after` k breaks the connection off after k of them.
+A fake server echoes a POST: `{"prompt": ..., "pieces": n}` returns n pieces with the prompt, as a stream of events or as one
+document. It pauses `pause_s` seconds between pieces and breaks the connection after `break_after` pieces.
 
-Asked for `max_tokens` it is the model of `fake_model`.
+A request with `max_tokens` returns the tokens of `fake_model`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ from coldstart.host.live.servers import Ready, StartFailedError
 
 
 class FakeServer:
-    """One server. It is ready when `gate` is set; `asked` lists prompts in order of arrival, `gone` those whose client went."""
+    """Server that is ready when `gate` is set.
+
+    `asked` lists prompts in order of arrival; `gone` lists those whose client disconnected.
+    """
 
     def __init__(self, servers: FakeServers, launch: Launch, path: Path, listen: Sequence[str] = ()) -> None:
         loop = asyncio.get_running_loop()
         self.servers, self.launch, self.socket, self.listen = servers, launch, path, listen
-        # As it was begun: who looks at what has begun may let the next ones go before this one has run.
+        # Copied at the start: a test may release later servers before this one has run.
         self.held = servers.hold
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
@@ -62,7 +65,7 @@ class FakeServer:
             reason = self.servers.failing.get(self.launch.name)
             await self._first(self.gate)
             if reason is not None or self.over.is_set():
-                self.ready.set_exception(StartFailedError(reason or "told to end"))
+                self.ready.set_exception(StartFailedError(reason or "stopped"))
                 return
             await runner.setup()
             await self._site(runner).start()
@@ -161,7 +164,7 @@ class FakeServer:
 
 
 class FakeTemplate(FakeServer):
-    """A template: it forks nothing. A retired one ends when told to."""
+    """Template that forks nothing and exits when it is retired."""
 
     def __init__(self, servers: FakeServers, launch: Launch, level: str, path: Path) -> None:
         self.level, self.retired = level, False
@@ -174,7 +177,7 @@ class FakeTemplate(FakeServer):
             await self._first(self.gate)
             self.ready.set_result(Ready(f"template-{self.level}", 4243, {}))
             await self.over.wait()
-        self.ended.set_result("told to end")
+        self.ended.set_result("stopped")
 
     def retire(self) -> None:
         self.retired = True
@@ -183,7 +186,7 @@ class FakeTemplate(FakeServer):
 
 @dataclass
 class FakeServers:
-    """Begins fake servers below `directory`. With `hold` each waits for its gate; `failing` ones never come up."""
+    """Starter of fake servers below `directory`. With `hold` each waits for its gate; `failing` servers do not start."""
 
     directory: Path
     mode: str = "fake"
@@ -224,30 +227,30 @@ class FakeServers:
         for server in self.begun:
             await server.ended
 
-    def of(self, name: str) -> FakeServer:
-        """The last that was begun of that model."""
+    def last(self, name: str) -> FakeServer:
+        """Return the last started server of a model."""
         return [server for server in self.begun if server.launch.name == name][-1]
 
     async def begins(self, count: int) -> None:
-        """Wait until so many were begun in all."""
-        await until(lambda: len(self.begun) >= count)
+        """Wait until `count` servers have started."""
+        await wait_until(lambda: len(self.begun) >= count)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a test's work on the loop that the gateway has."""
+    """Run a coroutine on the gateway's event loop."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
 
 
-async def until(true: Any) -> None:
-    """Let the loop run until something holds; a test that waits in vain is ended by the suite's own limit."""
-    while not true():
+async def wait_until(condition: Any) -> None:
+    """Run the loop until `condition()` is true; the suite's time limit ends a test that waits too long."""
+    while not condition():
         await asyncio.sleep(0.002)
 
 
 @dataclass
 class Stage:
-    """A gateway that listens, and a client of it."""
+    """Listening gateway with a client."""
 
     url: str
     driver: Driver
@@ -255,23 +258,28 @@ class Stage:
     client: aiohttp.ClientSession
     server: uvicorn.Server
 
+    def model(self, name: str) -> dict[str, Any]:
+        """Return the status of one model."""
+        status: Any = self.driver.status()
+        return next(dict(model) for model in status["models"] if model["name"] == name)
+
     def post(self, **body: Any) -> Any:
-        """A completion; a context manager, as aiohttp's."""
+        """Return a completion request, a context manager of aiohttp."""
         path = body.pop("path", "/v1/completions")
         return self.client.post(self.url + path, json=body)
 
     async def ask(self, **body: Any) -> tuple[int, Any, Any]:
-        """Status, headers and the document of a completion."""
+        """Return status, headers and document of a completion."""
         async with self.post(**body) as answer:
             return answer.status, answer.headers, await answer.json()
 
     async def events(self, **body: Any) -> list[bytes]:
-        """The lines of a stream, without those that are empty."""
+        """Return the non-empty lines of a stream."""
         async with self.post(stream=True, **body) as answer:
             return [line.rstrip() async for line in answer.content if line.strip()]
 
     def idle(self) -> bool:
-        """Whether no request is left anywhere."""
+        """Return whether no request is left."""
         said: Any = self.driver.status()
         return not said["requests"]["held"] and not said["requests"]["in_flight"] and not self.driver._tickets
 
@@ -300,7 +308,7 @@ async def staged(
     meter: Meter | None = None,
     **limits: Any,
 ) -> AsyncIterator[Stage]:
-    """Two models of 10 bytes in 15, unless told otherwise. Nothing is left when the block ends."""
+    """Yield a stage with two models of 10 bytes in 15 bytes by default, and check afterwards that nothing remains."""
     own = {"memory": 15, "policy": "lru", "backoff_s": 0.05, "runtime_template": False}
     table = {**own, **limits, "models": models or TWO}
     servers = FakeServers(directory, hold=hold)

@@ -1,4 +1,4 @@
-"""Those who ask a fleet without a pause, and keep what came of it."""
+"""Clients that send requests to a fleet without a pause and record the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.fleet_on_ray import Fleet
 
 
 class Streaming:
-    """Streams, all at once; `made` has the tokens of each by its text, or what went wrong."""
+    """Concurrent streams; `made` has the tokens of each, or its error."""
 
     def __init__(self, fleet: Fleet, model: str, count: int, length: int) -> None:
         self.fleet, self.model, self.length = fleet, model, length
@@ -29,7 +29,7 @@ class Streaming:
                     said = json.loads(line[6:])
                     self.made[number].append(said.get("error") or int(said["choices"][0]["text"]))
 
-    def begun(self) -> bool:
+    def is_streaming(self) -> bool:
         return all(map(len, self.made))
 
     def __enter__(self) -> Streaming:
@@ -44,7 +44,7 @@ class Streaming:
 
 
 class Asking:
-    """One who asks again and again; `failed` keeps everything but an answer."""
+    """Client that repeats a request; `failed` lists the errors."""
 
     def __init__(self, fleet: Fleet, model: str, **body: Any) -> None:
         self.fleet, self.model, self.body = fleet, model, body

@@ -1,4 +1,4 @@
-"""A fleet on a real Ray of a head and two more nodes, all processes of this machine, over model servers that need no model."""
+"""Fleet on a real Ray cluster of a head and two more nodes on this machine, with model servers that need no model."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PLACES = "one", "two"
 
 
 class Fleet:
-    """Its processes, its gateway, and whoever asks it; with `links` each node is a place of its own there."""
+    """Processes, gateway and client of a fleet; with `links` each node has its own network namespace."""
 
     def __init__(self, root: Path, ranks: int = 1, links: LinkCluster | None = None) -> None:
         self.root, self.processes, self.links = root, list[subprocess.Popen[bytes]](), links
-        # Sockets lie below it, whose paths may have 107 bytes; a test's own directory may be longer.
+        # Unix sockets in it must have paths of at most 107 bytes; a test's directory may be longer.
         self.runtime = Path(tempfile.mkdtemp(prefix="cf-", dir="/tmp"))
         files = str(root / "state.json"), str(root / "recording")
         if links is not None:
@@ -77,64 +77,67 @@ class Fleet:
             process.wait(60)
         shutil.rmtree(self.runtime)
 
-    def asked(self, path: str, body: Any = None) -> Any:
+    def request(self, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"x-coldstart-admin-key": self.key})
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read())
 
     def status(self) -> Any:
-        return self.asked("/fleet/status")
+        return self.request("/fleet/status")
 
     def order(self, method: str, *args: Any) -> None:
         assert (
-            self.asked("/fleet/order", {"method": method, "args": [wire.document(one) for one in args]}) == {}
+            self.request("/fleet/order", {"method": method, "args": [wire.document(one) for one in args]})
+            == {}
         )
 
     def ask(self, model: str, **body: Any) -> Any:
-        return self.asked("/v1/completions", {"model": model, "prompt": "x", **body})
+        return self.request("/v1/completions", {"model": model, "prompt": "x", **body})
 
-    def until(self, true: Callable[[Any], Any], seconds: float = 60) -> Any:
-        """What holds of the status at last, and the seconds that took."""
+    def wait_until(self, condition: Callable[[Any], Any], seconds: float = 60) -> Any:
+        """Wait until `condition(status)` is true; return its value and the seconds waited."""
         began = time.monotonic()
         while time.monotonic() < began + seconds:
-            if found := true(self.status()):
+            if found := condition(self.status()):
                 return found, time.monotonic() - began
             time.sleep(0.1)
         said = {log.stem: log.read_text(errors="replace")[-2000:] for log in self.root.glob("*.log")}
         raise AssertionError(f"not within {seconds} s: {self.status()}\n{said}")
 
     def deploy(self, name: str, **given: Any) -> None:
-        """And wait until the gateway knows."""
+        """Deploy a model and wait until the gateway lists it."""
         self.order("deploy", deployment(name, **given))
-        wait_until(lambda: name in [one["id"] for one in self.asked("/v1/models")["data"]])
+        wait_until(lambda: name in [one["id"] for one in self.request("/v1/models")["data"]])
 
     def groups(self, status: Any, model: str) -> list[Any]:
         return [group for one in status["models"] if one["name"] == model for group in one["groups"]]
 
     def busiest(self, model: str) -> str:
-        """The place with `links` whose group has the most requests: the first with room has all of them."""
+        """Return the namespace of the group with the most requests."""
         assert self.links is not None
-        groups, _ = self.until(lambda status: [one for one in self.groups(status, model) if one["in_flight"]])
+        groups, _ = self.wait_until(
+            lambda status: [one for one in self.groups(status, model) if one["in_flight"]]
+        )
         address = urlsplit(max(groups, key=lambda one: int(one["in_flight"]))["url"]).hostname
         return next(name for name in PLACES if self.links.address(name) == address)
 
 
 @contextmanager
-def of_two(
+def two_node_fleet(
     root: Path,
     ranks: int = 1,
     network: str = "1GB",
     memory: str = "40B",
     links: LinkCluster | None = None,
 ) -> Iterator[Fleet]:
-    """Two servers and a head that is none."""
+    """Yield a fleet of two servers and a head without a server."""
     made = Fleet(root, ranks, links)
     try:
-        made.until(lambda status: status["controller"], 120)
+        made.wait_until(lambda status: status["controller"], 120)
         for count, name in enumerate(PLACES, 1):
             made.join(name, network, memory)
-            made.until(lambda status, count=count: len(status["servers"]) == count, 180)  # type: ignore[misc]
+            made.wait_until(lambda status, count=count: len(status["servers"]) == count, 180)  # type: ignore[misc]
         yield made
     finally:
         made.end()

@@ -1,4 +1,4 @@
-"""What the fleet's policies are held against: every choice of servers, and a link shared exactly, both by other means."""
+"""Reference results for fleet policies: exhaustive choice of servers, and exact sharing of a link."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Choice = tuple[int, int, float]
 
 
 def cluster(random: Random) -> tuple[Demand, list[Offer], int, bool]:
-    """A model, up to seven unequal servers, required workers, and whether the group is to be consolidated."""
+    """Return a model, up to seven unequal servers, required workers, and whether the group is consolidated."""
     size = random.randint(1, 30) * GIB
     memory = size + random.randint(0, 6) * GIB
     runtime = [random.uniform(0, 4) for _ in range(3)]
@@ -46,7 +46,7 @@ def cluster(random: Random) -> tuple[Demand, list[Offer], int, bool]:
 
 
 def term(demand: Demand, offer: Offer, size: int) -> float:
-    """Equations 1 and 5 and the form between them, written out."""
+    """Return the TTFT by equations 1 and 5."""
     c, fetch, load = demand.costs, size / offer.fetch, size / offer.load
     if c.overlap == "sequential":
         return c.container_s + c.context_s + c.library_s + fetch + load
@@ -58,7 +58,7 @@ def term(demand: Demand, offer: Offer, size: int) -> float:
 def exhaustive(
     demand: Demand, offers: Sequence[Offer], required: int, consolidate: bool
 ) -> tuple[int, int, float, bool] | None:
-    """(s, w, TTFT, meets) over every set of full and other workers; None where nothing fits."""
+    """Return (s, w, TTFT, meets) of the best set of full and other workers, or None if none fits."""
     usable = [offer for offer in offers if offer.fetch > 0]
     best: dict[tuple[int, int], float] = {}
     for s in range(1, 5):
@@ -88,7 +88,7 @@ def exhaustive(
 
 
 class ExactLink:
-    """Equal shares in rational numbers: when each fetch ends, and how many bytes have moved."""
+    """Link with equal shares in rational numbers: end of each fetch, and transferred bytes."""
 
     def __init__(self, rate: int) -> None:
         self.rate, self.now = rate, Fraction(0)
@@ -96,7 +96,7 @@ class ExactLink:
         self.ended: dict[str, Fraction] = {}
         self.busy = Fraction(0)
 
-    def until(self, now: Fraction) -> None:
+    def advance(self, now: Fraction) -> None:
         while self.left and self.now < now:
             share = Fraction(self.rate, len(self.left))
             first = min(self.left, key=lambda name: self.left[name])
@@ -113,7 +113,7 @@ class ExactLink:
 
 
 def ledger_run(random: Random) -> tuple[int, int, float, float]:
-    """Claims admitted and refused, the least slack in seconds, and the bytes too many or too few, relative."""
+    """Return admitted and refused claims, the least slack in seconds, and the relative error of the bytes."""
     rate = random.randint(1, 50) * 10**8
     reservations, exact, deadlines, now, asked = (
         BandwidthReservations(rate),
@@ -125,7 +125,7 @@ def ledger_run(random: Random) -> tuple[int, int, float, float]:
     refused = 0
     for number in range(random.randint(1, 15)):
         now += random.choice([0.0, random.expovariate(0.3)])
-        exact.until(Fraction(now))
+        exact.advance(Fraction(now))
         size = random.randint(1, 400) * 10**8
         deadline = now + size / rate * random.uniform(0.8, 6)
         try:
@@ -135,7 +135,7 @@ def ledger_run(random: Random) -> tuple[int, int, float, float]:
             continue
         exact.add(str(number), size)
         deadlines[str(number)], asked = Fraction(deadline), asked + size
-    exact.until(Fraction(10**9))
+    exact.advance(Fraction(10**9))
     reservations.link.advance(1e9)
     slack = min((float(deadlines[name] - exact.ended[name]) for name in deadlines), default=inf)
     return len(deadlines), refused, slack, abs(reservations.link.moved - asked) / max(1, asked)

@@ -1,6 +1,6 @@
-"""A whole fleet on one loop, without Ray: gateway, controller and servers are the real ones, the model servers are fakes.
+"""Complete fleet in one event loop without Ray: gateway, controller and servers are real, the model servers are fakes.
 
-The controller can be killed: then another one begins from the state file and what the servers have, as its actor does.
+A test can kill the controller; the next one starts from the state file and the reports of the servers, as in its actor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Recording = list[tuple[float, Event, list[Action]]]
 
 
 def deployment(name: str, *, words: tuple[str, ...] = (), **given: Any) -> ModelDeployment:
-    """Ten bytes on the device."""
+    """Return the deployment of a model that needs ten bytes on the device."""
     figures = {"batch": 2, "most": 2, "idle_s": 60.0, **given}
     return ModelDeployment(
         Launch(name, name, Arguments(words)), FleetModel(name, 10, 10, Costs(library_s=0.1), **figures)
@@ -86,7 +86,7 @@ class FleetRig:
     network: float = 1e9
 
     async def call(self, call: Call) -> Any:
-        """As ControllerConnection: documents pass between the two, as they do between processes."""
+        """Call the controller through JSON documents, like ControllerConnection."""
         control = self.control
         if control is None:
             raise ControllerAwayError("killed")
@@ -111,7 +111,7 @@ class FleetRig:
         self.kill()
 
     def kill(self) -> None:
-        """The controller is gone at once."""
+        """Kill the controller at once."""
         assert self.control is not None
         for node in self.nodes.values():
             if node.heard is not None:
@@ -120,7 +120,7 @@ class FleetRig:
         dead.close()
 
     def revive(self) -> None:
-        """Another controller, from what is left."""
+        """Start another controller from the state file and the servers."""
         state = FleetState(self.directory / "state.json")
         control = FleetControl(self.settings, state, record=lambda *one: self.recording.append(one))
         reachable = [node for node in self.nodes.values() if not node.away]
@@ -137,7 +137,7 @@ class FleetRig:
                 after = number
 
     def servers(self) -> Iterator[Any]:
-        """Every model server that ever began."""
+        """Return every model server that was started."""
         return (server for node in self.nodes.values() for server in node.servers.begun)
 
     def groups(self, phase: str = "serving") -> list[str]:
@@ -147,29 +147,29 @@ class FleetRig:
 
 @dataclass
 class FleetStage:
-    """A rig whose gateway listens, and a client."""
+    """Rig with a listening gateway and a client."""
 
     rig: FleetRig
     front: FleetFront
     client: aiohttp.ClientSession
 
     async def ask(self, model: str, prompt: Any = "x", **body: Any) -> tuple[int, Any]:
-        """Status and document of a completion."""
+        """Return status and document of a completion."""
         given = {"model": model, "prompt": prompt, **body}
         async with self.client.post(self.rig.url + "/v1/completions", json=given) as answer:
             return answer.status, await answer.json()
 
     async def events(self, model: str, prompt: Any = "x", **body: Any) -> list[bytes]:
-        """The lines of a stream, without those that are empty."""
+        """Return the non-empty lines of a stream."""
         given = {"model": model, "prompt": prompt, "stream": True, **body}
         async with self.client.post(self.rig.url + "/v1/completions", json=given) as answer:
             return [line.rstrip() async for line in answer.content if line.strip()]
 
     async def deploy(self, made: ModelDeployment) -> None:
-        """And wait until the gateway knows."""
+        """Deploy a model and wait until the gateway lists it."""
         assert self.rig.control is not None
         self.rig.control.deploy(made)
-        await until(lambda: made.spec.name in self.front.catalogue.launches)
+        await wait_until(lambda: made.spec.name in self.front.catalogue.launches)
 
 
 @asynccontextmanager
@@ -182,7 +182,7 @@ async def fleet(
     settings: FleetSettings = SETTINGS,
     network: float = 1e9,
 ) -> AsyncIterator[FleetStage]:
-    """So many servers with one device of so many bytes; `keys`: of clients, of those who run it. Nothing is left."""
+    """Yield a fleet of `count` servers with `memory` bytes each; `keys` are the client key and the admin key."""
     rig = FleetRig(directory, settings=settings, network=network)
     rig.begin(count, memory)
     front = FleetFront(rig)
@@ -192,7 +192,7 @@ async def fleet(
     server, serving, rig.url = await serve(app)
     front.begin()
     try:
-        await until(lambda: front.connected)
+        await wait_until(lambda: front.connected)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector) as client:
             yield FleetStage(rig, front, client)

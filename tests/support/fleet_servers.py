@@ -1,9 +1,9 @@
-"""A fleet's model servers that need no model: processes of their own behind the real starter, supervisors and leases.
+"""Model servers of a fleet without a model: separate processes behind the real starter, supervisors and leases.
 
-A server answers completions with its pid and how often it was asked. The model "broken" never comes up; one whose words
-give --max-model-len N waits N milliseconds before it is ready. A stream has `max_tokens` pieces, `pause_s` apart; asked for
-token ids it is that of `fake_model`. One that is to fetch its weights does, as `coldstart serve` would: its model is a
-directory with a config.json and a plan.json, and it is ready once its rank's tensors are there.
+A server answers a completion with its pid and its request count. The model "broken" never starts. With --max-model-len N a
+server waits N milliseconds before it is ready. A stream has `max_tokens` pieces, `pause_s` seconds apart; a request for token
+ids returns the stream of `fake_model`. A server that fetches weights does so like `coldstart serve`: its model is a directory
+with a config.json and a plan.json, and it is ready when the tensors of its rank are there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOKEN_S = 0.02
 
 
 class FakeStarter(Starter):
-    """As the real one, over the servers of this module."""
+    """The real starter for the servers of this module."""
 
     module = "support.fleet_servers"
 
@@ -75,7 +75,7 @@ class _Answer(BaseHTTPRequestHandler):
         self._chunk(f"data: {json.dumps(event)}\n\n".encode())
 
     def _chunk(self, data: bytes) -> None:
-        """So that a server that was killed is told from one that has ended its answer."""
+        """Send a chunk, so that a killed server differs from one that has ended its response."""
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
 
@@ -94,13 +94,13 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 512
 
     def server_bind(self) -> None:
-        """Without asking for its own address's name: where no name server answers, that takes ten seconds."""
+        """Bind without a reverse lookup of the address, which takes ten seconds without a name server."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
 
 def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
-    """In the place of planning and starting: this process is the server."""
+    """Serve in this process instead of planning and starting a server."""
     if message["model"] == "broken":
         raise UsageError("no weights at /nowhere")
     words = list(message["args"])

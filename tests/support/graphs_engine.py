@@ -40,7 +40,7 @@ def inputs(model: SimModel, log: InputLog) -> Inputs:
     return Inputs({"static:ids": (4, VOCABULARY)}, kv, log.static, outputs)
 
 
-def at_restored(restorer: Restorer) -> Any:
+def find_restored(restorer: Restorer) -> Any:
     return finder(
         lambda: [SymbolRegion(r.symbol, r.size, base) for r, base in [restorer.region("static:out")]]
     )
@@ -67,7 +67,7 @@ def record(model: SimModel, work: Path) -> dict[str, Any]:
 
 
 def _live(model: SimModel, captured: dict[str, Any], made: live.ContentWatch, step: int) -> None:
-    """What an engine does in a step; with MOVING it first rewrites a buffer that no tensor names."""
+    """Run one engine step; with MOVING first rewrite a buffer that no tensor names."""
     model.prepare("decode:8", step)
     moving = [block for block in made.blocks if block[0] == os.environ.get(MOVING)]
     for _, address, size in moving[:1]:
@@ -80,7 +80,7 @@ def _live(model: SimModel, captured: dict[str, Any], made: live.ContentWatch, st
 def workload(model: SimModel, directory: Path, restorer: Restorer) -> StoredInputs:
     held = Inputs.parse_report(read_manifest(directory)["report"])
     here = finder(model.regions, model.pool)
-    restored = View(at_restored(restorer))
+    restored = View(find_restored(restorer))
     return StoredInputs(model.driver, held, make_reader(directory), here, View(here), restored)
 
 

@@ -1,4 +1,4 @@
-"""A bundle made once for all tests that only read it."""
+"""A bundle that is created once for all tests that only read it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def bundle_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def rounds_made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Launches]:
-    """A bundle that simulated engine processes have made and proven, and what they said."""
+def created_rounds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Launches]:
+    """A bundle that simulated engine processes created and proved, and their launches."""
     work, launches = tmp_path_factory.mktemp("rounds"), Launches()
     return offline.make(work, launches), launches
 
 
 @pytest.fixture(scope="session")
-def rounds_bundle(rounds_made: tuple[Path, Launches]) -> Path:
+def rounds_bundle(created_rounds: tuple[Path, Launches]) -> Path:
     """The directory of that bundle."""
-    return rounds_made[0]
+    return created_rounds[0]

@@ -1,4 +1,4 @@
-"""The offline and online halves on simulated processes, and words to look inside."""
+"""Offline and online phases on simulated processes, and helpers to inspect them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import zstandard
 
 from coldstart.graphs import capture, combine, contents, gate, table_files
 from coldstart.graphs.api import Captured
+from coldstart.graphs.errors import GraphError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import Snapshot
 from coldstart.graphs.tables import Tables
@@ -37,7 +38,7 @@ def offline(seed: int, shape: Shape = SMALL, model: SimModel | None = None) -> H
 
 
 def bundle(directory: Path, shape: Shape = SMALL, seeds: Sequence[int] = (1, 2, 5, 6)) -> Tables:
-    """Two processes, and more that settle double readings, into one bundle on disk."""
+    """Combine two processes, and more that resolve ambiguous words, to one bundle on disk."""
     a, b, *more = (offline(seed, shape) for seed in seeds)
     combined = combine.combine(a.snapshot, b.snapshot, [half.snapshot for half in more])
     tables = contents.minimise(b.model.driver, b.model, b.captured, combined, b.snapshot.contents)
@@ -46,7 +47,7 @@ def bundle(directory: Path, shape: Shape = SMALL, seeds: Sequence[int] = (1, 2, 
 
 
 def proven(directory: Path, shape: Shape = SMALL) -> Tables:
-    """A bundle that passed the gate in a third process."""
+    """Create a bundle that passed the gate in a third process."""
     tables = bundle(directory, shape)
     model = SimModel(shape, 3)
     proof = gate.prove(Restorer(directory, model.driver, model), model.driver, model, model)
@@ -54,15 +55,36 @@ def proven(directory: Path, shape: Shape = SMALL) -> Tables:
     return tables
 
 
+def seal(bundle: Path, target: Path, tables: Tables) -> Path:
+    """Write `tables` with the binaries of `bundle` to `target` and seal them."""
+    digests = table_files.read_manifest(bundle)["binaries"]
+    table_files.save(tables, target, {digest: table_files.load_binary(bundle, digest) for digest in digests})
+    return target
+
+
+def is_wrong(directory: Path, key: str, seed: int = 21) -> bool:
+    """Return whether restored and captured outputs differ or the replay faults."""
+    model = SimModel(SMALL, seed)
+    restorer = Restorer(directory, model.driver, model)
+    assert restorer.link()
+    restored = restorer.graph(key)
+    assert restored.restored, restorer.fallbacks
+    try:
+        got = outputs(model, restored.executable, key)
+    except GraphError:
+        return True
+    return got != outputs(model, model.capture(key).executable, key)
+
+
 def outputs(model: SimModel, executable: int, key: str, seed: int = 9) -> bytes:
-    """What one replay leaves."""
+    """Return the outputs of one replay."""
     model.prepare(key, seed)
     model.driver.launch(executable, 0)
     return model.observe(key)
 
 
 def fat_binary(images: Iterable[bytes]) -> bytes:
-    """One container, every second cubin packed: the form is checked on a file of NVIDIA's in test_graphs_fatbin.py."""
+    """Return one container with every second cubin packed; test_graphs_fatbin.py checks the format on a file of NVIDIA."""
     body = b""
     for number, image in enumerate(images):
         packed = zstandard.compress(image) if number % 2 else image
@@ -74,7 +96,7 @@ def fat_binary(images: Iterable[bytes]) -> bytes:
 
 
 def kernel_library(directory: Path, images: Iterable[Path] = ()) -> Path:
-    """A real shared library with kernel binaries inside: `images`, or those of the simulated libraries."""
+    """Compile a shared library that contains `images`, by default those of the simulated libraries."""
     files = list(images)
     for library in () if files else libraries():
         path = directory / f"{library.name}.cubin"

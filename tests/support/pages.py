@@ -1,4 +1,4 @@
-"""What an HTML page of ours has to be: well formed, alone, its plots with axes and hover values; drawn where Chromium is."""
+"""Checks of an HTML page: well formed, self-contained, plots with axes and hover values; rendered if Chromium is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOID = {"meta", "br", "input"}
 
 
 class _Checked(HTMLParser):
-    """Every element closes in order; what would be loaded from elsewhere is noted."""
+    """Parser that checks the nesting of elements and records references to other resources."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _Checked(HTMLParser):
 
 
 def check(page: str) -> None:
-    """Well formed, refers to nothing, and forbids the browser to ask for anything."""
+    """Check that a page is well formed, refers to no other resource, and forbids the browser to load any."""
     parser = _Checked()
     parser.feed(page)
     assert parser.open == [] and parser.outside == []
@@ -53,18 +53,18 @@ def check(page: str) -> None:
 
 
 def plots(page: str) -> list[dict[str, Any]]:
-    """The plots' own documents, as the library gets them."""
+    """Return the JSON documents of the plots."""
     found = re.findall(r'<script class="plot" type="application/json">(.*?)</script>', page, flags=re.S)
     return [json.loads(text) for text in found]
 
 
 def axis_labels(plot: dict[str, Any]) -> set[str]:
-    """The labels of its axes: quantity and unit."""
+    """Return the axis labels: quantity and unit."""
     return {one["axis_label"] for one in _objects(plot) if one.get("axis_label")}
 
 
 def objects(plot: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """The attributes of its objects of that class, such as HoverTool."""
+    """Return the attributes of its objects of a class such as HoverTool."""
     return [one.get("attributes", {}) for one in _dicts(plot) if one.get("name") == name]
 
 
@@ -83,14 +83,14 @@ def _dicts(value: object) -> Iterator[dict[str, Any]]:
 
 
 def drawn(address: str, home: Path) -> tuple[str, str]:
-    """The page's document after its scripts ran in headless Chromium, and what the browser's console said.
+    """Return the document after its scripts ran in headless Chromium, and the browser's console output.
 
-    Skips where there is no Chromium.
+    Skips the test if Chromium is not installed.
     """
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
-        pytest.skip("no Chromium here: the page was parsed but not drawn (Debian: apt-get install chromium)")
-    # No name resolves, so that a request that got past the page's own policy would be told in the log.
+        pytest.skip("Chromium is not installed: the page was parsed, not rendered (apt-get install chromium)")
+    # No name resolves, so that a request that violates the page's policy appears in the log.
     options = [
         "--headless",
         "--no-sandbox",

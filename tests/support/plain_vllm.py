@@ -1,9 +1,12 @@
-"""What vLLM by itself answers: its `LLM` class, in one process for each model, with nothing of ours in it.
+"""Outputs of stock vLLM: its `LLM` class in one process per model, without coldstart.
 
-The processes are forks of one that has imported vLLM, since that costs more than all the rest. As a program it reads requests
-as JSON lines: {"args": [...], "prompts": [...], "tokens": n or null, "adapter": directory or null, "to": file, "log": file};
-n greedy tokens for each prompt, else its embedding, go to the file. Where vLLM refuses there is no such file, and its words
-are in the log.
+The processes are forks of one that has imported vLLM, because the import takes most of the time. As a program this module
+reads requests as JSON lines:
+
+    {"args": [...], "prompts": [...], "tokens": n or null, "adapter": directory or null, "to": file, "log": file}
+
+It writes n greedy tokens of each prompt, or its embedding, to the file. If vLLM refuses, the log has the reason, and the file
+is not written.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ _QUIET = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF
 
 @dataclass
 class PlainVllm:
-    """The process that forks, started at the first question; `caches` are vLLM's own, and nobody else's."""
+    """Process that forks, started at the first request; `caches` is a cache directory that only it uses."""
 
     caches: Path
     process: subprocess.Popen[str] | None = field(default=None)
 
     def answers(self, request: dict[str, Any], log: Path) -> list[list[float]] | None:
-        """What vLLM answers; None where it refuses, with its words in `log`."""
-        told = log.with_suffix(".json")
+        """Return the outputs of vLLM, or None if it refuses; `log` has the reason."""
+        output = log.with_suffix(".json")
         if self.process is None:
             places = {
                 "VLLM_CACHE_ROOT": str(self.caches),
@@ -41,10 +44,10 @@ class PlainVllm:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request | {"to": str(told), "log": str(log)}) + "\n")
+        self.process.stdin.write(json.dumps(request | {"to": str(output), "log": str(log)}) + "\n")
         self.process.stdin.flush()
         self.process.stdout.readline()
-        return json.loads(told.read_text()) if told.exists() else None
+        return json.loads(output.read_text()) if output.exists() else None
 
     def close(self) -> None:
         """End the process."""
@@ -58,7 +61,7 @@ def _answer(request: dict[str, Any]) -> list[list[float]]:
     from vllm.lora.request import LoRARequest
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    # What only vLLM's HTTP server knows (--lora-modules) is no argument of its engine.
+    # Arguments of vLLM's HTTP server (--lora-modules) are unknown to its engine.
     args, _ = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_known_args(request["args"])
     llm = LLM.from_engine_args(EngineArgs.from_cli_args(args))
     if request["tokens"] is None:
@@ -80,7 +83,7 @@ def _in_a_fork(request: dict[str, Any]) -> None:
             os.dup2(log.fileno(), 2)
         try:
             Path(request["to"]).write_text(json.dumps(_answer(request)))
-        except Exception:  # noqa: BLE001 - whatever it is, it is vLLM's word
+        except Exception:  # noqa: BLE001 - any error of vLLM belongs in the log
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -89,7 +92,7 @@ def _in_a_fork(request: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Answer the requests on the standard input, one after another."""
+    """Answer the requests on standard input, one at a time."""
     replies = os.fdopen(os.dup(1), "w")
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)

@@ -45,12 +45,12 @@ class RangeServer:
 
     @property
     def url(self) -> str:
-        """The base of every file's URL, without a slash at the end."""
+        """Return the base of every file's URL, without a trailing slash."""
         return f"http://{self.host}:{self._port}"
 
     @property
     def sent(self) -> list[Sent]:
-        """All bodies so far, in the order in which they ended."""
+        """Return all bodies so far, in the order in which they ended."""
         with self.lock:
             return list(self._sent)
 
@@ -60,16 +60,16 @@ class RangeServer:
             self._sent.append(entry)
 
     def reset(self) -> None:
-        """Forget what was sent."""
+        """Clear the record of sent bodies."""
         with self.lock:
             self._sent.clear()
 
     def total(self, file: str | None = None) -> int:
-        """Bytes really sent, of `file` or of all."""
+        """Return the sent bytes of `file` or of all files."""
         return sum(entry.bytes for entry in self.sent if file in (None, entry.file))
 
     def repeated(self, file: str) -> int:
-        """Bytes of `file` that were sent beyond their first time."""
+        """Return the number of bytes of `file` that were sent more than once."""
         end = again = 0
         for first, past in sorted((e.first, e.first + e.bytes) for e in self.sent if e.file == file):
             again += max(0, min(end, past) - first)
@@ -77,7 +77,7 @@ class RangeServer:
         return again
 
     def down(self) -> None:
-        """Die: no connection is left and new ones are refused. Does nothing while down."""
+        """Close all connections and refuse new ones. Does nothing while down."""
         if self._listener is not None:
             self._listener.die()
             self._listener = None
@@ -88,7 +88,7 @@ class RangeServer:
             self._listener = _Listener(self, self._port)
 
     def close(self) -> None:
-        """Die, and release the port."""
+        """Stop and release the port."""
         self.down()
         self._reserved.close()
 
@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner = self.server.owner
 
     def handle(self) -> None:
-        # A client that hangs up is no error of the server.
+        # A client that disconnects is not an error of the server.
         with suppress(OSError):
             super().handle()
 
@@ -199,14 +199,14 @@ class _Handler(BaseHTTPRequestHandler):
             end, self.close_connection = first + settings.cut_after, True
         with path.open("rb") as file:
             at = self._copy(file.fileno(), first, end - 1, flips)
-            # Counted before the last byte goes: who has the whole body finds it counted.
+            # Counted before the last byte is sent: a client with the complete body finds it counted.
             entry = Sent(name, first, last, at - first + (at == end - 1), self.headers["User-Agent"] or "")
             self.owner.account(entry)
             if at == end - 1 and self._copy(file.fileno(), at, end, flips) == at:
                 entry.bytes -= 1
 
     def _copy(self, file: int, at: int, end: int, flips: list[int]) -> int:
-        """Send the bytes from `at` up to `end`; where that stopped."""
+        """Send the bytes from `at` to `end` and return the position reached."""
         with suppress(OSError):
             while at < end:
                 count = min(self.owner.bucket.chunk, end - at)
@@ -254,7 +254,7 @@ def _span(wanted: str | None, size: int) -> tuple[int, int] | None:
 
 @contextmanager
 def serving(directory: Path, rate: float | None = None, port: int = 0) -> Iterator[RangeServer]:
-    """A server in this process; down when the block is left."""
+    """Run a server in this process until the block ends."""
     server = RangeServer(directory, rate, port)
     try:
         yield server
@@ -263,7 +263,7 @@ def serving(directory: Path, rate: float | None = None, port: int = 0) -> Iterat
 
 
 def main(directory: str, host: str, port: str) -> None:
-    """Serve until SIGTERM, and say where."""
+    """Print the URL and serve until SIGTERM."""
     server = RangeServer(Path(directory), port=int(port), host=host)
     print(server.url, flush=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

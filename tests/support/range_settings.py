@@ -1,4 +1,4 @@
-"""What a range server can be told to do, its rate limit, and what it keeps of each response."""
+"""Settings of a range server, its rate limit, and its record of each response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNLIMITED_CHUNK = 4 << 20
 
 @dataclass
 class Sent:
-    """One response's body: the range asked for (`last` is inclusive), the bytes really sent, who asked."""
+    """One response body: the requested range (`last` is inclusive), the bytes sent, and the user agent."""
 
     file: str
     first: int
@@ -23,21 +23,21 @@ class Sent:
 
 @dataclass
 class Settings:
-    """What may be changed at any time, from the next response on (`rate` at once)."""
+    """Settings that take effect with the next response (`rate`: at once)."""
 
     rate: float | None = None
     """Bytes per second of all connections together; None is unlimited."""
     latency_s: float = 0.0
     """Wait before every response."""
     refusals: int = 0
-    """So many of the next requests are answered with `refusal`; FOREVER does not end."""
+    """Number of next requests that are answered with `refusal`; FOREVER does not end."""
     refusal: int = 503
     cut_after: int = 0
-    """A response that is cut ends after so many body bytes, and its connection with it."""
+    """Number of body bytes after which a cut response and its connection end."""
     cuts: int = 0
-    """So many of the next responses longer than `cut_after` are cut; FOREVER does not end."""
+    """Number of next responses longer than `cut_after` that are cut; FOREVER does not end."""
     ignore_range: bool = False
-    """Answer 200 with the whole file."""
+    """Answer 200 with the complete file."""
     version: str = ""
     """Part of every ETag: changing it is what a client sees when files were replaced."""
     flips: list[tuple[str, int, int]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Settings:
         self._lock = threading.Lock()
 
     def take_one(self, name: str) -> bool:
-        """Count the setting `name` down; whether there was one left."""
+        """Decrement the setting `name` and return whether it was positive."""
         with self._lock:
             left = int(getattr(self, name))
             if left > 0:
@@ -64,7 +64,7 @@ class Settings:
 
 
 class Bucket:
-    """A shared rate limit: each taker is told to wait until its bytes are due, in the order of asking."""
+    """Shared rate limit: each caller waits until its bytes are due, in the order of the calls."""
 
     def __init__(self, settings: Settings, burst_s: float = 0.01) -> None:
         self._settings, self._burst_s = settings, burst_s
@@ -72,12 +72,12 @@ class Bucket:
 
     @property
     def chunk(self) -> int:
-        """A size that keeps the flow even: 5 ms of it."""
+        """Return the bytes of 5 ms, which keeps the flow even."""
         rate = self._settings.rate
         return _UNLIMITED_CHUNK if rate is None else max(4096, min(1 << 20, int(rate / 200)))
 
     def take(self, count: int) -> None:
-        """Block until `count` bytes may go."""
+        """Block until `count` bytes may be sent."""
         if (rate := self._settings.rate) is None:
             return
         with self._lock:

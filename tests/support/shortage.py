@@ -1,4 +1,4 @@
-"""A running process that can open no more descriptors."""
+"""Exhaust the descriptors of a running process, and measure its CPU time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_descriptors(pid: int) -> Iterator[None]:
-    """Meanwhile process `pid` gets EMFILE for every new descriptor."""
+def exhaust_descriptors(pid: int) -> Iterator[None]:
+    """Make every new descriptor of process `pid` fail with EMFILE in this block."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = _settled(pid)
     lowest = next(number for number in range(len(used) + 1) if number not in used)
@@ -23,7 +23,7 @@ def without_descriptors(pid: int) -> Iterator[None]:
 
 
 def _settled(pid: int) -> set[int]:
-    """Its open descriptors, once it has closed what its former clients left."""
+    """Return its open descriptors after it has closed those of its former clients."""
     used: set[int] = set()
     while used != (used := {int(name) for name in os.listdir(f"/proc/{pid}/fd")}):  # noqa: PTH208
         time.sleep(0.2)
@@ -31,7 +31,7 @@ def _settled(pid: int) -> set[int]:
 
 
 def busy_s(pid: int, for_s: float) -> float:
-    """CPU seconds that a process uses in the next `for_s` seconds."""
+    """Return the CPU seconds that a process uses in the next `for_s` seconds."""
     before = time.clock_gettime(_cpu_clock(pid))
     time.sleep(for_s)
     return time.clock_gettime(_cpu_clock(pid)) - before

@@ -1,10 +1,9 @@
-"""A template that sleeps, on vLLM's CPU build: the platform says that it can, and the worker's memory is a double's.
+"""Template that sleeps on vLLM's CPU build: the platform reports sleep mode, and the worker's memory is simulated.
 
     python -P tests/support/sleeping_engine.py SOCKET LEVEL PLAN_FILE READY_FD
 
-Its worker loses every weight when it sleeps, as a device's does: at level 1 they come back from a copy, at level 2 only if they
-are loaded again. What it was asked for is written beside the socket. All else is vLLM's own: its engine, its scheduler's pause,
-its reloading of weights.
+Its worker loses every weight when it sleeps, as on a device: at level 1 a copy restores them, at level 2 they are loaded again.
+Its calls are written beside the socket. The engine, the scheduler's pause and the reload of weights are vLLM's.
 """
 
 import sys

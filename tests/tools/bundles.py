@@ -1,4 +1,4 @@
-"""Small bundles for tests, honest and forged."""
+"""Small bundles for tests, valid and forged."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ CODE = {"kernel.so": b"\x7fELF" + bytes(64), "cache/graph.py": b"def f(): ...\n"
 
 
 def key(**engine: str | int | float | bool | None) -> Key:
-    """A key of one model; `engine` fields vary it."""
+    """Return a key of one model; `engine` fields vary it."""
     fields = {"hardware.name": "cpu", "model.name": "tiny", "runtime.vllm": "0.32"}
     return Key(fields | {f"engine.{name}": value for name, value in engine.items()})
 
 
 def provenance(name: str = NAME) -> Provenance:
-    """A fixed provenance."""
+    """Return a fixed provenance."""
     return Provenance(
         "2026-01-02T03:04:05Z", {"coldstart": "0.1.0"}, ("materialize", name), {"load": 1.5}, name
     )
 
 
 def write_tree(directory: Path, files: Mapping[str, bytes]) -> Path:
-    """`files` below `directory`."""
+    """Write `files` below `directory`."""
     for name, data in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def publish(
     created: str | None = None,
     **kv: object,
 ) -> Bundle:
-    """A bundle with a JSON section, a plain tree and an executable tree."""
+    """Publish a bundle with a JSON section, a plain tree and an executable tree."""
     with store.begin(wanted or key()) as draft:
         draft.add_json("kv", KV | kv)
         if not (scratch / "tokenizer").exists():
@@ -73,7 +73,7 @@ def forge(
     annotations: Mapping[str, str] | None = None,
     media_type: str | None = None,
 ) -> Bundle:
-    """A bundle whose one section is `blob`, whatever that is; every digest is right."""
+    """Create a bundle whose only section is `blob`, with correct digests."""
     with store.begin(key()) as draft:
         with draft.staging.file() as file:
             file.write(blob)
@@ -84,7 +84,7 @@ def forge(
 
 
 def plant(store: Store, config: bytes, change: Callable[[bytes], bytes] = bytes) -> Bundle:
-    """A bundle with `config` as its config blob and no layers; `change` edits the image manifest's bytes."""
+    """Create a bundle with `config` as its config blob and no layers; `change` edits the bytes of the image manifest."""
     with store.begin(key()) as draft:
         described = draft.staging.put(config, oci.CONFIG_TYPE)
         image = change(oci.ImageManifest(oci.BUNDLE_TYPE, described, ()).document())
@@ -94,7 +94,7 @@ def plant(store: Store, config: bytes, change: Callable[[bytes], bytes] = bytes)
 
 
 def config(**changes: object) -> dict[str, object]:
-    """The config document of an empty bundle with members replaced."""
+    """Return the config document of an empty bundle with replaced members."""
     from coldstart.artifacts import canonical
 
     document = canonical.loads(Manifest(key(), (), provenance()).config(), cap=1 << 20, what="config")
@@ -104,12 +104,12 @@ def config(**changes: object) -> dict[str, object]:
 
 
 def tar_zst(*members: tuple[tarfile.TarInfo, bytes], tail: bytes = b"") -> bytes:
-    """A tar.zst of arbitrary members."""
+    """Return a tar.zst of arbitrary members."""
     return zstandard.compress(plain_tar(*members) + tail)
 
 
 def plain_tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
-    """An uncompressed tar of arbitrary members."""
+    """Return an uncompressed tar of arbitrary members."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for info, data in members:
@@ -119,7 +119,7 @@ def plain_tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
 
 
 def member(name: str, **changes: object) -> tarfile.TarInfo:
-    """A tar header with attributes replaced."""
+    """Return a tar header with replaced attributes."""
     info = tarfile.TarInfo(name)
     for attribute, value in changes.items():
         setattr(info, attribute, value)

@@ -1,4 +1,4 @@
-"""Bursts of requests to a server of tiny-llama, their answers, and what its scheduler counted meanwhile."""
+"""Bursts of requests to a server of tiny-llama, their answers, and the counters of its scheduler."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PROMPT_TOKENS, TOKENS = 40, 110
 
 
 def body(number: int, tokens: int = TOKENS) -> dict[str, Any]:
-    """A greedy request whose prompt no other shares."""
+    """Return a greedy request with a unique prompt."""
     prompt = [10 + (7919 * (number + 1) + 31 * position) % 1900 for position in range(PROMPT_TOKENS)]
     wanted = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
     return {"prompt": prompt, **wanted}
 
 
 def together(served: Served, bodies: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """The answers' token ids, everybody asked at once."""
+    """Send all requests at once and return the token ids of the answers."""
     with ThreadPoolExecutor(len(bodies)) as pool:
         answers = list(pool.map(lambda one: answer(served, one), bodies))
     assert [len(tokens) for tokens in answers] == [one["max_tokens"] for one in bodies]

@@ -1,4 +1,4 @@
-"""The command line, in a child process with a home of its own, or parsed alone."""
+"""Run the command line in a child process with a separate home directory, or parse it only."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tools.shell import Run
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """HOME with no settings, bundles, keys or logins; without the user's variables."""
+    """Set HOME to an empty directory and remove the user's variables."""
     for name in list(os.environ):
         if name.startswith(("COLDSTART_", "HF_", "XDG_")):
             monkeypatch.delenv(name)
@@ -39,7 +39,11 @@ def run(home: Path) -> Run:
 
 
 def parse(words: list[str]) -> None:
-    """What the command line makes of the words, short of doing it. Raises click's UsageError."""
+    """Parse the arguments without running the command.
+
+    Raises:
+        click.UsageError: The arguments are invalid.
+    """
     own, _ = cli._split(words)
     command, context = typer.main.get_command(cli.app), None
     own = [word for word in own if word != "..."]

@@ -1,7 +1,7 @@
-"""What a CustomResourceDefinition says of its own members as small JSON Schema: names, kinds, what is required, values allowed.
+"""Reduce a CustomResourceDefinition to a small JSON Schema: names, types, required members and allowed values.
 
-Pod templates inside become {"x-pod-template": true}: the core kinds' schemas are in kubernetes-validate. Descriptions are left
-out. The result is kept under tests/support/kubernetes with the definition's source.
+Pod templates become {"x-pod-template": true}, since kubernetes-validate has the schemas of the core kinds. Descriptions are
+removed. The result is stored under tests/support/kubernetes with the source of the definition.
 
     python tests/tools/crd_facts.py CRD.yaml SOURCE > tests/support/kubernetes/NAME.json
 """
@@ -20,7 +20,7 @@ INT_OR_STRING = "x-kubernetes-int-or-string"
 
 
 def main(definition: Path, source: str) -> None:
-    """Print the facts of the version that is stored."""
+    """Print the schema of the stored version."""
     spec = yaml.safe_load(definition.read_text())["spec"]
     version = next(one for one in spec["versions"] if one["storage"])
     facts = {
@@ -35,7 +35,7 @@ def main(definition: Path, source: str) -> None:
 
 
 def reduced(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without its prose, pod templates and status."""
+    """Return the schema without descriptions, pod templates and status."""
     if _is_pod(schema):
         return {"x-pod-template": True}
     kept: dict[str, Any] = {name: schema[name] for name in KEPT if name in schema}

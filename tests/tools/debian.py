@@ -1,4 +1,4 @@
-"""Programs of Debian's packages, for tests: unpacked into the user's cache, nothing installed."""
+"""Unpack programs from Debian packages into the user's cache, without installing them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from pathlib import Path
 
 
 class Unavailable(Exception):
-    """The program cannot be had here; the message says why."""
+    """The program is unavailable; the message has the reason."""
 
 
 def unpacked(package: str, *needed: str) -> Path:
-    """The directory below which a package lies with the libraries that it needs, fetched on first use. Raises Unavailable."""
+    """Return the directory with a package and the libraries that it needs; download them on first use.
+
+    Raises:
+        Unavailable: The package cannot be downloaded or unpacked.
+    """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coldstart-tests" / package
     if not (home / "usr").exists():
         _fetch(home, (package, *needed))
@@ -22,7 +26,7 @@ def unpacked(package: str, *needed: str) -> Path:
 
 def _fetch(home: Path, packages: tuple[str, ...]) -> None:
     if not shutil.which("apt-get") or not shutil.which("dpkg"):
-        raise Unavailable(f"{packages[0]} is not installed, and there is no apt-get to fetch it with")
+        raise Unavailable(f"{packages[0]} and apt-get are not installed")
     scratch = home.with_name(f"{home.name}.{os.getpid()}")
     scratch.mkdir(parents=True)
     try:

@@ -22,7 +22,7 @@ _PACKAGE = "docker-registry"
 
 
 def binary() -> Path:
-    """The registry's executable, fetched on first use. Raises Unavailable."""
+    """Return the registry's executable, downloaded on first use. Raises Unavailable."""
     installed = shutil.which(_PACKAGE)
     if installed:
         return Path(installed)

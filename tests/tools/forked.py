@@ -1,7 +1,7 @@
-"""``coldstart`` in a process of its own, forked from one that has imported what its commands import.
+"""Run ``coldstart`` in a process forked from one that has imported the modules of its commands.
 
-Environment, working directory and output are its own as with any other process; only the interpreter's start, which takes
-longer than most commands do, is shared.
+Environment, working directory and output are separate, as for any other process. Only the start of the interpreter, which
+takes longer than most commands, is shared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-# Nothing of ours beside the command line itself: what a command forgets to import shall be missing.
+# Of coldstart only the command line is preloaded: a forgotten import in a command must fail.
 _PROCESSES.set_forkserver_preload(
     [
         __name__,
@@ -32,7 +32,7 @@ _PROCESSES.set_forkserver_preload(
 def coldstart(
     arguments: Sequence[str], cwd: Path, timeout_s: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """``coldstart ARGUMENTS`` with this process's environment. Raises TimeoutExpired."""
+    """Run ``coldstart ARGUMENTS`` with this process's environment. Raises TimeoutExpired."""
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         given = (list(arguments), dict(os.environ), cwd, out.name, err.name)
         process = _PROCESSES.Process(target=_run, args=given)

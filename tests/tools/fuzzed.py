@@ -1,4 +1,4 @@
-"""Bundles whose documents and plain sections were mutated with their structure in mind, and what reads them.
+"""Bundles with structure-aware mutations of documents and plain sections, and their readers.
 
 Every digest is made right again after a mutation, so that readers get past the first check. A reader may refuse (BundleError,
 ColdstartError) or do without; anything else that it raises is a finding, as is a write outside of `root` or 5 s.
@@ -80,7 +80,7 @@ TARGETS = (*PLAIN, "tokenizer", *DOCUMENTS)
 
 
 def mutated(value: Json, chance: random.Random, times: int) -> Json:
-    """`value` with so many changes, each at a random place of it."""
+    """Return `value` with changes at random positions."""
     made = copy.deepcopy(value)
     for _ in range(times):
         made = _change(made, chance)
@@ -106,7 +106,7 @@ def _change(value: Json, chance: random.Random) -> Json:
 
 
 def dump(value: Json, chance: random.Random) -> bytes:
-    """JSON, now and then broken as text."""
+    """Return JSON that is sometimes malformed."""
     text = json.dumps(value, ensure_ascii=chance.random() < 0.5).encode("utf-8", "surrogatepass")
     how = chance.random()
     if how < 0.04:
@@ -120,7 +120,7 @@ def dump(value: Json, chance: random.Random) -> bytes:
 
 
 def tree(chance: random.Random) -> bytes:
-    """A tar.zst with odd members, or one whose bytes were changed."""
+    """Return a tar.zst with unusual members or changed bytes."""
     buffer = io.BytesIO()
     with tarfile.open(
         fileobj=buffer, mode="w", format=chance.choice([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
@@ -149,7 +149,7 @@ def tree(chance: random.Random) -> bytes:
 
 
 def write(root: Path, target: str, chance: random.Random, key: dict[str, Json]) -> None:
-    """A store at `root` with one bundle, of which `target` was mutated; nothing else is wrong with it."""
+    """Write a store with one bundle whose only defect is the mutated `target`."""
     blobs = root / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
     for old in blobs.iterdir():
@@ -201,7 +201,7 @@ def _section(name: str, data: bytes) -> dict[str, Json]:
 
 @dataclass
 class Finding:
-    """What should not have happened."""
+    """Unexpected result of one reader on one mutation."""
 
     seed: int
     target: str
@@ -211,7 +211,7 @@ class Finding:
 
 @dataclass
 class Fuzz:
-    """Reads one mutated store after the other by `readers`, whose names say which command each stands for."""
+    """Reads mutated stores with `readers`, which are named after the commands that they represent."""
 
     root: Path
     key: dict[str, Json]
@@ -222,7 +222,7 @@ class Fuzz:
     slowest_s: float = 0.0
 
     def one(self, seed: int) -> None:
-        """Mutation number `seed`."""
+        """Write mutation number `seed` and read it with every reader."""
         chance = random.Random(seed)
         target = TARGETS[seed % len(TARGETS)]
         write(self.root, target, chance, self.key)
@@ -248,7 +248,7 @@ class Fuzz:
 
 
 def readers(model: str) -> dict[str, Callable[[Store], object]]:
-    """list, inspect, validate --level checksum, and serve --dry-run (plain, scheduled, with fetched weights) as functions."""
+    """Return list, inspect, validate --level checksum, and serve --dry-run (plain, scheduled, fetched) as functions."""
     from coldstart.commands import _bundle_views
     from coldstart.commands import list as list_command
 
@@ -290,7 +290,7 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
 
 @contextmanager
 def writes_outside(root: Path) -> Iterator[list[str]]:
-    """Paths outside of `root` that this process makes, opens to write, moves or removes in the block."""
+    """Record paths outside of `root` that this process creates, opens for writing, moves or removes in the block."""
     found: list[str] = []
     allowed = (f"{root.resolve()}/", "/dev/", "/proc/")
     names = {"os.mkdir", "os.rename", "os.link", "os.symlink", "os.remove", "os.rmdir", "os.truncate"}

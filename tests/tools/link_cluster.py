@@ -1,10 +1,10 @@
-"""A test cluster on one machine whose links are real: network namespaces on a bridge, each with a limit on what comes in.
+"""Test cluster on one machine with real links: network namespaces on a bridge, each with limited incoming bandwidth.
 
-    sudo python -m tools.link_cluster 8MB one two     # in tests/: stays until Ctrl-C, and says how to run something in each
+    cd tests && sudo python -m tools.link_cluster 8MB one two
 
-Each place has a loopback, one interface with an address of its own, and a route to the bridge, which this machine has an
-address on. What goes from the bridge to a place passes a token bucket (tc tbf); what goes out of it is not limited. Nothing
-outside can be reached. Everything is gone when the block is left.
+The command prints how to run a program in each namespace, and it removes the cluster at Ctrl-C. Each namespace has a
+loopback, one interface, and a route to the bridge. A token bucket (tc tbf) limits incoming traffic; outgoing traffic is not
+limited. Addresses outside the bridge are unreachable. `link_cluster` removes everything at the end of its block.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ NETWORK = "10.83"
 BURST_S, LATENCY = 0.02, "100ms"
 
 
-def lacking() -> str | None:
-    """Why there can be no such cluster here; None where there can."""
+def find_missing() -> str | None:
+    """Return the reason why this machine cannot create a cluster, or None."""
     if os.geteuid() != 0:
         return "network namespaces with limited links need root"
     if missing := [word for word in ("ip", "tc") if shutil.which(word) is None]:
         return f"network namespaces with limited links need {' and '.join(missing)} (iproute2)"
     probe = f"cs{os.getpid()}p"
     if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode:
-        return "this machine lets nobody make network namespaces"
+        return "this machine cannot create network namespaces"
     subprocess.run(["ip", "netns", "del", probe], check=True)
     return None
 
 
 class LinkCluster:
-    """Places by name. `bridge` is this machine's own address on it."""
+    """Network namespaces by name; `bridge` is this machine's address."""
 
     def __init__(self) -> None:
         # Two clusters at once are two networks.
@@ -49,7 +49,7 @@ class LinkCluster:
         _run("ip", "link", "set", self._id, "up")
 
     def add(self, name: str, rate: float | None = None) -> None:
-        """A new place into which `rate` bytes/s come at most."""
+        """Add a namespace that receives at most `rate` bytes/s."""
         number = self._places[name] = len(self._places) + 2
         space, outer, inner = self._space(name), self._outer(name), f"{self._id}i{number}"
         _run("ip", "netns", "add", space)
@@ -67,32 +67,32 @@ class LinkCluster:
             self.limit(name, rate)
 
     def limit(self, name: str, rate: float) -> None:
-        """From now on at most so many bytes/s come in, headers counted."""
+        """Limit incoming traffic to `rate` bytes/s, headers included."""
         how = ("rate", f"{8 * rate:.0f}bit", "burst", f"{max(32 << 10, BURST_S * rate):.0f}")
         _run("tc", "qdisc", "replace", "dev", self._outer(name), "root", "tbf", *how, "latency", LATENCY)
 
     def cut(self, name: str) -> None:
-        """Nothing comes in or goes out any more, and nobody is told."""
+        """Stop all traffic without closing connections."""
         _run("ip", "link", "set", self._outer(name), "down")
 
-    def hint(self, name: str) -> None:
-        """As it was before `cut`."""
+    def reconnect(self, name: str) -> None:
+        """Undo `cut`."""
         _run("ip", "link", "set", self._outer(name), "up")
 
     def address(self, name: str) -> str:
-        """Of a place."""
+        """Return the address of a namespace."""
         return f"{self._subnet}.{self._places[name]}"
 
     def within(self, name: str, *words: str) -> list[str]:
-        """The command that runs these words there."""
+        """Return the command that runs `words` in a namespace."""
         return ["ip", "netns", "exec", self._space(name), *words]
 
     def received(self, name: str) -> int:
-        """Bytes that have come in, headers counted."""
+        """Return the number of received bytes, headers included."""
         return int(Path(f"/sys/class/net/{self._outer(name)}/statistics/tx_bytes").read_text())
 
     def down(self) -> None:
-        """Remove everything; what still runs in a place loses its network."""
+        """Remove everything; processes that still run in a namespace lose their network."""
         for name in self._places:
             _run("ip", "link", "del", self._outer(name))
             _run("ip", "netns", "del", self._space(name))
@@ -107,7 +107,7 @@ class LinkCluster:
 
 @contextmanager
 def link_cluster() -> Iterator[LinkCluster]:
-    """An empty cluster. Raises CalledProcessError where `lacking` says why."""
+    """Yield an empty cluster. Raises CalledProcessError where `find_missing` returns a reason."""
     made = LinkCluster()
     try:
         yield made
@@ -120,10 +120,10 @@ def _run(*words: str) -> None:
 
 
 def main(rate: str, names: Sequence[str]) -> None:
-    """Stay until a signal."""
+    """Create namespaces with the given rate and remove them at a signal."""
     from coldstart.units import parse_size
 
-    if reason := lacking():
+    if reason := find_missing():
         raise SystemExit(f"skipped: {reason}")
     with link_cluster() as cluster:
         print(f"this machine: {cluster.bridge}")

@@ -25,7 +25,7 @@ from coldstart.validate.launchers import console
 
 PROJECT = Path(__file__).parents[2]
 READY_S = 900.0
-"""So long that a machine with much else to do is no failure: a first compilation takes a minute on an idle one."""
+"""Long enough for a busy machine: a first compilation takes a minute on an idle one."""
 PROMPTS = ("Once upon a time", "a b c d e f g", "The answer is")
 VLLM = ("--max-model-len", "512", "--kv-cache-memory-bytes", "134217728")
 Tokens = list[tuple[int, ...]]
@@ -33,7 +33,7 @@ _OURS = ("COLDSTART_", "HF_", "XDG_", "VLLM_", "TORCH", "TRITON_")
 
 
 def criu() -> str | None:
-    """The CRIU that tests use: COLDSTART_CRIU, else the project's own, else the one in PATH."""
+    """Return the CRIU of the tests: COLDSTART_CRIU, the project's build, or the one in PATH."""
     unpacked = PROJECT / ".cache" / "criu" / "criu"
     return os.environ.get("COLDSTART_CRIU") or (str(unpacked) if unpacked.exists() else shutil.which("criu"))
 
@@ -49,11 +49,11 @@ class Served:
     output: Path
 
     def tokens(self) -> Tokens:
-        """The greedy tokens that follow each of PROMPTS."""
+        """Return the greedy tokens that follow each of PROMPTS."""
         return [self.client.complete(prompt, 16).tokens for prompt in PROMPTS]
 
     def family(self) -> list[process_tree.ProcessSample]:
-        """The supervisor, the server and all their descendants."""
+        """Return the supervisor, the server and all their descendants."""
         processes = process_tree.snapshot()
         return [
             processes[pid] for pid in process_tree.tree(processes, [self.process.pid, self.report["pid"]])
@@ -79,11 +79,11 @@ class Machine:
 
     @property
     def cache(self) -> Path:
-        """The cache root, at its default place below the home."""
+        """Return the cache root at its default location below the home."""
         return self.root / "home" / "cache" / "coldstart"
 
     def environment(self) -> dict[str, str]:
-        """Every directory below the root; a CRIU where there is one."""
+        """Return variables that set every directory below the root, and CRIU if available."""
         places = {"HOME": "home", "XDG_CACHE_HOME": "home/cache", "XDG_STATE_HOME": "home/state"}
         places |= {"XDG_CONFIG_HOME": "home/config", "XDG_RUNTIME_DIR": "run", "TMPDIR": "tmp"}
         made = {name: str(self._directory(place)) for name, place in places.items()}
@@ -108,12 +108,12 @@ class Machine:
         return said.decode()
 
     def error(self) -> str:
-        """What the last `run` wrote to its standard error."""
+        """Return the standard error of the last `run`."""
         return (self.root / "work" / "stderr").read_text(errors="replace")
 
     @contextmanager
     def serving(self, model: str, *arguments: str, vllm: Sequence[str] = VLLM) -> Iterator[Served]:
-        """`coldstart serve`, ready when the block is entered, ended (and nothing left of it) afterwards."""
+        """Run `coldstart serve`; it is ready in the block, and none of its processes remains afterwards."""
         port = free_port()
         place = self._directory(f"served-{port}")
         options = ["--port", str(port), "--ready-file", str(place / "ready.json"), *arguments, "--", *vllm]
@@ -140,7 +140,7 @@ class Machine:
 def remaining(
     family: Sequence[process_tree.ProcessSample], patience_s: float = 20.0
 ) -> list[process_tree.ProcessSample]:
-    """Those of `family` that still run after some patience."""
+    """Return the processes of `family` that still run after `patience_s` seconds."""
     deadline_s = time.monotonic() + patience_s
     while (left := [one for one in family if _runs(one)]) and time.monotonic() < deadline_s:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A TCP server that answers HTTP requests with whatever bytes a test likes, at whatever speed, and keeps what it was sent."""
+"""TCP server that answers HTTP requests with any bytes at any speed and records the requests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 HEAD_END = b"\r\n\r\n"
-# How a handshake of TLS begins. Its client learns at once, and not after a time-out, that this is none of its servers.
+# First byte of a TLS handshake; closing the connection tells the client at once that this is not a TLS server.
 _TLS = b"\x16"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: its first line's parts, its headers (lower case), and all of it as it came."""
+    """One request: parts of its first line, headers with lower-case names, and all bytes."""
 
     method: str
     path: str
@@ -30,7 +30,7 @@ Behave = Callable[[socket.socket, Asked], None]
 
 @dataclass
 class RawServer:
-    """HOST:PORT, and the requests so far."""
+    """Address of the server and the requests so far."""
 
     host: str
     port: int
@@ -38,17 +38,17 @@ class RawServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT."""
+        """Return HOST:PORT."""
         return f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """http://HOST:PORT."""
+        """Return http://HOST:PORT."""
         return f"http://{self.address}"
 
     @property
     def heard(self) -> bytes:
-        """Every byte that was sent here."""
+        """Return all received bytes."""
         return b"".join(one.raw for one in list(self.asked))
 
 
@@ -102,19 +102,19 @@ def _request(connection: socket.socket) -> Asked | None:
 def answer(
     connection: socket.socket, status: int, headers: Mapping[str, str] | None = None, body: bytes = b""
 ) -> None:
-    """An honest answer."""
+    """Send a valid response."""
     lines = {"Content-Length": str(len(body)), **(headers or {})}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     connection.sendall(f"HTTP/1.1 {status} Said\r\n{head}\r\n".encode("latin-1") + body)
 
 
 def say(connection: socket.socket, value: object, status: int = 200) -> None:
-    """An answer of JSON."""
+    """Send a JSON response."""
     answer(connection, status, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
 
 def dribble(connection: socket.socket, data: bytes, every_s: float) -> None:
-    """A byte at a time, without an end: the last byte again and again."""
+    """Send one byte at a time and repeat the last byte without an end."""
     position = 0
     while True:
         connection.sendall(data[min(position, len(data) - 1) :][:1])
@@ -123,7 +123,7 @@ def dribble(connection: socket.socket, data: bytes, every_s: float) -> None:
 
 
 def flood(connection: socket.socket, block: bytes, total: int) -> None:
-    """`block` again and again, up to `total` bytes."""
+    """Send `block` repeatedly, up to `total` bytes."""
     while total > 0:
         connection.sendall(block[:total])
         total -= len(block)

@@ -1,7 +1,7 @@
-"""Dependencies run one way, room by room. Read from the source; nothing is imported.
+"""Packages import only packages of lower layers. The tests parse the source and import nothing.
 
-A room is a top-level package or module of ours. Lazy and type-only imports count between rooms; inside a room only what is
-imported at run time counts, and nothing there may run in a circle.
+A package is a top-level package or module of coldstart. Lazy and type-only imports count between packages; inside a package
+only run-time imports count, and they must not form a cycle.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"coldstart.artifacts": "artifacts", "coldstart.commands": "commands", "coldstart": "coldstart"}
+DIRECTORIES = {"coldstart.artifacts": "artifacts", "coldstart.commands": "commands", "coldstart": "coldstart"}
 
-# From the ground up: a room imports rooms of the layers below its own, and none beside or above it.
+# From the lowest layer: a package imports packages of lower layers only.
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
@@ -39,10 +39,10 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "commands",
     )
 )
-# What a server needs to be built, checked and started; it works without the packages in BEYOND_CORE.
+# The core builds, validates and starts a server without the packages in BEYOND_CORE.
 BEYOND_CORE = frozenset(["host", "fleet", "bench", "lab", "commands"])
-CORE = frozenset(room for layer in LAYERS for room in layer) - BEYOND_CORE
-# What a room must not import of the outside world; everything else is nobody's business but mypy's.
+CORE = frozenset(package for layer in LAYERS for package in layer) - BEYOND_CORE
+# External modules that a package must not import.
 FOREIGN = {
     "artifacts": ("torch", "vllm", "typer"),
     "api": ("torch", "vllm", "typer"),
@@ -53,19 +53,19 @@ FOREIGN = {
     "fleet": ("torch", "vllm", "typer"),
     "host": ("torch", "vllm", "typer", "ray"),
 }
-MOST_ROOMS = 19
-# Public classes of one name in two rooms, and why a reader is not misled. Any other name stands for one class.
+MAX_PACKAGES = 19
+# Names of public classes that exist in two packages, with the reason. Any other name is unique.
 SHARED_NAMES = {
-    "Policy": "the order of jobs in scheduling, what leaves in host: the field's word for both",
-    "Started": "an event in host; in the vLLM scheduler the requests that have started, which nothing else names",
-    "Store": "the bundle format's own in artifacts; in the API the same bundles with trust and the cache around them",
-    "State": "of a model in host, of a request in the vLLM scheduler: each is read beside its machine alone",
+    "Policy": "order of jobs in scheduling, eviction in host: the term of the field for both",
+    "Started": "event in host; the started requests in the vLLM scheduler",
+    "Store": "bundle store in artifacts; the same store with trust and cache in the API",
+    "State": "of a model in host, of a request in the vLLM scheduler",
 }
 
 
 @dataclass(frozen=True)
 class Import:
-    """One import: by which module, of which (a module of ours where it is one), and whether at run time."""
+    """One import: importing module, imported module or name, and whether it is imported at run time."""
 
     by: str
     of: str
@@ -74,7 +74,7 @@ class Import:
 
 def _modules() -> dict[str, Path]:
     found = {}
-    for package, directory in PACKAGES.items():
+    for package, directory in DIRECTORIES.items():
         for path in sorted((ROOT / directory).rglob("*.py")):
             parts = path.relative_to(ROOT / directory).with_suffix("").parts
             found[".".join([package, *(part for part in parts if part != "__init__")])] = path
@@ -113,7 +113,7 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
     return ".".join([*base, node.module] if node.module else base)
 
 
-def _room(module: str) -> str:
+def _package_name(module: str) -> str:
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
@@ -124,21 +124,21 @@ def _ours(name: str) -> bool:
 
 MODULES = _modules()
 IMPORTS = [one for name, path in MODULES.items() for one in _imports(name, path.read_bytes(), MODULES)]
-ROOMS = sorted({_room(name) for name in MODULES} - {""})
+PACKAGES = sorted({_package_name(name) for name in MODULES} - {""})
 
 
-def test_every_room_has_its_layer_and_every_layer_its_rooms() -> None:
-    named = [room for layer in LAYERS for room in layer]
-    assert sorted(named) == ROOMS
-    assert len(ROOMS) <= MOST_ROOMS
+def test_every_package_has_a_layer() -> None:
+    named = [package for layer in LAYERS for package in layer]
+    assert sorted(named) == PACKAGES
+    assert len(PACKAGES) <= MAX_PACKAGES
 
 
 def _upward(imports: Iterable[Import]) -> list[str]:
-    floor = {room: number for number, layer in enumerate(LAYERS) for room in layer}
+    floor = {package: number for number, layer in enumerate(LAYERS) for package in layer}
     crossing = [
-        (one, _room(one.by), _room(one.of))
+        (one, _package_name(one.by), _package_name(one.of))
         for one in imports
-        if _ours(one.of) and _room(one.of) and _room(one.by) != _room(one.of)
+        if _ours(one.of) and _package_name(one.of) and _package_name(one.by) != _package_name(one.of)
     ]
     return [
         f"{one.by} imports {one.of}"
@@ -147,7 +147,7 @@ def _upward(imports: Iterable[Import]) -> list[str]:
     ]
 
 
-def test_a_room_imports_only_what_lies_below_it() -> None:
+def test_package_imports_only_lower_packages() -> None:
     assert len(IMPORTS) > 1000
     assert _upward(IMPORTS) == []
 
@@ -156,7 +156,7 @@ def _beyond_core(imports: Iterable[Import]) -> list[str]:
     return [
         f"{one.by} imports {one.of}"
         for one in imports
-        if _room(one.by) in CORE and _ours(one.of) and _room(one.of) in BEYOND_CORE
+        if _package_name(one.by) in CORE and _ours(one.of) and _package_name(one.of) in BEYOND_CORE
     ]
 
 
@@ -165,14 +165,16 @@ def test_the_core_imports_nothing_beyond_it() -> None:
 
 
 def test_the_core_needs_no_library_of_tables_plots_or_requests() -> None:
-    found = {(one.by, one.of) for one in IMPORTS if _room(one.by) in CORE}
+    found = {(one.by, one.of) for one in IMPORTS if _package_name(one.by) in CORE}
     assert [
         pair for pair in found if pair[1].split(".")[0] in ("pandas", "bokeh", "pyarrow", "requests")
     ] == []
 
 
 def test_the_benchmark_imports_nothing_that_only_explains_results() -> None:
-    assert [one for one in IMPORTS if _room(one.by) == "bench" and _room(one.of) == "lab"] == []
+    assert [
+        one for one in IMPORTS if _package_name(one.by) == "bench" and _package_name(one.of) == "lab"
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -193,10 +195,10 @@ def _below(module: str, package: tuple[str, str]) -> bool:
     return module == package[0] or module.startswith(package[1])
 
 
-@pytest.mark.parametrize("room", FOREIGN)
-def test_a_room_leaves_alone_what_it_must_not_know(room: str) -> None:
-    imported = {(one.by, one.of) for one in IMPORTS if _room(one.by) == room and not _ours(one.of)}
-    assert [pair for pair in imported if pair[1].split(".")[0] in FOREIGN[room]] == []
+@pytest.mark.parametrize("package", FOREIGN)
+def test_package_imports_no_forbidden_module(package: str) -> None:
+    imported = {(one.by, one.of) for one in IMPORTS if _package_name(one.by) == package and not _ours(one.of)}
+    assert [pair for pair in imported if pair[1].split(".")[0] in FOREIGN[package]] == []
 
 
 def _circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
@@ -231,23 +233,27 @@ def _circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
 def _run_time_edges(imports: Iterable[Import]) -> dict[str, set[str]]:
     edges: dict[str, set[str]] = {name: set() for name in MODULES}
     for one in imports:
-        # A package's own __init__ stands for no file that could import back.
+        # An import of the package's __init__ cannot form a cycle.
         if one.at_run_time and one.of in MODULES and one.of != one.by:
             edges.setdefault(one.by, set()).add(one.of)
     return edges
 
 
-def test_nothing_runs_in_a_circle() -> None:
+def test_run_time_imports_have_no_cycle() -> None:
     assert _circles(_run_time_edges(IMPORTS)) == []
 
 
-@pytest.mark.parametrize("room", ["host", "fleet"])
-def test_imports_run_in_no_circle_when_type_only_ones_count(room: str) -> None:
-    inside = [replace(one, at_run_time=True) for one in IMPORTS if _room(one.by) == _room(one.of) == room]
+@pytest.mark.parametrize("package", ["host", "fleet"])
+def test_all_imports_of_host_and_fleet_have_no_cycle(package: str) -> None:
+    inside = [
+        replace(one, at_run_time=True)
+        for one in IMPORTS
+        if _package_name(one.by) == _package_name(one.of) == package
+    ]
     assert inside and _circles(_run_time_edges(inside)) == []
 
 
-def test_rooms_are_imported_by_their_installed_names() -> None:
+def test_packages_are_imported_by_their_installed_names() -> None:
     assert [one for one in IMPORTS if one.of.split(".")[0] in ("artifacts", "commands", "tests")] == []
 
 
@@ -259,14 +265,14 @@ def _ambiguous(classes: Iterable[str]) -> set[str]:
     return {name for name, count in Counter(classes).items() if count > 1 and not name.startswith("_")}
 
 
-def test_a_public_class_name_stands_for_one_class() -> None:
+def test_public_class_names_are_unique() -> None:
     classes = [name for path in MODULES.values() for name in _classes(path.read_bytes())]
     assert len(classes) > 300
     assert _ambiguous(classes) == set(SHARED_NAMES)
 
 
-class TestTheRulesWouldBeNoticedIfBroken:
-    """The same readings over sources that break them."""
+class TestRulesDetectViolations:
+    """The checks on sources that violate the rules."""
 
     def test_imports_of_every_kind_are_seen(self) -> None:
         text = b"import torch.nn\nfrom coldstart.models import keys\ndef f():\n from .. import cli\n"
@@ -280,7 +286,7 @@ class TestTheRulesWouldBeNoticedIfBroken:
         }
         assert len(_upward(found)) == 2
 
-    def test_a_room_beside_is_no_room_below(self) -> None:
+    def test_package_of_the_same_layer_is_not_lower(self) -> None:
         assert _upward([Import("coldstart.graphs.tables", "coldstart.weights.weights_plan", True)])
         assert not _upward([Import("coldstart.graphs.tables", "coldstart.contract.plan", True)])
 
@@ -300,6 +306,6 @@ class TestTheRulesWouldBeNoticedIfBroken:
         assert _ambiguous([*_classes(one), *_classes(other)]) == {"Source"}
         assert _ambiguous(_classes(one)) == set()
 
-    def test_a_circle_is_found(self) -> None:
+    def test_cycle_is_found(self) -> None:
         assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
         assert _circles({"a": {"b"}, "b": set()}) == []

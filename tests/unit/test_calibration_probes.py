@@ -1,4 +1,4 @@
-"""The calibration's probes, put to a simulated server, give back what it was made of."""
+"""The calibration probes on a simulated server return its parameters."""
 
 from __future__ import annotations
 

@@ -11,18 +11,18 @@ TEXT = (ROOT / "docs/explanation/architecture.md").read_text()
 
 
 def _place(name: str) -> Path:
-    """Where a room's file lies: `artifacts` and `commands` beside the package."""
+    """Return the path of a package; `artifacts` and `commands` are beside `coldstart`."""
     return ROOT / name if name.split("/")[0] in ("artifacts", "commands") else ROOT / "coldstart" / name
 
 
-def test_the_table_of_rooms_is_the_one_that_is_enforced() -> None:
+def test_layer_table_equals_the_enforced_layers() -> None:
     rows = re.findall(r"^\| (\d+) \| (.+?) \|", TEXT, re.MULTILINE)
-    told = {int(layer): set(re.findall(r"`(\w+)`", rooms)) for layer, rooms in rows}
-    assert told == {number: set(rooms) for number, rooms in enumerate(LAYERS, 1)}
+    documented = {int(layer): set(re.findall(r"`(\w+)`", packages)) for layer, packages in rows}
+    assert documented == {number: set(packages) for number, packages in enumerate(LAYERS, 1)}
 
 
-def test_every_file_that_it_names_is_there() -> None:
-    # Where links lead is held elsewhere, for every page.
+def test_named_files_exist() -> None:
+    # Another test checks the links of every page.
     text = re.sub(r"\]\([^)]*\)", "]", TEXT)
     named = set(re.findall(r"\b([a-z_]+(?:/[a-z_]+)*/[\w.]+\.(?:py|md))\b", text)) - {
         "tests/unit/test_architecture.py",

@@ -100,7 +100,7 @@ def _modules() -> Iterator[str]:
 
 
 def _named(text: str) -> Iterator[str]:
-    """Dotted names of ours in one test: what it imports, and what its texts name."""
+    """Return our dotted names in one test: its imports and the names in its texts."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

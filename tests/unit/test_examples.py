@@ -1,4 +1,4 @@
-"""The examples run what there is: the host file is accepted, commands can be typed, systemd and Kubernetes take them."""
+"""The examples are valid: the host file loads, commands parse, and systemd and Kubernetes accept the files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _command_lines() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", _command_lines())
-def test_the_command_lines_are_the_host_s(words: list[str]) -> None:
+def test_command_lines_parse(words: list[str]) -> None:
     assert words[:2] == ["host", "run"]
     assert {word for word in words if word.startswith("--")} <= _options()
 
@@ -66,7 +66,7 @@ def test_the_key_is_read_from_the_variable_that_the_examples_name() -> None:
     assert named == {environment.CACHE_DIR}
 
 
-def test_compose_mounts_and_builds_what_there_is() -> None:
+def test_compose_mounts_and_builds_existing_files() -> None:
     (service,) = yaml.safe_load((EXAMPLES / "container/compose.yaml").read_text())["services"].values()
     mounted = [Path(one.partition(":")[0]) for one in service["volumes"] if one.startswith(".")]
     assert all((EXAMPLES / "container" / path).is_file() for path in mounted) and mounted
@@ -75,8 +75,8 @@ def test_compose_mounts_and_builds_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_a_unit_is_whole_and_its_commands_can_be_typed(unit: Path) -> None:
-    """What can be said of one without systemd."""
+def test_unit_is_complete_and_its_commands_parse(unit: Path) -> None:
+    """Check a unit without systemd."""
     file = configparser.ConfigParser(strict=False, interpolation=None)
     file.optionxform = str  # type: ignore[assignment,method-assign]
     file.read(unit)
@@ -89,7 +89,7 @@ def test_a_unit_is_whole_and_its_commands_can_be_typed(unit: Path) -> None:
             )
             assert program == "/opt/coldstart/bin/coldstart"
             parse(words)
-    # Those that share a socket's directory say the same of it, and none takes it away from the others.
+    # Units that share a socket directory declare it equally and retain it.
     if "XDG_RUNTIME_DIR=" in service["Environment"]:
         assert "XDG_RUNTIME_DIR=/run/coldstart/%i" in service["Environment"].split()
         assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("coldstart/%i", "yes")
@@ -99,8 +99,8 @@ def test_a_unit_is_whole_and_its_commands_can_be_typed(unit: Path) -> None:
     not shutil.which("systemd-analyze"), reason="no systemd here: the units were not verified"
 )
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_systemd_takes_the_unit(tmp_path: Path, unit: Path) -> None:
-    # A program that is not installed is a fault to it: any that is there stands in.
+def test_systemd_accepts_the_unit(tmp_path: Path, unit: Path) -> None:
+    # systemd refuses a program that is not installed, so another program replaces it.
     text = unit.read_text().replace("/opt/coldstart/bin/coldstart", "/bin/true")
     (tmp_path / unit.name).write_text(text.replace("User=coldstart", "User=root"))
     done = subprocess.run(
@@ -112,7 +112,7 @@ def test_systemd_takes_the_unit(tmp_path: Path, unit: Path) -> None:
 
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
-def test_kubernetes_takes_the_deployment(file: Path) -> None:
+def test_kubernetes_accepts_the_deployment(file: Path) -> None:
     deployment, service = yaml.safe_load_all(file.read_text())
     for document in (deployment, service):
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
@@ -132,8 +132,8 @@ def test_kubernetes_takes_the_deployment(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
-def test_what_comes_before_the_server_leaves_a_trusted_bundle(file: Path, tmp_path: Path) -> None:
-    """The init containers' own commands, with their directories below one, and a directory for the registry."""
+def test_init_containers_provide_a_trusted_bundle(file: Path, tmp_path: Path) -> None:
+    """Run the commands of the init containers with local directories and a directory as the registry."""
     maker = tmp_path / "maker"
     made = publish(Store(tmp_path / "origin"), tmp_path / "scratch", signer=sign.host_key(maker))
     (tmp_path / "etc" / "coldstart" / "keys").mkdir(parents=True)
@@ -168,7 +168,7 @@ def _steps(file: Path) -> list[str]:
     return re.findall(r"^([A-Z]+) ", file.read_text(), flags=re.M)
 
 
-def test_the_container_files_copy_what_there_is_and_no_more() -> None:
+def test_container_files_copy_existing_files_only() -> None:
     for file in (EXAMPLES / "container").glob("Containerfile*"):
         assert _steps(file)[0] == "FROM" and {"RUN", "COPY", "ENTRYPOINT", "CMD"} <= set(_steps(file))
         sources = re.findall(r"^COPY (\S+) ", file.read_text(), flags=re.M)
@@ -180,7 +180,7 @@ def test_the_container_files_copy_what_there_is_and_no_more() -> None:
     assert ignored <= kept_out and ".git" in kept_out
 
 
-def test_the_demonstration_names_options_that_there_are() -> None:
+def test_demo_uses_existing_options() -> None:
     text = (EXAMPLES / "two_models.py").read_text()
     (command,) = re.findall(r"command = \[COLDSTART, (.*?)\]", text, flags=re.S)
     assert set(re.findall(r"--[a-z-]+\w", command)) <= _options()

@@ -1,4 +1,4 @@
-"""What is built is what is in the tree: each package, each data file, from the locked build tools, without an index."""
+"""Wheel and sdist contain the tree: each package and data file, built with locked tools and without an index."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ABSENT = {"torchaudio", "torchcodec", "torchvision"}
 
 
 def _files(package: str, place: str) -> Iterator[str]:
-    """The files of one place as they are called in a wheel."""
+    """Return the files of one directory by their names in a wheel."""
     home = PurePosixPath(*package.split("."))
     for path in sorted((ROOT / place).rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -42,7 +42,7 @@ def _lock() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the sdist of the tree as git knows it, and the wheel built from that sdist."""
+    """Build the sdist of the tracked files, and the wheel from that sdist."""
     place = tmp_path_factory.mktemp("built")
     kept = ("--cached", "--others", "--exclude-standard")
     listed = subprocess.run(["git", "ls-files", "-z", *kept], cwd=ROOT, capture_output=True, check=False)
@@ -81,7 +81,7 @@ def test_the_wheel_holds_the_tree_and_nothing_else(built: Path) -> None:
 
 @pytest.mark.slow
 def test_the_sdist_can_be_built_from(built: Path) -> None:
-    # The wheel above was built from it; what that does not show is that the texts are there.
+    # The wheel was built from the sdist; this checks that the texts are in it.
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -113,7 +113,7 @@ def test_no_installed_package_lacks_another_except_the_absent_ones() -> None:
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
     lacking = re.findall(r"requires ([\w.-]+), which is not installed", done.stdout)
     assert set(lacking) <= ABSENT, done.stdout
-    # Where no CPU build of torch could be had, its CUDA build stands in; its version is the same.
+    # The CUDA build of torch replaces an unavailable CPU build; its version is the same.
     mismatches = [line for line in done.stdout.splitlines() if "has requirement" in line]
     assert all("has requirement torch==2.13.0+cpu" in line for line in mismatches), done.stdout
 

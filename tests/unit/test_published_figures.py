@@ -100,11 +100,11 @@ def test_figure15_share_of_swapping_is_judged_by_the_bound_of_the_paper(rerun: E
 
 
 def test_figure7_averages_are_exact_when_the_printed_digits_agree(rerun: Edit) -> None:
-    def found(fcfs: float) -> Callable[[Any], None]:
+    def change(fcfs: float) -> Callable[[Any], None]:
         return lambda result: result["best"]["averages"].update(fcfs=fcfs)
 
-    assert "; exact." in rerun("figure7", found(4.2304))
-    assert "; not exact: on the grids tried fcfs comes to" in rerun("figure7", found(4.24))
+    assert "; exact." in rerun("figure7", change(4.2304))
+    assert "; not exact: on the grids tried fcfs comes to" in rerun("figure7", change(4.24))
 
 
 def test_overhead_ceilings_name_the_cases_where_they_fail(rerun: Edit) -> None:

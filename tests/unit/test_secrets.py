@@ -1,4 +1,4 @@
-"""One scrubber: what it hides, what it must leave readable, and that it covers vLLM's own parser."""
+"""The scrubber: hidden texts, readable texts, and coverage of vLLM's parser."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_names_of_no_secret(name: str) -> None:
         ["--model", "https://user:S3CRET@host/m?X-Amz-Signature=S3CRET&v=S3CRET", "--port", "8000"],
     ],
 )
-def test_arguments(argv: list[str]) -> None:
+def test_scrub_hides_secrets_in_arguments(argv: list[str]) -> None:
     shown = secrets.arguments(argv)
     assert "S3CRET" not in " ".join(shown) and secrets.HIDDEN in " ".join(shown)
     assert shown[-2:] == ["--port", "8000"]
@@ -67,12 +67,12 @@ def test_arguments_that_hold_none_are_left_alone() -> None:
     assert secrets.arguments(argv) == argv == secrets.drop_secret_options(argv)
 
 
-def test_a_kept_process_is_not_even_told_of_them() -> None:
+def test_template_environment_contains_no_secret() -> None:
     argv = ["--api-key", "a", "b", "--seed", "-1", "--hf-token=c", "--max-model-len", "5"]
     assert secrets.drop_secret_options(argv) == ["--seed", "-1", "--max-model-len", "5"]
 
 
-def test_texts() -> None:
+def test_scrub_hides_secrets_in_texts() -> None:
     environment = {
         "MY_TOKEN": "correct-horse",
         "MY_TOKENIZER": "a/b-c",
@@ -87,7 +87,7 @@ def test_texts() -> None:
     assert shown == ("GET https://h/x?sig=*** failed: ***, Bearer ***, ***, abc a/b-c /run/secret")
 
 
-def test_documents() -> None:
+def test_scrub_hides_secrets_in_documents() -> None:
     shown = json.dumps(
         secrets.document({"env": {"HF_TOKEN": "x"}, "list": [{"password": "y"}], "n": 3, "token": None})
     )

@@ -1,4 +1,4 @@
-"""Units that people write."""
+"""Sizes as users write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_parse_size_returns_bytes(given: object, size: int) -> None:
 
 
 @pytest.mark.parametrize("given", ["24 apples", "", "-1", -1, 1.5, True, None, ["1GiB"]])
-def test_parse_size_names_what_it_found_when_that_is_no_size(given: object) -> None:
+def test_parse_size_names_the_invalid_text(given: object) -> None:
     with pytest.raises(UsageError, match="invalid size") as error:
         parse_size(given)
     assert repr(given) in error.value.message and "14GiB" in str(error.value.hint)

@@ -1,7 +1,7 @@
-"""What the campaign crosses: regimes, schedulers, loads, workloads, repetitions.
+"""Cells of the campaign: regimes, schedulers, loads, workloads, repetitions.
 
-batch-bound: few slots, KV for everybody. kv-bound: a pool of a few dozen blocks, which a handful of requests
-fills. neither: as many slots as pay on this machine, KV for everybody.
+batch-bound: few slots, KV for all requests. kv-bound: a pool of a few dozen blocks, which a few requests
+fill. neither: as many slots as are efficient on this machine, KV for all requests.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def run(server: Server, rows: Sequence[TraceRequest], seed: int) -> dict[str, An
 def send(server: Server, rows: Sequence[TraceRequest], seed: int) -> list[RequestRecord]:
     """Send the requests. Raises SystemExit when one fails."""
     settings = ReplaySettings(seed, VOCABULARY, TIMEOUT_S)
-    # Without a handler of its own an interrupt ends the main thread, and with it the servers.
+    # Without an interrupt handler of the replay, an interrupt ends the main thread and the servers.
     done = replay(rows, [server.target], settings, interrupts=lambda stop: None)
     if failed := [record for record in done.records if not record.ok]:
         raise SystemExit(f"{len(failed)} of {len(rows)} requests failed: {asdict(failed[0])}")
@@ -67,9 +67,8 @@ def metrics(records: Sequence[RequestRecord]) -> dict[str, float]:
 def _sustained(records: Sequence[RequestRecord]) -> float:
     """Output tokens per second while requests arrive.
 
-    After the last arrival a queue drains with fewer requests than slots, the longer the more of the long ones are left:
-    an end that a service does not have. An answer's tokens are taken as evenly spread from its first to its last,
-    which counts too little for a scheduler that gives the first ones early.
+    After the last arrival the queue drains with fewer requests than slots, which does not happen in a service. The tokens of
+    an answer count as evenly spread from first to last, which underestimates a scheduler that returns the first ones early.
     """
     began, until = min(r.due_s for r in records), max(r.due_s for r in records)
     done = (_done_by(r, until) for r in records if _known(r.first_token_s) < until)
@@ -78,7 +77,7 @@ def _sustained(records: Sequence[RequestRecord]) -> float:
 
 def capacity(server: Server, workload: str, batch: int, seed: int = 1) -> dict[str, float]:
     """Return the requests and tokens per second that the server sustains with its batch full."""
-    rows = at_once(workload, batch, seed)
+    rows = capacity_requests(workload, batch, seed)
     records = send(server, rows, seed)
     admitted = max(_known(r.first_token_s) for r in records)
     tokens = sum(_done_by(r, admitted) for r in records)
@@ -90,8 +89,8 @@ def capacity(server: Server, workload: str, batch: int, seed: int = 1) -> dict[s
     }
 
 
-def at_once(workload: str, batch: int, seed: int = 1) -> list[TraceRequest]:
-    """Requests by which capacity is measured."""
+def capacity_requests(workload: str, batch: int, seed: int = 1) -> list[TraceRequest]:
+    """Return simultaneous requests that measure the capacity."""
     count = max(CAPACITY_REQUESTS, CAPACITY_PER_SLOT * batch)
     return [TraceRequest(0.0, r.prompt_tokens, r.output_tokens) for r in lengths(workload, count, seed)]
 

@@ -1,7 +1,7 @@
 """Servers that stay up for the whole campaign: `coldstart serve`, forked from one engine template per KV pool.
 
-The engine process is bound to the last core, its API server and this client to the others, so that nobody but
-the engine takes the engine's time. An idle server costs memory only.
+The engine process is bound to the last core, its API server and this client to the others, so that no other
+process uses the engine's core. An idle server costs memory only.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Server:
     report: dict[str, object]
     engine: set[int]
     warm: bool = False
-    """Whether it has served anybody yet."""
+    """Whether it has served a request."""
 
     @property
     def target(self) -> Target:
@@ -121,7 +121,7 @@ class Fleet:
                 raise SystemExit(f"{name} did not come up as asked: {report['fallbacks']}")
             engine = _bind(int(str(report["pid"])))
         except BaseException:
-            process.terminate()  # nobody else knows of it yet
+            process.terminate()  # no other code has a reference to it yet
             process.wait(timeout=60)
             raise
         return Server(process, port, report, engine)

@@ -1,7 +1,7 @@
-"""From the runs to the result: medians with their range, ratios within each repetition, prices, identical answers.
+"""Summarize the runs: medians with their range, ratios within each repetition, prices, identical answers.
 
-A ratio above 1 is an improvement over the baseline; it is taken within one repetition, where both served the same
-requests, and its median over the repetitions is given with the least and the largest.
+A ratio above 1 is an improvement over the baseline. It is computed within one repetition, where both served the same
+requests. The summary has its median over the repetitions with the smallest and the largest ratio.
 """
 
 from __future__ import annotations

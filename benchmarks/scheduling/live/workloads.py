@@ -1,9 +1,9 @@
 """The requests of one run, scaled to a small model on one core: drawn lengths, or those of the Azure and Mooncake traces.
 
-Load 1 is the rate that the first-come-first-served server with the batch cap sustains, measured on the spot; a run
-at load x holds some seconds of its work. Above load 1 the queue grows for as long as the run lasts, so that length is
-part of the workload. `burst` is half that rate with a third of all requests arriving at one instant; a trace keeps its
-own arrivals, the clock scaled, and has bursts of its own.
+Load 1 is the measured rate that the first-come-first-served server with the batch cap sustains; a run at load x
+contains some seconds of its work. Above load 1 the queue grows during the run, so that the length is part of the
+workload. `burst` is half that rate with a third of all requests arriving at one instant. A trace retains its arrival
+times with a scaled clock and contains bursts.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def lengths(workload: str, count: int, seed: int) -> list[TraceRequest]:
     return _mooncake(count, seed) if workload == "mooncake" else _drawn(count, seed)
 
 
-def count_of(workload: str, load: str, capacity: float, share: float = 1.0) -> int:
-    """Requests of one run; `capacity` in requests per second is load 1, `share` shortens the run."""
+def request_count(workload: str, load: str, capacity: float, share: float = 1.0) -> int:
+    """Return the number of requests of a run; `capacity` in requests/s is load 1, `share` shortens the run."""
     seconds = share * (TRACE_SECONDS if workload in TRACES else SECONDS[load])
     return max(FEWEST, round(seconds * capacity))
 

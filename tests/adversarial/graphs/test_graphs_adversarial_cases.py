@@ -1,4 +1,4 @@
-"""Every adversarial case, the test that holds it, and below it the companion in which the naive method fails.
+"""All adversarial cases: the test of each, and below it the companion test in which the naive method fails.
 
 address reuse (Figure 6)          | test_a_reused_address_is_the_later_allocation
                                   | test_naive_first_match_is_the_freed_allocation
@@ -72,14 +72,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.graphs_tools import SMALL, outputs, proven
+from support.graphs_tools import SMALL, is_wrong, seal
 
 from benchmarks.gpu.compare import single
 from coldstart.graphs import capture, table_files, windows
 from coldstart.graphs.api import AllocationEvent, NodeKind
-from coldstart.graphs.errors import AlteredTableError, GraphError
+from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.kernels import Ladder
-from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import EDGE, Kernel, Tables
 from coldstart.graphs.trace import live_allocation, match_live, pack
 from tests.support.graphs.driver import Library, Node, SimDriver
@@ -156,7 +155,7 @@ def test_naive_one_capture_relocates_a_word_that_is_no_one_pointer() -> None:
 
 
 def _traces() -> tuple[SimModel, SimModel, list[AllocationEvent], int]:
-    """A process whose table took a freed address, one whose table did not, and the table's true ordinal."""
+    """Return a process whose table reused a freed address, one whose table did not, and the table's ordinal."""
     reusing, other = SimModel(SMALL, 1, reuse=1.0), SimModel(SMALL, 2, reuse=0.0)
     (match, _), *_ = match_live(pack(reusing.trace()), [reusing.rope_table]).values()
     assert match is not None
@@ -176,51 +175,29 @@ def test_naive_first_allocation_with_the_address_is_another_tensor_elsewhere() -
     assert naive < ordinal and allocated[naive].address != allocated[ordinal].address
 
 
-# --- whole bundles, as a naive implementation would have written them ---
+# --- bundles as a naive implementation would write them ---
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("cases") / "bundle"
-    proven(directory)
-    return directory
-
-
-def _sealed(made: Path, target: Path, tables: Tables) -> Path:
-    binaries = {d: table_files.load_binary(made, d) for d in table_files.read_manifest(made)["binaries"]}
-    table_files.save(tables, target, binaries)
-    return target
-
-
-def _wrong(directory: Path, key: str) -> bool:
-    model = SimModel(SMALL, 61)
-    restorer = Restorer(directory, model.driver, model)
-    assert restorer.link() and restorer.graph(key).restored, restorer.fallbacks
-    try:
-        got = outputs(model, restorer.graph(key).executable, key)
-    except GraphError:
-        return True
-    return got != outputs(model, model.capture(key).executable, key)
-
-
-def test_naive_loading_without_the_seal_runs_altered_parameters(made: Path, tmp_path: Path) -> None:
-    tables = table_files.load(made)
+def test_naive_loading_without_the_seal_runs_altered_parameters(
+    bundle_directory: Path, tmp_path: Path
+) -> None:
+    tables = table_files.load(bundle_directory)
     node = tables.nodes[int(tables.graphs["node"][tables.keys.index("decode:256")])]
     payload = np.array(tables.payload)
     payload[int(node["payload"]) + 24] ^= 1  # the rows that the first kernel computes
     altered = tmp_path / "altered"
     altered.mkdir()
-    for path in made.glob("*.*"):
+    for path in bundle_directory.glob("*.*"):
         (altered / path.name).write_bytes(path.read_bytes())
     np.save(altered / "payload.npy", payload)
     with pytest.raises(AlteredTableError):
         table_files.load(altered)
     naive = table_files.load(altered, verify=False)
-    assert _wrong(_sealed(made, tmp_path / "naive", naive), "decode:256")
+    assert is_wrong(seal(bundle_directory, tmp_path / "naive", naive), "decode:256")
 
 
-def _shifted(made: Path, symbol: str, key: str) -> Tables:
-    tables = table_files.load(made)
+def _shifted(bundle_directory: Path, symbol: str, key: str) -> Tables:
+    tables = table_files.load(bundle_directory)
     rows, graph = tables.relocations.copy(), tables.graphs[tables.keys.index(key)]
     mine = np.arange(graph["relocation"], graph["relocation"] + graph["relocations"])
     wanted = [i for i, r in enumerate(tables.regions) if r.symbol == symbol]
@@ -228,30 +205,38 @@ def _shifted(made: Path, symbol: str, key: str) -> Tables:
     return replace(tables, relocations=rows)
 
 
-def test_naive_publishing_without_the_gate_gives_wrong_outputs(made: Path, tmp_path: Path) -> None:
-    assert _wrong(_sealed(made, tmp_path / "naive", _shifted(made, "kv:0", "decode:64")), "decode:64")
+def test_naive_publishing_without_the_gate_gives_wrong_outputs(
+    bundle_directory: Path, tmp_path: Path
+) -> None:
+    assert is_wrong(
+        seal(bundle_directory, tmp_path / "naive", _shifted(bundle_directory, "kv:0", "decode:64")),
+        "decode:64",
+    )
 
 
-def test_naive_trust_in_sealed_tables_gives_wrong_outputs(made: Path, tmp_path: Path) -> None:
-    assert _wrong(_sealed(made, tmp_path / "naive", _shifted(made, "param:embed", "decode:1")), "decode:1")
+def test_naive_trust_in_sealed_tables_gives_wrong_outputs(bundle_directory: Path, tmp_path: Path) -> None:
+    assert is_wrong(
+        seal(bundle_directory, tmp_path / "naive", _shifted(bundle_directory, "param:embed", "decode:1")),
+        "decode:1",
+    )
 
 
-def test_naive_chains_lose_the_parallel_branches(made: Path, tmp_path: Path) -> None:
-    """Right outputs, but no two kernels may run at once any more, and no launch is programmatic."""
-    tables = table_files.load(made)
+def test_naive_chains_lose_the_parallel_branches(bundle_directory: Path, tmp_path: Path) -> None:
+    """The outputs are correct, but kernels cannot run concurrently and no launch is programmatic."""
+    tables = table_files.load(bundle_directory)
     counts = tables.graphs["nodes"].astype(int)
     chains = [[(i, i + 1, 0, 0, 0, 0) for i in range(n - 1)] for n in counts]
     graphs = tables.graphs.copy()
     graphs["edges"] = counts - 1
     graphs["edge"] = np.concatenate([[0], np.cumsum(counts - 1)[:-1]])
     edges = np.array([row for chain in chains for row in chain], EDGE)
-    naive = _sealed(made, tmp_path / "naive", replace(tables, graphs=graphs, edges=edges))
-    assert not _wrong(naive, "decode:256")
+    naive = seal(bundle_directory, tmp_path / "naive", replace(tables, graphs=graphs, edges=edges))
+    assert not is_wrong(naive, "decode:256")
     assert _ordered(tables, "decode:256") < _ordered(table_files.load(naive), "decode:256")
 
 
 def _ordered(tables: Tables, key: str) -> int:
-    """How many pairs of nodes are ordered by edges."""
+    """Return the number of node pairs that edges order."""
     nodes, edges, _ = tables.graph(tables.keys.index(key))
     reach = np.zeros((len(nodes), len(nodes)), bool)
     reach[edges["source"], edges["target"]] = True
@@ -281,7 +266,7 @@ def _launch(driver: SimDriver, routine: str, *values: object) -> None:
 
 @pytest.mark.parametrize("kind", [NodeKind.HOST, NodeKind.ALLOC, NodeKind.FREE, NodeKind.CHILD])
 def test_naive_dropping_an_unsupported_node_drops_its_order(kind: NodeKind) -> None:
-    """first -> node -> second; without the node nothing says that `second` follows `first`."""
+    """first -> node -> second: without the node no edge orders `second` after `first`."""
     driver = SimDriver(3, libraries())
     x, y, z = (driver.allocate(512) for _ in range(3))
     driver.begin_capture()
@@ -295,7 +280,7 @@ def test_naive_dropping_an_unsupported_node_drops_its_order(kind: NodeKind) -> N
 
 
 def test_naive_replay_of_a_captured_offset_repeats_itself() -> None:
-    """A generator's offset is a constant of the graph: what eager runs draw anew, a replay draws again."""
+    """A generator's offset is a constant of the graph: eager runs draw new numbers, a replay repeats them."""
     driver = SimDriver(4, libraries())
     x, out = driver.allocate(512), driver.allocate(512)
     values = driver.memory.array(x, np.float32, 4)
@@ -315,7 +300,7 @@ def test_naive_replay_of_a_captured_offset_repeats_itself() -> None:
 
 
 def test_naive_adopted_memory_of_a_peer_is_a_private_copy() -> None:
-    """A collective's buffer is shared with another rank; adopting it as a library's workspace cuts them apart."""
+    """A collective's buffer is shared with another rank; adopting it as a library's workspace separates them."""
     driver = SimDriver(5, libraries())
     shared = driver.allocate(512)
     driver.fill(shared, 512, 7)

@@ -1,4 +1,4 @@
-"""Kernels that are not what their name says, graphs that must be refused; naive companions beside them."""
+"""Kernels whose name is ambiguous, graphs that must be refused, and companion tests of the naive methods."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_naive_without_them_a_big_shared_buffer_is_an_error() -> None:
 
 
 def _unwatched(model: SimModel) -> None:
-    """A process that did not see its modules load knows no binaries."""
+    """Simulate a process that did not watch its modules load and therefore knows no binaries."""
     real = model.driver.kernel
     model.driver.kernel = lambda function: replace(real(function), binary=None)  # type: ignore[method-assign]
 
@@ -139,7 +139,7 @@ def test_without_watching_modules_twins_are_not_guessed() -> None:
 
 
 def _refusal(spoil: object) -> str:
-    """What the report says of a graph to which `spoil` added a node."""
+    """Return the reported reason for a graph to which `spoil` added a node."""
     model = SimModel(Shape("one", 1, sizes=(8,)), 5)
     real = model.forward
 

@@ -1,4 +1,4 @@
-"""Words that look like what they are not. Each case has a companion: the naive method, failing."""
+"""Words that look like pointers or constants and are not. In the companion of each case the naive method fails."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _touching(seed: int, apart: bool) -> tuple[Program, list[int]]:
 
 
 def test_the_end_of_one_is_the_start_of_another_in_both_captures() -> None:
-    """Two readings stay; a process in which they differ captures instead of guessing."""
+    """Two readings remain; a process in which they differ captures instead of guessing."""
     program, _ = _touching(1, apart=False)
     shots = [snapshot(program, place(program, s, bases=_touching(s, apart=False)[1])) for s in (1, 2)]
     tables = combine(*shots).tables
@@ -202,7 +202,7 @@ def test_a_third_capture_settles_the_two_readings() -> None:
 
 
 def _in_segment(seed: int) -> Snapshot:
-    """A word into the unused rest of a segment that the framework carves blocks from."""
+    """Return a word that points into the unused rest of a segment of the framework."""
     program = _program(Field("pointer", 0, 8, 2, 4096), size=8)
     placed = place(program, seed)
     placed.trace.insert(0, AllocationEvent("alloc", placed.bases[2], 512))

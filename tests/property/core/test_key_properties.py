@@ -1,4 +1,4 @@
-"""Laws of the key's engine part, for arguments nobody thought of."""
+"""Properties of the key's engine fields for generated arguments."""
 
 from itertools import chain
 

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).with_name("fake_cuda.c")
 
 
 def available() -> str | None:
-    """Why the fake cannot be used here, or None."""
+    """Return the reason why the fake driver cannot be used here, or None."""
     if shutil.which("cc") is None:
         return "no C compiler"
     try:
@@ -34,7 +34,7 @@ def build(directory: Path) -> Path:
 
 
 def run(library: Path, *arguments: object, module: str = "support.fake_cuda.child") -> dict[str, Any]:
-    """One child process; its last line, parsed."""
+    """Run one child process and return its last line, parsed."""
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(library),

@@ -1,4 +1,4 @@
-"""What one process over the fake driver does; the result is one JSON object on the last line."""
+"""Run one job on the fake driver and print the result as a JSON object on the last line."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def faults(seed: int, where: Path) -> dict[str, object]:
 
 
 def readings(seed: int) -> dict[str, object]:
-    """What the backend makes of launch attributes, and with which flags it instantiates."""
+    """Return the refusals of launch attributes by the backend, and its instantiation flags."""
     model = FakeModel(seed)
     fake, d = ctypes.CDLL("libcuda.so.1"), model.driver.d
     captured = {key: model.capture(key) for key in model.sizes()}

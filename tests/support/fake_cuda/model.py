@@ -50,7 +50,7 @@ class FakeModel:
     def write(self, symbol: str, values: Array) -> None:
         self.driver.write(self.named[symbol].base, values.tobytes())
 
-    def at(self, symbol: str) -> int:
+    def base_address(self, symbol: str) -> int:
         return self.named[symbol].base
 
     # --- capture: as a stream would record it ---------------------------------------------------------
@@ -60,16 +60,18 @@ class FakeModel:
         n, pool = self.sizes()[key], self.segments[0].base
         graph = self.driver.new_graph()
         stale = self.random.randrange(1 << 32)
-        struct = np.array([self.at("static:x"), pool, stale << 32 | n, 0x7F0000000400], np.uint64).tobytes()
+        struct = np.array(
+            [self.base_address("static:x"), pool, stale << 32 | n, 0x7F0000000400], np.uint64
+        ).tobytes()
         nodes = [
             self._set(graph, pool, 4 * n),
             self._launch(graph, "k_add", struct),
             self._launch(graph, "k_scale", _pack(pool, pool + 2048, n)),
-            self._launch(graph, "k_mapped", pack_map(self.at("param:w"), n, 1) + _pack(pool, n)),
+            self._launch(graph, "k_mapped", pack_map(self.base_address("param:w"), n, 1) + _pack(pool, n)),
             self.driver.add_empty(graph),
-            self._copy(graph, pool + 2048, self.at("static:out"), 4 * n),
-            self._launch(graph, "k_scale", _pack(pool, self.at("kv:0") + 4 * ROWS, n)),
-            self._launch(graph, "k_tiles", self._tiles(self.at("kv:0") + 4 * ROWS, n)),
+            self._copy(graph, pool + 2048, self.base_address("static:out"), 4 * n),
+            self._launch(graph, "k_scale", _pack(pool, self.base_address("kv:0") + 4 * ROWS, n)),
+            self._launch(graph, "k_tiles", self._tiles(self.base_address("kv:0") + 4 * ROWS, n)),
         ]
         self.driver.set_attributes(nodes[2], ((6, "01"), (8, "02")))
         edges = [
@@ -87,7 +89,7 @@ class FakeModel:
     def _tiles(self, out: int, n: int) -> bytes:
         """112 bytes that no parameter has, then a struct with two maps and noise between them."""
         noise = self.random.randbytes(128)
-        maps = [pack_map(self.at(symbol), n, 1) for symbol in ("static:x", "param:w")]
+        maps = [pack_map(self.base_address(symbol), n, 1) for symbol in ("static:x", "param:w")]
         return bytes(112) + (_pack(out, n).ljust(128, b"\0") + maps[0] + noise + maps[1]).ljust(640, b"\0")
 
     def _launch(self, graph: int, name: str, payload: bytes) -> object:
@@ -139,21 +141,21 @@ class FakeModel:
         values = np.random.default_rng(seed)
         self.write("static:x", values.standard_normal(ROWS).astype(np.float32))
         self.write("kv:0", values.standard_normal(2 * ROWS).astype(np.float32))
-        self.driver.fill(self.at("static:out"), 4 * ROWS, 0)
+        self.driver.fill(self.base_address("static:out"), 4 * ROWS, 0)
 
     def observe(self, key: str, *, restored: bool = False) -> bytes:
-        return b"".join(self.driver.read(self.at(s), NAMED[s]) for s in ("static:out", "kv:0"))
+        return b"".join(self.driver.read(self.base_address(s), NAMED[s]) for s in ("static:out", "kv:0"))
 
     def eager(self, key: str) -> None:
         """The same mathematics in numpy."""
         n = self.sizes()[key]
-        x = np.frombuffer(self.driver.read(self.at("static:x"), 4 * n), np.float32)
-        w = np.frombuffer(self.driver.read(self.at("param:w"), 4 * n), np.float32)
+        x = np.frombuffer(self.driver.read(self.base_address("static:x"), 4 * n), np.float32)
+        w = np.frombuffer(self.driver.read(self.base_address("param:w"), 4 * n), np.float32)
         factor = np.float32(1 + ((0x7F0000000400 >> 9) % 64) / 64)
         first = x * factor
-        self.driver.write(self.at("static:out"), (2 * first).astype(np.float32).tobytes())
+        self.driver.write(self.base_address("static:out"), (2 * first).astype(np.float32).tobytes())
         last = 2 * (first + w) + (x + w)
-        self.driver.write(self.at("kv:0") + 4 * ROWS, last.astype(np.float32).tobytes())
+        self.driver.write(self.base_address("kv:0") + 4 * ROWS, last.astype(np.float32).tobytes())
 
 
 def _pack(*values: int) -> bytes:

@@ -56,7 +56,7 @@ class Allocator:
         return base, self.segments[-1]
 
     def free(self, address: int) -> None:
-        """Give the block back; the segment stays mapped."""
+        """Free the block; the segment stays mapped."""
         size, owner = self._held.pop(address)
         owner.free.append((address - owner.base, size))
         self._merge(owner)
@@ -73,5 +73,5 @@ class Allocator:
         segment.free = merged
 
     def regions(self) -> list[SymbolRegion]:
-        """Whole segments, as pool symbols."""
+        """Return the segments as pool symbols."""
         return [SymbolRegion(f"pool:{i}", s.size, s.base) for i, s in enumerate(self.segments)]

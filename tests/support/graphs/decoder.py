@@ -30,7 +30,7 @@ class Shape:
     divide: int = 8
 
     def rows(self, size: int) -> int:
-        """Rows that a graph of this batch size really computes."""
+        """Return the number of rows that a graph of this batch size computes."""
         return max(1, size // self.divide)
 
 
@@ -148,7 +148,7 @@ class Decoder:
             payload[20:24] = self._stale[1].to_bytes(4, "little")
 
     def _blas(self) -> tuple[int, int]:
-        """The library's own workspace and semaphore, made at its first call, never during capture."""
+        """Allocate the library's workspace and semaphore at its first call, never during capture."""
         if "work" not in self.hidden:
             if self.driver.capturing is not None:
                 raise DriverError("cuMemAlloc", "STREAM_CAPTURE_UNSUPPORTED")
@@ -157,7 +157,7 @@ class Decoder:
         return self.hidden["work"], self.hidden["semaphore"] + 256
 
     def _gemm(self, x: int, weight: str, out: int, n: int, k: int, c: int, *, stream: int = 0) -> None:
-        """Small batches take the split kernel, middle ones the tensor map, the rest the plain one."""
+        """Launch the split kernel for small batches, the tensor map for medium ones, and the plain kernel for the rest."""
         if n <= 2 and k % 2 == 0:
             work, semaphore = self._blas()
             self.call("gemm_split", x, self._at(weight), out, work, semaphore, n, k, c, stream=stream)

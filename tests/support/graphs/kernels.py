@@ -56,13 +56,13 @@ def _split(fields: str) -> tuple[tuple[int, int], ...]:
 
 
 def pack_map(address: int, rows: int, columns: int) -> bytes:
-    """A tensor-map parameter: the address is stored rotated and keyed, so no plain pointer is in sight."""
+    """Return a tensor-map parameter, whose address is stored rotated and keyed, so that it is not a plain pointer."""
     coded = ((address << 13 | address >> 51) & 0xFFFFFFFFFFFFFFFF) ^ MAP_KEY
     return struct.pack("<QII", coded, rows, columns).ljust(128, b"\0")
 
 
 def map_address(descriptor: bytes) -> int:
-    """The address inside a tensor map."""
+    """Return the address in a tensor map."""
     coded = int(struct.unpack_from("<Q", descriptor)[0]) ^ MAP_KEY
     return (coded >> 13 | coded << 51) & 0xFFFFFFFFFFFFFFFF
 
@@ -175,7 +175,7 @@ def scale(m: Memory, x: int, out: int, n: int) -> None:
 
 @routine("QQI")
 def scale_other(m: Memory, x: int, out: int, n: int) -> None:
-    """What another binary exports under the name of `scale`."""
+    """Multiply by 3: the function that another binary exports under the name `scale`."""
     m.array(out, F, n)[:] = m.array(x, F, n) * F(3)
 
 

@@ -135,11 +135,11 @@ class Launcher:
 
     # --- launching and capture -----------------------------------------------------------------------
     def begin_capture(self) -> None:
-        """Every launch from here until end_capture becomes a node."""
+        """Record every launch until end_capture as a node."""
         self.capturing, self._frontier = Graph(), {}
 
     def end_capture(self) -> int:
-        """The captured graph."""
+        """Return the captured graph."""
         graph, self.capturing = self.capturing, None
         return self._handle(graph)
 
@@ -158,7 +158,7 @@ class Launcher:
         self._frontier[stream] = [Edge(handle, 0)]
 
     def wait(self, stream: int, other: int) -> None:
-        """Work submitted to `stream` from here on follows what `other` holds."""
+        """Make later work of `stream` follow the current work of `other`."""
         mine = self._frontier.setdefault(stream, [])
         mine.extend(e for e in self._frontier.get(other, []) if e not in mine)
 
@@ -175,5 +175,5 @@ class Launcher:
 
 
 def _body(image: bytes, name: str) -> str:
-    """The routine a kernel's text names (the simulator's machine code)."""
+    """Return the routine that a kernel's text names (the machine code of the simulator)."""
     return next(s.data for s in sections(image) if s.name == f".text.{name}").decode()

@@ -18,7 +18,7 @@ POISON = 0xFF
 
 
 class Fault(GraphError):
-    """An access outside live memory."""
+    """Access outside of allocated memory."""
 
     code = "CS-SIM-FAULT"
 
@@ -33,7 +33,7 @@ class Memory:
         self.host: set[int] = set()
 
     def allocate(self, size: int, *, host: bool = False) -> int:
-        """Base of `size` fresh bytes, poisoned; `host` marks pinned host memory."""
+        """Allocate `size` poisoned bytes and return their base; `host` marks pinned host memory."""
         base = self._place(size)
         bisect.insort(self._bases, base)
         self._buffers[base] = np.full(size, POISON, dtype=np.uint8)
@@ -55,15 +55,15 @@ class Memory:
         return at < len(self._bases) and self._bases[at] < base + size
 
     def free(self, base: int) -> None:
-        """Unmap; raises Fault for an address that is no base."""
+        """Unmap an allocation; raises Fault for an address that is not a base."""
         if base not in self._buffers:
-            raise Fault(f"free of {base:#x}, which is no allocation")
+            raise Fault(f"free of {base:#x}, which is not an allocation")
         self._buffers.pop(base)[:] = POISON
         self._bases.remove(base)
         self.host.discard(base)
 
     def range(self, address: int) -> Range | None:
-        """The live allocation that holds this address."""
+        """Return the allocation that contains this address."""
         at = bisect.bisect_right(self._bases, address) - 1
         if at < 0:
             return None
@@ -72,7 +72,7 @@ class Memory:
         return Range(base, size, base in self.host) if address < base + size else None
 
     def view(self, address: int, size: int) -> Array:
-        """A live view of `size` bytes; raises Fault where any of them is not mapped."""
+        """Return a view of `size` bytes; raises Fault if any of them is not mapped."""
         at = bisect.bisect_right(self._bases, address) - 1
         if at >= 0:
             buffer = self._buffers[self._bases[at]]
@@ -82,7 +82,7 @@ class Memory:
         raise Fault(f"access to {size} bytes at {address:#x}, which is not mapped")
 
     def array(self, address: int, dtype: Any, *shape: int) -> Array:
-        """A typed view."""
+        """Return a typed view."""
         count = math.prod(shape)
         kind = np.dtype(dtype)
         view: Array = self.view(address, count * kind.itemsize).view(kind)

@@ -36,7 +36,7 @@ class Field:
 
 @dataclass
 class Program:
-    """`sizes` are unique, so a library region is told by its size; `churn` are (size, keep) allocations."""
+    """`sizes` are unique, so that a size identifies a library region; `churn` are (size, keep) allocations."""
 
     symbols: list[str]
     sizes: list[int]
@@ -56,7 +56,7 @@ class Placement:
 
 
 def place(program: Program, seed: int, *, bases: list[int] | None = None) -> Placement:
-    """Random bases, some regions adjacent, freed addresses reused or not as this process likes."""
+    """Return random bases with some adjacent regions and randomly reused addresses."""
     rng = random.Random(seed)
     chosen = bases or _bases(program, rng)
     trace, chosen = _trace(program, rng, chosen)
@@ -76,7 +76,7 @@ def _bases(program: Program, rng: random.Random) -> list[int]:
 
 
 def _trace(program: Program, rng: random.Random, bases: list[int]) -> tuple[list[AllocationEvent], list[int]]:
-    """Churn before the kept allocations; a kept one may take a freed address (Figure 6)."""
+    """Return churn before the retained allocations, which may reuse a freed address (Figure 6)."""
     events: list[AllocationEvent] = []
     chosen, freed = list(bases), [0][:0]
     for size, keep in program.churn:
@@ -91,7 +91,7 @@ def _trace(program: Program, rng: random.Random, bases: list[int]) -> tuple[list
 
 
 def snapshot(program: Program, placement: Placement) -> Snapshot:
-    """What capture.take would have seen in that process."""
+    """Return the snapshot that capture.take would take in that process."""
     builder = Builder()
     builder.begin("g", 1)
     for kernel, fields in program.nodes:
@@ -111,7 +111,7 @@ def snapshot(program: Program, placement: Placement) -> Snapshot:
 def payload(
     program: Program, kernel: int, fields: list[Field], placement: Placement, *, noisy: bool
 ) -> bytes:
-    """Packed parameters at a placement; padding is random if `noisy`, else zero."""
+    """Return packed parameters at a placement; padding is random if `noisy`, else zero."""
     out = bytearray(program.kernels[kernel].size)
     for f in fields:
         if f.kind == "pointer":
@@ -129,7 +129,7 @@ def payload(
 
 
 def _stale(noise: random.Random, size: int) -> bytes:
-    """Left-over stack bytes: often a host address, which shares the prefix of device addresses."""
+    """Return stale stack bytes, often a host address with the prefix of device addresses."""
     if size == 8 and noise.random() < 0.7:
         return noise.randrange(0x7FFC00000000, 0x7FFFFFFFFFFF).to_bytes(8, "little")
     return noise.randbytes(size)
@@ -137,7 +137,7 @@ def _stale(noise: random.Random, size: int) -> bytes:
 
 @dataclass
 class Judgement:
-    """Words of the third placement that came out wrong."""
+    """Number of wrong words in the third placement."""
 
     corrupted: int
     missed: int
@@ -159,14 +159,14 @@ def judge(program: Program, tables: Tables, placement: Placement) -> Judgement:
 
 
 def region_bases(program: Program, regions: list[SymbolRegion], placement: Placement) -> Array:
-    """Addresses of the bundle's symbols; library and traced ones are told by their unique sizes."""
+    """Return addresses of the bundle's symbols; unique sizes identify library and traced regions."""
     by_symbol = dict(zip(program.symbols, placement.bases, strict=True))
     by_size = dict(zip(program.sizes, placement.bases, strict=True))
     return np.array([by_symbol.get(r.symbol, by_size.get(r.size, 0)) for r in regions], np.uint64)
 
 
 def generate(seed: int) -> Program:
-    """A random program: regions of all kinds, churn, structs with holes, a random directed acyclic graph."""
+    """Return a random program: regions of all kinds, churn, structs with holes, a random directed acyclic graph."""
     rng = random.Random(seed)
     count = rng.randrange(4, 12)
     symbols = [rng.choice(NAMES).format(i) for i in range(count)]
@@ -192,7 +192,7 @@ def generate(seed: int) -> Program:
 def _node(
     rng: random.Random, program: Program, lookalikes: list[int]
 ) -> tuple[list[Field], tuple[tuple[int, int], ...]]:
-    """Parameters: scalars of their own, and by-value structs, some packed, with holes between fields."""
+    """Return parameters: scalars, and by-value structs with holes between fields, some packed."""
     fields: list[Field] = []
     layout: list[tuple[int, int]] = []
     at = 0

@@ -2,7 +2,7 @@
 
 A KV cell holds a digest of the prefix that was written there; a step that reads anything but exactly the
 prefix it needs fails. The next token is a function of the prefix alone, so outputs can be predicted. Every rank of a
-parallel engine has cells and copies of its own; vLLM's aggregator makes one report of theirs.
+parallel engine has separate cells and copies; vLLM's aggregator combines their reports.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Shape:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether vLLM holds the places of tokens that are on their way."""
+        """Return whether vLLM reserves slots for tokens in flight."""
         return self.depth > self.stages
 
 
@@ -156,20 +156,20 @@ def make_request(name: str, prompt: list[int], output: int, priority: int = 0, b
 
 
 def digested(value: int, token: int) -> int:
-    """The digest of a prefix and one more token, from the prefix's."""
+    """Return the digest of a prefix with one more token."""
     return (value * 1000003 + token + 1) & 0xFFFFFFFFFFFF
 
 
 def expected(prompt: list[int], output: int) -> list[int]:
-    """The next token is the prefix's digest, cut to the vocabulary."""
-    held = Held.of(prompt, [])
+    """Return the next token: the digest of the prefix modulo the vocabulary."""
+    held = Held.build(prompt, [])
     for _ in range(output):
         held.append(held.digests[-1] % VOCABULARY)
     return held.tokens[len(prompt) :]
 
 
 class SymbolicWorker(OffloadingWorker):  # type: ignore[misc]
-    """Copies land after a random number of steps; a load poisons its target at once, a store reads late."""
+    """Worker whose copies end after a random number of steps; a load poisons its target at once, a store reads late."""
 
     def __init__(self, cells: list[list[int]], random: Random, slowest: int) -> None:
         self.cells, self.random, self.slowest = cells, random, slowest
@@ -226,7 +226,7 @@ class Held:
     digests: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, tokens: list[int], blocks: list[int]) -> Held:
+    def build(cls, tokens: list[int], blocks: list[int]) -> Held:
         held = cls([], blocks)
         for token in tokens:
             held.append(token)
@@ -238,12 +238,12 @@ class Held:
 
 
 class Rank:
-    """One worker: cells of its own, and copies to and from its own host memory that land when they do."""
+    """One worker with its cells, and copies to and from its host memory that end at random times."""
 
     def __init__(self, scheduler: AsyncScheduler, shape: Shape, random: Random) -> None:
         self.cells = [[POISON] * BLOCK for _ in range(shape.blocks)]
         self.held: dict[str, Held] = {}
-        # Without asynchronous scheduling a pipeline's first stage is told of a token by the scheduler alone.
+        # Without asynchronous scheduling a pipeline's first stage receives tokens from the scheduler only.
         self.told = shape.stages > 1 and not shape.asynchronous
         self.worker: OffloadingConnectorWorker | None = None
         if scheduler.connector is not None:
@@ -273,7 +273,7 @@ class Rank:
         )
 
     def delivered(self, name: str, tokens: list[int]) -> None:
-        """A batch is back: what it sampled can be computed on."""
+        """Receive the sampled tokens of a batch."""
         if self.told and name in self.held:
             for token in tokens:
                 self.held[name].append(token)
@@ -283,7 +283,7 @@ class Rank:
             self.cells[copy.dst_block_id] = list(self.cells[copy.src_block_id])
         for new in output.scheduled_new_reqs:
             tokens = new.prompt_token_ids if new.prefill_token_ids is None else new.prefill_token_ids
-            self.held[new.req_id] = Held.of(list(tokens), list(new.block_ids[0]))
+            self.held[new.req_id] = Held.build(list(tokens), list(new.block_ids[0]))
         cached = output.scheduled_cached_reqs
         for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if name in cached.resumed_req_ids:
@@ -368,8 +368,8 @@ class EngineDouble:
         self.now += 0.01 + 0.001 * output.total_num_scheduled_tokens
         return output
 
-    def in_flight(self) -> set[str]:
-        """Requests of a pipeline whose token must come back, or pass its stages, before their next step is asked for."""
+    def pending_requests(self) -> set[str]:
+        """Return the requests whose token must return, or pass the pipeline's stages, before their next step."""
         stages = self.shape.stages
         batches = list(self.flight)
         if self.shape.asynchronous:

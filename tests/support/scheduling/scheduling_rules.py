@@ -1,10 +1,11 @@
-"""What the scheduler decides, held against the invariants while it decides.
+"""Check the scheduler's invariants at each of its decisions.
 
-6 no ready job of higher rank idles while a lower one runs, unless even everything that may leave would not
-make room for it, its pledge does not fit beside those without a token, the token budget is spent, or it had to
-leave in this step, or would join below one that had to;
-7 between two evictions a request gains a token; 10 victims leave by descending ENST, loads start by ascending
-ENST, and nobody is evicted to load a request of larger ENST; 11 nobody is evicted whose token is in a pipeline's stages.
+6  No ready job of higher rank idles while a lower one runs. Exceptions: evicting all evictable requests does not free
+   enough memory for it; its pledge does not fit beside the requests without a token; the token budget is spent; it was
+   evicted in this step, or it would join below a request that was.
+7  A request gains a token between two evictions.
+10 Evictions go by descending ENST, loads by ascending ENST. No request is evicted to load one of larger ENST.
+11 No request is evicted while its token is in a pipeline's stages.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Enst = EnstOf[Request]
 
 
 class Rules:
-    """Wraps one scheduler's decisions; raises AssertionError inside the step that breaks a rule."""
+    """Wrapper of one scheduler's decisions; raises AssertionError in the step that breaks an invariant."""
 
     def __init__(self, scheduler: PolicyScheduler, in_flight: Callable[[], set[str]] = set) -> None:
         self.scheduler, self.in_flight = scheduler, in_flight
@@ -50,7 +51,7 @@ class Rules:
         return self.chosen
 
     def _led(self, picked: list[Request]) -> set[Request]:
-        """The one request that may run in front of a top that its kind keeps out: one without a token."""
+        """Return the request without a token that may run before the first picked request, if any."""
         if not self.chosen or picked[0] in self.chosen:
             return set()
         return {r for r in self.chosen[:1] if r.request_id in self.scheduler.fresh}
@@ -97,14 +98,14 @@ class Rules:
         assert enst(victim) >= max(others, default=0.0), "victims out of the order of ENST"
 
     def _excused(self, request: Request, above: list[Request], led: set[Request]) -> None:
-        """A picked request does not run: then nobody below it does, or it could not be held anyhow."""
+        """Check that a picked request idles only if no lower request runs or if its memory does not fit."""
         scheduler, room = self.scheduler, self.scheduler.room
         higher = [*led, *(r for r in above if r in self.chosen)]
         below = [r for r in self.chosen if r not in above and r not in led]
         if not below or self._tokens(higher) >= scheduler.max_num_scheduled_tokens:
             return
         if request in self._left or (request.status != RUNNING and self._left.intersection(above)):
-            assert all(r.status == RUNNING for r in below), "somebody joined below one that had to leave"
+            assert all(r.status == RUNNING for r in below), "a request joined below an evicted one"
             return
         joining = [r for r in higher if r.status != RUNNING]
         fresh = scheduler.fresh
@@ -123,7 +124,7 @@ class Rules:
         return sum(r.num_tokens + r.num_output_placeholders - r.num_computed_tokens for r in requests)
 
     def _freed(self, requests: Iterable[Request]) -> int:
-        """Blocks that come free if all of them leave: those that nobody else holds."""
+        """Return the number of blocks that only these requests hold."""
         manager = self.scheduler.kv_cache_manager
         groups = (group for r in requests for group in manager.get_blocks(r.request_id).blocks)
         holders = Counter(block.block_id for group in groups for block in group)

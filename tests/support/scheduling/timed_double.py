@@ -1,7 +1,7 @@
-"""vLLM's real scheduler and connector on the simulated engine's clock, to count what the simulated engine should count.
+"""vLLM's real scheduler and connector on the clock of the simulated engine, as the reference for its counts.
 
 An iteration takes what coldstart.lab.scheduling says it takes; nothing is computed, tokens are numbers. What is
-counted is read off vLLM's own objects: preemptions, blocks held at a preemption, tokens computed again, blocks loaded.
+counted is read from vLLM's own objects: preemptions, blocks held at a preemption, tokens computed again, blocks loaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODEL_LENGTH = 4096
 
 @dataclass
 class Counts:
-    """What no machine's pace changes."""
+    """Counts that do not depend on the speed of the machine."""
 
     evictions: int = 0
     blocks_evicted: int = 0
@@ -230,11 +230,11 @@ class TimedDouble:
     def _count_preemptions(self) -> None:
         scheduler, preempt = self.scheduler, self.scheduler._preempt_request
 
-        def counted(request: Request, *args: Any, **kwargs: Any) -> None:
+        def count_and_preempt(request: Request, *args: Any, **kwargs: Any) -> None:
             self.counts.evictions += 1
             held = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
             self.counts.blocks_evicted += sum(map(len, held))
             self.lost[request.request_id] = request.num_computed_tokens
             preempt(request, *args, **kwargs)
 
-        scheduler._preempt_request = counted
+        scheduler._preempt_request = count_and_preempt

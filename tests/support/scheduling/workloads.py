@@ -35,8 +35,8 @@ class Load:
         return {name: expected(prompt, output) for name, prompt, output, _ in rows}
 
 
-def on_ranks(load: Load, seed: int, *, stages: int, tensor: int) -> Load:
-    """The same requests on a parallel engine; a pipeline is with and without asynchronous scheduling, by the seed."""
+def parallelize(load: Load, seed: int, *, stages: int, tensor: int) -> Load:
+    """Return the same requests for a parallel engine; the seed selects asynchronous scheduling of a pipeline."""
     depth = stages + seed % 2 if stages > 1 else load.shape.depth
     return replace(load, shape=replace(load.shape, stages=stages, tensor=tensor, depth=depth))
 
@@ -110,7 +110,7 @@ class Run:
         self._note(self.engine.step())
 
     def _note(self, output: SchedulerOutput) -> None:
-        """What of the mixed features really occurred."""
+        """Count the mixed features that occurred."""
         self.chunks += sum(request.is_prefill_chunk for request in self.scheduler.running)
         self.prefix_hits += sum(new.num_computed_tokens > 0 for new in output.scheduled_new_reqs)
         if self.scheduler.connector is not None:
@@ -118,7 +118,7 @@ class Run:
             self.host_full |= not manager._get_num_free_chunks()
 
     def _within(self, output: SchedulerOutput, in_flight: set[str]) -> None:
-        """The batch, the token budget and the slots are held; nobody `in_flight` before the step is in it."""
+        """Check batch size, token budget and slots, and that no request `in_flight` before the step is in it."""
         shape = self.load.shape
         again = in_flight.intersection(output.num_scheduled_tokens)
         assert not again, f"{again} in two batches of the pipeline"
@@ -127,7 +127,7 @@ class Run:
         assert len(self.scheduler.running) <= shape.slots
 
     def _places(self, ranked: Iterable[Job]) -> None:
-        """Every live request is in exactly one of vLLM's places, and in the ranking."""
+        """Check that each live request is in exactly one of vLLM's queues and in the ranking."""
         scheduler = self.scheduler
         places = Counter(r.request_id for r in scheduler.running)
         places.update(r.request_id for r in scheduler.waiting)
@@ -154,12 +154,12 @@ class Checked(Run):
         self, folder: Path, load: Load, seed: int, cls: type[PolicyScheduler] = PolicyScheduler
     ) -> None:
         super().__init__(folder, load, seed, cls)
-        self.rules = Rules(self.scheduler, self.engine.in_flight)
+        self.rules = Rules(self.scheduler, self.engine.pending_requests)
 
     def _step(self) -> None:
         wanted = self._wanted() if self._roomy() else None
         asked = sum(map(self._tokens, wanted or ()))
-        before = self.engine.in_flight()
+        before = self.engine.pending_requests()
         output = self.engine.step()
         scheduled = set(output.num_scheduled_tokens)
         self._within(output, before)
@@ -167,7 +167,7 @@ class Checked(Run):
         assert scheduled.isdisjoint(request.request_id for request in started.parked), (
             "a parked request is served"
         )
-        assert set(started) >= set(self.scheduler.running), "vLLM runs somebody who holds no slot"
+        assert set(started) >= set(self.scheduler.running), "vLLM runs a request without a slot"
         if wanted is not None and asked < self.load.shape.tokens:
             assert scheduled == wanted, "a ready job of higher rank idles"
         self._served(output)
@@ -175,7 +175,7 @@ class Checked(Run):
         self._note(output)
 
     def _served(self, output: SchedulerOutput) -> None:
-        """Whoever was chosen runs; one that had to join may have found a load under way or begun one."""
+        """Check that each chosen request runs; a joining request may wait for a load."""
         missing = {r for r in self.rules.chosen if r.request_id not in output.num_scheduled_tokens}
         if self.scheduler.connector is not None:
             missing = {request for request in missing if request.status == RequestStatus.RUNNING}
@@ -187,7 +187,7 @@ class Checked(Run):
 
     def _wanted(self) -> set[str]:
         scheduler = self.scheduler
-        scheduler._passed(self.engine.now)  # as the step is about to do: whose turn it is depends on it
+        scheduler._passed(self.engine.now)  # as the step does: the ranking depends on it
         scheduler.ranking.tick(self.engine.now, scheduler.batch)
         return {job.id for job in scheduler.placement.pick()}
 

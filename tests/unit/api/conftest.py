@@ -1,4 +1,4 @@
-"""A user's own directories, fake servers, and a model directory that can be looked up."""
+"""Directories of one user, fake servers, and a model directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["fake_engine", "home"]
 
 @pytest.fixture
 def model(home: Path) -> str:
-    """A model directory with a configuration and one weight file that is no safetensors."""
+    """A model directory with a configuration and one weight file that is not in the safetensors format."""
     directory = home / "tiny"
     directory.mkdir()
     (directory / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')

@@ -14,7 +14,7 @@ import coldstart
 from coldstart import api
 
 HEAVY = ("torch", "vllm", "pandas", "bokeh", "typer", "transformers", "numpy", "huggingface_hub", "ray")
-# Of several imports the fastest: another process on this machine is no cost of ours.
+# The fastest of several imports counts, because other processes on this machine add noise.
 IMPORT_LIMIT_S, TRIES = 0.1, 5
 PROBE = """
 import json, sys, time

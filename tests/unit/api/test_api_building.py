@@ -28,7 +28,7 @@ ARGS = ["--max-model-len", "512"]
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
-    """The options of each build; a build is one small section."""
+    """Replace the build by one small section and return the options of each build."""
     asked: list[Options] = []
 
     def build(lookup: Lookup, options: Options, phase: Phase) -> Bundle:

@@ -1,4 +1,4 @@
-"""`serve`: its options become one request, and what happens without a bundle."""
+"""`serve`: its options become one request, and its behaviour without a bundle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from coldstart.system import paths
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[ServeRequest]:
-    """The requests of `serve`, none of which starts anything."""
+    """Record the requests of `serve` without starting a server."""
     sent: list[ServeRequest] = []
     monkeypatch.setattr(server, "start", sent.append)
     return sent
@@ -38,7 +38,7 @@ def _publish(lookup: Lookup, options: Options, phase: object) -> Bundle:
         return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
 
 
-def test_serve_starts_a_server_without_a_bundle_when_told_to_warn(
+def test_serve_starts_a_server_without_a_bundle_when_on_miss_is_warn(
     model: str, fake_engine: Callable[[str], None]
 ) -> None:
     fake_engine("serves")
@@ -55,7 +55,7 @@ def test_serve_raises_with_a_command_when_no_bundle_fits(model: str, requests: l
     assert raised.value.hint == f"coldstart materialize {model} -- --max-model-len 512"
 
 
-def test_serve_builds_the_bundle_when_told_to(
+def test_serve_builds_the_bundle_when_on_miss_is_materialize(
     model: str, requests: list[ServeRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(materialize, "materialize", _publish)

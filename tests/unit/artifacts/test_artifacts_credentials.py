@@ -1,4 +1,4 @@
-"""Logins as docker stores them: in its configuration, or with a credential helper, which docker's own client fills here."""
+"""Logins as docker stores them: in its configuration, or in a credential helper that docker's client fills here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from coldstart.artifacts.store import Store
 from tools.raw_server import Asked, answer, answering, say
 
 HOST = "registry.example:5000"
-# As docker's documentation of the protocol has it: store, get and erase, with JSON or the address on stdin.
+# Implements docker's documented protocol: store, get, erase and list, with JSON or the address on stdin.
 _HELPER = """#!{python}
 import json, sys
 from pathlib import Path
@@ -44,7 +44,7 @@ kept.write_text(json.dumps(known))
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """docker's directory, and a helper called `test` on PATH."""
+    """Create docker's directory and a helper called `test` on PATH."""
     (tmp_path / "bin").mkdir()
     _write(tmp_path, "test", _HELPER.format(python=sys.executable, kept=str(tmp_path / "kept.json")))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
@@ -67,7 +67,7 @@ def _keep(docker: Path, host: str, user: str, secret: str) -> None:
     subprocess.run([docker / "bin" / "docker-credential-test", "store"], input=entry, text=True, check=True)
 
 
-def test_a_helper_for_every_registry(docker: Path) -> None:
+def test_stored_reads_the_general_helper(docker: Path) -> None:
     _configure(docker, credsStore="test")
     _keep(docker, HOST, "me", "s3cret:with:colons")
     found = credentials.stored(HOST)
@@ -76,14 +76,14 @@ def test_a_helper_for_every_registry(docker: Path) -> None:
     assert "s3cret" not in repr(found)
 
 
-def test_a_helper_for_one_registry_goes_before_the_general_one(docker: Path) -> None:
+def test_stored_prefers_the_helper_of_the_registry(docker: Path) -> None:
     _write(docker, "never", "#!/bin/sh\nexit 7\n")
     _configure(docker, credsStore="never", credHelpers={HOST: "test"})
     _keep(docker, HOST, "me", "x")
     assert credentials.stored(HOST) == Login("me", "x")
 
 
-def test_what_the_helper_does_not_know_may_stand_in_the_file(docker: Path) -> None:
+def test_stored_reads_the_file_when_the_helper_lacks_the_login(docker: Path) -> None:
     login = base64.b64encode(b"me:y").decode()
     _configure(docker, credsStore="test", auths={f"https://{HOST}/v1/": {"auth": login}, "other": {}})
     assert credentials.stored(HOST) == Login("me", "y") and credentials.stored("elsewhere") is None
@@ -100,13 +100,13 @@ def test_a_helper_that_fails_is_named(docker: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../tmp/evil", "a b", "", ".hidden", 7, None])
-def test_a_helpers_name_is_no_path(name: object, docker: Path) -> None:
+def test_stored_ignores_a_helper_name_that_is_a_path(name: object, docker: Path) -> None:
     _configure(docker, credsStore=name, credHelpers={HOST: name})
     assert credentials.stored(HOST) is None
 
 
-def test_an_identity_token_is_traded_for_a_token(docker: Path, tmp_path: Path) -> None:
-    """A helper's <token> is no password: it is posted to the token server, and never sent as Basic."""
+def test_identity_token_is_exchanged_for_an_access_token(docker: Path, tmp_path: Path) -> None:
+    """A helper's <token> is not a password: it is posted to the token server and never sent as Basic."""
 
     def registry(connection: socket.socket, asked: Asked) -> None:
         if asked.method == "POST" and asked.path.startswith("/oauth2"):
@@ -128,8 +128,8 @@ def test_an_identity_token_is_traded_for_a_token(docker: Path, tmp_path: Path) -
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker's client is not installed")
-def test_what_docker_login_stored_with_the_helper(docker: Path, tmp_path: Path) -> None:
-    """docker's own client logs in and fills the helper; what it stored opens the registry."""
+def test_login_of_docker_opens_the_registry(docker: Path, tmp_path: Path) -> None:
+    """docker's client logs in and fills the helper; the stored login opens the registry."""
     wanted = "Basic " + base64.b64encode(b"me:pa55").decode()
 
     def registry(connection: socket.socket, asked: Asked) -> None:

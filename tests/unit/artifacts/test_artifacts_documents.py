@@ -1,4 +1,4 @@
-"""Keys, canonical JSON, format versions, and that FORMAT.md, schema and parser say the same."""
+"""Keys, canonical JSON, format versions, and the agreement of FORMAT.md, schema and parser."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ BROKEN = {
 }
 
 
-def test_the_schema_accepts_what_is_written() -> None:
+def test_schema_accepts_written_documents() -> None:
     jsonschema.Draft202012Validator.check_schema(_SCHEMA)
     jsonschema.validate(config(), _SCHEMA)
     assert _parse(config()) == manifest.Manifest(key(), (), provenance())
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_schema_and_parser_refuse_the_same(name: str) -> None:
+def test_schema_and_parser_refuse_the_same_documents(name: str) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(BROKEN[name], _SCHEMA)
     with pytest.raises(BundleError):
@@ -110,7 +110,7 @@ def test_a_newer_minor_is_read_and_its_members_ignored() -> None:
     [{}, {"x": 1}, {"A.b": 1}, {"a.": 1}, {"a.b": "~/x"}, {"a.b": float("nan")}, {"a.b": float("inf")},
      {"a.b": {}}, {"a.b": "x" * 5000}, {f"a.b{n}": n for n in range(600)}],
 )  # fmt: skip
-def test_refused_keys(fields: dict[str, object]) -> None:
+def test_key_refuses_invalid_fields(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidKeyError):
         Key(fields)  # type: ignore[arg-type]
 
@@ -134,7 +134,7 @@ def test_diff_names_each_field() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1: 2}, {"a": object()}, "\ud800", [{"x": {None: 1}}]])
-def test_what_json_cannot_carry(value: object) -> None:
+def test_dumps_refuses_values_outside_of_json(value: object) -> None:
     with pytest.raises(InvalidJsonError):
         canonical.dumps(value)
 

@@ -28,7 +28,7 @@ KILLS = 200
 
 
 def _child(work: Callable[[], None]) -> int:
-    """Fork `work`; its process exits 0 if it returns."""
+    """Fork a process that exits 0 if `work` returns."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -60,7 +60,7 @@ def _check_whole(store: Store) -> int:
 
 
 @pytest.mark.slow
-def test_writers_killed_at_random_points_tear_nothing(store: Store) -> None:
+def test_store_stays_valid_when_writers_are_killed_at_random(store: Store) -> None:
     chance, seen = random.Random(7), 0
 
     def work() -> None:
@@ -85,7 +85,7 @@ def test_writers_killed_at_random_points_tear_nothing(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_a_writer_killed_at_each_durable_step_tears_nothing(store: Store) -> None:
+def test_store_stays_valid_when_a_writer_is_killed_at_any_step(store: Store) -> None:
     steps = ("fsync", "rename", "open", "mkdir", "replace", "link")
     _small(store, 0)
     for last in range(1, 200):
@@ -129,7 +129,7 @@ def test_sixteen_processes_publish_and_read_one_key(store: Store, tmp_path: Path
     assert _check_whole(store) == 48
 
 
-def test_of_sixteen_processes_that_hold_the_key_lock_one_makes_the_bundle(store: Store) -> None:
+def test_key_lock_lets_one_of_sixteen_processes_create_the_bundle(store: Store) -> None:
     def work() -> None:
         with store.lock(key()):
             if not store.list():
@@ -139,7 +139,7 @@ def test_of_sixteen_processes_that_hold_the_key_lock_one_makes_the_bundle(store:
     assert len(store.list()) == 1
 
 
-def test_sixteen_processes_make_one_host_key(tmp_path: Path) -> None:
+def test_sixteen_processes_create_one_host_key(tmp_path: Path) -> None:
     def work() -> None:
         (tmp_path / str(os.getpid())).write_text(sign.host_key(tmp_path / "state").fingerprint)
 
@@ -149,9 +149,7 @@ def test_sixteen_processes_make_one_host_key(tmp_path: Path) -> None:
     assert len(list(sign.trust_dir(tmp_path / "state").iterdir())) == 1
 
 
-def test_a_flipped_byte_in_any_blob_is_found_and_only_that_blob_is_mended(
-    store: Store, tmp_path: Path
-) -> None:
+def test_repair_replaces_only_the_blob_with_a_flipped_byte(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     backup = Store(tmp_path / "backup")
     backup.receive(LayoutSource(store.layout), bundle.descriptor)
@@ -198,7 +196,7 @@ def _noise(directory: Path, size: int) -> Path:
     return directory
 
 
-def test_a_full_disk_is_named_and_leaves_a_valid_store(small_disk: Path, tmp_path: Path) -> None:
+def test_publish_reports_a_full_disk_and_leaves_a_valid_store(small_disk: Path, tmp_path: Path) -> None:
     store = Store(small_disk / "store")
     first = publish(store, tmp_path)
     tree = _noise(tmp_path / "noise", 2 << 20)
@@ -210,7 +208,7 @@ def test_a_full_disk_is_named_and_leaves_a_valid_store(small_disk: Path, tmp_pat
 
 
 def _fill(disk: Path) -> None:
-    """Take the last byte of the file system."""
+    """Fill the file system."""
     with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
         while True:
             filler.write(bytes(1024))
@@ -225,7 +223,7 @@ def _publish_noise(store: Store, scratch: Path, seed: int) -> Bundle:
         return draft.publish(replace(provenance(), created=f"2026-01-0{seed}T00:00:00Z"))
 
 
-def test_prune_on_a_full_disk_removes_what_nothing_refers_to_first(small_disk: Path, tmp_path: Path) -> None:
+def test_prune_on_a_full_disk_removes_unreferenced_blobs_first(small_disk: Path, tmp_path: Path) -> None:
     store = Store(small_disk / "store")
     old, new = (_publish_noise(store, tmp_path, seed) for seed in (1, 2))
     garbage = blob_path(store.root, f"sha256:{'0' * 64}")

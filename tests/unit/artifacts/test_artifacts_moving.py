@@ -87,7 +87,7 @@ def test_push_to_and_pull_from_a_directory(store: Store, tmp_path: Path) -> None
     _same(remote.pull(Store(tmp_path / "b"), f"dir://{tmp_path / 'layout'}"), bundle, tmp_path)
 
 
-def test_a_directory_with_several_keys_wants_a_choice(store: Store, tmp_path: Path) -> None:
+def test_pull_needs_a_digest_when_a_directory_has_several_keys(store: Store, tmp_path: Path) -> None:
     first = publish(store, tmp_path)
     publish(store, tmp_path, key(tp=2))
     with pytest.raises(AmbiguousReferenceError):
@@ -120,7 +120,7 @@ def test_remote_refuses_an_address_when_its_scheme_is_unknown(
     assert set(tmp_path.iterdir()) == before
 
 
-def test_a_directory_that_is_no_layout(store: Store, tmp_path: Path) -> None:
+def test_pull_refuses_a_directory_without_a_layout(store: Store, tmp_path: Path) -> None:
     with pytest.raises(NotALayoutError):
         remote.pull(store, str(tmp_path))
 
@@ -185,7 +185,7 @@ def test_a_hub_repository_cannot_name_a_folder_outside_of_the_download(store: St
         hub.pull(store, "me/bundles", Climbing(tmp_path))
 
 
-def test_a_ref_name_that_is_no_tag_is_not_pushed(store: Store, tmp_path: Path) -> None:
+def test_push_refuses_a_name_that_is_not_a_tag(store: Store, tmp_path: Path) -> None:
     bundle = _signed(store, tmp_path)
     climbing = replace(bundle.descriptor, annotations={oci.REF_NAME: "../../x"})
     with pytest.raises(InvalidReferenceError, match="not a tag"):

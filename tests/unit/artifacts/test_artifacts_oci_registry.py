@@ -101,7 +101,7 @@ def test_a_damaged_blob_is_not_pushed(host: str, store: Store, tmp_path: Path) -
         remote.pull(Store(tmp_path / "pulled"), f"oci://{host}/damaged/tiny:v1")
 
 
-def test_what_is_not_there(host: str, store: Store) -> None:
+def test_pull_reports_missing_tag_and_registry(host: str, store: Store) -> None:
     with pytest.raises(MissingBlobError):
         remote.pull(store, f"oci://{host}/no/such:tag")
     with pytest.raises(RemoteFailedError):
@@ -129,7 +129,7 @@ def test_malformed_reference(address: str, store: Store) -> None:
 
 
 def _skopeo(*words: str) -> subprocess.CompletedProcess[str]:
-    """The image library of podman and CRI-O, by its own command. Raises Unavailable."""
+    """Run skopeo, the command of the image library of podman and CRI-O. Raises Unavailable."""
     home = debian.unpacked("skopeo", "libgpgme11", "libassuan0")
     libraries = ":".join(str(place.parent) for place in home.rglob("libgpgme.so.11"))
     command = [str(home / "usr/bin/skopeo"), "--insecure-policy", *words]
@@ -138,7 +138,7 @@ def _skopeo(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="umoci unpacks as root")
-def test_others_unpack_the_image_into_a_store(host: str, store: Store, tmp_path: Path) -> None:
+def test_umoci_unpacks_the_image_to_a_store(host: str, store: Store, tmp_path: Path) -> None:
     with store.begin(key()) as draft:
         draft.add_tree("compile", write_tree(tmp_path / "code", {"k.so": b"x" * 9000}))
         bundle = draft.publish(provenance(), signer=sign.host_key(tmp_path / "state"))

@@ -1,4 +1,4 @@
-"""Where a section's chunks lie."""
+"""Byte ranges of a section's chunks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_last_chunk_ends_where_the_section_ends(
     assert ranges.span(entry(size), number) == expected
 
 
-def test_what_lies_behind_a_sections_end_is_no_part_of_its_last_chunk() -> None:
+def test_last_chunk_excludes_bytes_after_the_section() -> None:
     held = entry(5, ("a" * 64,))
     assert list(ranges.pieces(io.BytesIO(b"12345and more"), held)) == [(0, b"12345")]
 

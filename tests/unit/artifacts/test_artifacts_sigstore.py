@@ -1,4 +1,4 @@
-"""Signatures for others: sigstore's own model reads the bundle, securesystemslib and node's @sigstore/verify verify it."""
+"""Sigstore signatures: sigstore's model reads them and securesystemslib verifies them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _attestation(bundle: Bundle) -> tuple[oci.ImageManifest, bytes]:
     return image, small(source, image.layers[0], 1 << 14)
 
 
-def test_sigstores_own_model_reads_it(bundle: Bundle) -> None:
+def test_sigstore_model_reads_the_attestation(bundle: Bundle) -> None:
     v1 = pytest.importorskip("sigstore_models.bundle.v1")
     image, document = _attestation(bundle)
     read = v1.Bundle.from_json(document)
@@ -36,7 +36,7 @@ def test_sigstores_own_model_reads_it(bundle: Bundle) -> None:
     assert image.subject.digest == bundle.digest
 
 
-def test_securesystemslib_verifies_it(bundle: Bundle, tmp_path: Path) -> None:
+def test_securesystemslib_verifies_the_attestation(bundle: Bundle, tmp_path: Path) -> None:
     dsse = pytest.importorskip("securesystemslib.dsse")
     signer = pytest.importorskip("securesystemslib.signer")
     public = sign.host_key(tmp_path / "state").private.public_key()
@@ -72,11 +72,11 @@ def test_an_envelope_that_securesystemslib_signed_is_trusted_here(store: Store, 
     made = publish(store, tmp_path, signer=Theirs())
     verdict = sign.trusted(made, tmp_path / "trust")
     assert verdict.ok and "sigstore" in verdict.reason
-    assert not sign.trusted(made, tmp_path / "nobody").ok
+    assert not sign.trusted(made, tmp_path / "empty").ok
 
 
 @pytest.mark.parametrize("change", ["payload", "sig", "type", "digest", "garbage"])
-def test_a_changed_one_is_no_signature(change: str, tmp_path: Path) -> None:
+def test_changed_attestation_does_not_verify(change: str, tmp_path: Path) -> None:
     key = sign.host_key(tmp_path / "state")
     digest = f"sha256:{'a' * 64}"
     document = json.loads(key.attest(digest))

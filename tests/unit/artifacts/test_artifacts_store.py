@@ -24,14 +24,14 @@ from coldstart.artifacts.store import BundleNotFoundError, Store
 from tools.bundles import CODE, KV, NAME, TOKENIZER, key, provenance, publish
 
 
-def test_a_store_that_does_not_exist_is_empty_and_stays_absent(store: Store) -> None:
+def test_missing_store_is_empty_and_is_not_created(store: Store) -> None:
     assert store.list() == []
     with pytest.raises(BundleNotFoundError):
         store.find(key())
     assert not store.root.exists()
 
 
-def test_what_goes_in_comes_out(store: Store, tmp_path: Path) -> None:
+def test_published_bundle_is_read_back(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     found = Store(store.root).find(key())
     assert found == bundle and found.version == 1 and found.name == NAME
@@ -75,7 +75,7 @@ def test_references(store: Store, tmp_path: Path) -> None:
 
 def test_a_version_that_two_keys_have_is_ambiguous(store: Store, tmp_path: Path) -> None:
     first, second = publish(store, tmp_path), publish(store, tmp_path, key(dtype="float16"))
-    # As releases wrote it that counted per key.
+    # Earlier releases numbered versions per key.
     annotations = {**second.descriptor.annotations, oci.VERSION: "1"}
     old = replace(second.descriptor, annotations=annotations)
     with store.layout.exclusive():
@@ -168,7 +168,7 @@ def test_nothing_remains_of_an_abandoned_draft(store: Store, tmp_path: Path) -> 
         draft.add_json("kv", KV)
 
 
-def test_misuse_of_sections(store: Store, tmp_path: Path) -> None:
+def test_draft_refuses_invalid_sections(store: Store, tmp_path: Path) -> None:
     with store.begin(key()) as draft:
         draft.add_json("kv", KV)
         with pytest.raises(DraftClosedError):
@@ -247,7 +247,7 @@ def test_several_threads_and_any_number_of_them_give_the_same_bytes(store: Store
     assert len(digests) == 1
 
 
-def test_what_no_reader_would_accept_is_not_published(store: Store) -> None:
+def test_publish_refuses_documents_over_the_limits(store: Store) -> None:
     with store.begin(key()) as draft, pytest.raises(TooLargeError):
         draft.publish(replace(provenance(), arguments=("x" * 5000,)))
     assert store.list() == []

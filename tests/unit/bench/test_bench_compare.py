@@ -1,4 +1,4 @@
-"""A regression is only called where the noise cannot explain it."""
+"""A regression is reported only if noise cannot explain it."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def verdict(now: list[float], then: list[float], *, alike: bool = True) -> str:
         ([20.0, 20.0], "inconclusive"),
     ],
 )
-def test_verdicts(now: list[float], expected: str) -> None:
+def test_change_returns_the_verdict(now: list[float], expected: str) -> None:
     assert verdict(now, [10.0, 10.1, 9.9, 10.0, 10.05]) == expected
 
 
@@ -58,7 +58,7 @@ def test_documents_are_compared_by_the_modes_both_measured() -> None:
 @pytest.mark.parametrize(
     "text", ["{", "[]", "{}", json.dumps(document([1.0], schema_version=99)), json.dumps({"kind": "bench"})]
 )
-def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str) -> None:
+def test_load_refuses_a_file_that_is_not_a_baseline(tmp_path: Path, text: str) -> None:
     path = tmp_path / "base.json"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:

@@ -1,4 +1,4 @@
-"""One run of a fake server: measured when it serves, told apart when it dies, is silent or runs away."""
+"""Measurement of one run of a fake server that serves, dies, stays silent or detaches."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,9 @@ def strays() -> list[process_tree.ProcessSample]:
     return [p for p in process_tree.snapshot().values() if p.parent == os.getpid()]
 
 
-def test_a_run_is_measured_and_leaves_nothing(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+def test_run_measures_a_server_and_leaves_no_process(
+    fake: Fake, settings: RunSettings, tmp_path: Path
+) -> None:
     before = len(strays())
     run = measure.run(fake("fresh", "busy"), tmp_path / "r", replace(settings, steady=True), 3)
     assert (run.mode, run.round) == ("fresh", 3)
@@ -59,7 +61,7 @@ def test_reported_phases_join_the_harness_own(
     assert run.phases["imports"] == pytest.approx(0.1)
 
 
-def test_a_server_that_dies_says_its_last_words(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+def test_run_reports_the_log_of_a_dead_server(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     with pytest.raises(launch.ServerDiedError, match="the engine could not start") as caught:
         measure.run(fake("fresh", "dies"), tmp_path / "r", settings, 0)
     assert (caught.value.status, caught.value.exit_code) == (1, 1)
@@ -80,9 +82,7 @@ def test_readiness_must_be_reported(
         measure.run(fake("fresh", "unready"), tmp_path / "r", settings, 0)
 
 
-def test_a_server_that_left_its_launcher_is_measured_and_ended(
-    fake: Fake, settings: RunSettings, tmp_path: Path
-) -> None:
+def test_run_measures_and_ends_a_detached_server(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     before = len(strays())
     with process_tree.adopting_orphans():
         run = measure.run(fake("template-engine", "daemon"), tmp_path / "r", settings, 0)

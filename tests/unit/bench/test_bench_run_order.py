@@ -1,4 +1,4 @@
-"""Rounds hold every mode once, and every mode takes every place in turn."""
+"""Each round contains every mode once, and every mode takes every position in turn."""
 
 import pytest
 from hypothesis import given

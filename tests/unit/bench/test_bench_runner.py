@@ -1,4 +1,4 @@
-"""The whole bench over fake servers: what it reports, and what makes it fail."""
+"""The complete bench with fake servers: its report, and the causes of a failure."""
 
 import json
 import signal
@@ -33,24 +33,24 @@ def bench(
     *,
     two_at_once: bool = True,
 ) -> tuple[dict[str, Any], list[str]]:
-    told: list[str] = []
-    one = Bench(launchers, settings, tmp_path, told.append, two_at_once=two_at_once)
+    messages: list[str] = []
+    one = Bench(launchers, settings, tmp_path, messages.append, two_at_once=two_at_once)
     measured = one.measure(runs, warmup=0)
     document = result.document(
         measured, model="/models/tiny", vllm_args=["--x"], command_line=["bench", "--cache-dir=/home/me/c"]
     )
-    return json.loads(json.dumps(document)), told
+    return json.loads(json.dumps(document)), messages
 
 
 @pytest.mark.slow
-def test_a_good_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+def test_bench_reports_all_modes(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
     launchers = [fake("vllm-cold"), fake("vllm-warm"), fake("fresh"), fake("template-engine", "daemon")]
-    document, told = bench(launchers, settings, tmp_path)
+    document, messages = bench(launchers, settings, tmp_path)
     assert document["failures"] == []
     assert document["tokens_identical"] is True
     # The first cold start leaves vllm-warm its caches: nothing has to be warmed.
-    assert sum("first token after" in line for line in told) == 4 * 2
+    assert sum("first token after" in line for line in messages) == 4 * 2
     for mode in ("vllm-cold", "vllm-warm", "fresh", "template-engine"):
         found = document["modes"][mode]
         assert set(found["first_token_s"]) == set(found["cpu_s"]) == {"median", "min", "max", "n"}
@@ -69,7 +69,7 @@ def test_a_good_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None
     assert [launcher.closed for launcher in launchers] == [1] * 4
 
 
-def test_where_two_do_not_fit_each_run_measures_its_own_steady_state(
+def test_each_run_measures_its_steady_state_when_two_servers_do_not_fit(
     fake: Fake, settings: RunSettings, tmp_path: Path
 ) -> None:
     settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
@@ -79,13 +79,13 @@ def test_where_two_do_not_fit_each_run_measures_its_own_steady_state(
     assert document["modes"]["vllm-warm"]["steady"]["latency_ratio"]["ratio"] == 1
 
 
-def test_a_server_that_dies_past_its_start_fails_and_the_others_go_on(
+def test_server_that_dies_after_its_start_fails_alone(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(one: CompletionClient, *_: object) -> list[Pair]:
+    def fail(one: CompletionClient, *_: object) -> list[Pair]:
         raise NoAnswerError("broken off")
 
-    monkeypatch.setattr(steady, "side_by_side", asked)
+    monkeypatch.setattr(steady, "side_by_side", fail)
     settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
     document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path)
     assert [reason.split(" server")[0] for reason in document["failures"]] == [
@@ -106,7 +106,7 @@ def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: RunSettings, tm
     assert document["modes"]["fresh"]["fallbacks"] == ["compile: another ISA"]
 
 
-def test_a_dead_server_fails_and_the_others_go_on(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+def test_dead_server_fails_alone(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     document, _ = bench([fake("vllm-warm"), fake("fresh", "dies")], settings, tmp_path)
     assert "the engine could not start" in document["modes"]["fresh"]["unavailable"]
     assert document["failures"][0].startswith("fresh: the fresh server ended with status 1")
@@ -119,15 +119,17 @@ def test_warm_caches_without_a_cold_start_need_one_of_their_own(
 ) -> None:
     _, alone = bench([fake("vllm-warm")], settings, tmp_path / "a")
     _, failed = bench([fake("vllm-cold", "dies"), fake("vllm-warm")], settings, tmp_path / "f")
-    for told in (alone, failed):
-        assert next(line for line in told if "first token after" in line).startswith("vllm-warm warm-up-0:")
+    for messages in (alone, failed):
+        assert next(line for line in messages if "first token after" in line).startswith(
+            "vllm-warm warm-up-0:"
+        )
 
 
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [("unavailable", "no CRIU here"), ("other-mode", "started in mode fresh instead")],
 )
-def test_a_mode_that_cannot_run_says_why_and_does_not_fail(
+def test_unavailable_mode_is_reported_without_a_failure(
     fake: Fake, settings: RunSettings, tmp_path: Path, behaviour: str, reason: str
 ) -> None:
     document, _ = bench([fake("vllm-warm"), fake("snapshot", behaviour)], settings, tmp_path)
@@ -136,7 +138,7 @@ def test_a_mode_that_cannot_run_says_why_and_does_not_fail(
     assert document["failures"] == []
 
 
-def test_nothing_measured_is_no_success(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+def test_bench_fails_when_no_mode_could_run(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     document, _ = bench([fake("snapshot", "unavailable")], settings, tmp_path)
     assert document["failures"] == ["no mode could run"]
 
@@ -149,7 +151,7 @@ def test_no_bundle_ends_the_bench(fake: Fake, settings: RunSettings, tmp_path: P
     assert launcher.closed == 1
 
 
-def test_a_floor_that_cannot_be_measured_says_why(
+def test_unmeasurable_floor_is_reported(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> float:

@@ -1,4 +1,4 @@
-"""Intervals hold their ratio, pairing cancels what a round shares, and equal input gives equal output."""
+"""Intervals contain their ratio, pairing cancels effects of a round, and equal input gives equal output."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from coldstart.bench.stats import paired_ratio, ratio_interval, summarize
 seconds = st.floats(0.1, 100)
 
 
-def test_summary() -> None:
+def test_summarize_returns_median_and_range() -> None:
     assert summarize([3, 1, 2]) == {"median": 2, "min": 1, "max": 3, "n": 3}
     with pytest.raises(ValueError, match="no samples"):
         summarize([])

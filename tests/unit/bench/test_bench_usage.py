@@ -1,4 +1,4 @@
-"""CPU seconds of a tree are conserved: over reaped children, daemons, and processes that existed before."""
+"""CPU seconds of a process tree include reaped children and daemons and exclude older processes."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ def test_a_child_that_we_reaped_is_counted_and_our_own_time_is_not() -> None:
     assert 0.18 <= spent < 0.45
 
 
-def test_what_an_older_process_used_before_is_not_counted() -> None:
+def test_cpu_between_excludes_time_before_the_first_sample() -> None:
     older = start(BURN.format(0.4) + "print(1, flush=True)\ninput()")
     assert older.stdout is not None and older.stdout.readline()
     before = process_tree.snapshot()
@@ -84,7 +84,7 @@ def test_a_daemon_stays_in_the_tree(tmp_path: Path) -> None:
             time.sleep(0.01)
 
 
-def test_a_process_that_is_gone_weighs_nothing() -> None:
+def test_exited_process_has_no_memory() -> None:
     process = start("pass")
     process.communicate()
     assert processes.pss_bytes([process.pid]) == processes.rss_bytes(process.pid) == 0

@@ -1,4 +1,4 @@
-"""vLLM's own account of its phases; the lines are as vLLM 0.32 writes them."""
+"""Phases in the log of vLLM 0.32."""
 
 from coldstart.bench import vllm_log
 

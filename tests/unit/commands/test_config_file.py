@@ -1,4 +1,4 @@
-"""The configuration file: found, checked by name, and third in order."""
+"""The configuration file: its location, unknown names, and its precedence."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_a_named_file_must_exist(file: Path) -> None:
         load(file)
 
 
-def test_flag_before_environment_before_the_user_s_file(
+def test_locate_prefers_flag_then_environment_then_user_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("flag", "env", "coldstart/config"):

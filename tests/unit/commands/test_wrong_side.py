@@ -1,4 +1,4 @@
-"""An option of vLLM before `--` is moved behind it in the command that the hint shows."""
+"""The hint for a vLLM option before `--` shows the command with the option after `--`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = {"--port": True, "--dry-run": False, "-q": False}
         ("m --port --dtype", "m --port --dtype", ""),
     ],
 )
-def test_separate(typed: str, own: str, moved: str) -> None:
+def test_separate_moves_vllm_options_after_the_separator(typed: str, own: str, moved: str) -> None:
     assert separate(typed.split(), OURS) == (own.split(), moved.split())
 
 

@@ -1,4 +1,4 @@
-"""Every variable is read through the table, and the document is the table."""
+"""Every variable is read through the table, and docs/environment.md equals the table."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ READS = ("get", "pop", "setdefault")
 
 @cache
 def modules() -> list[tuple[Path, ast.AST]]:
-    rooms = [ROOT / room for room in ("artifacts", "coldstart", "commands")]
-    paths = [path for room in rooms for path in sorted(room.rglob("*.py")) if path != ROOT / HOME]
+    packages = [ROOT / package for package in ("artifacts", "coldstart", "commands")]
+    paths = [path for package in packages for path in sorted(package.rglob("*.py")) if path != ROOT / HOME]
     return [(path.relative_to(ROOT), ast.parse(path.read_bytes())) for path in paths]
 
 
-def spelled(tree: ast.AST) -> Iterator[str]:
-    """Names of ours that are written out, whole or as the beginning of an f-string."""
+def literal_names(tree: ast.AST) -> Iterator[str]:
+    """Yield literal names of our variables, also the beginning of an f-string."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and OURS.fullmatch(node.value):
             yield node.value
 
 
-def read_by_literal(tree: ast.AST) -> Iterator[str]:
-    """Names that are looked up in os.environ by a literal."""
+def literal_reads(tree: ast.AST) -> Iterator[str]:
+    """Yield literal names that are looked up in os.environ."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READS:
             holder, keys = node.func.value, node.args[:1]
@@ -60,28 +60,28 @@ def test_the_document_is_the_table() -> None:
     assert (ROOT / "docs/reference/environment.md").read_text() == environment.table(), hint
 
 
-def test_no_other_module_spells_a_variable_of_ours() -> None:
-    found = {(path.parts[0], name) for path, tree in modules() for name in spelled(tree)}
+def test_no_other_module_contains_a_variable_name() -> None:
+    found = {(path.parts[0], name) for path, tree in modules() for name in literal_names(tree)}
     assert {pair for pair in found if pair[0] != "artifacts"} == set()
-    # artifacts lies below this table and cannot import it: what it spells stands there all the same.
+    # artifacts cannot import this table, so its literal names must be in the table.
     assert {name for _, name in found} <= set(EVERY)
 
 
 def test_no_variable_is_read_by_a_literal_name() -> None:
-    found = {(str(path), name) for path, tree in modules() for name in read_by_literal(tree)}
+    found = {(str(path), name) for path, tree in modules() for name in literal_reads(tree)}
     assert found == set()
 
 
-def test_the_rules_would_notice() -> None:
+def test_checks_find_reads_and_literal_names() -> None:
     source = (
         'import os\nos.environ.get("A"); os.environ["B"]; "C" in os.environ; os.getenv("D"); f"COLDSTART_{x}"'
     )
-    assert sorted(read_by_literal(ast.parse(source))) == ["A", "B", "C", "D"]
-    assert list(spelled(ast.parse(source))) == ["COLDSTART_"]
+    assert sorted(literal_reads(ast.parse(source))) == ["A", "B", "C", "D"]
+    assert list(literal_names(ast.parse(source))) == ["COLDSTART_"]
 
 
 @pytest.mark.parametrize("variable", EVERY)
-def test_a_default_is_read_where_nothing_is_set(variable: Variable[object]) -> None:
+def test_read_returns_the_default_when_unset(variable: Variable[object]) -> None:
     assert variable.about.endswith(".")
     assert variable.read({}) == variable.read({variable: ""}) == variable.default
 
@@ -106,7 +106,7 @@ def test_values_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.DEBUG.read({"COLDSTART_DEBUG": "1"}) is True
 
 
-def test_what_leaves_the_process_is_the_plain_name() -> None:
+def test_copied_and_serialized_variable_is_a_plain_string() -> None:
     variable = environment.PLAN
     assert variable == "COLDSTART_PLAN" and hash(variable) == hash("COLDSTART_PLAN")
     for other in (copy.deepcopy(variable), pickle.loads(pickle.dumps(variable))):

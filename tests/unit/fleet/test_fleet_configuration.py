@@ -1,4 +1,4 @@
-"""The fleet's file, what is planned from it, and what is said of a bad one."""
+"""The fleet file, plans made from it, and errors about invalid files."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_error_of_a_member_has_a_hint(member: str, value: object, hint: str) 
     assert raised.value.hint == hint
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_load_reports_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
         configuration.load(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[")
@@ -107,7 +107,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         configuration.load(tmp_path / "other.toml")
 
 
-def test_a_plan_says_what_was_weighed() -> None:
+def test_plan_contains_the_rejected_choices() -> None:
     """12 GB at 2 GB/s: 6 s and 1 s of prefill; its limit is 10 s."""
     (small,) = plan.planned(configuration.parse(GOOD), ("small",))
     assert small["chosen"]["ranks"] == 1 and small["chosen"]["ttft_s"] == 7.0
@@ -119,7 +119,7 @@ def test_a_plan_says_what_was_weighed() -> None:
         plan.planned(configuration.parse(GOOD), ("nobody",))
 
 
-def test_requests_are_made_up_the_same_way_twice() -> None:
+def test_generated_requests_depend_on_the_seed_only() -> None:
     file = configuration.parse(GOOD)
     rows = list(replay.generated(file, 2.0, 1.0, 100.0, 5, 3))
     assert rows == list(replay.generated(file, 2.0, 1.0, 100.0, 5, 3))

@@ -1,4 +1,4 @@
-"""The core under any order of events: whatever servers, workers and streams do, nobody is forgotten, nothing promised twice."""
+"""The core under any order of events: no request is forgotten, and no memory or bandwidth is promised twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def core(models: list[FleetModel] = MODELS, **given: object) -> FleetCore:
 
 
 class Fleet(RuleBasedStateMachine):
-    """A driver that obeys in any order, loses what it likes, and counts for itself."""
+    """State machine that executes actions in any order, loses servers and workers, and keeps its own counts."""
 
     @initialize(
         placement=st.sampled_from(PLACEMENTS),
@@ -54,9 +54,9 @@ class Fleet(RuleBasedStateMachine):
         self.refused: dict[str, int] = {}
         self.model: dict[str, str] = {}
         self.servers = {server.name: server for server in SERVERS}
-        self.tell(events.Tick())
+        self.handle(events.Tick())
 
-    def tell(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         for action in self.core.handle(event, self.now):
             match action:
                 case LaunchRank(worker):
@@ -67,7 +67,7 @@ class Fleet(RuleBasedStateMachine):
                 case Stop(worker):
                     assert worker in self.workers and worker not in self.stopping
                     used = {*self.at.values(), *self.to.values()}
-                    assert not used & {self.workers[worker].group, f"{worker}/whole"}, "somebody uses it"
+                    assert not used & {self.workers[worker].group, f"{worker}/whole"}, "a request uses it"
                     self.stopping.add(worker)
                 case Send(request, group):
                     self.waiting.pop(request, None)
@@ -83,7 +83,7 @@ class Fleet(RuleBasedStateMachine):
                     self.refused[request] = status
 
     def drop(self, worker: str) -> None:
-        """Its streams stop with it."""
+        """Remove a worker; its streams wait again."""
         launch = self.workers.pop(worker)
         dead = {launch.group, f"{worker}/whole"}
         for request, group in list(self.at.items()):
@@ -101,7 +101,7 @@ class Fleet(RuleBasedStateMachine):
             self.count += 1
             request = str(self.count)
             self.waiting[request] = self.model[request] = name
-            self.tell(events.Arrived(request, name))
+            self.handle(events.Arrived(request, name))
 
     @rule(seconds=st.floats(0.1, 20.0))
     def time_passes(self, seconds: float) -> None:
@@ -110,63 +110,63 @@ class Fleet(RuleBasedStateMachine):
             if (due := self.core.deadline()) > end:
                 break
             self.now = max(self.now, due)
-            self.tell(events.Tick())
+            self.handle(events.Tick())
         else:
             raise AssertionError("deadlines without end")
         self.now = end
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data(), fetched=st.booleans())
-    def one_is_up(self, data: st.DataObject, fetched: bool) -> None:
+    def rank_becomes_ready(self, data: st.DataObject, fetched: bool) -> None:
         worker = data.draw(st.sampled_from(sorted(self.workers)))
         if fetched:
-            self.tell(events.Fetched(worker))
+            self.handle(events.Fetched(worker))
         if worker not in self.stopping:
             self.ready.add(worker)
-        self.tell(events.RankReady(worker))
+        self.handle(events.RankReady(worker))
 
     @precondition(lambda self: self.rest)
     @rule(data=st.data())
-    def one_is_whole(self, data: st.DataObject) -> None:
+    def worker_becomes_whole(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.rest)))
         self.rest.remove(worker)
-        self.tell(events.Whole(worker))
+        self.handle(events.Whole(worker))
 
     @precondition(lambda self: self.to)
     @rule(data=st.data(), done=st.booleans())
-    def one_moved(self, data: st.DataObject, done: bool) -> None:
+    def stream_moves(self, data: st.DataObject, done: bool) -> None:
         request = data.draw(st.sampled_from(sorted(self.to, key=int)))
         target = self.to.pop(request)
         if done:
             self.at[request] = target
-        self.tell(events.Moved(request, done))
+        self.handle(events.Moved(request, done))
 
     @precondition(lambda self: self.stopping)
     @rule(data=st.data())
-    def one_stopped(self, data: st.DataObject) -> None:
+    def worker_stops(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.stopping)))
         self.drop(worker)
-        self.tell(events.Stopped(worker))
+        self.handle(events.Stopped(worker))
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
-    def one_dies(self, data: st.DataObject) -> None:
+    def worker_dies(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.workers)))
         group = self.workers[worker].group
         self.drop(worker)
-        # Any rank's end is the group's.
+        # The end of any rank ends the group.
         for request, at in list(self.at.items()):
             if at == group:
                 self.waiting[request] = self.model[request]
                 del self.at[request]
                 self.to.pop(request, None)
-        self.tell(events.WorkerDied(worker, "killed"))
+        self.handle(events.WorkerDied(worker, "killed"))
 
     @rule(name=st.sampled_from(sorted(server.name for server in SERVERS)), back=st.booleans())
-    def a_server_goes(self, name: str, back: bool) -> None:
+    def server_leaves_or_joins(self, name: str, back: bool) -> None:
         if name not in self.servers:
             self.servers[name] = next(server for server in SERVERS if server.name == name)
-            self.tell(events.Joined(self.servers[name]))
+            self.handle(events.Joined(self.servers[name]))
             return
         lost = [worker for worker, launch in self.workers.items() if launch.server == name]
         groups = {self.workers[worker].group for worker in lost}
@@ -178,10 +178,10 @@ class Fleet(RuleBasedStateMachine):
                 del self.at[request]
                 self.to.pop(request, None)
         if back:
-            self.tell(events.Joined(self.servers[name]))
+            self.handle(events.Joined(self.servers[name]))
         else:
             del self.servers[name]
-            self.tell(events.ServerLost(name))
+            self.handle(events.ServerLost(name))
 
     @precondition(lambda self: self.at or self.waiting)
     @rule(data=st.data())
@@ -189,12 +189,12 @@ class Fleet(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(sorted(self.at | self.waiting, key=int)))
         for known in (self.at, self.waiting, self.to):
             known.pop(request, None)
-        self.tell(events.Ended(request))
+        self.handle(events.Ended(request))
 
     @rule(name=st.sampled_from(NAMES))
-    def removed_and_back(self, name: str) -> None:
-        self.tell(events.Removed(name))
-        self.tell(events.Deployed(next(model for model in MODELS if model.name == name)))
+    def model_is_removed_and_deployed(self, name: str) -> None:
+        self.handle(events.Removed(name))
+        self.handle(events.Deployed(next(model for model in MODELS if model.name == name)))
 
     @invariant()
     def memory_adds_up(self) -> None:
@@ -214,7 +214,7 @@ class Fleet(RuleBasedStateMachine):
             assert known <= {w.name for w in roster.workers.values() if w.server == name and not w.stopping}
 
     @invariant()
-    def requests_are_somewhere(self) -> None:
+    def every_request_waits_or_runs(self) -> None:
         if not hasattr(self, "core"):
             return
         waiting = {request for model in self.core.models.values() for request in model.waiting}
@@ -229,32 +229,32 @@ class Fleet(RuleBasedStateMachine):
             )
 
     def teardown(self) -> None:
-        """Once every order is carried out and streams end, all are answered: nobody waits for nothing."""
+        """Execute all orders and end all streams; every request must then be answered."""
         if not hasattr(self, "core"):
             return
         for server in SERVERS:
             if server.name not in self.servers:
                 self.servers[server.name] = server
-                self.tell(events.Joined(server))
+                self.handle(events.Joined(server))
         for _ in range(5000):
             if not self.waiting:
                 return
             if starting := [w for w in self.workers if w not in self.ready and w not in self.stopping]:
                 self.ready.add(starting[0])
-                self.tell(events.RankReady(starting[0]))
+                self.handle(events.RankReady(starting[0]))
             elif self.stopping:
                 worker = self.stopping.pop()
                 self.drop(worker)
-                self.tell(events.Stopped(worker))
+                self.handle(events.Stopped(worker))
             elif self.at:
                 request = next(iter(self.at))
                 self.at.pop(request)
                 self.to.pop(request, None)
-                self.tell(events.Ended(request))
+                self.handle(events.Ended(request))
             else:
-                assert self.core.deadline() < inf, "they wait for nothing"
+                assert self.core.deadline() < inf, "requests wait without a deadline"
                 self.now = max(self.now, self.core.deadline())
-                self.tell(events.Tick())
+                self.handle(events.Tick())
         raise AssertionError(f"never answered: {self.waiting}")
 
 
@@ -267,7 +267,7 @@ def launches(actions: list[events.Action]) -> list[LaunchRank]:
 
 
 def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
-    """large: 40 bytes at 4 a second are 10 s, its SLO 9: two ranks, of which one stays."""
+    """large: 40 bytes at 4 bytes/s take 10 s and its SLO is 9 s: two ranks, of which one remains."""
     one = core(MODELS[:2])
     ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
     group = ranks[0].group
@@ -286,8 +286,8 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     assert one.handle(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(first)]
 
 
-def test_a_stream_that_was_sent_to_a_pipeline_as_it_was_left_follows_the_others() -> None:
-    """Its gateway had not heard of the switch yet, and the controller not of the stream."""
+def test_stream_sent_to_a_leaving_pipeline_moves_with_the_others() -> None:
+    """The gateway does not know of the switch yet, and the controller does not know of the stream."""
     one = core(MODELS[:2])
     first, second = launches(one.handle(events.Arrived("1", "large"), 0.0))
     for rank in (first, second):
@@ -297,7 +297,7 @@ def test_a_stream_that_was_sent_to_a_pipeline_as_it_was_left_follows_the_others(
     assert one.handle(events.Routed("2", "large", first.group), 12.1) == [Move("2", first.group, single)]
     assert one.handle(events.Moved("1", True), 12.3) == []
     assert one.handle(events.Moved("2", True), 12.4) == [Stop(second.worker)]
-    # The pipeline is gone by now; what is sent to the worker itself stays there.
+    # The pipeline has stopped; streams of the worker remain there.
     assert one.handle(events.Routed("3", "large", first.group), 12.5) == [Move("3", first.group, single)]
     assert one.handle(events.Routed("4", "large", single), 12.6) == []
     assert one.handle(events.Moved("3", False), 12.7) == [] and one.handle(events.Ended("3"), 12.8) == []
@@ -308,7 +308,7 @@ def test_a_stream_that_was_sent_to_a_pipeline_as_it_was_left_follows_the_others(
 
 
 def _beside() -> tuple[FleetCore, list[LaunchRank]]:
-    """A pipeline of four with one stream; its first worker serves alone by now, by an engine beside its rank."""
+    """Return a pipeline of four with one stream, whose first worker also has a ready engine beside its rank."""
     one = core(MODELS[:2], beside=True)
     ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
     for rank in ranks:
@@ -317,11 +317,11 @@ def _beside() -> tuple[FleetCore, list[LaunchRank]]:
     return one, ranks
 
 
-def test_a_rank_is_released_after_its_last_stream_and_its_memory_when_it_is_gone() -> None:
+def test_rank_is_released_after_its_last_stream() -> None:
     one, (first, *others) = _beside()
     device = one.roster.cluster.servers[first.server].free
     assert one.handle(events.Moved("1", False), 12.5) == []
-    # Alone it has nothing to do, but its other process has.
+    # The single-worker engine is idle, but the pipeline rank of its worker is not.
     assert one.handle(events.Tick(), 300.0) == []
     release = events.Release(first.worker, first.group)
     assert one.handle(events.Ended("1"), 500.0) == [*(Stop(rank.worker) for rank in others), release]
@@ -331,7 +331,7 @@ def test_a_rank_is_released_after_its_last_stream_and_its_memory_when_it_is_gone
     assert one.handle(events.Tick(), 500.0 + MODELS[1].idle_s) == [Stop(first.worker)]
 
 
-def test_the_pipeline_of_a_worker_that_serves_alone_dies_and_its_stream_goes_there() -> None:
+def test_stream_of_a_dead_pipeline_goes_to_the_single_worker() -> None:
     one, (first, *others) = _beside()
     single = f"{first.worker}/whole"
     one.handle(events.Moved("1", False), 13.0)
@@ -341,7 +341,7 @@ def test_the_pipeline_of_a_worker_that_serves_alone_dies_and_its_stream_goes_the
     assert list(one.groups) == [single]
 
 
-def test_the_whole_model_dies_and_what_its_worker_has_in_the_pipeline_goes_on() -> None:
+def test_pipeline_continues_when_the_engine_beside_it_dies() -> None:
     one, (first, *others) = _beside()
     single = f"{first.worker}/whole"
     one.handle(events.Moved("1", False), 13.0)
@@ -362,7 +362,7 @@ def test_a_controller_that_begins_again_does_not_consolidate_a_second_time(ready
     found = [*(events.FoundRank(rank, True) for rank in ranks), events.FoundRank(single, ready)]
     servers = [server.spec for server in one.roster.cluster.servers.values()]
     actions = again.handle(events.Rebuilt(tuple(servers), tuple(found)), 0.0)
-    # Both together have the memory that the worker was promised.
+    # Both together have the memory of the worker's promise.
     assert again.roster.cluster.servers[ranks[0].server].free == [0]
     assert actions == ([Stop(rank.worker) for rank in ranks] if ready else [])
 
@@ -387,7 +387,7 @@ def test_a_rank_that_dies_takes_the_group_and_the_request_starts_again() -> None
     assert {launch.group for launch in launches(actions)} == {"large#2"}
 
 
-def test_a_model_that_never_starts_answers_in_the_end() -> None:
+def test_request_is_refused_when_the_model_never_starts() -> None:
     one, now = core(MODELS[:2], retries=2), 0.0
     actions = one.handle(events.Arrived("1", "small"), now)
     while not any(isinstance(action, Refuse) for action in actions):
@@ -401,9 +401,9 @@ def test_a_model_that_never_starts_answers_in_the_end() -> None:
     assert 3.0 <= now < 10.0, "after a second, then two"
 
 
-@pytest.mark.parametrize("told", ["lost", "unreached"])
-def test_what_its_servers_do_is_not_held_against_a_model(told: str) -> None:
-    """Ten starts in a row whose server goes, or cannot be reached before anybody knows that it went: the eleventh serves."""
+@pytest.mark.parametrize("cause", ["lost", "unreached"])
+def test_failures_of_servers_do_not_count_against_a_model(cause: str) -> None:
+    """The servers of ten starts in a row are lost or unreachable, and the eleventh start serves."""
     one, now, tried = core(MODELS[:2], retries=2), 0.0, list[str]()
     actions = one.handle(events.Arrived("1", "small"), now)
     while len(tried) <= 10:
@@ -416,7 +416,7 @@ def test_what_its_servers_do_is_not_held_against_a_model(told: str) -> None:
         tried.append(started[0].server)
         if len(tried) > 10:
             break
-        if told == "lost":
+        if cause == "lost":
             actions = one.handle(events.ServerLost(tried[-1]), now)
             actions += one.handle(events.Joined(next(s for s in SERVERS if s.name == tried[-1])), now)
         else:
@@ -425,14 +425,14 @@ def test_what_its_servers_do_is_not_held_against_a_model(told: str) -> None:
 
 
 def test_a_server_where_a_start_failed_is_not_the_next_one_tried() -> None:
-    """Its disk may be full: the model is no worse for that, and other models are where they were."""
+    """The disk of the server may be full; the model and other models are not affected."""
     one = core([replace(MODELS[0], most=1, idle_s=1.0)], retries=1)
     (first,) = launches(one.handle(events.Arrived("1", "small"), 0.0))
     assert not launches(one.handle(events.WorkerDied(first.worker, "no space left on device"), 0.0))
     (second,) = launches(one.handle(events.Tick(), one.deadline()))
     assert second.server != first.server
     assert one.handle(events.RankReady(second.worker), 3.0) == [Send("1", second.group)]
-    # The next start too goes elsewhere, until so much time has gone by that it may be another matter.
+    # Starts avoid the server until the backoff has passed.
     one.handle(events.Ended("1"), 4.0)
     one.handle(events.Tick(), 6.0)
     one.handle(events.Stopped(second.worker), 6.0)
@@ -444,7 +444,7 @@ def test_a_server_where_a_start_failed_is_not_the_next_one_tried() -> None:
     assert fourth.server == first.server
 
 
-def test_where_no_other_server_has_room_one_makes_some_before_a_start_is_tried_where_it_failed() -> None:
+def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
     full, other = SERVERS[0], replace(SERVERS[2], name="other")
     small, sitting = replace(MODELS[0], most=1, idle_s=100.0), replace(MODELS[0], name="sitting", memory=60)
     one = FleetCore(FleetSettings(beside=False), [full, other], [small, sitting])
@@ -462,17 +462,17 @@ def test_where_no_other_server_has_room_one_makes_some_before_a_start_is_tried_w
     )
     (second,) = launches(one.handle(events.Stopped(sits.worker), 5.0))
     assert second.server == other.name
-    # With nobody else it is tried again there.
+    # Without another server the start is retried there.
     one.handle(events.ServerLost(other.name), 6.0)
     actions = one.handle(events.Tick(), one.deadline())
     assert [rank.server for rank in launches(actions)] == [full.name]
 
 
-def test_who_waits_too_long_is_told() -> None:
+def test_waiting_request_is_refused_after_the_hold_time() -> None:
     one = FleetCore(FleetSettings(hold_s=20.0), [], MODELS[:1])
     assert one.handle(events.Arrived("1", "small"), 0.0) == []
     assert [a.status for a in one.handle(events.Tick(), 20.0) if isinstance(a, Refuse)] == [504]
-    assert [a.status for a in one.handle(events.Arrived("2", "nobody"), 21.0) if isinstance(a, Refuse)] == [
+    assert [a.status for a in one.handle(events.Arrived("2", "unknown"), 21.0) if isinstance(a, Refuse)] == [
         404
     ]
 
@@ -487,7 +487,7 @@ def test_a_least_number_of_workers_is_kept() -> None:
 
 
 def test_a_burst_starts_what_it_needs_in_one_group() -> None:
-    """Two to a worker. The first starts one; the third finds no room there: 3 + 3 expected - 2 are two more, both to stay."""
+    """Two requests per worker. The first starts one worker; at the third, 3 + 3 expected - 2 need two more workers."""
     one, orders = core(MODELS[:2], window_s=10.0), list[LaunchRank]()
     for request in "1234":
         orders += launches(one.handle(events.Arrived(request, "small"), 0.0))
@@ -500,19 +500,19 @@ def test_a_burst_starts_what_it_needs_in_one_group() -> None:
 
 
 def _grown(servers: list[ServerSpec]) -> tuple[FleetCore, list[LaunchRank], list[events.Action]]:
-    """Five at once for a model whose workers take three: a pipeline of two, launched for the first, that serves."""
+    """Send five requests to a model with three per worker: a pipeline of two, launched for the first, serves them."""
     one, ranks = FleetCore(FleetSettings(), servers, MODELS[:2]), list[LaunchRank]()
     for request in "12345":
         ranks += launches(one.handle(events.Arrived(request, "large"), 0.0))
     assert [(rank.ranks, rank.full) for rank in ranks] == [(2, 1), (2, 1)], (
-        "the links carry no other start in time"
+        "the links allow no other start in time"
     )
     one.handle(events.RankReady(ranks[0].worker), 5.0)
     return one, ranks, one.handle(events.RankReady(ranks[1].worker), 6.0)
 
 
 def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
-    """The second rank finds the memory of a whole model now: five are sent, and each worker goes on with its part of them."""
+    """The second rank now has memory for the full model, and each worker continues with its share of the five streams."""
     one, (first, second), actions = _grown([replace(server, memory=80) for server in SERVERS[:2]])
     assert [a for a in actions if isinstance(a, events.FetchRest)] == [
         events.FetchRest(first.worker, 20),
@@ -535,7 +535,7 @@ def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
     assert sorted(min(devices) for devices in free.values()) == [30, 30]
 
 
-def test_a_pipeline_that_finds_no_memory_keeps_the_one_worker_for_which_there_is_some() -> None:
+def test_pipeline_without_memory_retains_one_worker() -> None:
     _, (first, _), actions = _grown([replace(SERVERS[0], memory=80), SERVERS[2]])
     assert [a.worker for a in actions if isinstance(a, events.FetchRest)] == [first.worker]
     assert [a.request for a in actions if isinstance(a, Send)] == list("123")
@@ -558,14 +558,10 @@ def test_an_idle_model_makes_room_before_its_time() -> None:
     assert launches(one.handle(events.Stopped(small.worker), 8.0))[0].model == "large"
 
 
-def _launched(actions: list[events.Action]) -> list[LaunchRank]:
-    return [action for action in actions if isinstance(action, LaunchRank)]
-
-
-def test_a_controller_that_begins_again_counts_what_it_finds() -> None:
+def test_rebuilt_core_counts_found_workers() -> None:
     before = core(MODELS[:2], consolidate=False)
-    ranks = _launched(before.handle(events.Arrived("1", "large"), 0.0))
-    ranks += _launched(before.handle(events.Arrived("2", "small"), 0.0))
+    ranks = launches(before.handle(events.Arrived("1", "large"), 0.0))
+    ranks += launches(before.handle(events.Arrived("2", "small"), 0.0))
     assert max(rank.ranks for rank in ranks) > 1
     after = FleetCore(FleetSettings(beside=False, consolidate=False), (), MODELS[:2])
     found = tuple(events.FoundRank(rank, True) for rank in ranks)
@@ -574,15 +570,15 @@ def test_a_controller_that_begins_again_counts_what_it_finds() -> None:
     assert [server.free for server in after.roster.cluster.servers.values()] == [
         server.free for server in before.roster.cluster.servers.values()
     ]
-    # A new group has a name of its own, and one that nobody asks for goes as any other.
+    # A new group has a new name, and an idle group stops like any other.
     number = after.models["small"].number
     assert number >= 1 and after.handle(events.Arrived("3", "small"), 100.0) == [Send("3", "small#1")]
     assert Stop(ranks[0].worker) in after.handle(events.Tick(), 100.0 + MODELS[1].idle_s + 1)
 
 
-def test_a_group_that_lost_a_rank_meanwhile_stops_and_holds_its_memory_until_it_has() -> None:
+def test_incomplete_group_stops_and_reserves_its_memory_until_stopped() -> None:
     before = core(consolidate=False)
-    ranks = _launched(before.handle(events.Arrived("1", "large"), 0.0))
+    ranks = launches(before.handle(events.Arrived("1", "large"), 0.0))
     pipeline = [rank for rank in ranks if rank.model == "large"]
     assert len(pipeline) > 1
     after = FleetCore(FleetSettings(beside=False, consolidate=False), (), MODELS[:2])
@@ -603,13 +599,13 @@ def test_a_group_that_lost_a_rank_meanwhile_stops_and_holds_its_memory_until_it_
 
 def test_a_request_that_its_gateway_sent_counts_where_it_is() -> None:
     one = core(MODELS[:1], consolidate=False)
-    (rank,) = _launched(one.handle(events.Arrived("1", "small"), 0.0))
+    (rank,) = launches(one.handle(events.Arrived("1", "small"), 0.0))
     one.handle(events.RankReady(rank.worker), 5.0)
     assert one.handle(events.Routed("2", "small", rank.group), 6.0) == []
     assert one.handle(events.Routed("2", "small", rank.group), 6.0) == []
     assert list(one.groups[rank.group].in_flight) == ["1", "2"]
     assert one.handle(events.Arrived("2", "small"), 6.0) == []
-    # Full: the next one waits, and whoever is sent to what is gone is its gateway's affair.
+    # The group is full, so the next request waits; a request to a missing group is left to its gateway.
     assert not [a for a in one.handle(events.Arrived("3", "small"), 6.0) if isinstance(a, Send)]
     assert one.handle(events.Routed("4", "small", "small#9"), 6.0) == []
     assert one.handle(events.Ended("2"), 7.0) == [Send("3", rank.group)]
@@ -617,14 +613,14 @@ def test_a_request_that_its_gateway_sent_counts_where_it_is() -> None:
     assert not [action for action in again if isinstance(action, Refuse)]
 
 
-def test_parts_of_a_link_follow_who_fetches() -> None:
-    """Each launch that fetches is told its part; the others' change with it, and again when a fetch has ended."""
+def test_link_shares_follow_the_fetches() -> None:
+    """Each launch that fetches receives its share; the other shares change with it and when a fetch ends."""
     server = ServerSpec("s", 100, 4.0, 20.0)
     models = [FleetModel(name, 20, 25, COSTS, idle_s=500.0) for name in ("a", "b")]
-    made = FleetCore(FleetSettings(consolidate=False, most_ranks=1), [server], models)
+    fleet = FleetCore(FleetSettings(consolidate=False, most_ranks=1), [server], models)
 
     def shares(event: Event, now: float) -> list[events.Share]:
-        return [action for action in made.handle(event, now) if isinstance(action, events.Share)]
+        return [action for action in fleet.handle(event, now) if isinstance(action, events.Share)]
 
     assert shares(events.Arrived("1", "a"), 0.0) == [events.Share("a#1.0", None)]
     assert shares(events.Arrived("2", "b"), 1.0) == [
@@ -635,4 +631,4 @@ def test_parts_of_a_link_follow_who_fetches() -> None:
     assert shares(events.Tick(), 2.5) == []
     assert shares(events.Fetched("a#1.0"), 3.0) == [events.Share("b#1.0", None)]
     assert shares(events.WorkerDied("b#1.0", "lost"), 4.0) == []
-    assert made.groups["a#1"].predicted_s == pytest.approx(5.0 + 1.0 + 0.1 + 0.01)
+    assert fleet.groups["a#1"].predicted_s == pytest.approx(5.0 + 1.0 + 0.1 + 0.01)

@@ -1,4 +1,4 @@
-"""The simulated fleet: starts that can be followed by hand, and what holds for any replay."""
+"""The simulated fleet: starts with hand-computed times, and invariants of any replay."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def load(seed: int) -> tuple[list[FleetRequest], list[ServerSpec], list[FleetMod
 
 @pytest.mark.parametrize("placement", ["pipeline", FIRST_FIT, LOCALITY])
 @pytest.mark.parametrize("seed", range(3))
-def test_every_request_ends_and_every_promise_is_kept(seed: int, placement: str) -> None:
+def test_every_request_ends_and_every_reservation_is_met(seed: int, placement: str) -> None:
     asked, servers, models = load(seed)
     record: list[tuple[float, events.Event, list[events.Action]]] = []
     done = simulate(asked, servers, models, FleetSettings(placement, cache=True), record=record)
@@ -107,8 +107,8 @@ def test_every_request_ends_and_every_promise_is_kept(seed: int, placement: str)
         assert sum(deadline < inf for deadline in promised.values()) > 10 and done.moves
 
 
-def test_another_core_told_the_same_decides_the_same() -> None:
-    """What a controller would be told live is all that the decisions hang on."""
+def test_core_makes_the_same_decisions_for_the_same_events() -> None:
+    """Decisions depend only on the events that a live controller receives."""
     asked, servers, models = load(1)
     record: list[tuple[float, events.Event, list[events.Action]]] = []
     simulate(asked, servers, models, FleetSettings(), record=record)

@@ -1,4 +1,4 @@
-"""A stream between two sides: whatever happens in whatever order, the client gets 0, 1, 2, ..."""
+"""A stream that moves between two servers: in any order of events the client receives 0, 1, 2, ..."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_one_move() -> None:
     assert stream.prepare(0.0, 10.0) and stream.ready() == 3
     assert stream.token(StreamSide.GROUP, 3), "it was on its way when the group was asked to stop"
     assert stream.drained(Means.KV) == 4 and stream.owner is StreamSide.WORKER
-    assert not stream.token(StreamSide.GROUP, 4), "nobody asks the group any more"
+    assert not stream.token(StreamSide.GROUP, 4), "the group receives no request"
     assert not stream.token(StreamSide.WORKER, 3), "computed again, and sent before"
     assert stream.token(StreamSide.WORKER, 4)
     assert stream.phase is HandoverPhase.RESUMED and stream.is_settled and stream.sent == 5
     assert stream.failed() is None
 
 
-def test_past_its_deadline_the_group_goes_on_where_it_was() -> None:
+def test_group_continues_at_the_source_after_the_deadline() -> None:
     stream = Handover(Request(), sent=7)
     stream.prepare(0.0, 10.0)
     stream.ready()
@@ -45,21 +45,21 @@ def test_past_its_deadline_the_group_goes_on_where_it_was() -> None:
     "request_",
     [Request(choices=2), Request(logprobs=True), Request(structured=True), Request(seeded=True)],
 )
-def test_what_could_come_out_differently_stays(request_: Request) -> None:
+def test_stream_without_a_reproducible_result_does_not_move(request_: Request) -> None:
     stream = Handover(request_)
     assert not stream.prepare(0.0, 1.0) and stream.phase is HandoverPhase.ATTACHED
     assert stream.ready() is None and stream.drained(Means.KV) is None
 
 
-def test_a_side_that_skips_a_token_is_found_out() -> None:
+def test_skipped_token_is_detected() -> None:
     stream = Handover(Request())
     with pytest.raises(TokenGapError, match="token 1 after -1"):
         stream.token(StreamSide.GROUP, 1)
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_no_token_twice_none_missing(seed: int) -> None:
-    """Two sides that generate the true sequence from wherever they are told to, messages late, moves failing at any time."""
+def test_client_receives_each_token_once(seed: int) -> None:
+    """Two servers generate the sequence from any start, with late messages and moves that fail at any time."""
     random, stream, client = Random(seed), Handover(Request()), list[int]()
     at = {StreamSide.GROUP: 0, StreamSide.WORKER: None}
     late: list[tuple[StreamSide, int]] = []

@@ -1,4 +1,4 @@
-"""Manifests for Kubernetes, against schemas that are not ours: core kinds by kubernetes-validate, others by their definitions.
+"""Kubernetes manifests, checked by public schemas: kubernetes-validate for core kinds, definitions for the others.
 
 Of a custom kind's definition its own members are kept here (tests/tools/crd_facts.py made them); its pods are a core kind.
 """
@@ -45,7 +45,7 @@ GROUPS = (PIPELINE, GroupOptions("m"))
 
 
 def _checked(document: Any) -> None:
-    """Raises for a document that the API server would refuse for its members."""
+    """Raise an error for a document that the API server would refuse."""
     facts = {facts["kind"]: facts for facts in map(_read, FACTS.glob("*.json"))}.get(document["kind"])
     if facts is None:
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
@@ -62,7 +62,7 @@ def _read(path: Path) -> Any:
 
 
 def _templates(document: Any, schema: Any) -> list[Any]:
-    """What stands where the definition has a pod template."""
+    """Yield the pod templates of a document."""
     if schema.get("x-pod-template"):
         return [document]
     if isinstance(document, list):
@@ -84,14 +84,14 @@ def _every() -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("documents", _every())
-def test_the_published_schemas_take_it(documents: list[Any]) -> None:
+def test_published_schemas_accept_the_documents(documents: list[Any]) -> None:
     loaded = list(yaml.safe_load_all(manifest.text(documents)))
     assert loaded == documents
     for document in loaded:
         _checked(document)
 
 
-def test_the_schemas_would_notice() -> None:
+def test_schemas_refuse_invalid_documents() -> None:
     lws, service = leaderworkerset.documents(MOUNTED, PIPELINE)
     ray, _ = kuberay.documents(MOUNTED, FLEETS[0])
     spoilt = []
@@ -149,18 +149,18 @@ def test_bundles_come_mounted_or_pulled_but_not_both() -> None:
         ({"gpus": -1}, "GPUs"),
     ],
 )
-def test_what_kubernetes_would_refuse_is_refused_here(options: dict[str, Any], said: str) -> None:
+def test_manifest_refuses_options_that_kubernetes_would_refuse(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         PodOptions(**({"name": "a", "image": "i", "memory": "1Gi"} | options))
 
 
 @pytest.mark.parametrize("words", [("--nnodes", "2"), ("-pp", "2"), ("--master-addr=here",), ("--headless",)])
-def test_what_the_manifest_says_of_a_rank_is_not_the_users(words: tuple[str, ...]) -> None:
+def test_manifest_refuses_rank_arguments_of_the_user(words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="the manifest sets this for each rank"):
         GroupOptions("m", words)
 
 
-def test_groups_and_fleets_of_no_size_are_refused() -> None:
+def test_manifest_refuses_groups_and_fleets_without_a_size() -> None:
     for refused in (lambda: GroupOptions("m", ranks=0), lambda: FleetOptions(SERVER, 3, 2)):
         with pytest.raises(UsageError):
             refused()
@@ -177,8 +177,8 @@ def test_a_server_is_known_by_its_labels() -> None:
     assert labels.server("server", ray["workerGroupSpecs"][0]["labels"]) == SERVER
 
 
-def test_an_archive_unpacked_is_a_store_that_nobody_may_write(store: Store, tmp_path: Path) -> None:
-    """What an empty image with the archive added holds, mounted as the volume is."""
+def test_extracted_archive_is_a_readable_store(store: Store, tmp_path: Path) -> None:
+    """Extract the archive as in an image and make it read-only like the mounted volume."""
     bundle = publish(store, tmp_path / "scratch")
     archive, root = tmp_path / "bundles.tar", tmp_path / "mounted"
     export_archive([bundle], archive)

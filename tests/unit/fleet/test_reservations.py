@@ -1,4 +1,4 @@
-"""The promise of bandwidth reservations under exact processor sharing, and what its link does with bytes."""
+"""Deadlines of bandwidth reservations under exact processor sharing, and bytes of the link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coldstart.fleet.network_link import NetworkLink
 from coldstart.fleet.reservations import BandwidthReservations
 
 
-def test_nobody_who_was_let_in_is_late_and_no_byte_is_lost() -> None:
+def test_admitted_fetches_meet_deadlines_and_bytes_add_up() -> None:
     admitted = refused = 0
     for seed in range(400):
         yes, no, slack, error = ledger_run(Random(seed))
@@ -26,7 +26,7 @@ def test_an_idle_link_is_offered_whole() -> None:
     assert BandwidthReservations(10.0).offer(5.0) == 10.0
 
 
-def test_a_newcomer_gets_its_part_where_nobody_suffers() -> None:
+def test_new_fetch_is_admitted_when_no_deadline_is_missed() -> None:
     reservations = BandwidthReservations(10.0)
     reservations.claim("a", 100, 20.0, 0.0)
     assert reservations.offer(0.0) == 5.0
@@ -37,7 +37,7 @@ def test_a_newcomer_gets_its_part_where_nobody_suffers() -> None:
 
 
 def test_shares_are_right_across_a_departure() -> None:
-    """b ends at 10; from then a has all of it: 50 + 100 bytes by 20, where equation 4 would have it at 100."""
+    """b ends at 10, then a has the full rate: 50 + 100 bytes by 20, while equation 4 gives 100."""
     link = NetworkLink(10.0)
     link.add("a", 200)
     link.add("b", 50)
@@ -56,13 +56,13 @@ def test_background_takes_what_is_left_and_does_not_count() -> None:
     assert reservations.link.advance(15.0) == [("rest", 15.0)]
 
 
-def test_one_that_is_late_anyway_shuts_nobody_out() -> None:
+def test_late_fetch_blocks_no_other_fetch() -> None:
     reservations = BandwidthReservations(10.0)
     reservations.join("late", 1000, 0.0)
     assert reservations.offer(0.0) == 5.0
 
 
-def test_a_fetch_that_is_done_frees_its_part_whatever_was_believed() -> None:
+def test_finished_fetch_frees_its_share() -> None:
     reservations = BandwidthReservations(10.0)
     reservations.claim("a", 100, 20.0, 0.0)
     reservations.finished("a", 1.0)
@@ -70,7 +70,7 @@ def test_a_fetch_that_is_done_frees_its_part_whatever_was_believed() -> None:
     assert reservations.offer(2.0) == 10.0
 
 
-def test_a_link_that_turns_out_slower_shuts() -> None:
+def test_slower_link_admits_no_fetch() -> None:
     reservations = BandwidthReservations(10.0)
     reservations.claim("a", 100, 12.0, 0.0)
     reservations.measured(5.0, 1.0)
@@ -90,7 +90,7 @@ def test_a_dead_link_moves_nothing() -> None:
     assert link.advance(100.0) == [] and link.next_end() == inf
 
 
-def test_parts_are_told_when_they_change_and_the_only_fetch_may_take_all() -> None:
+def test_news_reports_changed_shares() -> None:
     reservations = BandwidthReservations(10.0)
     reservations.join("a", 100, 0.0)
     assert reservations.news() == [("a", None)] and reservations.news() == []
@@ -103,10 +103,10 @@ def test_parts_are_told_when_they_change_and_the_only_fetch_may_take_all() -> No
     assert reservations.news() == [("a", None)]
     reservations.finished("a", 3.0)
     reservations.join("a", 100, 3.0)
-    assert reservations.news() == []  # the same name, and the same part, as far as anybody was told
+    assert reservations.news() == []  # same name and same announced share
 
 
-def test_what_nobody_fetches_any_more_is_told_anew() -> None:
+def test_share_is_announced_again_after_the_fetch_ended() -> None:
     reservations = BandwidthReservations(10.0)
     reservations.join("a", 100, 0.0)
     reservations.news()

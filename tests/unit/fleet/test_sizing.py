@@ -30,14 +30,14 @@ def test_no_choice_of_servers_does_better(seed: int) -> None:
             assert got == (*wanted[:2], pytest.approx(wanted[2], rel=1e-12), wanted[3])
 
 
-def test_one_worker_where_that_is_enough() -> None:
+def test_size_is_one_worker_when_fast_enough() -> None:
     """40 bytes at 2 a second: 20 s and 1 s of prefill."""
     found = choose(Demand(40, 60, COSTS, ttft_s=21.0), FAST)
     assert found is not None and found.meets
     assert (found.ttft_s, found.places) == (21.0, (Place("s0", 40, 60, True),))
 
 
-def test_two_where_one_is_too_slow_and_only_one_of_them_whole() -> None:
+def test_size_is_two_ranks_with_one_full_when_one_is_too_slow() -> None:
     found = choose(Demand(40, 60, COSTS, ttft_s=20.0), FAST)
     assert found is not None
     assert [(place.size, place.memory, place.full) for place in found.places] == [
@@ -47,21 +47,21 @@ def test_two_where_one_is_too_slow_and_only_one_of_them_whole() -> None:
     assert found.ttft_s == 10.0 + 1.0 * (2 - 1 + 1 / 2)
 
 
-def test_full_workers_where_the_pace_asks_for_them() -> None:
+def test_size_has_full_workers_when_tpot_requires_them() -> None:
     found = choose(Demand(40, 60, COSTS, ttft_s=20.0, tpot_s=0.05), FAST)
     assert found is not None and (len(found.places), found.full, found.tpot_s) == (2, 2, 0.05)
 
 
-def test_a_server_that_would_make_others_late_is_none() -> None:
+def test_server_that_would_delay_others_is_not_chosen() -> None:
     assert choose(Demand(40, 60, COSTS), [Offer("s", 0.0, 10.0, 100)]) is None
 
 
-def test_too_late_anyway_it_takes_one_worker_and_says_so() -> None:
+def test_size_is_one_worker_when_no_group_meets_the_limit() -> None:
     found = choose(Demand(40, 60, COSTS, ttft_s=1.0), FAST)
     assert found is not None and not found.meets and len(found.places) == 1
 
 
-def test_a_group_to_be_consolidated_needs_somebody_to_consolidate_into() -> None:
+def test_consolidated_group_needs_a_full_worker() -> None:
     small = [Offer(f"s{n}", 2.0, 10.0, 30) for n in range(4)]
     assert choose(Demand(40, 60, COSTS, ttft_s=20.0), small) is None
     found = choose(Demand(40, 60, COSTS, ttft_s=20.0), small, consolidate=False)
@@ -75,7 +75,7 @@ def test_an_engine_beside_its_rank_needs_room_for_both() -> None:
     assert found is not None and len(found.places) == 4 and found.places[0].memory == 70
 
 
-def test_the_group_is_no_smaller_than_what_is_required() -> None:
+def test_group_has_at_least_the_required_workers() -> None:
     assert list(sizes(1)) == [1, 2, 3, 4]
     assert list(sizes(3)) == [3, 4, 2, 1]
     assert list(sizes(9)) == [4, 3, 2, 1]
@@ -90,13 +90,13 @@ def test_the_largest_rank_goes_over_the_quickest_link() -> None:
     assert [place.server for place in found.places] == ["slow", "quick"]
 
 
-def test_of_equal_servers_the_fullest_is_taken() -> None:
+def test_fullest_of_equal_servers_is_chosen() -> None:
     offers = [Offer("empty", 20.0, 50.0, 100), Offer("fuller", 20.0, 50.0, 61)]
     found = choose(Demand(40, 60, COSTS, inf), offers)
     assert found is not None and found.places[0].server == "fuller"
 
 
-def test_what_joining_was_seen_to_take_counts_for_groups_of_that_size_alone() -> None:
+def test_observed_join_time_counts_for_its_group_size_only() -> None:
     said = replace(COSTS, join_s=0.5)
     before = Demand(20, 30, said, ttft_s=100.0)
     seen = replace(before, joins={2: 38.0})
@@ -108,7 +108,7 @@ def test_what_joining_was_seen_to_take_counts_for_groups_of_that_size_alone() ->
         assert now.ttft_s == pytest.approx(then.ttft_s + more)
 
 
-def test_ranks_that_join_too_long_are_not_taken_for_a_limit() -> None:
+def test_slow_joining_ranks_are_not_chosen() -> None:
     slow = Demand(20, 30, COSTS, ttft_s=8.0)
     assert len(chosen(slow).places) == 2
     assert not chosen(replace(slow, joins={2: 38.0, 3: 38.0, 4: 38.0})).meets

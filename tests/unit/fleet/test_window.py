@@ -1,4 +1,4 @@
-"""How many workers the load asks for."""
+"""Number of workers that the load requires."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def test_the_window_forgets() -> None:
     assert [window.count(now) for now in (9.5, 10.5, 11.0, 19.0)] == [3, 2, 1, 0]
 
 
-def test_groups() -> None:
+def test_groups_of_required_workers() -> None:
     assert (groups(30, 4), groups(1, 4)) == (8, 1)

@@ -1,4 +1,4 @@
-"""Which blocks outputs need, over a pretended memory of millions of blocks."""
+"""Search for the memory blocks that outputs need, in a simulated memory of millions of blocks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def members(ranges: Ranges) -> set[int]:
 
 
 @given(few, few)
-def test_ranges_are_sets(one: Ranges, other: Ranges) -> None:
+def test_ranges_behave_like_sets(one: Ranges, other: Ranges) -> None:
     a, b = union(r for r in one if r[0] < r[1]), union(r for r in other if r[0] < r[1])
     assert members(a) == members(one) and members(subtract(a, b)) == members(one) - members(other)
     assert all(x[1] < y[0] for x, y in pairwise(a))
 
 
 class Memory:
-    """A driver and a workload: outputs are right unless one of the sets of blocks is poisoned as a whole."""
+    """Driver and workload whose outputs are correct unless one of the sets of blocks is completely poisoned."""
 
     def __init__(self, needed: list[set[int]], faults: bool = False) -> None:
         self._needed, self._faults, self.bad, self.written, self.trials = (
@@ -72,7 +72,7 @@ class Memory:
 
 
 class Zeros(bytes):
-    """Contents of any length that take no memory."""
+    """Contents of any length that use no memory."""
 
     def __getitem__(self, where: Any) -> Any:
         return memoryview(bytearray(0)) if where.stop == where.start else _Some(where.stop - where.start)
@@ -97,13 +97,13 @@ def test_single_blocks_are_found_among_millions(faults: bool) -> None:
     assert memory.trials < 200
 
 
-def test_nothing_needed_is_nothing_written_but_at_the_end() -> None:
+def test_minimise_writes_once_when_no_block_is_needed() -> None:
     memory = Memory([])
     assert find_needed_blocks(bench(memory, [(BASE, SIZE, 0)]), [(5, 6)]) == [(5, 6)]
     assert memory.written <= SIZE + 8 * BLOCK_BYTES
 
 
-def test_blocks_that_matter_only_together_are_kept_together() -> None:
+def test_blocks_needed_together_are_retained_together() -> None:
     found = members(find_needed_blocks(bench(Memory([{1, 6}]), [(BASE, 8 * BLOCK_BYTES, 0)]), []))
     assert {1, 6} & found
 

@@ -1,4 +1,4 @@
-"""The cuda-bindings backend, in processes of its own, over the fake driver. Says nothing about a GPU."""
+"""The cuda-bindings backend in separate processes with the fake driver. This does not test a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(fake: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle_directory(fake: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("cuda")
     run(fake, "snapshot", 1, root / "a")
     done = run(fake, "bundle", 2, root / "a", root / "b")
@@ -34,8 +34,8 @@ def made(fake: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_fake
-def test_capture_to_proof_in_three_processes(fake: Path, made: Path) -> None:
-    done = run(fake, "prove", 3, made)
+def test_capture_to_proof_in_three_processes(fake: Path, bundle_directory: Path) -> None:
+    done = run(fake, "prove", 3, bundle_directory)
     assert done["proven"] == ["decode:4", "decode:16", "decode:64"] and done["failed"] == {}
     assert done["edge_data"] == [[1, 1], [2, 1]]
     assert done["attributes"] == [[6, "01"], [8, "02"]]
@@ -43,15 +43,15 @@ def test_capture_to_proof_in_three_processes(fake: Path, made: Path) -> None:
 
 @pytest.mark.slow
 @needs_fake
-def test_every_driver_call_fails_in_turn(fake: Path, made: Path) -> None:
-    done = run(fake, "faults", 4, made)
+def test_every_driver_call_fails_in_turn(fake: Path, bundle_directory: Path) -> None:
+    done = run(fake, "faults", 4, bundle_directory)
     assert done["calls"] >= 40 and done["restored"] > 0 and done["captured"] > 0 and done["refused"] > 0
     assert done["wrong"] == 0 and done["crashed"] == 0, done["stderr"]
 
 
 @needs_fake
 def test_launch_attributes_and_flags(fake: Path) -> None:
-    """Read back through the driver's own structures; the flags are those that PyTorch instantiates with."""
+    """Read the attributes through the driver's structures; the instantiation flags are those of PyTorch."""
     done = run(fake, "readings", 5)
     assert done["flags"] == 1 | 8
     assert done["invalid"] == done["unsupported"] == done["properties"] == {}
@@ -78,13 +78,13 @@ def test_a_function_is_known_by_its_binary() -> None:
 
 
 @pytest.mark.skipif(find_library("cuda") is not None, reason="a driver is installed")
-def test_without_a_driver_the_failure_says_so() -> None:
+def test_backend_reports_a_missing_driver() -> None:
     pytest.importorskip("cuda.bindings")
     with pytest.raises(DriverError, match="cuInit"):
         CudaDriver()
 
 
-def test_old_bindings_are_refused_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_bindings_are_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "import_module", lambda name: SimpleNamespace(__version__="12.9.1"))
     calls.bindings.cache_clear()
     with pytest.raises(DriverError, match=r"12\.9\.1 is too old: coldstart install"):

@@ -1,4 +1,4 @@
-"""The cubin reader on files made by hand."""
+"""The cubin reader on hand-written files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost model of the offline phase: its parts, and what it says of models of the usual size."""
+"""The cost model of the offline phase: its parts and its estimates for common model sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fat binaries on a file that NVIDIA's tools made, against what NVIDIA's cuobjdump takes out of it."""
+"""The fat binary reader on a file of NVIDIA's tools, compared with the output of cuobjdump."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ METHODS = {name for name, _ in inspect.getmembers(DriverApi, inspect.isfunction)
 
 
 class Faulty:
-    """A driver of which call number `at` fails, and with `more` all after it."""
+    """Driver whose call number `at` fails, and with `more` all later calls."""
 
     def __init__(self, driver: Any, at: int, more: bool) -> None:
         self._driver, self._at, self._more, self.count = driver, at, more, 0
@@ -53,7 +53,9 @@ def want() -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [False, True])
-def test_each_call_in_turn(bundle_directory: Path, want: dict[str, bytes], more: bool) -> None:
+def test_restore_works_or_is_refused_when_any_call_fails(
+    bundle_directory: Path, want: dict[str, bytes], more: bool
+) -> None:
     count = _restore(bundle_directory, 0, False)[1].count
     assert count > 30
     captured = 0

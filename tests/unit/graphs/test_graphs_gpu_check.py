@@ -1,4 +1,4 @@
-"""A rehearsal of benchmarks/gpu on the simulator and the CPU: that its code runs, not what a GPU does."""
+"""Runs benchmarks/gpu on the simulator and the CPU; this does not test a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TINY = workloads.Shape(layers=2, width=64, heads=4, inner=96, vocabulary=128)
 
 
 class SimGraph:
-    """What a kept CUDAGraph offers."""
+    """Fake of a CUDAGraph that retains its raw graph."""
 
     def __init__(self, model: SimModel, captured: Captured) -> None:
         self._model, self.captured = model, captured
@@ -37,7 +37,7 @@ class SimGraph:
 
 
 class SimProcess(phases.Process):
-    """The phases' process over the simulator."""
+    """Process of the phases on the simulator."""
 
     def __init__(self, case: str, seed: int, layers: int, *, watch: bool = False) -> None:
         self.times, self.notes = {}, {}
@@ -140,14 +140,14 @@ def test_only_some_phases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_the_budgets_fit_into_the_time() -> None:
-    """What is needed once must fit at its worst; what a healthy run takes is far less."""
+    """The worst case of the required phases must fit; a normal run takes much less."""
     once = sum(step[4] for step in [verify.PROBE, *verify.ONCE])
     features = max(sum(step[4] for step in steps) for steps in verify.FEATURES.values())
     assert once <= 800 and features <= 300
     assert all(step[4] <= 150 for step in [verify.PROBE, *verify.ONCE, *verify.AGAIN])
 
 
-def test_a_report_that_cannot_be_concluded_says_so(tmp_path: Path) -> None:
+def test_report_contains_the_reason_without_conclusions(tmp_path: Path) -> None:
     check = _check(tmp_path)
     check.steps = [
         {"label": "P1.1", "ok": True, "result": {"times": {}}}, {"label": "P4.1", "ok": True, "result": {"hashes": {}}}
@@ -159,7 +159,7 @@ def test_a_report_that_cannot_be_concluded_says_so(tmp_path: Path) -> None:
     ("out", "code", "error"),
     [("", 0, "no result"), ("warning", 0, "no result"), ("{}", 1, "exit code 1"), ("", None, "no answer")],
 )
-def test_whatever_a_phase_does_is_one_line_of_the_report(out: str, code: int | None, error: str) -> None:
+def test_every_result_of_a_phase_is_reported(out: str, code: int | None, error: str) -> None:
     found = verify._result("P9", code, 3.0, out, "Traceback")
     assert not found["ok"] and error in found["error"]
 
@@ -181,8 +181,8 @@ def test_a_phase_that_hangs_ends_with_all_its_processes(
 
 
 @pytest.mark.slow
-def test_nothing_but_torch_numpy_and_the_bindings_is_needed() -> None:
-    """The machine with the GPU has neither vLLM nor this package's other dependencies."""
+def test_check_needs_only_torch_numpy_and_the_bindings() -> None:
+    """The GPU machine has neither vLLM nor the other dependencies of this package."""
     root = Path(__file__).parents[3]
     code = """
 import sys

@@ -1,4 +1,4 @@
-"""benchmarks/gpu/serve.py on a machine without a GPU: what it needs, what survives a failed step, its random models."""
+"""benchmarks/gpu/serve.py on a machine without a GPU: requirements, failed steps, and random models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def serve() -> Any:
     return serve
 
 
-def test_one_failed_step_takes_no_other_with_it(
+def test_failed_step_does_not_stop_the_others(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console = tmp_path / "coldstart"
@@ -40,7 +40,7 @@ def test_one_failed_step_takes_no_other_with_it(
     assert late.step("doctor", "doctor") is None and "no time was left" in late.report["steps"][0]["error"]
 
 
-def test_a_command_that_is_out_of_time_may_end_what_it_started(
+def test_command_can_stop_its_processes_at_the_timeout(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console, ended = tmp_path / "coldstart", tmp_path / "ended"
@@ -53,7 +53,7 @@ def test_a_command_that_is_out_of_time_may_end_what_it_started(
     assert "TimeoutExpired" in run.report["steps"][0]["error"] and ended.exists()
 
 
-def test_what_it_needs_is_said_before_it_starts(
+def test_missing_requirements_are_reported_before_the_run(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve, "_console", lambda: str(tmp_path / "absent"))
@@ -63,7 +63,7 @@ def test_what_it_needs_is_said_before_it_starts(
 
 
 @pytest.mark.slow
-def test_a_random_model_is_one_that_transformers_opens(
+def test_transformers_opens_a_random_model(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transformers = pytest.importorskip("transformers")

@@ -1,4 +1,4 @@
-"""What a machine without a GPU never loads."""
+"""Modules that a machine without a GPU never imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay is fed: seeded, different in every window, and drawn once however often graphs are prepared."""
+"""Inputs of a replay: seeded, different in every window, and drawn only once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REGIONS = [SymbolRegion(f"kv:{n}", 64 << 20, (n + 1) << 32) for n in range(LAYER
 
 
 class Writes:
-    """Remembers what was written."""
+    """Driver that records written bytes."""
 
     def __init__(self) -> None:
         self.held: dict[int, bytes] = {}
@@ -45,7 +45,7 @@ def test_windows_differ_from_each_other_and_by_the_seed() -> None:
 
 
 def test_a_proof_of_many_graphs_draws_its_numbers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """66 windows of 1 MiB for 51 graphs, several times each: drawn anew they were 0.9 s every time."""
+    """66 windows of 1 MiB for 51 graphs, several times each: drawing again takes 0.9 s each time."""
     drawn: list[int] = []
     make = np.random.default_rng
 

@@ -1,4 +1,4 @@
-"""Unnamed memory that the engine rewrites between two steps: proofs agree, service would not, so it is refused."""
+"""Graphs over unnamed memory that the engine rewrites between steps are refused, although their proofs succeed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_graphs_over_a_buffer_that_moves_are_refused_and_the_others_proven(tmp_p
 
 
 @pytest.mark.slow
-def test_where_all_graphs_need_it_there_is_no_bundle(tmp_path: Path) -> None:
+def test_no_bundle_is_created_when_all_graphs_need_the_buffer(tmp_path: Path) -> None:
     with pytest.raises(GraphRefusedError, match=r"alloc#18: unnamed memory"):
         offline.make(tmp_path, Launches(**{MOVING: "alloc#18"}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", ["0", "1"])
-def test_an_engine_that_was_not_seen_at_work_proves_nothing(tmp_path: Path, steps: str) -> None:
+def test_engine_without_observed_steps_proves_no_graph(tmp_path: Path, steps: str) -> None:
     with pytest.raises(GraphRefusedError, match=f"{steps} live steps, but 2 are needed"):
         offline.make(tmp_path, Launches(**{STEPS: steps}))
 
@@ -45,7 +45,7 @@ class Memory:
         self.data = b""
 
     def synchronize(self) -> None:
-        """Nothing is asynchronous here."""
+        """Do nothing; the fake is synchronous."""
 
     def read(self, address: int, size: int) -> bytes:
         return self.data[address : address + size]

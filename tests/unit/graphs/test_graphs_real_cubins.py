@@ -1,4 +1,4 @@
-"""The ELF reader on what ptxas makes: each binary is judged as its source, in tests/cubins, says."""
+"""The ELF reader on output of ptxas: each binary is classified as its source in tests/cubins states."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ TILES_SIZE, TILES_MAPS = 640, (128, 384)
 
 
 @pytest.mark.parametrize("architecture", AMPERE)
-def test_function_objects_texts_and_tables_are_no_state(architecture: str) -> None:
+def test_functions_texts_and_tables_are_not_state(architecture: str) -> None:
     assert read_cubin(cubin("objects", architecture)).mutable_globals == ()
 
 
 @pytest.mark.parametrize("architecture", AMPERE)
-def test_variables_that_a_launch_leaves_to_the_next_are(architecture: str) -> None:
+def test_variables_that_persist_between_launches_are_state(architecture: str) -> None:
     assert read_cubin(cubin("state", architecture)).mutable_globals == ("history", "tickets")
 
 
 @pytest.mark.parametrize("architecture", AMPERE)
-def test_names_and_layouts_are_the_sources(architecture: str) -> None:
+def test_names_and_layouts_equal_the_source(architecture: str) -> None:
     assert read_cubin(cubin("objects", architecture)).kernels == dict.fromkeys(
         ("uses_objects", "uses_text", "uses_tables"), ((0, 8), (8, 4))
     )
@@ -35,7 +35,7 @@ def test_names_and_layouts_are_the_sources(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", HOPPER)
 def test_hopper_parameters(architecture: str) -> None:
-    """Offsets are from the bank's start, which is no multiple of 128; a parameter may pass 16 KiB since CUDA 12.1."""
+    """Offsets count from the start of the bank, which is not 128-byte aligned; parameters may exceed 16 KiB since CUDA 12.1."""
     found = read_cubin(cubin("hopper", architecture))
     (at, size), (after, tail) = found.kernels.pop("reads_tiles")
     assert (size, tail) == (TILES_SIZE, 128) and after == at + size
@@ -45,8 +45,8 @@ def test_hopper_parameters(architecture: str) -> None:
     assert found.mutable_globals == ()
 
 
-def test_maps_are_looked_for_where_the_compiler_puts_them() -> None:
-    """In a struct at an offset of the parameter, whose own offset in the packed buffer is a multiple of 16 only."""
+def test_tensor_map_candidates_match_the_compiler_layout() -> None:
+    """A map may be in a struct parameter whose offset in the packed buffer is only a multiple of 16."""
     layout = read_cubin(cubin("hopper", "sm_90a")).kernels["reads_tiles"]
     builder = Builder()
     builder.begin("one", 1)

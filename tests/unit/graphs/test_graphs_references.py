@@ -55,7 +55,7 @@ def test_another_build_is_not_read(bundle_directory: Path, library: Path, tmp_pa
 
 
 @needs_cc
-def test_a_changed_library_is_not_believed(bundle_directory: Path, library: Path, tmp_path: Path) -> None:
+def test_changed_library_is_not_used(bundle_directory: Path, library: Path, tmp_path: Path) -> None:
     found = references.refer(_binaries(bundle_directory), [library])
     digest, where = next(iter(found.items()))
     copy = tmp_path / library.name

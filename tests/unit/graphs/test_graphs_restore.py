@@ -101,7 +101,7 @@ def test_neither_restored_nor_captured_is_a_clear_refusal(
         restorer.graph("decode:1")
 
 
-def test_an_unproven_bundle_is_not_published_and_not_believed(tmp_path: Path) -> None:
+def test_unproven_bundle_is_neither_published_nor_restored(tmp_path: Path) -> None:
     bundle(tmp_path / "b")
     with pytest.raises(NotProvenError):
         gate.read_proof(tmp_path / "b")
@@ -129,7 +129,7 @@ def test_the_canary_passes_on_a_good_bundle(bundle_directory: Path) -> None:
 def test_unnamed_memory_that_was_never_allocated_here(
     bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without adoption the graph is captured; with it the memory comes from the bundle."""
+    """The graph is captured without adoption; with adoption the bundle provides the memory."""
     model, plain = _restorer(bundle_directory)
     monkeypatch.setattr(model, "trace", list)
     assert not plain.link() and "alloc#" in plain.fallbacks["*"]

@@ -1,4 +1,4 @@
-"""Record, record, link, prove, publish, restore: each a process with addresses of its own, through a real store."""
+"""Record twice, link, prove, publish and restore: each in a process with different addresses, with a real store."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from coldstart.graphs.builder import subset
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError
 
 
-def test_two_layouts_and_a_proof_or_one_layout_more(rounds_made: tuple[Path, Launches]) -> None:
-    directory, launches = rounds_made
+def test_two_layouts_and_a_proof_or_one_layout_more(created_rounds: tuple[Path, Launches]) -> None:
+    directory, launches = created_rounds
     recorded = [a["bases"] for a in launches.answers if "bases" in a]
     assert len({tuple(bases) for bases in recorded}) == len(recorded) >= 2
     assert launches.names[:2] == ["record graphs, layout 1", "record graphs, layout 2"]
@@ -26,8 +26,8 @@ def test_two_layouts_and_a_proof_or_one_layout_more(rounds_made: tuple[Path, Lau
     assert not gate.read_proof(directory).eager
 
 
-def test_restored_where_nothing_was_captured(rounds_made: tuple[Path, Launches]) -> None:
-    done = engine(EngineTask(restore=rounds_made[0]))
+def test_restore_works_in_a_process_that_captured_nothing(created_rounds: tuple[Path, Launches]) -> None:
+    done = engine(EngineTask(restore=created_rounds[0]))
     assert done["used"] and done["fallbacks"] == {} and done["restored"] == KEYS
     assert done["shown"] == ["decode:64", "decode:8"]
     assert done["launches_before_ready"] == 0 and all(done["equal"].values())
@@ -46,9 +46,9 @@ def test_kernels_by_reference_from_end_to_end(tmp_path: Path) -> None:
 
 
 def test_an_altered_input_is_caught_by_the_canary_and_all_graphs_are_captured(
-    rounds_made: tuple[Path, Launches], tmp_path: Path
+    created_rounds: tuple[Path, Launches], tmp_path: Path
 ) -> None:
-    copy = shutil.copytree(rounds_made[0], tmp_path / "b")
+    copy = shutil.copytree(created_rounds[0], tmp_path / "b")
     for path in (copy / "inputs").iterdir():
         path.write_bytes(bytes(len(path.read_bytes())))
     done = engine(EngineTask(restore=copy))
@@ -57,7 +57,7 @@ def test_an_altered_input_is_caught_by_the_canary_and_all_graphs_are_captured(
 
 
 def _spoil(work: Path) -> Callable[[str], None]:
-    """One relocation of the smallest graph moved, after the bundle was linked."""
+    """Move one relocation of the smallest graph after the bundle was linked."""
 
     def between(name: str) -> None:
         bundle = work / rounds.BUNDLE
@@ -90,7 +90,7 @@ def test_a_graph_that_fails_the_gate_is_dropped_and_the_rest_is_proved_again(tmp
 
 
 def test_regions_that_do_not_touch_in_the_proof_alone_are_recorded_once_more(tmp_path: Path) -> None:
-    """With these addresses two regions touch in all four layouts and not in the proof's."""
+    """With these addresses two regions touch in all four layouts but not in the proof."""
     launches = Launches(first=3460)
     directory = offline.make(tmp_path, launches)
     first = launches.names.index("prove graphs")
@@ -106,12 +106,12 @@ def test_layouts_that_always_touch_end_the_recording(tmp_path: Path) -> None:
     assert not offline.needs_another_layout(tmp_path, 4)
 
 
-def test_an_engine_that_leaves_nothing_is_a_reason(tmp_path: Path) -> None:
+def test_engine_without_output_is_reported(tmp_path: Path) -> None:
     with pytest.raises(GraphRefusedError, match="captured no graph, or did not load the plug-in"):
         offline.make(tmp_path, lambda name, task: None)
 
 
-def test_what_the_process_says_is_the_reason(tmp_path: Path) -> None:
+def test_reason_contains_the_error_of_the_process(tmp_path: Path) -> None:
     def launch(name: str, task: EngineTask) -> None:
         assert task.record is not None
         rounds.fail(task.record, "graphs of several ranks hold collectives")
@@ -120,18 +120,20 @@ def test_what_the_process_says_is_the_reason(tmp_path: Path) -> None:
         offline.make(tmp_path, launch)
 
 
-def test_nothing_proven_is_nothing_published(rounds_made: tuple[Path, Launches], tmp_path: Path) -> None:
-    shutil.copytree(rounds_made[0].parent, tmp_path / "w")
+def test_no_bundle_is_published_without_a_proven_graph(
+    created_rounds: tuple[Path, Launches], tmp_path: Path
+) -> None:
+    shutil.copytree(created_rounds[0].parent, tmp_path / "w")
     bundle = tmp_path / "w" / rounds.BUNDLE
     gate.reject(gate.Proof("", [1], failed=dict.fromkeys(KEYS, "wrong")), bundle)
     with pytest.raises(NotProvenError, match="no graph was proven"):
         offline.keep_proven(bundle)
 
 
-def test_a_layout_is_whole_or_absent(rounds_made: tuple[Path, Launches]) -> None:
-    work = rounds_made[0].parent
+def test_incomplete_layout_is_ignored(created_rounds: tuple[Path, Launches]) -> None:
+    work = created_rounds[0].parent
     assert not list(work.glob("*.part")) and [p.name for p in rounds.layouts(work)][:2] == [
         "layout-1",
         "layout-2",
     ]
-    assert subset(table_files.load(rounds_made[0]), lambda key: False).keys == []
+    assert subset(table_files.load(created_rounds[0]), lambda key: False).keys == []

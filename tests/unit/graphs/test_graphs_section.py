@@ -92,7 +92,7 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
 ) -> None:
     monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     monkeypatch.setattr(nvml, "free_bytes", free.__getitem__)
-    monkeypatch.setattr(prepare, "available_memory", lambda: pytest.fail("the host's memory was asked for"))
+    monkeypatch.setattr(prepare, "available_memory", lambda: pytest.fail("the host's memory was requested"))
     plan = prepared(publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}]), place)
     assert (plan.engine.kv_plan is not None) is (kv_plan.VARIABLE in plan.env) is used
     assert ("kv" in [f.stage for f in plan.fallbacks]) is not used
@@ -102,7 +102,7 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
 @pytest.mark.parametrize(
     "plans", [None, [], [{"rank": 0}], [PLAN | {"kv_cache_memory_bytes": "700"}], [PLAN, PLAN]]
 )
-def test_a_plan_that_is_none_is_a_reason(
+def test_invalid_plan_is_reported(
     place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, plans: object
 ) -> None:
     monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
@@ -113,7 +113,7 @@ def test_a_plan_that_is_none_is_a_reason(
 # --- materialize ---
 
 
-def test_on_the_processor_there_is_nothing_to_do(tmp_path: Path) -> None:
+def test_cpu_engine_has_no_graphs(tmp_path: Path) -> None:
     def never(name: str, task: EngineTask) -> None:
         raise AssertionError("an engine was started")
 
@@ -144,9 +144,7 @@ def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch:
     assert reason is None and (tmp_path / "out" / "proof.json").exists()
 
 
-def test_an_engine_that_fails_costs_the_section_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_engine_only_omits_the_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
 
     def fail(name: str, task: EngineTask) -> None:
@@ -208,7 +206,7 @@ def _start(found: list[Finding]) -> Any:
     return start
 
 
-def test_graphs_that_cannot_be_replayed_here_are_never_called_good(place: Path, rounds_bundle: Path) -> None:
+def test_validation_reports_graphs_that_cannot_be_replayed_here(place: Path, rounds_bundle: Path) -> None:
     bundle = publish(place, rounds_bundle)
     (finding,) = check_graphs(_start([]))(bundle, "replay")
     assert (finding.code, finding.severity) == ("CS-GRAPHS-NOT-REPLAYED", "warning")
@@ -241,8 +239,8 @@ def test_altered_or_unproven_tables_are_errors(
     assert [f.code for f in found] == [code] and found[0].severity == "error"
 
 
-def test_every_graph_is_replayed_where_all_are_asked_for(rounds_bundle: Path, tmp_path: Path) -> None:
-    """One wrong hash of a larger graph: the smallest alone would pass."""
+def test_all_graphs_are_replayed_when_requested(rounds_bundle: Path, tmp_path: Path) -> None:
+    """One hash of a larger graph is wrong; a replay of the smallest graph alone would pass."""
     copy = Path(shutil.copytree(rounds_bundle, tmp_path / "copy"))
     proof = json.loads((copy / "proof.json").read_text())
     proof["hashes"]["decode:256"] = "0" * 64

@@ -52,7 +52,7 @@ def test_subset_keeps_graphs_whole(bundle_directory: Path) -> None:
 
 @pytest.mark.slow
 def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Path, tmp_path: Path) -> None:
-    """Each file, bytes at a stride; the benchmark does all of them."""
+    """Each file with every n-th byte; the benchmark alters all bytes."""
     for path in [*sorted(bundle_directory.glob("*.npy")), bundle_directory / table_files.MANIFEST]:
         data = path.read_bytes()
         copy = tmp_path / path.name.replace(".", "-")

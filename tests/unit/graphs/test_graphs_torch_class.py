@@ -1,4 +1,4 @@
-"""kept_class on PyTorch's own Python class, over a replica of the C++ one below it."""
+"""The graph-retaining class on PyTorch's Python class, with a replica of its C++ base class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """torch.cuda.CUDAGraph, its base replaced."""
+    """Return torch.cuda.CUDAGraph with a replaced base class."""
     from torch.cuda import graphs
 
     base = extension("cuda_graph", tmp_path_factory.mktemp("replica"))._CUDAGraph

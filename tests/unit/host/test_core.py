@@ -34,7 +34,7 @@ from coldstart.host.specification import HostSettings, ModelSpec, Tier, stopped
 
 
 class Driver:
-    """Two models of 10 bytes in 15 unless told otherwise; says at what time what happens."""
+    """Host with two models of 10 bytes in 15 bytes by default; passes events at given times."""
 
     def __init__(self, *specs: ModelSpec, **settings: Any) -> None:
         specs = specs or (ModelSpec.simple("a", 10, 5.0), ModelSpec.simple("b", 10, 7.0))
@@ -44,7 +44,7 @@ class Driver:
         return [action for event in events for action in self.core.handle(event, now)]
 
     def up(self, name: str, now: float) -> None:
-        """Served one request until now."""
+        """Serve one request until now."""
         self(now, Arrived(f"up-{name}", name), Started(name, 1.0), Ended(f"up-{name}"))
         assert self.core.models[name].state is State.READY
 
@@ -70,7 +70,7 @@ def _brief(actions: list[Action]) -> list[Any]:
     return found
 
 
-def test_one_start_however_many_ask_and_their_order_is_kept() -> None:
+def test_many_requests_cause_one_start_and_retain_their_order() -> None:
     host = Driver()
     first = host(0.0, *(Arrived(str(i), "a") for i in range(200)))
     assert _brief(first) == [_start("a")]
@@ -84,7 +84,7 @@ def test_a_ready_model_is_served_at_once_and_counts_as_a_hit() -> None:
     assert (host.core.hits, host.core.requests) == (1, 2)
 
 
-def test_the_idle_one_leaves_before_the_other_starts() -> None:
+def test_idle_model_stops_before_the_next_starts() -> None:
     host = Driver()
     host.up("a", 1.0)
     assert _brief(host(2.0, Arrived("r", "b"))) == [("leave", "a", "stopped")]
@@ -92,7 +92,7 @@ def test_the_idle_one_leaves_before_the_other_starts() -> None:
     assert host.core.residents.device.used == 10
 
 
-def test_what_is_on_its_way_out_is_counted_before_another_is_asked_to_go() -> None:
+def test_stopping_models_count_before_another_is_evicted() -> None:
     host = Driver(*(ModelSpec.simple(name, 5, 1.0) for name in "abc"), ModelSpec.simple("d", 5, 1.0))
     for name in "abc":
         host.up(name, 1.0)
@@ -109,7 +109,7 @@ def test_a_model_with_requests_in_flight_stays() -> None:
 
 
 def test_patience_runs_out_for_a_model_that_is_never_idle() -> None:
-    """It takes nothing new, finishes what it has, and only then leaves."""
+    """The model accepts no new request, finishes its requests, and then stops."""
     host = Driver(patience_s=30.0)
     host.up("a", 1.0)
     host(2.0, Arrived("long", "a"), Arrived("r", "b"))
@@ -123,7 +123,7 @@ def test_patience_runs_out_for_a_model_that_is_never_idle() -> None:
     assert _brief(host(43.0, Ended("r"))) == [("leave", "b", "stopped")], "late's turn"
 
 
-def test_refuse_is_an_answer_when_nobody_may_leave() -> None:
+def test_request_is_refused_when_no_model_may_be_evicted() -> None:
     host = Driver(when_full="refuse")
     host.up("a", 1.0)
     host(2.0, Arrived("long", "a"))
@@ -132,7 +132,7 @@ def test_refuse_is_an_answer_when_nobody_may_leave() -> None:
     assert refused.retry_after_s == 7.0 and "in use" in refused.reason
 
 
-def test_nobody_overtakes_to_the_memory_that_is_freed_for_the_first() -> None:
+def test_freed_memory_goes_to_the_first_waiting_model() -> None:
     specs = (
         ModelSpec.simple("big", 15, 9.0),
         ModelSpec.simple("a", 10, 5.0),
@@ -154,14 +154,14 @@ def test_one_loader_starts_one_model_at_a_time() -> None:
     assert len(two(0.0, Arrived("1", "a"), Arrived("2", "b"))) == 2
 
 
-def test_held_requests_are_limited_and_told_when_to_come_again() -> None:
+def test_pending_requests_are_limited_with_a_retry_time() -> None:
     host = Driver(max_held=2)
     actions = host(0.0, Arrived("1", "a"), Arrived("2", "a"), Arrived("3", "b"))
     assert _brief(actions) == [_start("a"), (429, "3")]
     assert isinstance(actions[-1], Refuse) and actions[-1].retry_after_s == 12.0, "a's start and b's"
 
 
-def test_a_held_request_whose_client_went_is_not_sent() -> None:
+def test_pending_request_is_not_sent_when_its_client_disconnected() -> None:
     host = Driver()
     host(0.0, Arrived("1", "a"), Arrived("2", "a"), Ended("1"))
     assert _brief(host(5.0, Started("a", 5.0))) == [("2", "a")]
@@ -186,7 +186,7 @@ def test_a_server_that_dies_frees_its_memory() -> None:
     assert _brief(host(3.0, Ended("r"), Arrived("s", "b"))) == [_start("b")]
 
 
-def test_one_that_dies_while_it_leaves_has_left() -> None:
+def test_model_that_dies_while_stopping_has_stopped() -> None:
     host = Driver()
     host.up("a", 1.0)
     host(2.0, Arrived("r", "b"))
@@ -203,13 +203,13 @@ def test_a_start_past_its_deadline_is_ended_once() -> None:
     assert _brief(host(62.0, Failed("a", "too slow"))) == [(503, "1")]
 
 
-def test_a_request_is_not_held_for_ever() -> None:
+def test_pending_request_is_refused_after_its_time_limit() -> None:
     host = Driver(hold_s=40.0)
     host(0.0, Arrived("1", "a"))
     assert _brief(host(40.0, Tick())) == [(504, "1")]
 
 
-def test_idle_models_go_but_for_the_least_number() -> None:
+def test_idle_models_stop_down_to_the_minimum() -> None:
     specs = [ModelSpec.simple(name, 5, 1.0, idle_s=60.0) for name in "abc"]
     host = Driver(*specs, min_residents=1)
     for time, name in enumerate("abc"):
@@ -221,13 +221,13 @@ def test_idle_models_go_but_for_the_least_number() -> None:
     assert host.core.models["c"].state is State.READY
 
 
-def test_no_more_models_than_the_most() -> None:
+def test_models_never_exceed_the_maximum() -> None:
     host = Driver(memory=100, max_residents=1)
     host.up("a", 1.0)
     assert _brief(host(2.0, Arrived("r", "b"))) == [("leave", "a", "stopped")]
 
 
-def test_a_pinned_model_starts_unasked_stays_and_comes_back() -> None:
+def test_pinned_model_starts_without_a_request_and_restarts() -> None:
     host = Driver(ModelSpec.simple("a", 10, 5.0, pinned=True), ModelSpec.simple("b", 5, 1.0), backoff_s=4.0)
     assert _brief(host(0.0, Tick())) == [_start("a")]
     host(5.0, Started("a", 5.0))
@@ -238,7 +238,7 @@ def test_a_pinned_model_starts_unasked_stays_and_comes_back() -> None:
     assert _brief(host(11.0, Tick())) == [_start("a")]
 
 
-def test_what_can_never_fit_is_refused_at_once() -> None:
+def test_model_that_never_fits_is_refused_at_once() -> None:
     host = Driver(ModelSpec.simple("a", 10, 5.0, pinned=True), ModelSpec.simple("big", 12, 1.0))
     (refused,) = host(0.0, Arrived("r", "big"))[:1]
     assert isinstance(refused, Refuse) and refused.status == 507
@@ -246,8 +246,8 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
         Driver(ModelSpec.simple("a", 16, 5.0, pinned=True))
 
 
-def test_memory_that_lies_makes_others_leave() -> None:
-    """A model measured larger than its profile: the idle one goes, the account holds the measured size."""
+def test_model_larger_than_its_profile_evicts_others() -> None:
+    """A model is measured larger than its profile: the idle model stops, and the account has the measured size."""
     host = Driver(ModelSpec.simple("a", 5, 1.0), ModelSpec.simple("b", 5, 1.0))
     host.up("a", 1.0)
     host(2.0, Arrived("r", "b"))
@@ -276,7 +276,7 @@ def test_a_model_goes_to_sleep_where_host_memory_allows_and_stops_where_not() ->
     assert host.core.models["a"].state is State.STARTING and host.core.models["a"].tier.name == "asleep-1"
 
 
-def test_a_sleeping_model_gives_its_last_bytes_when_they_are_needed() -> None:
+def test_sleeping_model_stops_when_its_memory_is_needed() -> None:
     host = Driver(ModelSpec("a", SLEEPER), ModelSpec.simple("all", 12, 1.0), memory=12, host_memory=8)
     host.up("a", 1.0)
     assert _brief(host(2.0, Arrived("1", "all"))) == [("leave", "a", "stopped")], (
@@ -301,7 +301,7 @@ def test_a_model_asleep_goes_further_down_when_its_bytes_are_needed() -> None:
     assert host.core.residents.beside.used == 0
 
 
-def test_models_come_and_go_by_configuration_and_streams_end_in_peace() -> None:
+def test_reconfiguration_adds_and_removes_models_after_their_streams() -> None:
     host = Driver()
     host.up("a", 1.0)
     host(2.0, Arrived("stream", "a"))
@@ -325,8 +325,8 @@ def test_an_unknown_model_is_not_found() -> None:
     assert _brief(Driver()(0.0, Arrived("r", "nobody"))) == [(404, "r")]
 
 
-class TestConfiguredAnew:
-    def test_less_memory_makes_an_idle_model_leave(self) -> None:
+class TestReconfiguration:
+    def test_less_memory_evicts_an_idle_model(self) -> None:
         drive = Driver(memory=25)
         drive.up("a", 0.0)
         drive.up("b", 1.0)
@@ -335,7 +335,7 @@ class TestConfiguredAnew:
         assert found == [("leave", "a", "stopped")]
         assert drive.core.settings.policy == "gdsf" and drive.core.residents.device.capacity == 15
 
-    def test_limits_that_cannot_be_change_nothing(self) -> None:
+    def test_invalid_limits_change_nothing(self) -> None:
         drive = Driver()
         pinned = (ModelSpec.simple("a", 10, 5.0, pinned=True),)
         with pytest.raises(UsageError, match="pinned models need"):
@@ -352,30 +352,30 @@ class TestConfiguredAnew:
         assert _brief(drive(5.0, Started("a", 1.0))) == [("2", "a")]
 
 
-class TestTheHostsOwnTemplate:
-    def test_its_memory_is_not_for_models(self) -> None:
+class TestHostTemplate:
+    def test_memory_of_the_template_is_reserved(self) -> None:
         driver = Driver(memory=24)
         driver.up("a", 0.0)
         assert driver(1.0, TemplateHeld(5)) == []
         assert _brief(driver(2.0, Arrived("1", "b"))) == [("leave", "a", "stopped")]
         assert _brief(driver(3.0, Left("a"))) == [_start("b")]
 
-    def test_it_is_given_up_once_for_a_model_that_fits_only_without_it(self) -> None:
+    def test_template_stops_for_a_model_that_fits_only_without_it(self) -> None:
         driver = Driver()
         assert driver(0.0, TemplateHeld(6)) == [GiveUp()]
         assert driver(1.0, Arrived("1", "a"), TemplateHeld(6)) == []
         assert _brief(driver(2.0, TemplateHeld(0))) == [_start("a")]
         assert driver(3.0, TemplateHeld(5)) == []
 
-    def test_a_model_that_never_fits_does_not_cost_it(self) -> None:
+    def test_template_stays_when_a_model_never_fits(self) -> None:
         driver = Driver(ModelSpec.simple("a", 20, 1.0), ModelSpec.simple("b", 5, 1.0))
         assert driver(0.0, TemplateHeld(8)) == []
 
 
-class TestATierThatIsMeasured:
+class TestMeasuredTier:
     TIERS = (Tier("awake", 10, 0.0), Tier("template", 10, 0.5), stopped(8.0))
 
-    def test_it_is_taken_once_it_is_known_to_free_enough(self) -> None:
+    def test_tier_is_used_once_it_is_measured_to_free_enough(self) -> None:
         driver = Driver(ModelSpec("a", self.TIERS), ModelSpec.simple("b", 10, 7.0))
         driver.up("a", 0.0)
         driver(1.0, Measured("a", 4, "template"))
@@ -400,15 +400,15 @@ class TestATierThatIsMeasured:
         ("a ratio of 1/2 and/or more", "a ratio of 1/2 and/or more"),
     ],
 )
-def test_an_error_in_brief_names_no_place(error: str, said: str) -> None:
+def test_short_error_contains_no_path(error: str, said: str) -> None:
     assert brief(error) == said
 
 
-def test_an_error_in_brief_is_brief() -> None:
+def test_short_error_is_truncated() -> None:
     assert len(brief("word " * 100)) <= LONGEST + 4
 
 
-def test_a_model_without_idle_time_serves_those_who_waited_before_it_goes() -> None:
+def test_model_without_idle_time_serves_waiting_requests_first() -> None:
     driver = Driver(ModelSpec.simple("a", 10, 5.0, idle_s=0.0))
     driver(0.0, Arrived("1", "a"))
     assert driver(1.0, Started("a", 1.0)) == [Dispatch("1", "a")]

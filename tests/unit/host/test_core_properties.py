@@ -1,4 +1,4 @@
-"""The host's core under any sequence of events: nobody in use leaves, memory adds up, every request gets one answer."""
+"""The host's core under any sequence of events: no used model stops, memory adds up, every request gets one answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from coldstart.host.specification import HostSettings, ModelSpec, Tier, stopped
 
 NAMES = [f"m{i}" for i in range(6)]
 SERVING = (State.READY, State.DRAINING)
-"""It may be told to drain by the event that made it ready."""
+"""A model may have to drain at the event that made it ready."""
 
 
 def _spec(name: str, memory: int, penalty: float, kind: str, idle: float | None) -> ModelSpec:
@@ -41,7 +41,7 @@ def _spec(name: str, memory: int, penalty: float, kind: str, idle: float | None)
 
 
 class Host(RuleBasedStateMachine):
-    """Plays the processes: carries orders out late, in any order, and fails at will."""
+    """Simulates the processes: executes orders late and in any order, and fails at random."""
 
     @initialize(
         sizes=st.lists(st.integers(8, 40), min_size=6, max_size=6),
@@ -164,7 +164,7 @@ class Host(RuleBasedStateMachine):
         assert sorted(self.waiting) == sorted(w for w in self.waiting if w in self.core.pending)
 
     def teardown(self) -> None:
-        """Everything that waits is answered in the end, once all orders are obeyed and no stream runs on."""
+        """Execute all orders and end all streams; every waiting request must then be answered."""
         if not hasattr(self, "core"):
             return
         for _ in range(2000):

@@ -1,4 +1,4 @@
-"""The host's TOML file: what it says, and what is said about a wrong one."""
+"""The host's TOML file: its members, and errors about invalid files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coldstart.host.launches import Launch
 MODEL = '[models.m]\nmemory = "1GiB"\nstart_s = 2\n'
 
 
-def test_the_example_in_its_own_text_is_read(tmp_path: Path) -> None:
+def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
     shown = str(configuration.__doc__).split("configuration file.")[1].split("Invariant")[0]
     (tmp_path / "host.toml").write_text("\n".join(line.removeprefix("    ") for line in shown.splitlines()))
     file = load(tmp_path / "host.toml")
@@ -34,7 +34,7 @@ def test_the_example_in_its_own_text_is_read(tmp_path: Path) -> None:
         ("", "no model: the table .models.NAME. is missing"),
         (MODEL, "missing key memory"),
         ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "unknown key police"),
-        ('memory = "1GiB"\npolicy = "nobody"\n' + MODEL, "policy: unknown policy 'nobody'"),
+        ('memory = "1GiB"\npolicy = "unknown"\n' + MODEL, "policy: unknown policy 'nobody'"),
         (
             'memory = "1GiB"\nwhen_full = "wait"\n' + MODEL,
             "when_full: expected queue or refuse, found 'wait'",
@@ -76,12 +76,12 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, complai
     assert "host.toml" in problem.value.message and problem.value.hint
 
 
-def test_a_file_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         load(tmp_path / "none.toml")
 
 
-def test_load_puts_the_command_line_in_place_of_what_the_file_says(tmp_path: Path) -> None:
+def test_load_prefers_the_command_line_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "host.toml").write_text('memory = "1GiB"\npolicy = "lru"\n' + MODEL)
     typed = {"memory": 2 << 30, "models": {"typed": {"memory": 5, "start_s": 1.0}}}
     file = load(tmp_path / "host.toml", typed=typed)
@@ -89,7 +89,7 @@ def test_load_puts_the_command_line_in_place_of_what_the_file_says(tmp_path: Pat
     assert [spec.name for spec in file.models] == ["m", "typed"]
 
 
-def test_a_model_that_is_forked_is_taken_for_what_is_its_own() -> None:
+def test_forked_model_counts_its_private_memory() -> None:
     models = {"a": {}, "b": {"memory": 7}}
 
     def profile(launch: Launch) -> Profile:
@@ -111,7 +111,7 @@ def test_an_engine_template_is_a_tier_that_counts_as_awake_until_it_was_measured
     ]  # fmt: skip
 
 
-def test_idle_time_of_the_host_is_that_of_models_that_say_none() -> None:
+def test_models_inherit_the_idle_time_of_the_host() -> None:
     figures = {"memory": 10, "start_s": 1.0}
     models = {"a": figures, "b": {**figures, "idle_s": 5}}
     file = parse({"memory": 20, "idle_s": 60, "models": models})

@@ -1,4 +1,4 @@
-"""The simulated host: replays computed by hand, and against the untimed cache, which has no core."""
+"""The simulated host: replays with hand-computed times, and a comparison with the untimed cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _settings(**given: object) -> HostSettings:
 
 
 def test_one_swap_by_hand() -> None:
-    """a starts 0 to 5 and serves to 7; b asks at 1, waits for a to be done, leaves take 1 s: b serves from 15."""
+    """a starts from 0 to 5 and serves to 7; b arrives at 1 and waits, evictions take 1 s: b serves from 15."""
     asked = [HostRequest(0.0, "a", 2.0), HostRequest(1.0, "b", 2.0), HostRequest(30.0, "b", 2.0)]
     done = simulate(asked, [A, B], _settings(), leave_s=1.0)
     assert [(one.dispatched_s, one.hit) for one in done.requests] == [
@@ -53,8 +53,8 @@ def test_refusals_have_a_status_and_no_service() -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_with_requests_far_apart_it_is_the_untimed_cache(policy: str) -> None:
-    """No request meets a start or another request: starts and hits are those of the metadata alone."""
+def test_distant_requests_give_the_results_of_the_untimed_cache(policy: str) -> None:
+    """No request overlaps a start or another request: starts and hits follow from the metadata alone."""
     random = Random(7)
     costs = {f"m{i}": ModelCost(random.randint(5, 40), random.uniform(1, 30)) for i in range(12)}
     asked = [(200.0 * t + random.uniform(0, 100), random.choice(list(costs))) for t in range(400)]

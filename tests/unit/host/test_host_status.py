@@ -1,4 +1,4 @@
-"""The host's status: every member that its text promises, with the state's own figures."""
+"""The host's status: every documented member, with the figures of the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and words of a host's models."""
+"""Names and arguments of a host's models."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_a_name_means_one_model() -> None:
         ({"idle": 5}, "models.m: unknown key idle"),
     ],
 )
-def test_wrong_words_are_named(given: dict[str, object], complaint: str) -> None:
+def test_invalid_arguments_are_named(given: dict[str, object], complaint: str) -> None:
     model = {"memory": 5, "start_s": 1.0, **given}
     with pytest.raises(UsageError, match=complaint):
         configuration.parse({"memory": 10, "models": {"m": model}})
 
 
-def test_what_the_file_does_not_say_the_profile_does() -> None:
+def test_profile_supplies_members_missing_in_the_file() -> None:
     models = {"m": {}, "n": {"memory": 7}, "o": {"memory": 1, "start_s": 2.0}}
     file = configuration.parse({"memory": 10, "models": models}, lambda launch: Profile(5, 3.0, "bundle"))
     found = {spec.name: (spec.tiers[0].memory, spec.tiers[-1].penalty_s) for spec in file.models}
@@ -61,7 +61,7 @@ def test_what_the_file_does_not_say_the_profile_does() -> None:
     assert file.catalogue.launches["m"].model == "m"
 
 
-def test_only_what_matters_to_a_server_makes_it_another() -> None:
+def test_launches_differ_only_by_members_of_the_server() -> None:
     one = _launch("a", "--seed", "1")
     assert one.same_server == Launch("a", "a", one.args, ("other",), mode="fresh").same_server
     assert one.same_server != _launch("a", "--seed", "2").same_server

@@ -1,4 +1,4 @@
-"""Memory accounts: reservations fit the capacity, measurements are recorded whether they fit or not."""
+"""Memory accounts: reservations fit the capacity; measurements are recorded even if they exceed it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One model's states: every path of the table, and that no other is taken."""
+"""States of one model: every transition of the table is possible and no other one is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _ready() -> Model:
     return model
 
 
-def test_it_starts_serves_sleeps_and_wakes() -> None:
+def test_model_starts_serves_sleeps_and_wakes() -> None:
     model = _ready()
     assert model.state is State.READY and model.tier.name == "awake"
     model.drain(ASLEEP, 20.0)
@@ -67,7 +67,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("state", "event"), [(s, e) for s, events in WRONG.items() for e in events])
-def test_no_other_path(state: str, event: str) -> None:
+def test_other_transitions_are_refused(state: str, event: str) -> None:
     model = Model(SPEC)
     if state == "starting":
         model.start(0.0)
@@ -85,7 +85,7 @@ def test_no_other_path(state: str, event: str) -> None:
     assert model.state == state
 
 
-def test_what_is_observed_corrects_the_profile() -> None:
+def test_observed_memory_corrects_the_profile() -> None:
     model = Model(SPEC)
     model.start(0.0)
     model.ready(20.0, 20.0, 14)
@@ -103,6 +103,6 @@ def test_what_is_observed_corrects_the_profile() -> None:
         (stopped(2.0), Tier("awake", 10, 0.0)),
     ],
 )
-def test_tiers_that_make_no_sense_are_refused(tiers: tuple[Tier, ...]) -> None:
+def test_invalid_tiers_are_refused(tiers: tuple[Tier, ...]) -> None:
     with pytest.raises(UsageError, match=r"models\.m\.tiers"):
         ModelSpec("m", tiers)

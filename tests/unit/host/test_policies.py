@@ -1,4 +1,4 @@
-"""The policies by hand-made examples: who leaves, and what each one remembers."""
+"""Eviction policies on hand-made examples: victims and remembered state."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_gdsf_ages_what_was_once_popular() -> None:
 
 
 def test_arc_moves_its_target_by_ghosts() -> None:
-    """A ghost of T1 asked for again comes back as frequent."""
+    """A requested ghost of T1 returns as frequent."""
     cache = ShadowCache(policy := ARC(EQUAL, 2), EQUAL, 2)
     for time, model in enumerate(("a1", "a1", "a2", "b1", "a2")):
         cache.request(model, float(time))
@@ -60,7 +60,7 @@ def test_arc_moves_its_target_by_ghosts() -> None:
 
 
 def test_arc_chooses_a_set_as_if_each_had_left_before_the_next() -> None:
-    """REPLACE takes from T1 while it is above its target, and goes over to T2 where it has come down to it."""
+    """REPLACE evicts from T1 while it is above its target, and then from T2."""
     costs = {name: ModelCost(1, 1.0) for name in ("often", "ghost", "b", "c", "d")}
     policy = ARC(costs, 5)
     for name in ("often", "ghost"):
@@ -122,7 +122,7 @@ def test_iam_order_is_that_of_equation_1() -> None:
     assert policy.victims(costs, 32, 402.0) == ["large", "cheap", "dear"]
 
 
-def test_predictive_keeps_what_is_asked_for_again_soon() -> None:
+def test_predictive_retains_models_requested_soon() -> None:
     costs = {name: ModelCost(10, 5.0) for name in ("steady", "gone")}
     policy = Predictive(costs, 20)
     for time in range(100):
@@ -160,7 +160,7 @@ def test_predictive_weighs_penalty_and_size() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_set_is_near_the_cheapest_of_all(seed: int) -> None:
+def test_victims_are_near_the_cheapest_set(seed: int) -> None:
     random = Random(seed)
     items = [(random.lognormvariate(0, 1), random.randint(1, 40), f"m{i}") for i in range(9)]
     need = random.randint(1, sum(size for _, size, _ in items))
@@ -172,13 +172,13 @@ def test_the_set_is_near_the_cheapest_of_all(seed: int) -> None:
     assert best - 1e-9 <= loss <= 1.5 * best
 
 
-def test_one_large_model_leaves_rather_than_three_small_ones() -> None:
+def test_one_large_model_is_evicted_before_three_small_ones() -> None:
     items = [(1.0, 10, "a"), (1.1, 10, "b"), (1.2, 10, "c"), (1.3, 25, "large")]
     assert least_loss(items, 25, 0.0) == ["large"]
 
 
 def _optimum(asked: list[str], costs: dict[str, ModelCost], capacity: int) -> float:
-    """By trying all sets of intervals."""
+    """Return the optimum by trying all sets of intervals."""
     pairs = [(i, asked.index(m, i + 1)) for i, m in enumerate(asked) if m in asked[i + 1 :]]
     saved = [0.0]
     for keep in product((False, True), repeat=len(pairs)):

@@ -1,4 +1,4 @@
-"""Every policy, on any sequence of requests: victims are members of what is free, once each, and suffice."""
+"""Every policy on any sequence of requests: victims are free, unique and sufficient."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ OBJECTS, REQUESTS = 60, 6000
 
 
 def _load(seed: int, drift: bool) -> tuple[list[int], list[int]]:
-    """Sizes by object, and the objects asked for; with drift popularity is dealt anew every thousand requests."""
+    """Return object sizes and requested objects; with drift the popularity is shuffled every thousand requests."""
     random = Random(seed)
     sizes = [max(1, round(random.lognormvariate(math.log(800), 0.9))) for _ in range(OBJECTS)]
     order, asked = list(range(OBJECTS)), list[int]()
@@ -39,7 +39,7 @@ def _theirs(name: str, sizes: list[int], asked: list[int], capacity: int) -> flo
 
 
 def _ours(name: str, sizes: list[int], asked: list[int], capacity: int) -> float:
-    # One penalty for all: theirs knows sizes only.
+    # One penalty for all, because the reference knows sizes only.
     costs = {str(item): ModelCost(size, 1.0) for item, size in enumerate(sizes)}
     cache = (_InsertFirst if name == "gdsf" else ShadowCache)(
         POLICIES[name](costs, capacity), costs, capacity
@@ -50,7 +50,7 @@ def _ours(name: str, sizes: list[int], asked: list[int], capacity: int) -> float
 
 
 class _InsertFirst(ShadowCache):
-    """libCacheSim's GDSF inserts, then evicts: the newcomer may leave at once, which a model in use must not."""
+    """libCacheSim's GDSF inserts and then evicts, so that the new object may be evicted at once; a used model must not."""
 
     def _load(self, model: str, now: float) -> None:
         self.resident.add(model)
@@ -63,7 +63,7 @@ class _InsertFirst(ShadowCache):
 @pytest.mark.parametrize("drift", [False, True])
 @pytest.mark.parametrize("share", [0.2, 0.4, 0.8])
 @pytest.mark.parametrize(("name", "theirs"), [("lru", "LRU"), ("lfu", "LFU"), ("gdsf", "GDSF")])
-def test_hit_ratio_is_the_references(name: str, theirs: str, share: float, drift: bool) -> None:
+def test_hit_ratio_equals_the_reference(name: str, theirs: str, share: float, drift: bool) -> None:
     for seed in range(3):
         sizes, asked = _load(seed, drift)
         capacity = max(round(share * sum(sizes)), *sizes)
@@ -73,7 +73,7 @@ def test_hit_ratio_is_the_references(name: str, theirs: str, share: float, drift
 @pytest.mark.parametrize("share", [0.2, 0.4, 0.8])
 @pytest.mark.parametrize(("equal", "points"), [(True, 0.0), (False, 4.0)])
 def test_arc_is_near_the_reference(equal: bool, points: float, share: float) -> None:
-    """Theirs moves its target by single bytes, ours by the model's size: the same where all sizes are one."""
+    """The reference moves its target by single bytes, ours by the size of the model: equal if all sizes are one."""
     for seed in range(3):
         for drift in (False, True):
             sizes, asked = _load(seed, drift)

@@ -1,4 +1,4 @@
-"""Every spelling that vLLM takes as equal parses to the same mapping."""
+"""Every spelling that vLLM treats as equal parses to the same mapping."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from coldstart.contract.arguments import Arguments, parse
         ["--max-model-len", "9", "--max-model-len", "512"],
     ],
 )
-def test_spellings_of_a_value(spelling: list[str]) -> None:
+def test_spellings_of_a_value_are_equal(spelling: list[str]) -> None:
     assert parse(spelling) == {"max_model_len": 512}
 
 
@@ -43,7 +43,7 @@ def test_spellings_of_a_value(spelling: list[str]) -> None:
         ([], {}),
     ],
 )
-def test_forms(argv: list[str], expected: dict[str, object]) -> None:
+def test_parse_returns_values_of_each_form(argv: list[str], expected: dict[str, object]) -> None:
     assert parse(argv) == expected
 
 
@@ -56,7 +56,7 @@ def test_a_long_flag_may_carry_a_json_value_with_spaces() -> None:
     assert parse(['--hf-overrides={"a": [1, 2]}']) == {"hf_overrides": {"a": [1, 2]}}
 
 
-def test_arguments_are_the_words_as_written_and_asked_by_name() -> None:
+def test_arguments_retain_their_form_and_are_found_by_name() -> None:
     given = Arguments(["-tp", "2", "--seed=x", "--max-model-len", "1k"])
     assert [*given] == ["-tp", "2", "--seed=x", "--max-model-len", "1k"]
     assert given.gives("tensor_parallel_size") and not given.gives("tp") and not given.gives("port")
@@ -67,7 +67,7 @@ def test_arguments_are_the_words_as_written_and_asked_by_name() -> None:
     assert given.number("seed", 5) == given.number("port", 5) == 5
 
 
-def test_of_equal_flags_the_last_wins_wherever_words_are_put() -> None:
+def test_last_of_equal_flags_wins() -> None:
     given = Arguments(["--port", "1"])
     assert given.prepend("--port", "2") == ("--port", "2", "--port", "1")
     assert given.prepend("--port", "2").value("port") == 1 and given.append("--port", "2").value("port") == 2

@@ -1,4 +1,4 @@
-"""Model fields depend on what the model is, not on where it lies."""
+"""Model fields depend on the contents of the model, not on its location."""
 
 import struct
 from pathlib import Path
@@ -12,7 +12,7 @@ from coldstart.models import identity
 from coldstart.models.resolution import ResolvedModel
 
 
-def test_incidental_members_do_not_count() -> None:
+def test_identity_ignores_incidental_members() -> None:
     plain = {"hidden_size": 4}
     assert identity.config_digest(plain) == identity.config_digest({**plain, "_name_or_path": "/somewhere"})
     assert identity.config_digest(plain) != identity.config_digest({"hidden_size": 8})
@@ -31,7 +31,7 @@ def test_values_and_sharding_do_not_count_but_shapes_do(tmp_path: Path) -> None:
     assert identity.layout_digest(one) != identity.layout_digest(other)
 
 
-def test_no_weights_is_none(tmp_path: Path) -> None:
+def test_identity_is_none_without_weights(tmp_path: Path) -> None:
     assert identity.layout_digest(tmp_path) is None
 
 
@@ -44,7 +44,7 @@ def test_a_broken_file_is_named(tmp_path: Path, data: bytes) -> None:
         identity.layout_digest(tmp_path)
 
 
-def test_a_known_revision_stands_for_the_files(tmp_path: Path) -> None:
+def test_known_revision_replaces_the_files(tmp_path: Path) -> None:
     model = ResolvedModel("m", tmp_path, "org/m", "a" * 40, {"architectures": ["A"]})
     before = identity.fields(model)
     save_file({"a": np.zeros(2, np.float32)}, tmp_path / "model.safetensors")

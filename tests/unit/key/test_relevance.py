@@ -1,4 +1,4 @@
-"""What touches only the server stays out of the key; everything unknown is in it; no path is."""
+"""The key excludes settings of the HTTP server and paths, and includes all unknown settings."""
 
 from pathlib import Path
 
@@ -33,11 +33,11 @@ def test_server_settings_are_not_in_the_key(name: str) -> None:
         "a_flag_of_tomorrow",
     ],
 )
-def test_engine_settings_are(name: str) -> None:
+def test_engine_settings_are_in_the_key(name: str) -> None:
     assert engine_fields({name: 7}) == {name: 7}
 
 
-def test_a_default_written_out_is_left_away() -> None:
+def test_explicit_default_is_omitted() -> None:
     assert engine_fields({"dtype": "auto", "tensor_parallel_size": 1, "enforce_eager": False}) == {}
 
 
@@ -49,13 +49,13 @@ def test_nested_settings_become_dotted_fields_whatever_their_order() -> None:
     assert left["compilation_config.sizes"] == "[1,2]"
 
 
-def test_places_in_nested_settings_are_dropped() -> None:
+def test_paths_in_nested_settings_are_dropped() -> None:
     assert engine_fields({"compilation_config": {"cache_dir": "x", "mode": 3}}) == {
         "compilation_config.mode": 3
     }
 
 
-def test_names_that_no_field_can_carry_stay_together() -> None:
+def test_names_that_are_not_valid_fields_stay_one_field() -> None:
     assert engine_fields({"hf_overrides": {"a/b": 1}}) == {"hf_overrides": '{"a/b":1}'}
 
 

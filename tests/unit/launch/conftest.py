@@ -1,5 +1,47 @@
-"""Fake templates and servers, and a user's own directories."""
+"""Fake templates and servers, and directories of one user."""
 
-from support.engines import fake_engine, home, model, pair, publish
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.engines import Publish, fake_engine, home, model, pair, publish
+
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import LaunchPlan
+from coldstart.launch import ladder
+from coldstart.launch.request import ServeRequest
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system.paths import Cache
 
 __all__ = ["fake_engine", "home", "model", "pair", "publish"]
+
+
+@pytest.fixture
+def lookup(publish: Publish, model: ResolvedModel) -> Lookup:
+    """Publish a bundle for the model and return its look-up."""
+    bundle = publish(kv={"bytes": 1})
+    return Lookup(model, Arguments(), Cache.at(), bundle.key, bundle)
+
+
+@pytest.fixture
+def start_server(
+    lookup: Lookup, fake_engine: Callable[[str], None]
+) -> Iterator[Callable[..., ladder.StartedServer]]:
+    """Return start_server(plan, mode, **options), which starts a fake server that is stopped afterwards."""
+    fake_engine("serves")
+    started: list[ladder.StartedServer] = []
+
+    def start(plan: LaunchPlan, mode: str, **options: Any) -> ladder.StartedServer:
+        request = ServeRequest(lookup, mode=mode, ready_timeout=20, **options)
+        started.append(ladder.start(request, plan))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.running.process.poll() is None:
+            one.running.process.signal(signal.SIGKILL)
+            one.running.process.wait()

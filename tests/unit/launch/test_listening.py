@@ -1,4 +1,4 @@
-"""A server listens on this machine alone unless it is told otherwise, and never at a port that is taken."""
+"""A server listens on loopback by default and refuses a port in use."""
 
 from __future__ import annotations
 

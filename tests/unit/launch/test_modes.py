@@ -1,15 +1,15 @@
-"""The list of start modes: what reads it sees a mode that is added to it."""
+"""The list of start modes: every reader of the list includes an added mode."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.engines import FAKE, Publish
+from support.engines import FAKE
 
 from coldstart.bench import run_order
 from coldstart.contract.arguments import Arguments
@@ -20,12 +20,9 @@ from coldstart.host.launches import Launch
 from coldstart.launch import ladder, modes, prepare_template, server_process
 from coldstart.launch.modes import availability
 from coldstart.launch.modes.mode import LaunchRefusedError, Reason, StartMode, await_ready
-from coldstart.launch.request import ServeRequest, ServerStart
+from coldstart.launch.request import ServerStart
 from coldstart.launch.server_process import Running
 from coldstart.launch.ttft import StartCosts
-from coldstart.models.inspection import Lookup
-from coldstart.models.resolution import ResolvedModel
-from coldstart.system.paths import Cache
 from coldstart.system.probes import Probe
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +30,7 @@ PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary={"prompt": [5], "
 
 
 class ToyMode:
-    """A mode of one file: it starts a fake server by the fresh mode's process."""
+    """Mode that starts a fake server with the process of the fresh mode."""
 
     name = "toy"
     loads_weights = False
@@ -57,26 +54,15 @@ class ToyMode:
 
 @pytest.fixture
 def start(
-    publish: Publish,
-    model: ResolvedModel,
-    fake_engine: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[..., ladder.StartedServer]]:
-    """start(toy, mode): a start with `toy` in front of the list; the server is ended afterwards."""
-    fake_engine("serves")
-    bundle = publish(kv={"bytes": 1})
-    found = Lookup(model, Arguments(), Cache.at(), bundle.key, bundle)
-    started: list[ladder.StartedServer] = []
+    start_server: Callable[..., ladder.StartedServer], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., ladder.StartedServer]:
+    """Return start(toy, mode), which starts with `toy` at the head of the list; servers are stopped afterwards."""
 
     def begin(toy: StartMode, mode: str = "toy") -> ladder.StartedServer:
         monkeypatch.setattr(modes, "LADDER", [toy, *modes.LADDER])
-        started.append(ladder.start(ServeRequest(found, mode=mode, ready_timeout=20), PLAN))
-        return started[-1]
+        return start_server(PLAN, mode)
 
-    yield begin
-    for one in started:
-        one.running.process.signal(9)
-        one.running.process.wait()
+    return begin
 
 
 @pytest.mark.parametrize("mode", ["toy", "auto"])

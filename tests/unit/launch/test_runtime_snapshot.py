@@ -1,4 +1,4 @@
-"""One image for every model: made or refused with the reason, and taken by the ladder where nothing better is."""
+"""One runtime image for every model: it is created or refused with a reason, and used when no better mode fits."""
 
 from __future__ import annotations
 
@@ -8,28 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts.bundle import Bundle
+from support.engines import FakeThawed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import ladder, prepare_template, process_snapshot, runtime_snapshot, template_pool
-from coldstart.launch.request import ServeRequest
 from coldstart.models import tiny
-from coldstart.models.inspection import Lookup
-from coldstart.models.resolution import ResolvedModel
 from coldstart.system import fingerprint, runtime
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 from coldstart.system.snapshot import criu, runtime_image
 
-FakeEngine = Callable[[str], None]
 PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]))
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> list[LaunchPlan]:
-    """Freezing writes one file and keeps the plan that it was asked with."""
+def frozen_plans(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> list[LaunchPlan]:
+    """Replace freezing by writing one file; return the received plans."""
     plans: list[LaunchPlan] = []
 
     def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> None:
@@ -43,18 +39,18 @@ def made_up(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> list
     return plans
 
 
-def test_what_is_frozen_knows_no_model_of_anybodys(made_up: list[LaunchPlan], tmp_path: Path) -> None:
+def test_frozen_plan_contains_no_model_of_the_user(frozen_plans: list[LaunchPlan], tmp_path: Path) -> None:
     cache = Cache.at()
     assert runtime_snapshot.find_image(cache) is None
     image = runtime_snapshot.freeze(cache, 9)
     assert runtime_snapshot.find_image(cache) == image and image.parent == cache.runtimes
-    (plan,) = made_up
+    (plan,) = frozen_plans
     assert list(plan.vllm_args) == ["--model", str(tmp_path / "tiny-llama")]
     assert (plan.key, plan.weights, plan.compile_dir, plan.canary) == ("", "", None, None)
 
 
 def test_find_frozen_runtime_returns_only_an_image_that_can_be_thawed(
-    made_up: list[LaunchPlan], monkeypatch: pytest.MonkeyPatch
+    frozen_plans: list[LaunchPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache.at()
     assert prepare_template.find_frozen_runtime(cache) is None
@@ -66,22 +62,22 @@ def test_find_frozen_runtime_returns_only_an_image_that_can_be_thawed(
     assert prepare_template.find_frozen_runtime(cache) is None
 
 
-def test_without_criu_it_is_said_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freeze_reports_missing_criu_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
     with pytest.raises(CommandFailedError, match="/nonexistent/criu was not found") as said:
         runtime_snapshot.freeze(Cache.at(), 9)
     assert said.value.hint == "coldstart doctor" and not Cache.at().runtimes.exists()
 
 
-def test_on_a_gpu_there_is_another_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freeze_refuses_a_gpu_engine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     with pytest.raises(CommandFailedError, match="Cannot freeze the runtime") as said:
         prepare_template.freeze_runtime(Cache.at(), 9)
     assert "--level runtime" in str(said.value.hint)
 
 
-def test_a_full_disk_is_named_and_leaves_nothing(
-    made_up: list[LaunchPlan], monkeypatch: pytest.MonkeyPatch
+def test_freeze_reports_a_full_disk_and_leaves_no_file(
+    frozen_plans: list[LaunchPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -96,49 +92,21 @@ def test_a_full_disk_is_named_and_leaves_nothing(
 
 
 @pytest.fixture
-def found(publish: Callable[..., Bundle], model: ResolvedModel) -> Lookup:
-    bundle = publish(kv={"bytes": 1})
-    return Lookup(model, Arguments(), Cache.at(), bundle.key, bundle)
-
-
-@pytest.fixture
-def start(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., ladder.StartedServer]]:
-    """start(mode): a start with fakes, ended afterwards."""
-    fake_engine("serves")
-    made: list[ladder.StartedServer] = []
-
-    def begin(mode: str) -> ladder.StartedServer:
-        made.append(ladder.start(ServeRequest(found, mode=mode, ready_timeout=20), PLAN))
-        return made[-1]
-
-    yield begin
-    for one in made:
-        one.running.process.signal(9)
-        one.running.process.wait()
-
-
-class Thawed:
-    """Takes process_snapshot.Thawed's place: a running template that ends with its server."""
-
-    def __init__(self, socket: Path, process: subprocess.Popen[bytes]) -> None:
-        self.socket, self.process, self.pid, self.ends = socket, process, process.pid, 0
-
-    def end(self) -> None:
-        self.ends += 1
-        self.process.kill()
-        self.process.wait()
+def start(start_server: Callable[..., ladder.StartedServer]) -> Callable[..., ladder.StartedServer]:
+    """Return start(mode), which starts a fake server that is stopped afterwards."""
+    return lambda mode: start_server(PLAN, mode)
 
 
 @pytest.fixture
 def thawed(
-    start: object, made_up: list[LaunchPlan], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Thawed]:
-    """The runtime is frozen, and thawing it gives a template; only CRIU and its namespaces are made up."""
+    start: object, frozen_plans: list[LaunchPlan], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeThawed]:
+    """Freeze the runtime; thawing returns a template. Only CRIU and its namespaces are fakes."""
     runtime_snapshot.freeze(Cache.at(), 9)
     process = template_pool.spawn(
         "runtime", replace(PLAN, key="another"), home / "thawed", subprocess.DEVNULL, 20
     )
-    made = Thawed(home / "thawed", process)
+    made = FakeThawed(home / "thawed", process)
     monkeypatch.setattr(process_snapshot, "restored", lambda image, plan: made)
     monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
     yield made
@@ -146,21 +114,21 @@ def thawed(
 
 
 @pytest.mark.parametrize("mode", ["auto", "runtime-snapshot"])
-def test_it_starts_a_model_that_it_was_not_made_with(
-    start: Callable[..., ladder.StartedServer], thawed: Thawed, mode: str
+def test_image_starts_another_model(
+    start: Callable[..., ladder.StartedServer], thawed: FakeThawed, mode: str
 ) -> None:
     document = start(mode).document()
     assert document["mode"] == "runtime-snapshot" and document["fast_path"]["mode"]
     assert [step["section"] for step in document["fallbacks"]] == []
 
 
-def test_fresh_by_name_is_the_ordinary_start(
-    start: Callable[..., ladder.StartedServer], thawed: Thawed
+def test_fresh_mode_does_not_use_the_image(
+    start: Callable[..., ladder.StartedServer], thawed: FakeThawed
 ) -> None:
     assert start("fresh").mode == "fresh"
 
 
-def test_where_none_is_made_it_is_named_and_fresh(
+def test_start_is_fresh_with_a_reason_without_an_image(
     start: Callable[..., ladder.StartedServer], home: Path
 ) -> None:
     document = start("runtime-snapshot").document()
@@ -168,8 +136,8 @@ def test_where_none_is_made_it_is_named_and_fresh(
     assert document["fallbacks"][0]["hint"] == "coldstart template freeze"
 
 
-def test_an_image_that_was_changed_is_named_and_fresh(
-    start: Callable[..., ladder.StartedServer], thawed: Thawed
+def test_start_is_fresh_with_a_reason_when_the_image_changed(
+    start: Callable[..., ladder.StartedServer], thawed: FakeThawed
 ) -> None:
     (image,) = (path for path in Cache.at().runtimes.iterdir() if path.is_dir())
     (image / "pages-1.img").write_bytes(b"other")
@@ -178,11 +146,11 @@ def test_an_image_that_was_changed_is_named_and_fresh(
     assert "pages-1.img has changed since it was created" in document["fallbacks"][0]["reason"]
 
 
-def test_a_refusal_of_the_thawed_one_is_named_and_fresh(
-    start: Callable[..., ladder.StartedServer], thawed: Thawed, monkeypatch: pytest.MonkeyPatch
+def test_start_is_fresh_with_a_reason_when_the_thawed_template_refuses(
+    start: Callable[..., ladder.StartedServer], thawed: FakeThawed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(image: Path, plan: LaunchPlan) -> Thawed:
-        raise process_snapshot.SnapshotUnusableError("the snapshot was made with /a.py (sha256 0), found 1")
+    def refuses(image: Path, plan: LaunchPlan) -> FakeThawed:
+        raise process_snapshot.SnapshotUnusableError("the snapshot was made with /a.py (sha256 0), lookup 1")
 
     monkeypatch.setattr(process_snapshot, "restored", refuses)
     document = start("runtime-snapshot").document()

@@ -1,4 +1,4 @@
-"""The ladder of start modes: the asked one, or the next with the reason, down to fresh."""
+"""The ladder of start modes: the requested mode, or the next one with the reason, down to fresh."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from coldstart.artifacts.bundle import Bundle, TrustResult
+from support.engines import FakeThawed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -30,50 +31,33 @@ from coldstart.launch import (
 from coldstart.launch.request import ServeRequest
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
-from coldstart.models.resolution import ResolvedModel
 from coldstart.system import probes
 from coldstart.system.ipc import json_lines, peers
-from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 
 FakeEngine = Callable[[str], None]
-Publish = Callable[..., Bundle]
 CANARY = {"prompt": [5], "tokens": [1]}
 PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary=CANARY)
 
 
 @pytest.fixture
-def found(publish: Publish, model: ResolvedModel) -> Lookup:
-    bundle = publish(kv={"bytes": 1})
-    return Lookup(model, Arguments(), Cache.at(), bundle.key, bundle)
-
-
-@pytest.fixture
-def started(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., ladder.StartedServer]]:
-    """started(mode, **changes of the plan): a start that is ended afterwards."""
-    fake_engine("serves")
-    made: list[ladder.StartedServer] = []
+def started(start_server: Callable[..., ladder.StartedServer]) -> Callable[..., ladder.StartedServer]:
+    """Return started(mode, **changes of the plan), which starts a server that is stopped afterwards."""
 
     def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> ladder.StartedServer:
-        request = ServeRequest(found, mode=mode, ready_timeout=20, fetch_rest=fetch_rest)
-        made.append(ladder.start(request, replace(PLAN, **changes)))  # type: ignore[arg-type]
-        return made[-1]
+        return start_server(replace(PLAN, **changes), mode, fetch_rest=fetch_rest)  # type: ignore[arg-type]
 
-    yield start
-    for one in made:
-        if one.running.process.poll() is None:
-            one.running.process.signal(signal.SIGKILL)
-            one.running.process.wait()
+    return start
 
 
 @pytest.fixture
-def template(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str], template_pool.Warm]]:
-    """template(level): a warm template for the bundle's key."""
+def template(lookup: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str], template_pool.Warm]]:
+    """Return template(level), which starts a warm template for the bundle's key."""
     fake_engine("serves")
     made: list[template_pool.Warm] = []
 
     def start(level: str) -> template_pool.Warm:
-        made.append(template_pool.start(level, replace(PLAN, key=found.key.digest), "tiny", 20))
+        made.append(template_pool.start(level, replace(PLAN, key=lookup.key.digest), "tiny", 20))
         return made[-1]
 
     yield start
@@ -83,32 +67,20 @@ def template(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str],
 
 @pytest.fixture
 def thawed(
-    found: Lookup, fake_engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Thawed]:
-    """The bundle has a snapshot, and thawing it gives an engine template; only CRIU and its namespaces are made up."""
+    lookup: Lookup, fake_engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeThawed]:
+    """Give the bundle a snapshot whose thaw returns an engine template. Only CRIU and its namespaces are fakes."""
     fake_engine("serves")
     socket = home / "thawed"
     process = template_pool.spawn(
-        "engine", replace(PLAN, key=found.key.digest), socket, subprocess.DEVNULL, 20
+        "engine", replace(PLAN, key=lookup.key.digest), socket, subprocess.DEVNULL, 20
     )
-    thawed, had = Thawed(socket, process), Bundle.has
+    thawed, had = FakeThawed(socket, process), Bundle.has
     monkeypatch.setattr(Bundle, "has", lambda self, name: name == "snapshot" or had(self, name))
     monkeypatch.setattr(process_snapshot, "thaw", lambda *_: thawed)
     monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
     yield thawed
     thawed.end()
-
-
-class Thawed:
-    """Takes snapshot.Thawed's place."""
-
-    def __init__(self, socket: Path, process: subprocess.Popen[bytes]) -> None:
-        self.socket, self.process, self.pid, self.ends = socket, process, process.pid, 0
-
-    def end(self) -> None:
-        self.ends += 1
-        self.process.kill()
-        self.process.wait()
 
 
 Started = Callable[..., ladder.StartedServer]
@@ -141,7 +113,7 @@ def test_auto_takes_the_warmest_template(started: Started, template: Template) -
 
 
 def test_auto_thaws_a_snapshot_that_fits_before_a_runtime_template(
-    started: Started, template: Template, thawed: Thawed
+    started: Started, template: Template, thawed: FakeThawed
 ) -> None:
     template("runtime")
     one = started("auto")
@@ -154,12 +126,12 @@ def test_auto_thaws_a_snapshot_that_fits_before_a_runtime_template(
     assert started("auto").mode == "template-engine"
 
 
-def test_a_strangers_bundle_that_kills_its_start_is_left_out(found: Lookup, fake_engine: FakeEngine) -> None:
-    """A KV cache of one byte, say: its plain sections decide over no start."""
+def test_untrusted_bundle_is_omitted_when_its_start_fails(lookup: Lookup, fake_engine: FakeEngine) -> None:
+    """Its plain sections, such as a KV cache of one byte, must not prevent a start."""
     fake_engine("serves")
     dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
     request = ServeRequest(
-        found, mode="fresh", ready_timeout=20, trust=lambda _: TrustResult(False, None, "no")
+        lookup, mode="fresh", ready_timeout=20, trust=lambda _: TrustResult(False, None, "no")
     )
     one = ladder.start(request, dying)
     one.running.process.signal(signal.SIGKILL)
@@ -168,23 +140,25 @@ def test_a_strangers_bundle_that_kills_its_start_is_left_out(found: Lookup, fake
     assert one.mode == "fresh" and step.stage == "bundle" and "has no trusted signature" in step.reason
     assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0].reason
     with pytest.raises(server_process.ServerExitedError, match="ended with exit code 7"):
-        ladder.start(ServeRequest(found, mode="fresh", ready_timeout=20), dying)
+        ladder.start(ServeRequest(lookup, mode="fresh", ready_timeout=20), dying)
 
 
 @pytest.mark.parametrize(("free", "named"), [(1 << 30, False), (4096, True)])
-def test_a_death_beside_a_full_place_names_the_place(
-    found: Lookup, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, free: int, named: bool
+def test_dead_server_names_a_full_directory(
+    lookup: Lookup, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, free: int, named: bool
 ) -> None:
     fake_engine("serves")
     monkeypatch.setattr(probes.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
     with pytest.raises(server_process.ServerExitedError, match="ended with exit code 7") as caught:
-        ladder.start(ServeRequest(found, mode="fresh", ready_timeout=20), dying)
+        ladder.start(ServeRequest(lookup, mode="fresh", ready_timeout=20), dying)
     assert ("/dev/shm has 4096 bytes free" in str(caught.value.hint)) is named
 
 
 @pytest.mark.parametrize("mode", ["template-runtime", "template-engine"])
-def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: Started, mode: str) -> None:
+def test_start_is_fresh_with_a_reason_when_the_requested_mode_is_unavailable(
+    started: Started, mode: str
+) -> None:
     one = started(mode)
     (step,) = one.account.fallbacks
     assert one.mode == "fresh" and step.stage == mode
@@ -194,7 +168,7 @@ def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: St
 
 
 @pytest.mark.parametrize("mode", ["auto", "template-runtime"])
-def test_a_place_for_sockets_without_room_is_stepped_over(
+def test_start_falls_back_when_the_socket_directory_is_full(
     started: Started, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setattr(template_pool, "_root", lambda _: Path("/proc/none/templates").mkdir())
@@ -203,7 +177,7 @@ def test_a_place_for_sockets_without_room_is_stepped_over(
     assert "No such file or directory: '/proc/none/templates'" in one.account.fallbacks[-1].reason
 
 
-def test_a_template_that_died_is_stepped_over(started: Started, template: Template) -> None:
+def test_start_falls_back_when_the_template_died(started: Started, template: Template) -> None:
     warm = template("engine")
     assert warm.pid is not None
     os.kill(warm.pid, signal.SIGKILL)
@@ -227,7 +201,7 @@ def test_auto_names_a_template_that_died(started: Started, template: Template) -
     ]
 
 
-def test_a_template_that_refuses_is_stepped_over(
+def test_start_falls_back_when_the_template_refuses(
     started: Started, template: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template("engine")
@@ -242,7 +216,7 @@ def test_a_template_that_refuses_is_stepped_over(
 
 
 @pytest.mark.parametrize("mode", ["fresh", "template-engine"])
-def test_a_wrong_canary_ends_in_an_ordinary_start(started: Started, template: Template, mode: str) -> None:
+def test_wrong_canary_causes_a_fresh_start(started: Started, template: Template, mode: str) -> None:
     template("engine")
     env = {"TORCHINDUCTOR_CACHE_DIR": "/unpacked/inductor", "VLLM_CACHE_ROOT": "/cache"}
     one = started(mode, vllm_args=Arguments(["forgets"]), compile_dir="/unpacked", env=env)
@@ -253,14 +227,14 @@ def test_a_wrong_canary_ends_in_an_ordinary_start(started: Started, template: Te
     assert one.running.process.poll() is None
 
 
-def test_a_server_that_dies_is_the_end_and_no_step(found: Lookup, fake_engine: FakeEngine) -> None:
+def test_dead_fresh_server_fails_the_start(lookup: Lookup, fake_engine: FakeEngine) -> None:
     fake_engine("dies")
     with pytest.raises(CommandFailedError, match="exit code 7"):
-        ladder.start(ServeRequest(found), LaunchPlan(Arguments(["dies"])))
+        ladder.start(ServeRequest(lookup), LaunchPlan(Arguments(["dies"])))
 
 
 @pytest.mark.parametrize("mode", ["template-engine", "template-runtime"])
-def test_a_forked_server_that_dies_is_a_step_down(started: Started, template: Template, mode: str) -> None:
+def test_start_falls_back_when_a_forked_server_dies(started: Started, template: Template, mode: str) -> None:
     template(mode.removeprefix("template-"))
     for asked in (mode, "auto"):
         one = started(asked, vllm_args=Arguments(["dies-forked"]))
@@ -270,19 +244,17 @@ def test_a_forked_server_that_dies_is_a_step_down(started: Started, template: Te
         assert one.document()["fast_path"]["mode"] is False
 
 
-def test_a_thawed_server_that_dies_is_a_step_down_and_its_template_is_ended(
-    started: Started, thawed: Thawed
-) -> None:
+def test_start_falls_back_when_a_thawed_server_dies(started: Started, thawed: FakeThawed) -> None:
     one = started("auto", vllm_args=Arguments(["dies-forked"]))
     (step,) = one.document()["fallbacks"]
     assert one.mode == "fresh" and step["section"] == "snapshot" and "exit code 7" in step["reason"]
     assert thawed.ends == 1 and thawed.process.poll() is not None
 
 
-def test_a_server_that_dies_everywhere_is_the_end(found: Lookup, template: Template) -> None:
+def test_start_fails_when_the_server_dies_in_every_mode(lookup: Lookup, template: Template) -> None:
     template("engine")
     with pytest.raises(server_process.ServerExitedError, match="exit code 7"):
-        ladder.start(ServeRequest(found), LaunchPlan(Arguments(["dies"])))
+        ladder.start(ServeRequest(lookup), LaunchPlan(Arguments(["dies"])))
 
 
 def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
@@ -291,7 +263,7 @@ def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
     assert (
         fallback["section"] == "fetch-rest" and "pass their source with --weights-from" in fallback["reason"]
     )
-    assert one.document()["fast_path"]["mode"] is True  # the start was as fast as ever
+    assert one.document()["fast_path"]["mode"] is True  # the fallback did not slow the start
     assert one.mode == "fresh" and one.rest is None and one.running.process.poll() is None
 
 
@@ -306,7 +278,7 @@ def test_the_lease_of_the_rest_is_kept_with_the_start(
 
 
 def test_an_interrupted_start_ends_its_server(
-    found: Lookup, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    lookup: Lookup, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine("serves")
     caught: list[server_process.ServerProcess] = []
@@ -317,17 +289,17 @@ def test_an_interrupted_start_ends_its_server(
 
     monkeypatch.setattr(server_process, "acknowledged", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        ladder.start(ServeRequest(found), PLAN)
+        ladder.start(ServeRequest(lookup), PLAN)
     assert caught[0].poll() == 143
 
 
-def test_a_snapshot_that_is_not_there(started: Started) -> None:
+def test_start_is_fresh_without_the_requested_snapshot(started: Started) -> None:
     one = started("snapshot")
     assert one.mode == "fresh" and "has no snapshot" in one.account.fallbacks[0].reason
 
 
 def test_a_snapshot_that_cannot_be_thawed(
-    started: Started, found: Lookup, monkeypatch: pytest.MonkeyPatch
+    started: Started, lookup: Lookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def thaw(*_: object) -> process_snapshot.Thawed:
         raise process_snapshot.SnapshotUnusableError(
@@ -390,12 +362,12 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
         (["--uds", "/run/s"], "unix:/run/s"),
     ],
 )
-def test_where_it_answers(given: list[str], url: str) -> None:
+def test_url_of_the_server(given: list[str], url: str) -> None:
     assert planning.url(LaunchPlan(Arguments(given))) == url
 
 
 class Fake:
-    """A process that ends with `code` once each of the signals that its supervisor is sent has been passed on."""
+    """Process that exits with `code` after its supervisor has passed on each signal."""
 
     pid = 1
 
@@ -452,7 +424,7 @@ def handlers() -> Iterator[None]:
         (Fake(1), 1, []),
         (Fake(0), 1, []),
         (Fake(137), 1, []),
-        (Fake(3), 1, []),  # which would mean: no bundle
+        (Fake(3), 1, []),  # 3 would mean that no bundle fits
     ],
 )
 def test_the_exit_code_of_a_server(process: Fake, code: int, passed_on: list[int]) -> None:
@@ -463,7 +435,7 @@ def test_the_exit_code_of_a_server(process: Fake, code: int, passed_on: list[int
 @pytest.mark.timeout(30)
 @pytest.mark.usefixtures("handlers")
 def test_a_signal_that_does_not_interrupt_the_wait_is_passed_on() -> None:
-    """As one that comes just before the wait begins: here another thread takes it."""
+    """Simulate a signal just before the wait: another thread receives it."""
     with Fake(143, signal.SIGTERM) as process:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
@@ -472,8 +444,8 @@ def test_a_signal_that_does_not_interrupt_the_wait_is_passed_on() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_trust_is_the_users_unless_said_otherwise(found: Lookup) -> None:
-    assert ServeRequest(found).trust is inspection.trust
+def test_request_uses_the_trust_of_the_user_by_default(lookup: Lookup) -> None:
+    assert ServeRequest(lookup).trust is inspection.trust
 
 
 def _refused(*_: object) -> None:

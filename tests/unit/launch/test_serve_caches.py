@@ -1,4 +1,4 @@
-"""Compilers' caches in a bundle that has moved: Triton's own reader, and vLLM's own look-up, find what was brought."""
+"""Compiler caches of a moved bundle: Triton's reader and vLLM's look-up find the entries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MEMBERS = ("kernel.cubin", "kernel.json")
 
 
 def _write_triton(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """One kernel, as Triton itself puts it there; how to read it again."""
+    """Store one kernel with Triton and return a function that reads it."""
     from triton.runtime.cache import FileCacheManager
 
     def manager(directory: Path) -> Any:
@@ -66,14 +66,14 @@ def test_tritons_kernels_are_found_in_a_bundle_that_has_moved(
     plain = shutil.copytree(tmp_path / "section" / "triton", tmp_path / "plain")
     assert not manager(plain).get_group(
         "kernel.json"
-    )  # None or {}, by the version of Triton: the paths in it are gone
+    )  # None or {}, depending on the version of Triton: its paths do not exist
     laid = caches.lay(tmp_path / "section", tmp_path / "user")
     found = manager(laid / "triton").get_group("kernel.json")
     assert {name: Path(path).read_bytes() for name, path in found.items()} == {n: n.encode() for n in MEMBERS}
     assert all(Path(path).is_relative_to(laid) for path in found.values())
 
 
-def test_what_is_laid_is_a_copy_and_made_once(tmp_path: Path) -> None:
+def test_group_is_copied_once(tmp_path: Path) -> None:
     (tmp_path / "section" / "flashinfer").mkdir(parents=True)
     (tmp_path / "section" / "flashinfer" / "a.so").write_text("a")
     laid = caches.lay(tmp_path / "section", tmp_path / "root")
@@ -95,7 +95,7 @@ def test_a_damaged_group_stops_no_start(tmp_path: Path, text: str) -> None:
 
 
 class Artefact:
-    """What torch's loader would give back of an artefact of vLLM's backend."""
+    """Fake of an artefact that torch's loader returns for vLLM's backend."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.finalized = data, False
@@ -109,12 +109,12 @@ class Artefact:
         return SimpleNamespace(inlined_sources=[])
 
     def disable_guard_check(self) -> None:
-        """Nothing is guarded."""
+        """Do nothing; the fake has no guards."""
 
 
 @pytest.fixture
 def decorators(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vLLM's own module, its look-up unwrapped again afterwards; torch's deserialisation stood in for."""
+    """Return vLLM's module with a fake of torch's deserialisation; the look-up is unwrapped afterwards."""
     import torch
     from vllm.compilation import decorators
 
@@ -183,7 +183,7 @@ def test_every_miss_has_its_reason(
     assert (held.loaded, held.reasons) == (0, [reason])
 
 
-def test_nothing_of_it_is_left_where_the_bundle_is_distrusted() -> None:
+def test_caches_of_an_untrusted_bundle_are_not_used() -> None:
     env = caches.environment(Path("/x")) | {"VLLM_CACHE_ROOT": "/y"}
     task = EngineTask(compiled=Path("/x/aot"), restore=Path("/x/graphs"), kv_plan=[{"rank": 0}])
     plan = prepare.distrusting(LaunchPlan([], env=env, engine=task))
@@ -192,7 +192,7 @@ def test_nothing_of_it_is_left_where_the_bundle_is_distrusted() -> None:
 
 @pytest.fixture
 def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], LaunchPlan]:
-    """started(): the plan of a start on a GPU from a trusted bundle that carries Triton's cache."""
+    """Return started(), which returns the plan of a GPU start from a trusted bundle with Triton's cache."""
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     (tmp_path / "section" / "triton" / "abc").mkdir(parents=True)
     (tmp_path / "section" / "triton" / "abc" / "x.json").write_text(json.dumps({}))
@@ -238,7 +238,7 @@ def test_a_full_disk_stops_no_start_and_leaves_nothing(
     assert list(paths.compiled_dir().iterdir()) == []
 
 
-def test_caches_go_with_their_bundle(started: Callable[[], LaunchPlan], run: Run) -> None:
+def test_prune_removes_the_caches_of_a_bundle(started: Callable[[], LaunchPlan], run: Run) -> None:
     started()
     (root,) = paths.compiled_dir().iterdir()
     assert str(root) not in json.loads(run("prune", "--format=json").stdout)["unpacked"] and root.is_dir()

@@ -1,4 +1,4 @@
-"""Where weights come from: our load format where it fits, a plan from the bundle, and fetching before the server imports."""
+"""Source of the weights: our load format if it fits, a plan from the bundle, and a fetch before the server's imports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NAMES = [
 
 
 def planned(names: Sequence[str] = NAMES) -> dict[str, Any]:
-    """A weights plan of one file with a tensor of four bytes per name."""
+    """Return a weights plan of one file with a tensor of four bytes per name."""
     tensors = [
         {"name": name, "dtype": "F32", "shape": [1], "offset": 8 + 4 * at, "size": 4, "digest": ZEROS}
         for at, name in enumerate(names)
@@ -58,7 +58,7 @@ def planned(names: Sequence[str] = NAMES) -> dict[str, Any]:
 
 
 class Prefetcher:
-    """Takes the client's place: `asked` is what it was asked for, `closed` how many leases were given back."""
+    """Fake client: `asked` lists the requests, `closed` counts returned leases."""
 
     def __init__(self, refuses: bool = False) -> None:
         self.refuses, self.closed = refuses, 0
@@ -79,7 +79,7 @@ class Prefetcher:
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prefetcher]:
-    """use(refuses=False): a prefetcher that is asked from now on."""
+    """Return use(refuses=False), which installs a fake prefetcher."""
 
     def install(refuses: bool = False) -> Prefetcher:
         made = Prefetcher(refuses)
@@ -93,13 +93,13 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prefetcher]:
 def chosen(
     plan: object, model: ResolvedModel, root: Path, given: Arguments = NONE, source: str = SOURCE
 ) -> fetch.Weights:
-    """The weights of a start from a bundle with this `weights` section, the cache root being `root`."""
+    """Return the weights of a start from a bundle with this `weights` section and the cache `root`."""
     donor = cast(Any, SimpleNamespace(ref="tiny:v1", json=lambda name: plan))
     return fetch.choose(Lookup(model, given, Cache(root), key(seed=1), donor), source)
 
 
 def requested(source: str, plan: dict[str, Any], root: Path) -> WeightsRequest:
-    """The request for the weights of `plan`."""
+    """Return the request for the weights of `plan`."""
     request = chosen(plan, ResolvedModel("tiny", root, None, None, {}), root, source=source).request
     assert request is not None
     return request
@@ -128,7 +128,7 @@ def test_our_format_is_for_local_safetensors_on_the_cpu(
     sound = replace(model, path=local)
     seeded, dummy = Arguments(["--seed", "1"]), Arguments(["--load-format=dummy"])
     assert fetch.loading(seeded, sound) == [*OURS]
-    assert fetch.loading(NONE, model) == []  # the fixture's file is no safetensors
+    assert fetch.loading(NONE, model) == []  # the fixture's file is not in the safetensors format
     assert fetch.loading(NONE, replace(model, path=None)) == []
     assert fetch.loading(dummy, sound) == []
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
@@ -146,7 +146,7 @@ def test_the_users_load_format_is_kept(
 
 
 @pytest.mark.parametrize("sections", [{}, {"weights": []}, {"weights": {"files": 1}}, {"weights": {}}])
-def test_a_bundle_that_does_not_is_refused_with_the_mend(
+def test_bundle_without_a_weights_plan_is_refused_with_a_hint(
     publish: Publish, model: ResolvedModel, sections: dict[str, Any]
 ) -> None:
     bundle = publish(**sections)
@@ -166,7 +166,7 @@ def test_streaming_puts_our_arguments_first_and_the_source_in_the_request(
     assert request.source == SOURCE and request.read() == planned()
 
 
-def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> None:
+def test_plan_is_stored_once_under_its_digest(tmp_path: Path) -> None:
     first = requested(SOURCE, planned(), tmp_path)
     assert first.plan.stem == weights.digest(planned()).removeprefix("sha256:")
     assert tmp_path in first.plan.parents
@@ -176,7 +176,7 @@ def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> N
     assert requested(SOURCE, planned(NAMES[:2]), tmp_path).plan != first.plan
 
 
-def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
+def test_other_formats_than_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
     with pytest.raises(CommandFailedError, match=r"model\.safetensors has no safetensors tensors") as caught:
         requested(SOURCE, planned([]), tmp_path)
     assert caught.value.hint == "omit --weights-from" and list(tmp_path.iterdir()) == []
@@ -192,7 +192,7 @@ def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> No
         ({}, NAMES, ["--hf-overrides", '{"a": 1}'], False),
     ],
 )
-def test_a_head_of_its_own_is_not_tied(
+def test_separate_head_is_not_tied(
     config: dict[str, Any], names: list[str], given: list[str], overridden: bool, home: Path
 ) -> None:
     expected = ["--hf-overrides", '{"tie_word_embeddings": false}'] if overridden else []
@@ -229,7 +229,7 @@ def test_any_other_difference_is_a_miss(
     assert missed.drop_weights() is missed
 
 
-def test_a_hit_and_an_empty_store_stay_what_they_are(publish: Publish, model: ResolvedModel) -> None:
+def test_hit_and_empty_store_are_unchanged(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish()
     for found in (Lookup(model, NONE, Cache.at(), bundle.key, bundle), _missed(model, None)):
         assert found.drop_weights() is found
@@ -244,7 +244,7 @@ def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: R
     assert _missed(model, None).weights_donor is None
 
 
-def test_fetching_begins_before_the_block_and_is_let_go_after_it(streaming: LaunchPlan, use: Use) -> None:
+def test_fetch_begins_before_the_block_and_ends_after_it(streaming: LaunchPlan, use: Use) -> None:
     prefetcher = use()
     with fetch.start_early(streaming, LLAMA):
         assert prefetcher.asked == [(SOURCE, planned(), NAMES, {"pace": None})]
@@ -265,7 +265,7 @@ def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_
         ahead.started()
     assert prefetcher.closed == 0
     with fetch.start_early(later, LLAMA):
-        pass  # it did not come up
+        pass  # the server did not start
     assert prefetcher.closed == 1
     with fetch.start_early(streaming, LLAMA) as ahead:
         ahead.started()
@@ -283,7 +283,7 @@ def test_weights_are_fetched_early_when_the_server_loads_them_itself() -> None:
     assert loading == {"fresh", "template-runtime", "runtime-snapshot"}
 
 
-def test_without_a_prefetcher_the_server_is_started_all_the_same(streaming: LaunchPlan, use: Use) -> None:
+def test_server_starts_without_a_prefetcher(streaming: LaunchPlan, use: Use) -> None:
     prefetcher, entered = use(refuses=True), []
     with fetch.start_early(streaming, LLAMA):
         entered.append(1)
@@ -298,12 +298,12 @@ def test_without_a_prefetcher_the_server_is_started_all_the_same(streaming: Laun
         (["-pp", "2", "--nnodes", "2", "--node-rank", "1"], NAMES[4:]),
         (["-pp", "2", "-tp", "2", "--nnodes", "4", "--node-rank", "1"], NAMES[:4]),
         (["-pp", "2", "--nnodes", "2", "--speculative-config", '{"method": "ngram"}'], NAMES),
-        # vLLM refuses these; the refusal must be its own.
+        # vLLM must report these errors.
         (["-pp", "2", "--nnodes", "2", "--node-rank", "5"], NAMES),
         (["-pp", "2", "--nnodes", "0"], NAMES),
     ],
 )
-def test_a_node_wants_its_own_ranks_tensors(
+def test_node_requests_the_tensors_of_its_ranks(
     streaming: LaunchPlan, use: Use, given: list[str], names: list[str]
 ) -> None:
     prefetcher = use()
@@ -312,7 +312,7 @@ def test_a_node_wants_its_own_ranks_tensors(
 
 
 @pytest.mark.parametrize(("partition", "names"), [("1,4", NAMES[:2]), ("1,1", NAMES), ("", NAMES)])
-def test_a_partition_of_the_users_decides_or_is_vllms_to_refuse(
+def test_user_partition_is_used_or_left_to_vllm(
     streaming: LaunchPlan, use: Use, monkeypatch: pytest.MonkeyPatch, partition: str, names: list[str]
 ) -> None:
     monkeypatch.setenv(stage.PARTITION_ENV, partition)
@@ -322,7 +322,7 @@ def test_a_partition_of_the_users_decides_or_is_vllms_to_refuse(
 
 
 class Reader:
-    """Takes PageIn's place."""
+    """Fake of PageIn."""
 
     def __init__(self, made: list[Reader], paths: Any, tensors: Any) -> None:
         self.paths, self.names, self.ended = paths, {tensor.name for tensor in tensors}, False
@@ -337,7 +337,7 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
     monkeypatch.setattr("coldstart.weights.load.tensor_sources.PageIn", lambda *args: Reader(readers, *args))
     made = LaunchPlan(Arguments(["--model", str(local), *OURS, "-pp", "2", "-n", "2"]))
     with fetch.start_early(made, LLAMA):
-        assert readers == []  # these few bytes are not worth it
+        assert readers == []  # too few bytes for readahead
     monkeypatch.setattr(fetch, "PAGE_IN_MIN_BYTES", 1)
     with pytest.raises(KeyboardInterrupt), fetch.start_early(made, LLAMA):
         (reader,) = readers
@@ -347,7 +347,7 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
     assert reader.ended
 
 
-def test_the_rest_is_what_the_node_does_not_need(streaming: LaunchPlan, use: Use) -> None:
+def test_rest_is_all_tensors_that_the_node_does_not_need(streaming: LaunchPlan, use: Use) -> None:
     prefetcher = use()
     first = replace(streaming, vllm_args=OURS.append("-pp", "2", "--nnodes", "2"))
     lease: object = fetch.rest(first, LLAMA)
@@ -355,7 +355,7 @@ def test_the_rest_is_what_the_node_does_not_need(streaming: LaunchPlan, use: Use
     assert prefetcher.asked == [(SOURCE, planned(), NAMES[4:], {"background": True, "start": False})]
 
 
-def test_without_a_source_or_a_prefetcher_there_is_no_rest_and_a_reason(
+def test_rest_is_not_fetched_with_a_reason_without_source_or_prefetcher(
     streaming: LaunchPlan, use: Use
 ) -> None:
     prefetcher = use()

@@ -1,4 +1,4 @@
-"""On a GPU engine: no stand-ins of the CPU's worker in torch.cuda, no fork of a built engine, no snapshot by fork."""
+"""GPU engines: the CPU worker's replacements in torch.cuda are not imported, and engines are neither forked nor snapshotted."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ print([m for m in sys.modules if "cpu_worker" in m or m.endswith("cpu.shm")],
 
 
 @pytest.mark.vllm
-def test_nothing_of_the_cpus_worker_is_imported() -> None:
-    """Its cpu/shm.py replaces torch.cuda's streams and events, which a GPU engine would then run on."""
+def test_cpu_worker_is_not_imported() -> None:
+    """vLLM's cpu/shm.py replaces torch.cuda's streams and events, which a GPU engine would then use."""
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
     assert done.stdout.strip().splitlines()[-1:] == ["[] []"], done.stdout[-500:] + done.stderr[-2000:]
 

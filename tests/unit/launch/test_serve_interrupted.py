@@ -1,4 +1,4 @@
-"""Shared objects that a killed linker left: made by the real one, cut where it may have been."""
+"""Shared objects that a killed linker left: real ones, truncated at different lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(GCC is None, reason="no gcc")
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> Path:
+def shared_object(tmp_path: Path) -> Path:
     made = tmp_path / "cache" / "inductor" / "ab" / "kernel.so"
     made.parent.mkdir(parents=True)
     source = tmp_path / "kernel.c"
@@ -35,36 +35,36 @@ def _loads(path: Path) -> bool:
     return done.returncode == 0
 
 
-def test_what_the_linker_has_finished_stays(whole: Path, tmp_path: Path) -> None:
+def test_complete_file_is_retained(shared_object: Path, tmp_path: Path) -> None:
     assert interrupted.cleared(tmp_path / "cache") == []
-    assert ctypes.CDLL(str(whole)).kernel is not None
+    assert ctypes.CDLL(str(shared_object)).kernel is not None
 
 
-def test_what_is_cut_off_is_removed_and_said(whole: Path, tmp_path: Path) -> None:
-    content = whole.read_bytes()
+def test_truncated_file_is_removed_and_reported(shared_object: Path, tmp_path: Path) -> None:
+    content = shared_object.read_bytes()
     for length in (0, 1, 63, 64, len(content) // 3, len(content) // 2, len(content) - 1):
-        whole.write_bytes(content[:length])
+        shared_object.write_bytes(content[:length])
         (step,) = interrupted.cleared(tmp_path / "cache")
         assert step.stage == "compile" and "kernel.so was removed" in step.reason
-        assert not whole.exists()
+        assert not shared_object.exists()
 
 
-def test_whatever_cannot_be_loaded_is_found(whole: Path, tmp_path: Path) -> None:
-    content = whole.read_bytes()
+def test_every_unloadable_file_is_found(shared_object: Path, tmp_path: Path) -> None:
+    content = shared_object.read_bytes()
     cut = tmp_path / "cut.so"
     for length in range(0, len(content), len(content) // 9):
         cut.write_bytes(content[:length])
         assert _loads(cut) or list(interrupted.unfinished(tmp_path)) == [cut]
 
 
-def test_a_file_whose_head_was_not_written_yet_is_unfinished(whole: Path, tmp_path: Path) -> None:
-    whole.write_bytes(bytes(64) + whole.read_bytes()[64:])
+def test_a_file_whose_head_was_not_written_yet_is_unfinished(shared_object: Path, tmp_path: Path) -> None:
+    shared_object.write_bytes(bytes(64) + shared_object.read_bytes()[64:])
     assert len(interrupted.cleared(tmp_path / "cache")) == 1
 
 
-def test_what_another_linker_is_writing_is_left_alone(whole: Path, tmp_path: Path) -> None:
-    with whole.open("wb"):
-        writer = subprocess.Popen(["sleep", "60"], stdout=whole.open("ab"))
+def test_file_in_use_by_a_linker_is_retained(shared_object: Path, tmp_path: Path) -> None:
+    with shared_object.open("wb"):
+        writer = subprocess.Popen(["sleep", "60"], stdout=shared_object.open("ab"))
     try:
         assert interrupted.cleared(tmp_path / "cache") == []
     finally:
@@ -73,16 +73,18 @@ def test_what_another_linker_is_writing_is_left_alone(whole: Path, tmp_path: Pat
     assert len(interrupted.cleared(tmp_path / "cache")) == 1
 
 
-def test_a_start_looks_before_it_starts(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_removes_truncated_files_first(
+    shared_object: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Begun(Exception): ...
 
-    def begun(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise Begun
 
-    whole.write_bytes(b"")
-    monkeypatch.setattr(FreshMode, "launch", begun)
+    shared_object.write_bytes(b"")
+    monkeypatch.setattr(FreshMode, "launch", fail)
     plan = LaunchPlan(Arguments([]), env={"VLLM_CACHE_ROOT": str(tmp_path / "cache")})
     request = ServeRequest(type("Found", (), {"model": type("Model", (), {"config": {}})})(), mode="fresh")  # type: ignore[arg-type]
     with pytest.raises(Begun):
         ladder.start(request, plan)
-    assert not whole.exists()
+    assert not shared_object.exists()

@@ -1,4 +1,4 @@
-"""A server that acknowledges itself, dies first, never does, or loses its supervisor."""
+"""A server that reports readiness, dies before, never reports, or loses its supervisor."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def acknowledged(behaviour: str, log: Path, timeout: float | None = 20) -> serve
     return server_process.acknowledged(process, reader, time.monotonic(), timeout)
 
 
-def ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
 
 
-def test_a_server_acknowledges_itself(fake_engine: FakeEngine, tmp_path: Path) -> None:
+def test_server_reports_readiness(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("serves")
     running = acknowledged("serves", tmp_path / "log")
     assert running.report["args"] == ["--port", "9"] and running.report["pid"] == running.process.pid
     assert 0 < running.ready_s < 20
     assert running.process.poll() is None
-    assert os.getsid(running.process.pid) == running.process.pid  # a Ctrl-C at the terminal is not for it
+    assert os.getsid(running.process.pid) == running.process.pid  # Ctrl-C at the terminal does not reach it
     running.process.signal(signal.SIGTERM)
     assert running.process.wait() == 143 == running.process.poll()
 
 
-def test_nothing_is_left_of_the_plan(
+def test_plan_file_is_removed(
     fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine("serves")
@@ -58,14 +58,16 @@ def test_nothing_is_left_of_the_plan(
 
 
 @pytest.mark.parametrize(("behaviour", "code"), [("dies", 7), ("raises", 1)])
-def test_a_server_that_dies_first(fake_engine: FakeEngine, tmp_path: Path, behaviour: str, code: int) -> None:
+def test_launch_fails_when_the_server_dies_first(
+    fake_engine: FakeEngine, tmp_path: Path, behaviour: str, code: int
+) -> None:
     fake_engine(behaviour)
     with pytest.raises(CommandFailedError, match=f"ended with exit code {code} before it was ready"):
         acknowledged(behaviour, tmp_path / "log")
     assert (tmp_path / "log").read_text()
 
 
-def test_a_server_that_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -> None:
+def test_launch_fails_when_the_server_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("never-ready")
     with (tmp_path / "log").open("wb") as output:
         process, reader = server_process.fresh(LaunchPlan(["never-ready"]), output)
@@ -75,7 +77,7 @@ def test_a_server_that_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -
     assert process.wait() == 137
 
 
-def test_its_end_is_readable(fake_engine: FakeEngine, tmp_path: Path) -> None:
+def test_exit_of_the_server_is_readable(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("ends")
     running = acknowledged("ends", tmp_path / "log")
     assert select.select([running.process], [], [], 20)[0]
@@ -95,14 +97,14 @@ def test_kill_minus_nine_of_the_supervisor_ends_the_server(fake_engine: FakeEngi
     running = subprocess.Popen([real, "-c", supervisor], stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
     server = int(running.stdout.readline())
-    assert not ended(server)
+    assert not has_ended(server)
     running.kill()
     running.wait()
     running.stdout.close()
     deadline_s = time.monotonic() + 30
-    while not ended(server) and time.monotonic() < deadline_s:
+    while not has_ended(server) and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert ended(server)
+    assert has_ended(server)
 
 
 def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:

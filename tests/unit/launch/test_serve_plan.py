@@ -1,4 +1,4 @@
-"""The plan crosses processes unchanged; a start is recorded; a process ends with whoever started it."""
+"""The plan passes between processes unchanged, a start is recorded, and a process ends with its parent."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_saved_plan_is_read_back(tmp_path: Path) -> None:
     assert LaunchPlan.parse((tmp_path / "plan.json").read_text()) == plan
 
 
-OLDER = {  # as coldstart wrote it while these two travelled in `env`
+OLDER = {  # format of a release that stored these two in `env`
     "vllm_args": [], "key": "", "weights": "", "compile_dir": None, "canary": None, "fallbacks": [], "must_adopt": False,
     "env": {"COLDSTART_WEIGHTS_FROM": "s3://b", "COLDSTART_GRAPHS_RESTORE": "/g"},
 }  # fmt: skip
@@ -116,7 +116,7 @@ def no_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_events")
 class TestRecording:
-    def test_nothing_is_recorded_unasked(self) -> None:
+    def test_no_recording_without_a_request(self) -> None:
         with recording(None, wanted=False) as made:
             assert timeline.EVENTS_VARIABLE not in os.environ
         assert made.timeline.spans == []
@@ -130,7 +130,7 @@ class TestRecording:
         saved = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
         assert {"coldstart", "here", "there"} <= {event["name"] for event in saved}
 
-    def test_a_file_that_somebody_else_named_is_kept(
+    def test_file_named_by_another_process_is_retained(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "events"))
@@ -139,7 +139,7 @@ class TestRecording:
         assert os.environ[timeline.EVENTS_VARIABLE] == str(tmp_path / "events")
         assert len((tmp_path / "events").read_text().splitlines()) == 2 == len(made.timeline.spans)
 
-    def test_what_a_ready_server_does_is_saved_at_its_end(self, tmp_path: Path) -> None:
+    def test_spans_of_a_ready_server_are_saved_at_its_end(self, tmp_path: Path) -> None:
         file = tmp_path / "trace.json"
         with recording(file, wanted=False) as made:
             made.started()
@@ -147,7 +147,7 @@ class TestRecording:
             timeline.emit("swap in", 1.0, 2.0, track="scheduler")
         assert "swap in" in file.read_text()
 
-    def test_without_a_file_a_ready_server_runs_on_unrecorded(self) -> None:
+    def test_ready_server_without_a_file_is_not_recorded(self) -> None:
         with recording(None, wanted=True) as made:
             events = Path(os.environ[timeline.EVENTS_VARIABLE])
             made.started()

@@ -1,4 +1,4 @@
-"""Equation 5 fed from a bundle's proof start: its terms, what a mode spares, and what is learned of a source."""
+"""Equation 5 with the costs of a bundle's proof start: its terms, savings of a mode, and learned rates of a source."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ WEIGHTS = {"files": [{"tensors": [{"size": size}]} for size in SIZES]}
 
 
 def load(moved: int = 100, began: float = 50.0, ended: float = 52.0, **more: Any) -> dict[str, Any]:
-    """A worker's account of a load for which `moved` bytes were fetched."""
+    """Return a worker's report of a load that fetched `moved` bytes."""
     return {"fetch": {"fetched_bytes": moved, "began": began, "ended": ended}, **more}
 
 
 def test_the_terms_add_up_to_the_start_they_come_from() -> None:
     costs, loading = prediction.terms(SPANS, 10.0)
     assert loading == 2.0 and costs.libraries == 3.5 and costs.prefill == 0.25
-    assert costs.context == 1.0 + 4.0 + 0.5 - loading  # the load lies within "start engine"
+    assert costs.context == 1.0 + 4.0 + 0.5 - loading  # "start engine" contains the load
     assert costs.creation == 10.0 - 3.5 - 3.5 - 2.0 - 0.25 and costs.waiting == costs.transfer == 0
 
 
@@ -106,7 +106,7 @@ def test_fetching_counts_where_it_is_slower_than_everything_else(
         {"stages": STAGES, "weights": {"files": []}},
     ],
 )
-def test_a_bundle_that_says_too_little_predicts_nothing(publish: Publish, sections: dict[str, Any]) -> None:
+def test_bundle_without_enough_data_predicts_nothing(publish: Publish, sections: dict[str, Any]) -> None:
     assert prediction.predict(publish(**sections), "fresh", None, CACHE) is None
 
 
@@ -130,7 +130,7 @@ def test_nothing_is_learned_where_nothing_was_fetched(tmp_path: Path, loads: lis
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_where_it_cannot_be_noted_nothing_is_learned_and_nothing_is_raised(
+def test_rate_is_not_learned_when_it_cannot_be_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def fails(_: int) -> None:
@@ -143,7 +143,7 @@ def test_where_it_cannot_be_noted_nothing_is_learned_and_nothing_is_raised(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"http://weights.example": "fast"}', "\0"])
-def test_a_damaged_record_is_no_rate_and_is_replaced(tmp_path: Path, text: str) -> None:
+def test_damaged_record_is_ignored_and_replaced(tmp_path: Path, text: str) -> None:
     prediction.learn_rate(SOURCE, [load(1)], Cache(tmp_path))
     (record,) = tmp_path.rglob("rates.json")
     record.write_text(text)
@@ -164,19 +164,19 @@ def test_a_source_of_any_spelling_has_a_rate(tmp_path: Path, source: str) -> Non
     assert prediction.known_rate(source, Cache(tmp_path)) == 50.0
 
 
-def test_what_happened_is_told_in_the_same_terms() -> None:
+def test_actual_start_is_reported_in_the_same_terms() -> None:
     known = prediction.actual(SPANS, 10.0, [load()], 40.0)
     costs, _ = prediction.terms(SPANS, 10.0)
     assert known == {"ttft_s": 10.0, "terms": costs.document() | {"load_s": 2.0, "fetch_s": 2.0}}
 
 
-def test_without_a_timeline_the_slowest_workers_own_figure_is_told() -> None:
+def test_slowest_worker_is_reported_without_a_timeline() -> None:
     loads = [load(seconds=1.5), load(seconds=2.5)]
     assert prediction.actual({}, 9.0, loads, 40.0)["terms"] == {"load_s": 2.5, "fetch_s": 2.0}
     assert prediction.actual({}, 9.0, [{}], 40.0) == {"ttft_s": 9.0, "terms": {}}
 
 
-def test_an_earlier_starts_fetching_is_not_this_ones() -> None:
+def test_fetch_of_an_earlier_start_does_not_count() -> None:
     assert "fetch_s" not in prediction.actual(SPANS, 10.0, [load(began=50.0)], 51.0)["terms"]
 
 

@@ -1,4 +1,4 @@
-"""What a bundle offers and this machine may use becomes the plan; everything else becomes a reason."""
+"""Usable sections of a bundle become the plan; every other section becomes a reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plenty(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(prepare, "available_memory", lambda: 8 << 30)
 
 
-def made(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
+def prepare_plan(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
     given = Arguments(vllm_args)
     lookup = Lookup(model, given, Cache.at(), bundle.key, bundle)
     return prepare.prepare(lookup, bundle, fetch.choose(lookup), trust=inspection.trust)
@@ -46,11 +46,11 @@ def reasons(plan: LaunchPlan) -> dict[str, str]:
     return {fallback.stage: fallback.reason for fallback in plan.fallbacks}
 
 
-def test_a_whole_bundle_is_used(publish: Publish, model: ResolvedModel) -> None:
+def test_complete_bundle_is_used(publish: Publish, model: ResolvedModel) -> None:
     identity = weights.digest(weights.plan(model.path or Path()))
     infos = {"some.module.Model.json": '{"a": 1}'}
     bundle = publish(kv=KV, modelinfo={"canary": CANARY, "weights": identity, "vllm_modelinfos": infos})
-    plan = made(bundle, model, "--max-model-len", "9")
+    plan = prepare_plan(bundle, model, "--max-model-len", "9")
     assert plan.fallbacks == [] and plan.canary == CANARY
     assert plan.key == bundle.key_digest and plan.weights == identity
     assert plan.vllm_args[-4:] == ("--max-model-len", "9", "--kv-cache-memory-bytes", "4096")
@@ -63,7 +63,7 @@ def test_a_whole_bundle_is_used(publish: Publish, model: ResolvedModel) -> None:
 
 
 def test_a_missing_section_is_a_reason(publish: Publish, model: ResolvedModel) -> None:
-    plan = made(publish(), model)
+    plan = prepare_plan(publish(), model)
     assert set(reasons(plan)) == {"kv", "modelinfo"} and plan.compile_dir is not None
     assert all("[CS-SECTION" in reason for reason in reasons(plan).values())
     assert plan.canary is None and "--kv-cache-memory-bytes" not in plan.vllm_args
@@ -78,14 +78,14 @@ def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
         draft.add_json("modelinfo", {"canary": CANARY})
         draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})
         bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
-    assert reasons(made(bundle, model)) == {"compile": "the bundle has none: PicklingError"}
+    assert reasons(prepare_plan(bundle, model)) == {"compile": "the bundle has none: PicklingError"}
 
 
 @pytest.mark.parametrize("section", ["kv", "modelinfo", "compile"])
 def test_a_damaged_section_is_a_reason(publish: Publish, model: ResolvedModel, section: str) -> None:
     bundle = publish(kv=KV, modelinfo={"canary": CANARY})
     flip(blob_path(bundle.layout.root, bundle.entry(section).digest), 3)
-    plan = made(bundle, model)
+    plan = prepare_plan(bundle, model)
     assert list(reasons(plan)) == [section] and "[CS-DIGEST]" in reasons(plan)[section]
     if section == "compile":
         assert plan.compile_dir is None and "TORCHINDUCTOR_CACHE_DIR" not in plan.env
@@ -105,28 +105,30 @@ def test_a_damaged_section_is_a_reason(publish: Publish, model: ResolvedModel, s
         ("modelinfo", {"canary": {"tokens": [1]}, "vllm_modelinfos": {"a.json": 3}}),
     ],
 )
-def test_a_section_of_odd_shape_stops_no_server(
+def test_malformed_section_becomes_a_reason(
     publish: Publish, model: ResolvedModel, section: str, value: object
 ) -> None:
     sound: dict[str, object] = {"kv": KV, "modelinfo": {}}
-    plan = made(publish(**sound | {section: value}), model)
+    plan = prepare_plan(publish(**sound | {section: value}), model)
     assert plan.canary is None and plan.compile_dir is not None
     assert ("--kv-cache-memory-bytes" in plan.vllm_args) == (section != "kv")
     assert section != "kv" or list(reasons(plan)) == ["kv"]
 
 
 @pytest.mark.parametrize("name", ["../../evil.json", "/etc/evil.json", "..", "", "a/b.json", ".hidden.json"])
-def test_a_file_name_from_a_bundle_leads_nowhere(publish: Publish, model: ResolvedModel, name: str) -> None:
+def test_file_name_of_a_bundle_cannot_leave_the_directory(
+    publish: Publish, model: ResolvedModel, name: str
+) -> None:
     before = {p for p in Cache.at().root.rglob("*.json") if p.is_file()}
-    plan = made(publish(kv=KV, modelinfo={"vllm_modelinfos": {name: "{}"}}), model)
+    plan = prepare_plan(publish(kv=KV, modelinfo={"vllm_modelinfos": {name: "{}"}}), model)
     assert plan.fallbacks == []
     after = {p for p in Cache.at().root.rglob("*.json") if p.is_file() and p.parent.name != "weights"}
     assert after == before and not (Cache.at().root.parent / "evil.json").exists()
 
 
-def test_a_canary_is_of_its_own_weights_only(publish: Publish, model: ResolvedModel) -> None:
+def test_canary_needs_the_same_weights(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish(kv=KV, modelinfo={"canary": CANARY, "weights": "sha256:" + "0" * 64})
-    assert made(bundle, model).canary is None
+    assert prepare_plan(bundle, model).canary is None
 
 
 def test_too_little_memory_for_the_kv_cache(
@@ -134,15 +136,15 @@ def test_too_little_memory_for_the_kv_cache(
 ) -> None:
     bundle = publish(kv=KV, modelinfo={})
     monkeypatch.setattr(prepare, "available_memory", lambda: prepare.HEADROOM + 4095)
-    plan = made(bundle, model)
+    plan = prepare_plan(bundle, model)
     assert "needs 4096 bytes" in reasons(plan)["kv"] and "--kv-cache-memory-bytes" not in plan.vllm_args
     monkeypatch.setattr(prepare, "available_memory", lambda: prepare.HEADROOM + 4096)
-    assert made(bundle, model).vllm_args[-2:] == ("--kv-cache-memory-bytes", "4096")
+    assert prepare_plan(bundle, model).vllm_args[-2:] == ("--kv-cache-memory-bytes", "4096")
 
 
 @pytest.mark.parametrize("given", [["--kv-cache-memory-bytes", "1G"], ["--kv_cache_memory_bytes=7"]])
 def test_the_users_own_size_wins(publish: Publish, model: ResolvedModel, given: list[str]) -> None:
-    plan = made(publish(kv=KV, modelinfo={}), model, *given)
+    plan = prepare_plan(publish(kv=KV, modelinfo={}), model, *given)
     assert plan.vllm_args[4:] == tuple(given) and plan.fallbacks == []
 
 
@@ -150,25 +152,25 @@ def test_the_users_own_variable_wins(
     publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
-    plan = made(publish(kv=KV, modelinfo={}), model)
+    plan = prepare_plan(publish(kv=KV, modelinfo={}), model)
     assert "--kv-cache-memory-bytes" not in plan.vllm_args and plan.fallbacks == []
 
 
-def test_a_strangers_code_is_not_unpacked(publish: Publish, model: ResolvedModel, tmp_path: Path) -> None:
+def test_untrusted_code_is_not_unpacked(publish: Publish, model: ResolvedModel, tmp_path: Path) -> None:
     bundle = publish(signer=sign.host_key(tmp_path / "stranger"), kv=KV, modelinfo={})
     sign.host_key(paths.state_dir())
-    plan = made(bundle, model)
+    plan = prepare_plan(bundle, model)
     assert "is not a trusted key" in reasons(plan)["compile"] and plan.compile_dir is None
     assert list(Cache.at().unpacked.glob("*")) == []
 
 
-def test_what_a_stranger_says_of_the_model_is_written_to_no_cache(
+def test_untrusted_modelinfo_is_not_written_to_the_cache(
     publish: Publish, model: ResolvedModel, tmp_path: Path
 ) -> None:
-    """vLLM would believe it in every later start; and a token of a stranger's decides over none."""
+    """vLLM would use the file in every later start, and an untrusted canary token must not affect a start."""
     info = {"canary": CANARY, "vllm_modelinfos": {"some.module.Model.json": '{"a": 1}'}}
     bundle = publish(signer=sign.host_key(tmp_path / "stranger"), kv=KV, modelinfo=info)
-    plan = made(bundle, model)
+    plan = prepare_plan(bundle, model)
     assert "the bundle has no trusted signature" in reasons(plan)["modelinfo"] and plan.canary is None
     assert not list(Path(plan.env["VLLM_CACHE_ROOT"]).rglob("*.json"))
 
@@ -177,13 +179,13 @@ def test_a_copied_cache_brings_no_trust(
     publish: Publish, model: ResolvedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = publish(kv=KV, modelinfo={})
-    place = Path(made(bundle, model).compile_dir or "")
+    place = Path(prepare_plan(bundle, model).compile_dir or "")
     (place / "kernel.so").write_bytes(b"altered on the way")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
-    plan = made(bundle, model)
+    plan = prepare_plan(bundle, model)
     assert plan.compile_dir is None and "CS-UNTRUSTED" in reasons(plan)["compile"]
     sign.trust(sign.trust_dir(paths.state_dir()), public_key(), name="other")
-    again = Path(made(bundle, model).compile_dir or "")
+    again = Path(prepare_plan(bundle, model).compile_dir or "")
     assert again == place and (place / "kernel.so").read_bytes() == CODE["kernel.so"]
 
 
@@ -191,9 +193,9 @@ def test_code_of_a_key_that_is_trusted_no_longer_is_not_reused(
     publish: Publish, model: ResolvedModel
 ) -> None:
     bundle = publish(kv=KV, modelinfo={})
-    assert made(bundle, model).compile_dir
+    assert prepare_plan(bundle, model).compile_dir
     shutil.rmtree(sign.trust_dir(paths.state_dir()))
-    plan = made(bundle, model)
+    plan = prepare_plan(bundle, model)
     assert plan.compile_dir is None and "CS-UNTRUSTED" in reasons(plan)["compile"]
 
 
@@ -201,13 +203,13 @@ def test_unpacked_code_is_reused_without_judging_it_again(
     publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = publish(kv=KV, modelinfo={})
-    first = made(bundle, model).compile_dir
+    first = prepare_plan(bundle, model).compile_dir
     judged: list[Any] = []
     monkeypatch.setattr(inspection, "trust", judged.append)
-    assert made(bundle, model).compile_dir == first and judged == []
+    assert prepare_plan(bundle, model).compile_dir == first and judged == []
 
 
-def test_without_a_bundle_the_start_is_vllms_own(model: ResolvedModel, home: Path) -> None:
+def test_plan_without_a_bundle_is_stock_vllm(model: ResolvedModel, home: Path) -> None:
     given, missed = Arguments(["--served-model-name", "mine"]), key()
     lookup = Lookup(model, given, Cache(home / "c"), missed)
     plan = planning.plan(ServeRequest(lookup, ["--port", "1"], without_bundle=True))
@@ -219,6 +221,6 @@ def test_without_a_bundle_the_start_is_vllms_own(model: ResolvedModel, home: Pat
 
 
 def public_key() -> bytes:
-    """The public key of the user that published, whose state directory is the home's."""
+    """Return the public key of the user that published."""
     state = Cache.at().root.parents[1] / "state_home" / "coldstart"
     return bytes(sign.public_pem(state))

@@ -1,4 +1,4 @@
-"""A snapshot is thawed only where it fits, and every refusal says what was wanted and what was found."""
+"""A snapshot is thawed only if it fits; each refusal names the expected and the found value."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ exit {code}
 
 @pytest.fixture
 def fake_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
-    """fake_criu(code): a CRIU that exits so; the file of its calls. It may run, whoever runs the tests."""
+    """Return fake_criu(code), which installs a CRIU with that exit code and returns the file of its calls."""
     calls = tmp_path / "calls"
 
     def make(code: int) -> Path:
@@ -63,7 +63,7 @@ def fake_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 
 def images(scratch: Path, *, kernel: str | None = None, files: str | None = None, **about: object) -> Path:
-    """A directory as `freeze` leaves it, of an image that no CRIU has seen, made of this very file."""
+    """Return a directory like that of `freeze` with a fake image that depends on this file."""
     made = {
         "criu": "4.2.1",
         "environment": template_environment.select_relevant(os.environ),
@@ -78,7 +78,7 @@ def images(scratch: Path, *, kernel: str | None = None, files: str | None = None
 
 
 def frozen(store: Store, scratch: Path, signer: sign.HostKey | None = None, **changes: object) -> Bundle:
-    """A bundle with a snapshot section that no CRIU has seen."""
+    """Publish a bundle with a fake snapshot section."""
     with store.begin(key()) as draft:
         draft.add_tree("snapshot", images(scratch, **changes))  # type: ignore[arg-type]
         return draft.publish(provenance(), signer=signer or sign.host_key(paths.state_dir()))
@@ -89,18 +89,18 @@ def thaw(bundle: Bundle) -> process_snapshot.Thawed:
 
 
 @pytest.mark.usefixtures("home")
-class TestWhereItFits:
-    def test_the_same_machine(self, tmp_path: Path) -> None:
+class TestCheck:
+    def test_check_accepts_the_same_machine(self, tmp_path: Path) -> None:
         process_snapshot.check(images(tmp_path), PLAN)
 
-    def test_another_kernel(self, tmp_path: Path) -> None:
+    def test_check_names_another_kernel(self, tmp_path: Path) -> None:
         with pytest.raises(
             process_snapshot.SnapshotUnusableError,
             match=rf"created on kernel 3\.1, this machine has {platform.release()}",
         ):
             process_snapshot.check(images(tmp_path, kernel="3.1"), PLAN)
 
-    def test_a_file_that_is_gone(self, tmp_path: Path) -> None:
+    def test_check_names_a_missing_file(self, tmp_path: Path) -> None:
         listed = f"{'0' * 64}  /nonexistent/lib.so\n"
         with pytest.raises(
             process_snapshot.SnapshotUnusableError,
@@ -108,7 +108,7 @@ class TestWhereItFits:
         ):
             process_snapshot.check(images(tmp_path, files=listed), PLAN)
 
-    def test_another_environment(self, tmp_path: Path) -> None:
+    def test_check_names_another_environment(self, tmp_path: Path) -> None:
         read = template_environment.select_relevant(os.environ) | {"OMP_NUM_THREADS": "1"}
         made = images(tmp_path, environment=read)
         with pytest.raises(
@@ -118,47 +118,53 @@ class TestWhereItFits:
             process_snapshot.check(made, replace(PLAN, env={"OMP_NUM_THREADS": "2"}))
 
 
-class TestCriuItself:
-    def test_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestCriuMissing:
+    def test_missing_names_criu_when_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
         assert "/nonexistent/criu was not found: install criu" in str(criu.missing())
 
-    def test_not_executable(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_missing_names_a_program_that_is_not_executable(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         (tmp_path / "criu").write_text("")
         monkeypatch.setenv(criu.VARIABLE, str(tmp_path / "criu"))
         assert "was not found" in str(criu.missing())
 
     @pytest.mark.parametrize("held", ["0", "200000", "10000000000", None])
-    def test_without_capabilities(
+    def test_missing_names_the_capabilities(
         self, fake_criu: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, held: str | None
     ) -> None:
         fake_criu(0)
         monkeypatch.setattr(criu, "_status", lambda _: held)
         assert "CRIU needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE" in str(criu.missing())
 
-    def test_all_there(self, fake_criu: Callable[[int], Path]) -> None:
+    def test_missing_is_none_when_all_is_there(self, fake_criu: Callable[[int], Path]) -> None:
         fake_criu(0)
         assert criu.missing() is None and criu.version() == "9.8.7"
 
-    def test_the_kernels_own_word(self) -> None:
+    def test_status_reads_a_field_of_the_process(self) -> None:
         assert int(criu._status("CapEff") or "", 16) >= 0 and criu._status("NoSuchField") is None
 
 
 @pytest.mark.usefixtures("home")
 class TestThaw:
-    def test_without_criu(self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_thaw_reports_missing_criu(
+        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
         with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not found"):
             thaw(frozen(store, tmp_path))
 
-    def test_without_a_section(self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]) -> None:
+    def test_thaw_reports_a_missing_section(
+        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
+    ) -> None:
         fake_criu(0)
         with store.begin(key()) as draft:
             bundle = draft.publish(provenance())
         with pytest.raises(SectionMissingError):
             thaw(bundle)
 
-    def test_a_strangers_image_is_not_restored(
+    def test_untrusted_image_is_not_restored(
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
     ) -> None:
         calls = fake_criu(0)
@@ -179,17 +185,17 @@ class TestThaw:
             thaw(bundle)
         assert not calls.exists()
 
-    def test_where_it_does_not_fit(
+    def test_thaw_is_refused_when_the_check_fails(
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
     ) -> None:
-        """It is judged while CRIU works, whose end it then is: whether CRIU had begun by then is chance."""
+        """The check runs in parallel with CRIU and ends it; CRIU may or may not have begun."""
         fake_criu(0)
         with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"kernel 3\.1"):
             thaw(frozen(store, tmp_path, kernel="3.1"))
         assert list(paths.runtime_dir().glob("thawed-*")) == []
 
     @pytest.mark.parametrize("odd", [None, b"{", b"{}", b"[]"])
-    def test_an_image_that_does_not_say_what_it_is_bound_to(
+    def test_thaw_refuses_an_image_without_a_record(
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], odd: bytes | None
     ) -> None:
         calls = fake_criu(0)
@@ -202,7 +208,7 @@ class TestThaw:
         assert not calls.exists()
 
     @pytest.mark.skipif(os.getuid() != 0, reason="a pid namespace needs CAP_SYS_ADMIN")
-    def test_crius_own_complaint_is_the_reason_and_nothing_is_left(
+    def test_thaw_reports_the_error_of_criu_and_leaves_nothing(
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], home: Path
     ) -> None:
         calls = fake_criu(1)
@@ -234,7 +240,7 @@ def test_a_dump_that_fails_leaves_no_template(
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_what_is_frozen_says_what_it_is_bound_to(
+def test_freeze_records_the_dependencies(
     home: Path,
     tmp_path: Path,
     fake_engine: FakeEngine,
@@ -246,9 +252,7 @@ def test_what_is_frozen_says_what_it_is_bound_to(
     monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
     (tmp_path / "out").mkdir()
     unshared = process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
-    assert (
-        unshared is not None and "reads all of its memory from the image" in unshared
-    )  # images that CRIU did not write
+    assert unshared is not None and "reads all of its memory from the image" in unshared  # fake images
     made = json.loads((tmp_path / "out" / process_snapshot.ABOUT).read_text())
     assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
     listed = (tmp_path / "out" / fingerprint.LIST).read_text()
@@ -265,14 +269,14 @@ def test_mapped_files_are_those_of_the_process(tmp_path: Path) -> None:
     assert str(path) not in fingerprint.mapped_files(os.getpid())
 
 
-def test_the_first_complaint_is_the_cause(tmp_path: Path) -> None:
+def test_first_error_is_the_cause(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(
         "(1) a\n(2) Error (x.c:1): no space\n(3) Error (y.c:2): Restoring FAILED.\n"
     )
     assert process_snapshot.first_error(tmp_path / "log") == "(2) Error (x.c:1): no space"
 
 
-def test_no_complaint(tmp_path: Path) -> None:
+def test_first_error_is_empty_without_errors(tmp_path: Path) -> None:
     assert process_snapshot.first_error(tmp_path / "none") == "its log contains no error"
 
 

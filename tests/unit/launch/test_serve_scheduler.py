@@ -1,4 +1,4 @@
-"""The choice of a scheduler becomes vLLM's flags outside the key, and vLLM's own runs where ours cannot."""
+"""The chosen scheduler becomes vLLM flags outside the key, and vLLM's scheduler runs if ours is incompatible."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:
     assert connector["cpu_bytes_to_use"] == 4096 and connector["offload_prompt_only"] is False
 
 
-def test_no_core_is_given_up_for_the_connector(publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connector_reserves_no_core(publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU"):
         monkeypatch.delenv(name, raising=False)
     bundle = publish(iterations=PROFILE)
@@ -105,7 +105,7 @@ def test_no_core_is_given_up_for_the_connector(publish: Publish, monkeypatch: py
     assert scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True).env == {}
 
 
-def test_without_iteration_times_it_says_so(publish: Publish) -> None:
+def test_missing_iteration_times_are_reported(publish: Publish) -> None:
     for bundle in (None, publish(), publish(iterations={"prefill": []})):
         made = scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True)
         (fallback,) = made.fallbacks
@@ -151,7 +151,7 @@ def test_two_choices_are_refused(flag: str) -> None:
 
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Features that this vLLM lacks an integration point of."""
+    """Return a set of features whose integration points this vLLM lacks."""
     held: set[str] = set()
     monkeypatch.setattr(
         compat, "check", lambda feature, load=None: "It lacks a point." if feature in held else None
@@ -159,8 +159,8 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return held
 
 
-def kept_on_host() -> Namespace:
-    """vLLM's KVTransferConfig, as our flags make it."""
+def offload_config() -> Namespace:
+    """Return vLLM's KVTransferConfig as our flags create it."""
     extra = {"eviction_policy": PINNING_POLICY}
     return Namespace(
         kv_connector=TAILS_CONNECTOR, kv_connector_module_path=TAILS_MODULE, kv_connector_extra_config=extra
@@ -170,11 +170,11 @@ def kept_on_host() -> Namespace:
 def ours() -> Namespace:
     settings = {KEY: {"policy": "skip-join-mlfq", "strategy": "proactive"}, "a": 1}
     return Namespace(
-        scheduler_cls=SCHEDULER_CLS, additional_config=settings, kv_transfer_config=kept_on_host()
+        scheduler_cls=SCHEDULER_CLS, additional_config=settings, kv_transfer_config=offload_config()
     )
 
 
-def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(lacking: set[str]) -> None:
+def test_incompatible_vllm_runs_its_scheduler_with_a_reason(lacking: set[str]) -> None:
     lacking.add("scheduler")
     plan, args = LaunchPlan([]), ours()
     assert settle.settle(args, None, plan)
@@ -182,7 +182,7 @@ def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(lacking: se
     assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. vLLM's own scheduler runs instead.")]
 
 
-def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
+def test_vllm_scheduler_runs_when_ours_cannot_be_imported(
     lacking: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settle, "unsupported", lambda config: None)
@@ -192,7 +192,7 @@ def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
     assert "cannot load the scheduler: ModuleNotFoundError" in plan.fallbacks[0].reason
 
 
-def test_without_copies_on_the_host_evicted_requests_compute_again(
+def test_evicted_requests_are_recomputed_without_host_copies(
     lacking: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settle, "_obstacle", lambda config: None)
@@ -206,9 +206,9 @@ def test_without_copies_on_the_host_evicted_requests_compute_again(
     assert not settle.settle(args, None, plan)
 
 
-def test_without_their_integration_point_the_last_blocks_alone_are_computed_again(lacking: set[str]) -> None:
+def test_only_last_blocks_are_recomputed_without_their_integration_point(lacking: set[str]) -> None:
     lacking.add("tails")
-    plan, args = LaunchPlan([]), Namespace(scheduler_cls=None, kv_transfer_config=kept_on_host())
+    plan, args = LaunchPlan([]), Namespace(scheduler_cls=None, kv_transfer_config=offload_config())
     assert settle.settle(args, None, plan)
     assert args.kv_transfer_config.kv_connector == WHOLE_CONNECTOR
     assert args.kv_transfer_config.kv_connector_module_path is None
@@ -216,9 +216,9 @@ def test_without_their_integration_point_the_last_blocks_alone_are_computed_agai
     assert not settle.settle(args, None, plan)
 
 
-def test_without_copies_on_the_host_vllms_own_scheduler_computes_again(lacking: set[str]) -> None:
+def test_vllm_scheduler_recomputes_without_host_copies(lacking: set[str]) -> None:
     lacking.add("offload")
-    kept = kept_on_host()
+    kept = offload_config()
     plan = LaunchPlan([])
     args = Namespace(scheduler_cls=None, additional_config={}, kv_transfer_config=kept)
     assert (
@@ -228,7 +228,7 @@ def test_without_copies_on_the_host_vllms_own_scheduler_computes_again(lacking: 
 
 
 @pytest.mark.parametrize("given", [None, "somebody.elses.Scheduler"])
-def test_other_schedulers_are_left_alone(given: str | None) -> None:
+def test_other_schedulers_are_not_changed(given: str | None) -> None:
     args = Namespace(scheduler_cls=given, additional_config={"a": 1}, kv_transfer_config=1)
     assert not settle.settle(args, None, LaunchPlan([]))
     assert args.additional_config == {"a": 1}

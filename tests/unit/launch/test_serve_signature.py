@@ -1,4 +1,4 @@
-"""`--require-signature`: a bundle that nobody trusted has signed is refused before anything is unpacked."""
+"""`--require-signature`: a bundle without a trusted signature is refused before any section is unpacked."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class _Bundle:
 
 
 @pytest.fixture
-def found(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
+def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
     monkeypatch.setattr(resolution, "ensure_weights", lambda model, offline: model)
     monkeypatch.setattr(planning.prepare, "prepare", lambda *arguments, **options: PLANNED)
     return Lookup(model, Arguments(), Cache.at(), key(), cast(Any, _Bundle()))
 
 
-def test_refuses_what_no_trusted_key_has_signed(found: Lookup) -> None:
-    nobody = lambda bundle: TrustResult(False, None, "it carries no signature")  # noqa: E731 - a one-line judge
+def test_plan_refuses_a_bundle_without_a_trusted_signature(lookup: Lookup) -> None:
+    refuse = lambda bundle: TrustResult(False, None, "it carries no signature")  # noqa: E731 - one line
     with pytest.raises(CommandFailedError, match="no signature") as caught:
-        planning.plan(ServeRequest(found, require_signature=True, trust=nobody))
+        planning.plan(ServeRequest(lookup, require_signature=True, trust=refuse))
     assert "coldstart trust add" in (caught.value.hint or "")
 
 
-def test_takes_what_a_trusted_key_has_signed(found: Lookup) -> None:
-    assert planning.plan(ServeRequest(found, require_signature=True, trust=anyone)) == PLANNED
+def test_plan_accepts_a_bundle_with_a_trusted_signature(lookup: Lookup) -> None:
+    assert planning.plan(ServeRequest(lookup, require_signature=True, trust=anyone)) == PLANNED

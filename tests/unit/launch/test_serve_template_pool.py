@@ -1,4 +1,4 @@
-"""The templates of a user: started once, found, told apart from dead ones, stopped."""
+"""Templates of one user: they are started once, found, distinguished from dead ones, and stopped."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
     os.close(reader)
 
 
-def test_a_server_does_nothing_before_its_client_has_judged_the_template(fake_engine: FakeEngine) -> None:
-    """It is forked meanwhile, and ends where the client finds that the template does not fit."""
+def test_forked_server_waits_for_the_check_of_the_template(fake_engine: FakeEngine) -> None:
+    """The server is forked before the check and ends if the client finds that the template does not fit."""
     fake_engine("serves")
     warm = template_pool.start("engine", PLAN, "tiny", 20)
     forked: list[psutil.Process] = []
@@ -181,7 +181,7 @@ def _recorded(directory: Path, **about: object) -> template_pool.Warm:
     return next(warm for warm in template_pool.listed() if warm.directory == directory)
 
 
-def test_a_pid_that_belongs_to_something_else_is_no_template() -> None:
+def test_pid_of_another_program_is_not_a_template() -> None:
     found = _recorded(template_pool._root() / "engine-000000000000")
     assert found.pid is None
     template_pool.stop(found)
@@ -189,19 +189,19 @@ def test_a_pid_that_belongs_to_something_else_is_no_template() -> None:
 
 
 def test_a_pid_that_belongs_to_another_template_is_never_signalled(fake_engine: FakeEngine) -> None:
-    """The number of a template that died may have become that of the next one, which has the same words but for its place."""
+    """The pid of a dead template may belong to the next one, whose command line differs only in its directory."""
     fake_engine("serves")
     other = template_pool.start("engine", PLAN, "tiny", 20)
     stale = _recorded(template_pool._root() / "engine-000000000000", pid=other.pid)
     assert stale.pid is None and template_pool.find("engine", KEY) == other
     template_pool.stop(
         replace(stale, pid=other.pid), force=True
-    )  # as if it had become another's after it was listed
+    )  # simulates that the pid was reused after the listing
     assert other.pid is not None and template_pool._lives(other.pid, other.directory, None)
     template_pool.stop(other)
 
 
-def test_a_process_with_the_very_words_but_another_birth_is_no_template(fake_engine: FakeEngine) -> None:
+def test_process_with_another_start_time_is_not_a_template(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
     warm = template_pool.start("engine", PLAN, "tiny", 20)
     about = json.loads((warm.directory / "about.json").read_text())
@@ -212,7 +212,7 @@ def test_a_process_with_the_very_words_but_another_birth_is_no_template(fake_eng
     template_pool.stop(warm)
 
 
-def test_templates_of_another_root_are_their_owners_alone(fake_engine: FakeEngine, tmp_path: Path) -> None:
+def test_templates_of_another_root_are_not_listed(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("serves")
     (tmp_path / "own").mkdir()
     warm = template_pool.start("engine", PLAN, "tiny", 20, root=tmp_path / "own")

@@ -1,4 +1,4 @@
-"""Flags that no server here acts on are said, each with its reason; what asks for what there is, is not."""
+"""Flags without an effect are reported with a reason; flags with an effect are not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from coldstart.launch import unserved
         ([], []),
     ],
 )
-def test_what_is_not_honoured_is_named(words: list[str], named: list[str]) -> None:
+def test_ignored_flags_are_named(words: list[str], named: list[str]) -> None:
     said = unserved.fallbacks(Arguments(words))
     assert [line.reason.split()[0] for line in said] == named
     assert all(line.stage == "server" and "has no effect: " in line.reason for line in said)

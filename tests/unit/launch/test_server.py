@@ -1,4 +1,4 @@
-"""The handle of an embedded server: state, exit codes, and whose end ends it."""
+"""The handle of an embedded server: state, exit codes, and its end with its parent."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ import sys
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import planning, server
-from test_server import request_of
+from test_server import make_request
 sys.executable = sys.argv[1]
 planning.plan = lambda request: LaunchPlan(Arguments(["serves"]))
-print(server.start(request_of()).pid, flush=True)
+print(server.start(make_request()).pid, flush=True)
 """
 
 
-def request_of() -> ServeRequest:
-    """A request whose plan is made up, for a model that is never read."""
+def make_request() -> ServeRequest:
+    """Return a request for a model that is never read; its plan is a fake."""
     model, cache = ResolvedModel("tiny", Path("tiny"), None, None, {}), Cache(Path("cache"))
     return ServeRequest(
         Lookup(model, Arguments(), cache, key()), mode="fresh", without_bundle=True, ready_timeout=20
@@ -50,14 +50,14 @@ def request_of() -> ServeRequest:
 
 @pytest.fixture
 def start(home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """start(behaviour): a server of the fake engine, stopped afterwards."""
+    """Return start(behaviour), which starts a server of the fake engine that is stopped afterwards."""
     fake_engine("serves")
     started: list[Server] = []
 
     def run(behaviour: str = "serves") -> Server:
         plan = LaunchPlan(Arguments([behaviour, "--port", "7"]))
         monkeypatch.setattr(planning, "plan", lambda request: plan)
-        started.append(server.start(request_of()))
+        started.append(server.start(make_request()))
         return started[-1]
 
     yield run
@@ -139,7 +139,7 @@ def test_server_stops_when_its_caller_was_interrupted_during_the_start(
         return started[-1]
 
     monkeypatch.setattr(ladder, "start", slow)
-    # A shell that runs the tests in the background has SIGINT ignored, and then nothing interrupts.
+    # A shell that runs the tests in the background ignores SIGINT.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -155,11 +155,11 @@ def test_fallbacks_are_those_of_the_account_and_of_the_server(
 ) -> None:
     real = ladder.start
 
-    def with_fallbacks(request: ServeRequest, plan: LaunchPlan) -> ladder.StartedServer:
+    def start_with_fallbacks(request: ServeRequest, plan: LaunchPlan) -> ladder.StartedServer:
         one = real(request, plan)
         one.account.fall_back("snapshot", ValueError("no image"))
         one.running.report = {"fallbacks": [{"section": "compile", "reason": "another ISA"}]}
         return one
 
-    monkeypatch.setattr(ladder, "start", with_fallbacks)
+    monkeypatch.setattr(ladder, "start", start_with_fallbacks)
     assert start().fallbacks == (Fallback("snapshot", "no image"), Fallback("compile", "another ISA"))

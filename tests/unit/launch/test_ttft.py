@@ -1,4 +1,4 @@
-"""Equation 5: what hides behind what, and its limits."""
+"""Equation 5: overlapping terms and limits."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_more_workers_never_fetch_longer(size: float, count: int, rate: float) -
 @pytest.mark.parametrize(
     ("workers", "full"), [([], 0), ([FAST], 2), ([Worker(0)], 1), ([Worker(1, 0)], 1), ([FAST], -1)]
 )
-def test_what_cannot_be_is_refused(workers: list[Worker], full: int) -> None:
+def test_invalid_workers_are_refused(workers: list[Worker], full: int) -> None:
     with pytest.raises(ValueError, match=r"full|positive"):
         ttft(COSTS, 1, workers, full)

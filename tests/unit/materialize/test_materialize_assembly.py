@@ -1,4 +1,4 @@
-"""What a materialization does around the engine's processes: where the KV size is measured, what a late failure costs."""
+"""Materialization around the engine's processes: measurement of the KV size, and omitted sections after a late failure."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ def _phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Assembly:
+def materialization(tmp_path: Path) -> Assembly:
     return Assembly(ResolvedModel("m", tmp_path, None, None, {}), Arguments(), "sha256:00", tmp_path, _phase)
 
 
-def test_a_stage_says_what_it_took_for_another_model(tmp_path: Path, made: Assembly) -> None:
+def test_stage_reports_its_duration_for_another_model(tmp_path: Path, materialization: Assembly) -> None:
     said: list[str] = []
 
     @contextmanager
     def phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
         yield said.append
 
-    made.phase, made.others = phase, {"prove by a start": "25 s for another"}
+    materialization.phase, materialization.others = phase, {"prove by a start": "25 s for another"}
     for name in ("prove by a start", "hash the weights"):
-        with made._stage(name):
+        with materialization._stage(name):
             pass
     assert said == ["took 25 s for another"]
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_the_kv_cache_of_a_gpu_is_sized_in_a_second_start_over_warm_caches(
-    made: Assembly, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
 ) -> None:
     """A cold start's profiling charges the peak of its compilation to the model (vllm#54122, #54383)."""
     started: list[tuple[LaunchPlan, tuple[str, ...]]] = []
@@ -59,8 +59,8 @@ def test_the_kv_cache_of_a_gpu_is_sized_in_a_second_start_over_warm_caches(
         started.append((plan, arguments))
 
     monkeypatch.setattr(runtime, "targets_cpu", lambda: on_cpu)
-    monkeypatch.setattr(made, "_engine", engine)
-    made.offline()
+    monkeypatch.setattr(materialization, "_engine", engine)
+    materialization.offline()
     (cold, _), *more = started
     assert kv_plan.VARIABLE not in cold.env and cold.engine == EngineTask()
     if on_cpu:
@@ -73,61 +73,66 @@ def test_the_kv_cache_of_a_gpu_is_sized_in_a_second_start_over_warm_caches(
 
 
 def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved(
-    made: Assembly, monkeypatch: pytest.MonkeyPatch
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (made.out / "graphs").mkdir()
+    (materialization.out / "graphs").mkdir()
     starts: list[bool] = []
 
     def start() -> dict[str, Any]:
-        starts.append((made.out / "graphs").is_dir())
+        starts.append((materialization.out / "graphs").is_dir())
         if starts[-1]:
             raise CommandFailedError(
                 "The proof start did not take its fast path: graphs: FULL:num_tokens=8: no memory"
             )
         return {"ready_s": 1.0}
 
-    monkeypatch.setattr(made, "_proof_start", start)
-    made.prove()
+    monkeypatch.setattr(materialization, "_proof_start", start)
+    materialization.prove()
     assert starts == [True, False]
-    stages = json.loads((made.out / "stages.json").read_text())
+    stages = json.loads((materialization.out / "stages.json").read_text())
     assert "FULL:num_tokens=8: no memory" in stages["not_made"]["graphs"] and stages["ready_s"] == 1.0
 
 
 def test_compiled_code_that_fails_in_the_proof_start_is_left_out_after_the_graphs(
-    made: Assembly, monkeypatch: pytest.MonkeyPatch
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for section in ("graphs", "compile"):
-        (made.out / section).mkdir()
+        (materialization.out / section).mkdir()
     starts: list[tuple[bool, bool]] = []
 
     def start() -> dict[str, Any]:
-        starts.append(((made.out / "graphs").is_dir(), (made.out / "compile").is_dir()))
+        starts.append(((materialization.out / "graphs").is_dir(), (materialization.out / "compile").is_dir()))
         if any(starts[-1]):
             raise CommandFailedError("compile: UnpicklingError")
         return {"ready_s": 1.0}
 
-    monkeypatch.setattr(made, "_proof_start", start)
-    made.prove()
+    monkeypatch.setattr(materialization, "_proof_start", start)
+    materialization.prove()
     assert starts == [(True, True), (False, True), (False, False)]
-    assert set(json.loads((made.out / "stages.json").read_text())["not_made"]) == {"graphs", "compile"}
+    assert set(json.loads((materialization.out / "stages.json").read_text())["not_made"]) == {
+        "graphs",
+        "compile",
+    }
 
 
-def test_what_the_engine_could_not_keep_is_in_the_bundle_with_its_reason(
-    made: Assembly, monkeypatch: pytest.MonkeyPatch
+def test_bundle_contains_the_reason_of_a_missing_section(
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def engine(module: str, plan: LaunchPlan, *arguments: str) -> None:
-        (made.out / "not_made.json").write_text('{"compile": "PicklingError"}')
+        (materialization.out / "not_made.json").write_text('{"compile": "PicklingError"}')
 
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    monkeypatch.setattr(made, "_engine", engine)
-    monkeypatch.setattr(made, "_proof_start", lambda: {"ready_s": 1.0})
-    made.offline()
-    made.prove()
-    assert json.loads((made.out / "stages.json").read_text())["not_made"] == {"compile": "PicklingError"}
+    monkeypatch.setattr(materialization, "_engine", engine)
+    monkeypatch.setattr(materialization, "_proof_start", lambda: {"ready_s": 1.0})
+    materialization.offline()
+    materialization.prove()
+    assert json.loads((materialization.out / "stages.json").read_text())["not_made"] == {
+        "compile": "PicklingError"
+    }
 
 
 def test_an_incompatible_vllm_is_reported_while_the_engine_runs(
-    made: Assembly, monkeypatch: pytest.MonkeyPatch
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
 
@@ -136,30 +141,30 @@ def test_an_incompatible_vllm_is_reported_while_the_engine_runs(
         yield said.append
 
     def engine(module: str, plan: LaunchPlan, *arguments: str) -> None:
-        (made.out / "compatibility.json").write_text('{"tails": "It differs."}')
+        (materialization.out / "compatibility.json").write_text('{"tails": "It differs."}')
 
-    made.phase = phase
+    materialization.phase = phase
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    monkeypatch.setattr(made, "_engine", engine)
-    made.offline()
+    monkeypatch.setattr(materialization, "_engine", engine)
+    materialization.offline()
     assert said[-1] == "It differs."
 
 
 def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
-    made: Assembly, monkeypatch: pytest.MonkeyPatch
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start() -> dict[str, Any]:
         raise CommandFailedError("another token")
 
-    monkeypatch.setattr(made, "_proof_start", start)
+    monkeypatch.setattr(materialization, "_proof_start", start)
     with pytest.raises(CommandFailedError, match="another token"):
-        made.prove()
+        materialization.prove()
 
 
-def test_what_the_engine_leaves_among_temporary_files_goes_with_its_process(
+def test_temporary_files_of_the_engine_are_removed(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM names a rendezvous file there and leaves it."""
+    """vLLM creates a rendezvous file there and does not remove it."""
     monkeypatch.setenv("TMPDIR", str(home))
     monkeypatch.setattr(tempfile, "tempdir", str(home))
     program = "import tempfile; print(tempfile.mkstemp(prefix='vllm_dist_')[1])"

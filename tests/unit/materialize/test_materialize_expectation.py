@@ -1,4 +1,4 @@
-"""What is said before a materialization on a GPU: the committed cost model's figures, for the model that was named."""
+"""Estimate before a materialization on a GPU: the figures of the committed cost model for the given model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
 
 
-def found(place: Path, *vllm_args: str, config: Any = None, size: int = 0, only: tuple[str, ...] = ()) -> Any:
+def estimate(
+    place: Path, *vllm_args: str, config: Any = None, size: int = 0, only: tuple[str, ...] = ()
+) -> Any:
     if size:
         with (place / "model.safetensors").open("wb") as file:
             file.truncate(size)
@@ -38,15 +40,15 @@ def found(place: Path, *vllm_args: str, config: Any = None, size: int = 0, only:
     return expected(Lookup(model, Arguments(vllm_args), Cache(place), key(), None), Options(only=only))
 
 
-def test_llama2_7b_is_expected_to_take_what_was_computed(tmp_path: Path) -> None:
-    ahead = found(tmp_path, size=LLAMA["model"]["weight_bytes"])
+def test_estimate_of_llama2_7b_equals_the_computed_cost(tmp_path: Path) -> None:
+    ahead = estimate(tmp_path, size=LLAMA["model"]["weight_bytes"])
     assert ahead.seconds == pytest.approx(LLAMA["total_s"], abs=0.1)
     assert ahead.disk_bytes == pytest.approx(sum(LLAMA["bundle_bytes"].values()))
 
 
 def test_eight_ranks_record_no_graphs(tmp_path: Path) -> None:
     large = COMPUTED["llama3-70b, 8 ranks"]
-    ahead = found(
+    ahead = estimate(
         tmp_path, "--tensor-parallel-size", "8", size=8 * large["model"]["weight_bytes"],
         config={"text_config": {"num_hidden_layers": 80}},
     )  # fmt: skip
@@ -56,7 +58,7 @@ def test_eight_ranks_record_no_graphs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", [{"only": ("kv", "compile")}, {"eager": True}])
 def test_without_graphs_only_the_starts_count(tmp_path: Path, asked: dict[str, Any]) -> None:
     words = ["--enforce-eager"] if asked.pop("eager", False) else []
-    ahead = found(tmp_path, *words, size=LLAMA["model"]["weight_bytes"], **asked)
+    ahead = estimate(tmp_path, *words, size=LLAMA["model"]["weight_bytes"], **asked)
     starts = ("cold start", "warm start for the KV size", "proof by a start")
     assert ahead == Expectation(
         pytest.approx(sum(LLAMA["seconds"][name] for name in starts), abs=0.2),
@@ -65,18 +67,16 @@ def test_without_graphs_only_the_starts_count(tmp_path: Path, asked: dict[str, A
 
 
 @pytest.mark.parametrize("asked", [{"size": 0}, {"size": 9, "config": {"n_layer": 3}}])
-def test_what_is_not_known_is_not_guessed(tmp_path: Path, asked: dict[str, Any]) -> None:
-    assert found(tmp_path, **asked) is None
+def test_estimate_is_none_without_the_facts(tmp_path: Path, asked: dict[str, Any]) -> None:
+    assert estimate(tmp_path, **asked) is None
 
 
-def test_nothing_is_said_on_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimate_is_none_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert found(tmp_path, size=9) is None
+    assert estimate(tmp_path, size=9) is None
 
 
-def test_a_stage_is_expected_to_take_what_it_took_the_last_time(
-    home: Path, publish: Any, model: ResolvedModel
-) -> None:
+def test_stage_estimate_is_its_last_duration(home: Path, publish: Any, model: ResolvedModel) -> None:
     earlier = publish()
     asked = Lookup(model, Arguments(), Cache.at(), earlier.key, earlier)
     assert estimates(asked) == dict(earlier.manifest.provenance.seconds) != {}
@@ -84,9 +84,7 @@ def test_a_stage_is_expected_to_take_what_it_took_the_last_time(
     assert estimates(elsewhere) == {} == estimates(replace(asked, bundle=None))
 
 
-def test_a_model_that_is_new_here_is_told_what_another_took(
-    home: Path, publish: Any, model: ResolvedModel
-) -> None:
+def test_new_model_gets_the_durations_of_another(home: Path, publish: Any, model: ResolvedModel) -> None:
     earlier = publish()
     same = Lookup(model, Arguments(), Cache.at(), earlier.key, earlier)
     new = replace(

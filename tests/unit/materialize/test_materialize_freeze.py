@@ -1,4 +1,4 @@
-"""A snapshot that is being taken: nobody who materializes meanwhile takes its directory away."""
+"""The directory of a running snapshot is not removed by another materialization."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def no_phase(*_: object) -> Iterator[progress.Steps]:
     yield progress.silent
 
 
-def test_its_directory_stays_while_another_materializes(
+def test_snapshot_directory_stays_during_another_materialization(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, cache = Store(tmp_path / "store"), Cache.at(tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""`materialize --only` makes a version that still has the other sections of the last one."""
+"""`materialize --only` creates a version with the other sections of the last one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a stage are said as its process ends them."""
+"""Each step of a stage is reported when its process ends it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ sys.exit(3)
 """
 
 
-def test_each_finished_step_is_said_once_with_its_seconds(tmp_path: Path) -> None:
+def test_each_finished_step_is_reported_once_with_its_seconds(tmp_path: Path) -> None:
     said: list[str] = []
     process = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path / "events")])
     assert progress.wait(process, tmp_path / "events", "offline", said.append) == 3
     assert said == ["start: 2.5 s", "profile: 2.5 s"]
 
 
-def test_a_process_that_records_nothing_says_nothing(tmp_path: Path) -> None:
+def test_process_without_events_reports_no_step(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     assert progress.wait(process, tmp_path / "events", "offline", progress.silent) == 0

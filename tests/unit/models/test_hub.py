@@ -27,7 +27,7 @@ _UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """A hub cache with a sharded acme/tiny, as `hf download` leaves it; the snapshot directory."""
+    """Create a hub cache with a sharded acme/tiny like `hf download`; return the snapshot directory."""
     repository = tmp_path / "hub" / "models--acme--tiny"
     snapshot = repository / "snapshots" / COMMIT
     for directory in (snapshot, repository / "refs", repository / "blobs"):

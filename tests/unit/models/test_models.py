@@ -1,4 +1,4 @@
-"""Names come to models, and every way of failing has its own exit code and hint."""
+"""Names resolve to models, and every failure has an exit code and a hint."""
 
 import json
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
     assert "llama2-7b" in str(caught.value.hint)
 
 
-def test_gated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_reports_a_gated_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", failing(http(errors.GatedRepoError, "gated")))
     with pytest.raises(AuthRequiredError) as caught:
         resolution.resolve("llama2-7b")
@@ -118,7 +118,7 @@ def test_a_bad_configuration_is_named(directory: Path, text: str) -> None:
         resolution.resolve(str(directory))
 
 
-def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
+def test_resolve_refuses_a_directory_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.json"):
         resolution.resolve(str(tmp_path))
 

@@ -1,4 +1,4 @@
-"""The header reader agrees with the format's own library, on what it reads and on what it refuses."""
+"""The header reader accepts and refuses the same files as the safetensors library."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_header_over_the_librarys_cap_is_refused_by_both(tmp_path: Path) -> No
     path = tmp_path / "m.safetensors"
     with path.open("wb") as file:
         file.write(struct.pack("<Q", safetensors.MAX_HEADER + 1))
-        file.truncate(safetensors.MAX_HEADER + 100)  # sparse: it takes no room
+        file.truncate(safetensors.MAX_HEADER + 100)  # sparse, so that it uses no disk space
     with pytest.raises(UsageError, match="its header has 100000001 bytes"):
         safetensors.entries(path)
     with pytest.raises(SafetensorError, match=r"HeaderTooLarge|header too large"), safe_open(path, "np"):

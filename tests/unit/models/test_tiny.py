@@ -1,4 +1,4 @@
-"""A tiny model is built once, whole, and the same everywhere; several processes may ask at once."""
+"""A tiny model is built once and completely, with the same bytes everywhere, also by concurrent processes."""
 
 import threading
 from pathlib import Path

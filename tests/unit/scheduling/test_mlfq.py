@@ -1,4 +1,4 @@
-"""Algorithm 1 line by line, then its invariants over random histories."""
+"""Algorithm 1 line by line, and its invariants over random histories."""
 
 import pytest
 from hypothesis import given
@@ -52,7 +52,7 @@ def test_a_job_keeps_its_queue_until_the_quantum_is_used() -> None:
     assert (job.level, job.attained_s, job.demotions) == (3, 0.0, 1)
 
 
-def test_demotion_goes_at_least_where_the_next_iteration_asks() -> None:
+def test_demotion_reaches_the_queue_of_the_next_iteration() -> None:
     policy, job = mlfq(), Job("a", 0, 1)
     policy.add(job, 0)
     job.prompt_tokens = 200
@@ -119,7 +119,7 @@ def test_naive_mlfq_joins_the_top_and_sinks_one_level() -> None:
     assert job.level == 1
 
 
-def test_the_other_policies_order_as_their_names_say() -> None:
+def test_other_policies_have_the_order_of_their_names() -> None:
     jobs = [Job("a", 0, 200, 1), Job("b", 1, 10, 900), Job("c", 2, 100, 2)]
     orders = {}
     for name in ("fcfs", "fixed-priority", "srpt"):
@@ -210,9 +210,7 @@ def test_the_first_iteration_is_in_the_order_of_arrival() -> None:
 
 
 @given(st.lists(st.sampled_from([0.4, 1.0, 2.5]), min_size=1, max_size=60), st.sampled_from([-1, 0, 2]))
-def test_a_batch_that_decodes_is_booked_as_each_of_it_would_be(
-    iterations: list[float], priority: int
-) -> None:
+def test_decoding_batch_is_booked_like_single_jobs(iterations: list[float], priority: int) -> None:
     together, alone = mlfq(), mlfq()
     for policy in (together, alone):
         for name, mine in (("a", 0), ("b", priority), ("c", 0)):

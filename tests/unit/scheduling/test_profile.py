@@ -22,7 +22,7 @@ def test_a_profile_survives_json(points: list[tuple[int, float]]) -> None:
     assert IterationProfile.parse(profile.encode()) == profile
 
 
-def test_it_interpolates_and_extrapolates_linearly() -> None:
+def test_profile_interpolates_and_extrapolates_linearly() -> None:
     curve = Curve.through([(100, 1.0), (200, 2.0)], "prefill")
     assert [curve(50), curve(150), curve(400)] == [1.0, 1.5, 4.0]
 
@@ -51,6 +51,6 @@ def test_a_mixed_iteration_costs_more_than_either_part() -> None:
         ({"prefill": [[10**400, 1]], "decode": [[1, 1]]}, "expected [size, seconds]"),
     ],
 )
-def test_a_bad_profile_says_what_is_wrong(document: object, words: str) -> None:
+def test_invalid_profile_is_refused_with_the_reason(document: object, words: str) -> None:
     with pytest.raises(ProfileError, match=words.replace("[", r"\[")):
         IterationProfile.parse(document)

@@ -1,4 +1,4 @@
-"""Sizes and rounds within a budget, on a clock that only measurements move."""
+"""Sizes and rounds of a profile within a budget, on a clock that only measurements advance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = {"prefill": PREFILL, "decode": DECODE}
 
 
 class Engine:
-    """`floor_s` for reading the weights and `token_s` for each token; a measurement costs what it measures, `factor` times."""
+    """Fake engine: an iteration takes `floor_s` plus `token_s` per token, and a measurement costs `factor` times that."""
 
     def __init__(self, floor_s: float, token_s: float, factor: float = 1.0) -> None:
         self.floor_s, self.token_s, self.factor = floor_s, token_s, factor
@@ -38,7 +38,7 @@ def test_a_small_model_is_measured_whole_in_every_round() -> None:
 
 
 @pytest.mark.parametrize("token_s", [0.01, 0.03, 0.3, 3.0])
-def test_it_keeps_to_its_budget_and_says_what_is_missing(token_s: float) -> None:
+def test_profile_stays_within_its_budget_and_lists_missing_sizes(token_s: float) -> None:
     engine = Engine(0.5, token_s, factor=2.0)
     found = engine.profile(120)
     assert engine.time <= 120 and found["seconds"] == round(engine.time, 3) and found["budget_s"] == 120
@@ -64,7 +64,7 @@ def test_the_smallest_sizes_are_measured_whatever_they_cost() -> None:
     assert found["prefill"] == [[1, 101.0]] and found["decode"] == [[1, 101.0]] and found["rounds"] == 1
 
 
-def test_the_fastest_counts() -> None:
+def test_profile_uses_the_fastest_measurement() -> None:
     seconds = iter([3.0, 1.0, 2.0, 5.0, 4.0])
     found = Profiler(lambda kind, size: next(seconds), 10, now=lambda: 0.0).run({"decode": [1]})
     assert found["decode"] == [[1, 1.0]]

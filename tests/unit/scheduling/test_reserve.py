@@ -1,4 +1,4 @@
-"""Blocks that stay idle for bursts."""
+"""Blocks reserved for bursts."""
 
 from coldstart.scheduling.reserve import ArrivalReserve
 

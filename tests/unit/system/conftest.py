@@ -1,4 +1,4 @@
-"""The fake management library is a fixture of this room, and a user's own directories."""
+"""The fake NVML library and the directories of one user."""
 
 from __future__ import annotations
 

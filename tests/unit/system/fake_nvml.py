@@ -1,4 +1,4 @@
-"""A fake management library for the tests of this room."""
+"""Fake NVML library for the tests of this package."""
 
 from __future__ import annotations
 

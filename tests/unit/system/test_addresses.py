@@ -1,4 +1,4 @@
-"""Addresses that a client of this machine can use: the standard library takes each apart again."""
+"""Addresses that a client on this machine can use, parsed by the standard library."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_a_url_names_where_to_connect(host: str) -> None:
     assert (found.is_loopback and found.version == given.version) if given.is_unspecified else found == given
 
 
-def test_a_name_stays_and_so_does_the_scheme() -> None:
+def test_url_retains_name_and_scheme() -> None:
     assert addresses.url("gpu-3.example", 443, "https") == "https://gpu-3.example:443"
 
 
-def test_a_free_port_is_none_that_the_kernel_hands_out() -> None:
+def test_free_port_is_outside_of_the_ephemeral_range() -> None:
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(50):
         port = addresses.free_port("127.0.0.1")
@@ -35,7 +35,7 @@ def test_a_free_port_is_none_that_the_kernel_hands_out() -> None:
         socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_a_taken_port_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_port_skips_ports_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = addresses.free_port("127.0.0.1")
     monkeypatch.setattr(addresses, "_SPAN", 1)
     monkeypatch.setattr(addresses, "_EPHEMERAL", tmp_path / "range")
@@ -45,9 +45,7 @@ def test_a_taken_port_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert addresses.free_port("127.0.0.1") not in (taken, 0)
 
 
-def test_where_all_ports_are_the_kernels_it_hands_one_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_free_port_is_ephemeral_when_all_ports_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_EPHEMERAL", tmp_path / "range")
     (tmp_path / "range").write_text("1024\t60999\n")
     assert addresses.free_port("127.0.0.1") >= 1024
@@ -55,7 +53,7 @@ def test_where_all_ports_are_the_kernels_it_hands_one_out(
         addresses.free_port("192.0.2.77")
 
 
-def test_a_process_stops_listening_and_its_descriptors_stay_its_own(tmp_path: Path) -> None:
+def test_stop_listening_leaves_other_descriptors_open(tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("::1", 0), family=socket.AF_INET6) as two,
@@ -82,6 +80,6 @@ def test_a_process_stops_listening_and_its_descriptors_stay_its_own(tmp_path: Pa
             check=True,
         )
         assert done.stdout == "2 True [True, True]\n"
-    # Nobody else holds them: who asks for the same ports has them.
+    # No other process holds the ports, so they can be bound again.
     for family, address in zip((socket.AF_INET, socket.AF_INET6), ports, strict=True):
         socket.create_server(address[:2], family=family).close()

@@ -1,4 +1,4 @@
-"""Whether CRIU may run here is said before it is tried, with what is missing."""
+"""Missing requirements of CRIU are reported before it runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (0, 1048576, "CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE"),
     ],
 )
-def test_what_it_needs(monkeypatch: pytest.MonkeyPatch, held: int, hard: int, reason: str | None) -> None:
+def test_missing_names_the_requirement(
+    monkeypatch: pytest.MonkeyPatch, held: int, hard: int, reason: str | None
+) -> None:
     monkeypatch.setattr(criu, "_status", lambda field: f"{held:016x}")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, hard))
     found = criu.missing()

@@ -1,4 +1,4 @@
-"""A frozen process whose memory was moved into a file runs on with the same memory, and shares what it does not write to."""
+"""A frozen process whose memory was moved to a file runs with the same memory and shares unwritten pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NOWHERE: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subproces
 
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """(a directory with images/ of a process with SIZE random bytes, their digest)."""
+    """Yield a directory with images/ of a process with SIZE random bytes, and the digest of the bytes."""
     place = tmp_path_factory.mktemp("frozen")
     (place / "images").mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -53,7 +53,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
         holder = subprocess.Popen(command, start_new_session=True, cwd="/", **NOWHERE)
         try:
             ask(place)
-            said = ask(place)  # what it writes to is in place by now
+            said = ask(place)  # the second answer needs no new pages
             done = criu.run("dump", "-t", str(holder.pid), "-D", str(place / "images"), *OPTIONS)
         finally:
             holder.kill()
@@ -66,12 +66,12 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
 
 
 def ask(place: Path) -> dict[str, Any]:
-    """What the process in `place` says."""
+    """Return the answer of the process in `place`."""
     (place / "said").unlink(missing_ok=True)
     (place / "ask").touch()
     deadline = time.monotonic() + 60
     while not (place / "said").exists():
-        assert time.monotonic() < deadline, "nothing was said within a minute"
+        assert time.monotonic() < deadline, "no answer within a minute"
         time.sleep(0.01)
     said: dict[str, Any] = json.loads((place / "said").read_text())
     return said
@@ -79,7 +79,7 @@ def ask(place: Path) -> dict[str, Any]:
 
 @contextmanager
 def thawed(place: Path, images: str = "images") -> Iterator[None]:
-    """The frozen process runs, in namespaces of its own, from those images."""
+    """Run the frozen process from `images` in separate namespaces."""
     restore = [program() or "", "restore", "-D", str(place / images), "-W", str(place), *OPTIONS]
     guardian = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *restore], **NOWHERE
@@ -93,7 +93,7 @@ def thawed(place: Path, images: str = "images") -> Iterator[None]:
 
 @pytest.fixture
 def moved(frozen: tuple[Path, str]) -> Iterator[Path]:
-    """Those images with the memory moved, at images-moved/."""
+    """Copy the images to images-moved/ and move their memory to a file."""
     place, _ = frozen
     images = place / "images-moved"
     shutil.copytree(place / "images", images)
@@ -102,7 +102,7 @@ def moved(frozen: tuple[Path, str]) -> Iterator[Path]:
     shutil.rmtree(images)
 
 
-def test_it_thaws_with_the_same_memory_from_the_file(frozen: tuple[Path, str], moved: Path) -> None:
+def test_process_thaws_with_the_same_memory_from_the_file(frozen: tuple[Path, str], moved: Path) -> None:
     place, digest = frozen
     before, after = ((images / "pages-1.img").stat().st_size for images in (place / "images", moved))
     assert after + (moved / criu_memory.MEMORY).stat().st_size == before and before - after >= SIZE
@@ -111,10 +111,10 @@ def test_it_thaws_with_the_same_memory_from_the_file(frozen: tuple[Path, str], m
     assert said["digest"] == digest
     assert all(line.rstrip().endswith(criu_memory.MEMORY) for line in said["mapped"])
     spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in said["mapped"]]
-    assert max(end - start for start, end in spans) >= SIZE  # one mapping, although CRIU cuts what it keeps
+    assert max(end - start for start, end in spans) >= SIZE  # one mapping, although CRIU splits its pages
 
 
-def test_what_one_writes_no_other_sees(frozen: tuple[Path, str], moved: Path) -> None:
+def test_writes_of_one_process_are_private(frozen: tuple[Path, str], moved: Path) -> None:
     place, digest = frozen
     kept = hashlib.sha256((moved / criu_memory.MEMORY).read_bytes()).digest()
     with thawed(place, moved.name):
@@ -134,14 +134,12 @@ def test_a_file_of_another_length_is_not_mapped(frozen: tuple[Path, str], moved:
     assert criu_memory.MEMORY in (place / "log").read_text()
 
 
-def test_nobody_else_can_read_it(moved: Path) -> None:
+def test_memory_file_is_private(moved: Path) -> None:
     assert {(moved / name).stat().st_mode & 0o077 for name in (criu_memory.MEMORY, "pages-1.img")} == {0}
 
 
 @pytest.mark.parametrize("image", ["mm", "pagemap", "files"])
-def test_images_that_are_not_understood_stay_as_they_are(
-    frozen: tuple[Path, str], tmp_path: Path, image: str
-) -> None:
+def test_unknown_images_are_not_changed(frozen: tuple[Path, str], tmp_path: Path, image: str) -> None:
     images = tmp_path / "images"
     shutil.copytree(frozen[0] / "images", images)
     damaged = next(images.glob(f"{image}*.img"))
@@ -152,7 +150,7 @@ def test_images_that_are_not_understood_stay_as_they_are(
     assert {file.name: file.read_bytes() for file in images.iterdir()} == there
 
 
-def test_pages_that_are_not_those_of_the_map_are_left(frozen: tuple[Path, str], tmp_path: Path) -> None:
+def test_pages_outside_of_the_map_are_not_moved(frozen: tuple[Path, str], tmp_path: Path) -> None:
     images = tmp_path / "images"
     shutil.copytree(frozen[0] / "images", images)
     with (images / "pages-1.img").open("ab") as pages:
@@ -161,7 +159,7 @@ def test_pages_that_are_not_those_of_the_map_are_left(frozen: tuple[Path, str], 
         criu_memory.move(images, images / criu_memory.MEMORY)
 
 
-def test_images_of_several_processes_are_not_understood(tmp_path: Path) -> None:
+def test_images_of_several_processes_are_not_changed(tmp_path: Path) -> None:
     for name in ("mm-1.img", "mm-2.img"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(criu_memory.UnknownImageError, match=r"expected one image mm-\*, found 2"):

@@ -1,4 +1,4 @@
-"""doctor on simulated GPU machines: the right modes, and for all that is missing the right hint."""
+"""doctor on simulated GPU machines: permitted modes, and a hint for each missing requirement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coldstart.system.probes import Probe
 
 @pytest.fixture(autouse=True)
 def gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's GPU build, a driver with checkpoints, root."""
+    """Simulate vLLM's GPU build, a driver with checkpoints, and root."""
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     monkeypatch.setattr(probes, "_exports", lambda library, symbol: True)
@@ -30,11 +30,11 @@ def _found(tmp_path: Path) -> tuple[dict[str, Probe], dict[str, bool]]:
     return {probe.name: probe for probe in found}, availability.permitted(found)
 
 
-def test_one_device(fake: Fake, tmp_path: Path) -> None:
+def test_doctor_permits_modes_with_one_device(fake: Fake, tmp_path: Path) -> None:
     fake.add()
     found, ways = _found(tmp_path)
     assert found["gpu"].status == "ok" and found["cuda checkpoint"].hint is None
-    # Nothing of ours drives a CUDA checkpoint, whatever the driver can do.
+    # coldstart does not use CUDA checkpoints, even if the driver supports them.
     assert ways == {
         "standby": True, "template-engine": False, "snapshot": False, "template-runtime": True,
         "runtime-snapshot": False, "fresh": True
@@ -42,21 +42,23 @@ def test_one_device(fake: Fake, tmp_path: Path) -> None:
     assert found["cuda checkpoint"].status == "note" and "vllm snapshot" in found["cuda checkpoint"].found
 
 
-def test_a_driver_without_the_call(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number alone says nothing: libcuda has to have it."""
+def test_doctor_reports_a_driver_without_checkpoints(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version is not sufficient: libcuda must export the function."""
     fake.add()
     monkeypatch.setattr(probes, "_exports", lambda library, symbol: False)
     found, _ = _found(tmp_path)
     assert "install driver" in str(found["cuda checkpoint"].hint)
 
 
-def test_no_gpu(fake: Fake, tmp_path: Path) -> None:
+def test_doctor_reports_a_missing_gpu(fake: Fake, tmp_path: Path) -> None:
     found, ways = _found(tmp_path)
     assert found["gpu"].status == "missing" and "driver" in str(found["gpu"].hint)
     assert not any(ways.values())
 
 
-def test_a_lost_gpu(fake: Fake, tmp_path: Path) -> None:
+def test_doctor_reports_a_lost_gpu(fake: Fake, tmp_path: Path) -> None:
     fake.add()
     fake.fail("nvmlDeviceGetMemoryInfo", 15)
     found, ways = _found(tmp_path)
@@ -64,21 +66,23 @@ def test_a_lost_gpu(fake: Fake, tmp_path: Path) -> None:
     assert not any(ways.values())
 
 
-def test_without_privileges(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_missing_privileges(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.add()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     found, ways = _found(tmp_path)
     assert "run as root" in str(found["cuda checkpoint"].hint) and ways["fresh"] and ways["template-runtime"]
 
 
-def test_a_driver_that_is_too_old(fake: Fake, tmp_path: Path) -> None:
+def test_doctor_reports_an_old_driver(fake: Fake, tmp_path: Path) -> None:
     fake.add()
     fake.c.fake_driver(b"560.35.03")
     found, ways = _found(tmp_path)
     assert found["cuda checkpoint"].hint == "install driver 570 or newer" and ways["fresh"]
 
 
-def test_an_instance(fake: Fake, tmp_path: Path) -> None:
+def test_doctor_accepts_a_mig_instance(fake: Fake, tmp_path: Path) -> None:
     fake.add(mig=1)
     fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0)
     found, ways = _found(tmp_path)
@@ -86,24 +90,28 @@ def test_an_instance(fake: Fake, tmp_path: Path) -> None:
     assert "one full device" in str(found["cuda checkpoint"].hint)
 
 
-def test_a_mask_that_names_nothing(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_a_mask_without_a_device(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.add()
     monkeypatch.setenv(nvml.VISIBLE, "GPU-ffff")
     found, ways = _found(tmp_path)
     assert "GPU-ffff, but no such device exists" in str(found["gpu"].hint) and not ways["fresh"]
 
 
-def test_masks_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_accepts_a_mask_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add(A100)
     wanted = fake.add(H200)
     monkeypatch.setenv(nvml.VISIBLE, wanted)
     found, ways = _found(tmp_path)
-    # One device of those there are: nothing of their order matters.
+    # Only one device is visible, so the order does not matter.
     assert found["gpu"].status == "ok" and "H200" in found["gpu"].found and "A100" not in found["gpu"].found
     assert ways["fresh"] and ways["template-runtime"] and ways["standby"]
 
 
-def test_an_instance_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_accepts_a_mig_instance_by_uuid(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.add(A100)
     fake.add(mig=1)
     wanted = fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=1)
@@ -113,7 +121,9 @@ def test_an_instance_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.Mon
     assert "one full device" in str(found["cuda checkpoint"].hint)
 
 
-def test_two_kinds(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_two_device_models(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.add(A100)
     fake.add(H200)
     found, ways = _found(tmp_path)
@@ -123,7 +133,7 @@ def test_two_kinds(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["gpu"].status == "ok"
 
 
-def test_modes_that_a_gpu_engine_has_not() -> None:
+def test_modes_unavailable_on_a_gpu_engine() -> None:
     assert set(availability.reasons()) == {"template-engine", "snapshot", "runtime-snapshot"}
     assert all(found.reason and found.hint for found in availability.reasons().values())
 

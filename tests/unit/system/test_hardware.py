@@ -1,4 +1,4 @@
-"""The fingerprint reads what decides generated code, and nothing that differs between equal machines."""
+"""The fingerprint contains the facts that affect generated code, and no fact that differs between equal machines."""
 
 import os
 import socket
@@ -27,24 +27,24 @@ CPU part : 0xd4f
 """
 
 
-def test_x86() -> None:
+def test_fingerprint_of_an_x86_processor() -> None:
     fields = hardware.cpu(X86.format(mhz=2000, noise="md_clear smep"))
     assert (fields["cpu.vendor"], fields["cpu.family"], fields["cpu.model"]) == ("GenuineIntel", "6", "143")
     assert fields["cpu.isa"] == "amx_tile avx2 avx512_bf16 avx512f fma sse sse2"
 
 
-def test_clock_and_mitigations_do_not_count() -> None:
+def test_fingerprint_ignores_clock_and_mitigations() -> None:
     quiet, noisy = (
         X86.format(mhz=mhz, noise=noise) for mhz, noise in ((2000, ""), (3100.5, "ibpb hypervisor"))
     )
     assert hardware.cpu(quiet) == hardware.cpu(noisy)
 
 
-def test_a_missing_extension_counts() -> None:
+def test_fingerprint_changes_with_a_missing_extension() -> None:
     assert hardware.cpu(X86.format(mhz=1, noise="")) != hardware.cpu(X86.format(mhz=1, noise="gfni"))
 
 
-def test_arm() -> None:
+def test_fingerprint_of_an_arm_processor() -> None:
     fields = hardware.cpu(ARM)
     assert (fields["cpu.vendor"], fields["cpu.model"], fields["cpu.isa"]) == (
         "ARM",
@@ -59,7 +59,7 @@ def test_this_machine_without_names_or_paths() -> None:
     assert not any(socket.gethostname() in value or value.startswith("/") for value in values)
 
 
-def test_gpu_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Gpu("H200", 132, "9.0", 150_000_000_000, "580.159.03")
     monkeypatch.setattr(nvml, "machine", lambda: Machine([device]))
     fields = hardware.gpu()

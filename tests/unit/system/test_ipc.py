@@ -1,4 +1,4 @@
-"""Messages arrive whole with their descriptors, or are refused and leave nothing open."""
+"""Messages arrive complete with their descriptors, or are refused without leaving descriptors open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REQUEST = {"plan": {"vllm_args": ["--model", "ü"]}, "cwd": "/", "env": {"A": "b
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Two connected ends."""
+    """Two connected sockets."""
     one, two = map(Channel, socket.socketpair())
     with one, two:
         yield one, two
@@ -79,7 +79,7 @@ def test_a_malformed_request_is_refused_and_its_descriptors_are_closed(
             server.request()
         server.close_descriptors()
         kept.setblocking(False)
-        assert kept.recv(1) == b"", "the end of the stream: nobody holds what was sent"
+        assert kept.recv(1) == b"", "the end of the stream: all copies are closed"
 
 
 def test_a_request_that_is_too_large_is_refused_before_it_is_held(pair: Pair) -> None:
@@ -97,9 +97,7 @@ def _send_much(connection: socket.socket) -> None:
         connection.sendall(b"x" * (8 << 20))
 
 
-def test_who_says_nothing_or_goes_slowly_is_not_waited_for(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_receive_fails_when_the_peer_is_silent_or_slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_lines, "PATIENCE_S", 0.2)
     ended = threading.Event()
 
@@ -140,7 +138,7 @@ def test_replies_end_when_the_server_is_killed_before_it_has_read_everything(pai
     assert list(client.replies()) == []
 
 
-def test_sending_to_one_that_went_away(pair: Pair) -> None:
+def test_send_reports_a_closed_connection(pair: Pair) -> None:
     client, server = pair
     server.close()
     with pytest.raises(OSError, match="Broken pipe"):

@@ -1,4 +1,4 @@
-"""A process whose parent was killed, and what it has started."""
+"""A process whose parent was killed, and its child processes."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ else:
 """
 
 
-def ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def gone(pids: list[int]) -> bool:
+def have_ended(pids: list[int]) -> bool:
     deadline_s = time.monotonic() + 20
-    while not all(map(ended, pids)) and time.monotonic() < deadline_s:
+    while not all(map(has_ended, pids)) and time.monotonic() < deadline_s:
         time.sleep(0.02)
-    return all(map(ended, pids))
+    return all(map(has_ended, pids))
 
 
-def test_what_it_has_started_ends_with_it() -> None:
+def test_children_end_with_the_process() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, GROUP], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     family = [*map(int, parent.stdout.readline().split())]
     parent.kill()
     parent.communicate(timeout=30)
-    assert len(family) == 3 and gone(family)
+    assert len(family) == 3 and have_ended(family)
 
 
-def test_what_it_has_forked_ends_alone() -> None:
+def test_forked_child_ends_alone() -> None:
     first = subprocess.Popen(
         [sys.executable, "-c", GROUP], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert first.stdout is not None
     _, forked, asked = map(int, first.stdout.readline().split())
     psutil.Process(forked).send_signal(signal.SIGTERM)
-    assert gone([forked])
-    assert first.poll() is None and not ended(asked)
+    assert have_ended([forked])
+    assert first.poll() is None and not has_ended(asked)
     first.terminate()
     first.communicate(timeout=30)
-    assert first.returncode == -signal.SIGKILL and gone([asked])
+    assert first.returncode == -signal.SIGKILL and have_ended([asked])

@@ -1,4 +1,4 @@
-"""An error shows why a child process failed, however much was written after that."""
+"""An error shows the cause of a failed child process, also when much was logged after it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_root_cause_comes_before_the_end_and_noise_is_left_out(tmp_path: Pat
     assert shown[0] == ROOT_CAUSE and shown[-1] == LAST and len(shown) == 16
 
 
-def test_a_short_log_is_shown_whole(tmp_path: Path) -> None:
+def test_short_log_is_shown_completely(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(f"starting\n{LAST}\n")
     assert logs.end(log) == f"starting\n{LAST}"
@@ -55,6 +55,6 @@ def test_a_short_log_is_shown_whole(tmp_path: Path) -> None:
         ("Killed", None),
     ],
 )
-def test_the_error_that_ended_a_process_is_one_line(tmp_path: Path, said: str, expected: str | None) -> None:
+def test_last_error_is_one_line(tmp_path: Path, said: str, expected: str | None) -> None:
     (tmp_path / "log").write_text(said)
     assert logs.words(tmp_path / "log") == expected

@@ -1,4 +1,4 @@
-"""What was freed is the kernel's again; the rest of memory's hints are proved where weights are loaded."""
+"""Freed memory returns to the kernel; the tests of the loader cover the other memory hints."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_what_was_freed_leaves() -> None:
+def test_trim_returns_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
     held = [libc.malloc(_PIECE) for _ in range(_PIECES)]
     for piece in held:
         ctypes.memset(piece, 1, _PIECE)
-    last = libc.malloc(_PIECE)  # above them: without being asked the heap keeps what lies below
+    last = libc.malloc(_PIECE)  # above them: the heap retains memory below it by default
     for piece in held:
         libc.free(piece)
     before = _resident_bytes()

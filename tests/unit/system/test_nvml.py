@@ -1,4 +1,4 @@
-"""nvidia-ml-py over a management library of a page, whose answers are those of NVML's manual."""
+"""nvidia-ml-py with a small fake NVML library whose answers follow NVML's manual."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MANDATORY = (
 @pytest.mark.parametrize("code", RETURN_CODES)
 @pytest.mark.parametrize("name", MANDATORY)
 def test_no_return_code_becomes_a_figure(fake: Fake, name: str, code: int) -> None:
-    """CUDA's numbering ends at a device that does not answer, so nothing behind it is renumbered."""
+    """CUDA's numbering ends at a device that does not answer, so later devices are not renumbered."""
     for _ in range(3):
         fake.add()
     fake.fail(name, code, device=1)
@@ -55,7 +55,7 @@ UNSUPPORTED = (3, 6, 13)
 
 @pytest.mark.parametrize("code", sorted(set(RETURN_CODES) - set(UNSUPPORTED)))
 @pytest.mark.parametrize("name", OPTIONAL)
-def test_what_a_device_need_not_have_may_not_fail_either(fake: Fake, name: str, code: int) -> None:
+def test_optional_facts_may_be_unsupported_only(fake: Fake, name: str, code: int) -> None:
     fake.add()
     fake.fail(name, code)
     found = nvml.machine()
@@ -77,10 +77,10 @@ def test_an_old_driver_does_not_count_cores(fake: Fake) -> None:
         ("GPU-ffff", [], 1), ("MIG-ffff", [], 1), ("none", [], 1),
     ],
 )  # fmt: skip
-def test_masks(
+def test_visible_devices_mask(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, mask: str | None, expected: list[int], problems: int
 ) -> None:
-    """By index, by UUID or its unique beginning; the list ends at the first word that names nothing."""
+    """Devices are given by index, UUID or unique prefix; the list ends at the first unknown entry."""
     uuids = [fake.add() for _ in range(3)]
     if mask is not None:
         monkeypatch.setenv(nvml.VISIBLE, mask)
@@ -89,7 +89,7 @@ def test_masks(
     assert len(found.problems) == problems
 
 
-def test_a_divided_device_is_its_instance(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mig_device_is_listed_as_its_instance(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add(mig=1)
     first = fake.add(("NVIDIA H200 MIG 1g.18gb", 0, 0, 0, 16), parent=0, free=17)
     second = fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0, free=70)
@@ -105,14 +105,12 @@ def test_a_divided_device_is_its_instance(fake: Fake, monkeypatch: pytest.Monkey
     assert [(g.uuid, g.multiprocessors) for g in nvml.query()] == [(second, 60)]
 
 
-def test_a_divided_device_without_instances_is_none(fake: Fake) -> None:
+def test_mig_device_without_instances_is_not_listed(fake: Fake) -> None:
     fake.add(mig=1)
     assert nvml.query() == []
 
 
-def test_two_kinds_are_told_apart_only_in_the_order_of_the_bus(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_device_models_need_the_bus_order(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add(A100)
     fake.add(H200)
     found = nvml.machine()
@@ -125,7 +123,7 @@ def test_two_kinds_are_told_apart_only_in_the_order_of_the_bus(
 
 
 @pytest.mark.skipif(find_library("nvidia-ml") is not None, reason="a driver is installed")
-def test_a_library_that_is_absent_is_an_answer() -> None:
+def test_query_returns_no_device_without_the_library() -> None:
     code = "from coldstart.system.devices import nvml; m = nvml.machine(); print(m.devices, m.problems)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}

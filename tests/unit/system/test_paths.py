@@ -34,7 +34,7 @@ def test_runtime_dir_is_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert paths.runtime_dir().stat().st_mode & 0o777 == 0o700
 
 
-def test_an_open_runtime_dir_is_left_for_one_that_is_private(
+def test_writable_runtime_dir_is_replaced_by_a_private_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -47,7 +47,7 @@ def test_an_open_runtime_dir_is_left_for_one_that_is_private(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["coldstart", own.name, "state"])
 
 
-def test_without_any_private_place_the_reason_and_the_mend_are_said(
+def test_runtime_dir_reports_reason_and_hint_without_a_private_place(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "state").write_text("a file")

@@ -1,4 +1,4 @@
-"""Only this user is listened to, and a shortage of descriptors neither spins nor keeps anybody waiting."""
+"""Only this user's clients are accepted, and a shortage of descriptors neither spins nor delays clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coldstart.system.ipc.peers import Listener, PeerError
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A short path: unix sockets lie there."""
+    """A short path, because the length of Unix socket paths is limited."""
     root = Path(tempfile.mkdtemp(prefix="cs-"))
     yield root
     shutil.rmtree(root)
@@ -42,7 +42,7 @@ def readable(listener: Listener) -> bool:
     return bool(select.select([listener], [], [], 0)[0])
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_connect_reports_that_no_process_listens(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="cannot connect to"):
         peers.connect(tmp_path / "none")
     (tmp_path / "file").write_text("")
@@ -72,7 +72,7 @@ def test_another_users_server_and_another_users_client_are_refused(
         assert client.recv(1) == b""
 
 
-def test_what_is_no_unix_socket_is_not_trusted() -> None:
+def test_other_sockets_are_not_trusted() -> None:
     with socket.socket(socket.AF_INET) as connection:
         assert not peers.trusted(connection)
 
@@ -83,9 +83,9 @@ def test_a_new_listener_takes_the_place_of_a_dead_one(home: Path) -> None:
         pass
 
 
-def test_nobody_waits_in_the_queue_while_no_descriptor_is_left(home: Path) -> None:
+def test_clients_are_refused_without_descriptors(home: Path) -> None:
     with Listener(home / "socket") as listener:
-        for _ in range(2):  # the reserve is there again
+        for _ in range(2):  # the reserve is restored
             with peers.connect(home / "socket") as client:
                 with no_descriptors_left():
                     assert readable(listener)

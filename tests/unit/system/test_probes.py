@@ -1,4 +1,4 @@
-"""Each probe answers on any machine, and what is missing comes with the command that gets it."""
+"""Each probe works on any machine, and a missing requirement has the command that provides it."""
 
 from pathlib import Path
 
@@ -19,21 +19,21 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "machine", lambda: Machine([device], free=[100 << 30]))
 
 
-def test_every_missing_thing_has_a_mend(tmp_path: Path) -> None:
+def test_every_missing_requirement_has_a_hint(tmp_path: Path) -> None:
     found = doctor.examine(Cache(tmp_path))
     assert len({probe.name for probe in found}) == len(found) >= 12
     assert all(probe.found for probe in found)
     assert all(probe.hint for probe in found if probe.status == "missing")
 
 
-def test_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_reports_missing_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: None)
     assert probes.vllm().status == "missing"
     assert not doctor.able([probes.vllm()])
 
 
 @pytest.mark.parametrize(("version", "status"), [("0.32.0", "ok"), ("0.32.5", "ok"), ("0.3.2", "missing")])
-def test_versions(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+def test_probe_checks_the_version_of_vllm(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", version))
     assert probes.vllm().status == status
 
@@ -63,7 +63,7 @@ def test_no_gpu_is_bad_only_for_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) ->
     assert probes.gpu().status == "note"
 
 
-def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_reports_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "compiler", lambda: None)
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
     assert probes.compiler().hint == "apt-get install g++"
@@ -83,34 +83,34 @@ def test_criu_answers_are_read(program: Path) -> None:
     assert probes.criu() == Probe("criu", "ok", "4.2.1, check: Looks good.")
 
 
-def test_a_criu_that_finds_fault(program: Path) -> None:
+def test_probe_reports_a_failing_criu(program: Path) -> None:
     program.write_text(
         "#!/bin/sh\n[ $1 = check ] && { echo 'Error: no ptrace'; exit 1; }; echo 'Version: 4.2.1'\n"
     )
     assert probes.criu() == Probe("criu", "missing", "4.2.1, check: Error: no ptrace", f"{program} check -v4")
 
 
-def test_a_criu_that_cannot_be_run(program: Path) -> None:
+def test_probe_reports_a_criu_that_cannot_run(program: Path) -> None:
     program.write_bytes(bytes(64))
     assert probes.criu().status == "missing"
     assert criu.VARIABLE in str(probes.criu().hint)
 
 
-def test_a_criu_that_is_gone_when_it_is_asked(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_reports_a_removed_criu(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(criu, "missing", lambda: None)
     program.unlink()
     probe = probes.criu()
     assert probe.status == "missing" and str(program) in probe.found and criu.VARIABLE in str(probe.hint)
 
 
-def test_no_criu_and_no_right_to_it(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_reports_missing_criu_and_privileges(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(criu, "_status", lambda field: "0")
     assert "CAP_CHECKPOINT_RESTORE" in probes.criu().found
     program.unlink()
     assert criu.VARIABLE in probes.criu().found
 
 
-def test_a_frozen_runtime_says_how_it_is_had(home: Path, program: Path, tmp_path: Path) -> None:
+def test_probe_has_the_command_for_a_frozen_runtime(home: Path, program: Path, tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     none = probes.frozen_runtime(cache)
     assert none.found == "none yet"
@@ -124,7 +124,7 @@ def test_a_frozen_runtime_says_how_it_is_had(home: Path, program: Path, tmp_path
     assert "it cannot be created" in probes.frozen_runtime(cache).found
 
 
-def test_a_store_that_cannot_be_made(tmp_path: Path) -> None:
+def test_probe_reports_a_store_that_cannot_be_created(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     assert probes.store(Cache(file / "below")).status == "missing"

@@ -1,4 +1,4 @@
-"""The memory gate sees the control group's limit as well as the machine's."""
+"""Available memory respects the limits of the control group and of the machine."""
 
 from __future__ import annotations
 

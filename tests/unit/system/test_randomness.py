@@ -1,4 +1,4 @@
-"""Two processes of one memory draw other numbers."""
+"""Two processes forked from the same memory draw different random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions come from metadata and text, without an import."""
+"""Versions are read from metadata and text files without an import."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 from coldstart.system import runtime
 
 
-def test_nothing_is_imported() -> None:
+def test_versions_are_read_without_an_import() -> None:
     code = (
         "import sys; from coldstart.system import runtime; runtime.vllm_distribution(); runtime.torch_build();"
         "print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
@@ -21,7 +21,7 @@ def test_the_version_file_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(runtime._ASSIGNMENT.findall(text)) == {"__version__": "2.13.0+cu128", "cuda": "12.8"}
 
 
-def test_what_is_not_installed() -> None:
+def test_version_is_none_when_not_installed() -> None:
     assert runtime.installed("no-such-distribution") is None
 
 

@@ -1,4 +1,4 @@
-"""An image is read only where it was made and as it was made; of one that fails nothing is left."""
+"""An image is read only on its machine and unchanged; a failed image leaves no files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def root(home: Path) -> Path:
 
 @pytest.fixture
 def make(root: Path) -> Make:
-    """make(name): a published image that no CRIU has seen, made of this file."""
+    """Return make(name), which publishes a fake image that depends on this file."""
 
-    def made(name: str = "a" * 64, kernel: str | None = None) -> Path:
+    def publish(name: str = "a" * 64, kernel: str | None = None) -> Path:
         image = root / name
         with runtime_image.published(image) as partial:
             (partial / "pages-1.img").write_bytes(b"x" * 999)
@@ -38,10 +38,10 @@ def make(root: Path) -> Make:
             (partial / runtime_image.ABOUT).write_text(json.dumps(said))
         return image
 
-    return made
+    return publish
 
 
-def test_what_was_made_here_fits(make: Make) -> None:
+def test_image_of_this_machine_fits(make: Make) -> None:
     previous = os.umask(0)
     try:
         image = make()
@@ -63,13 +63,13 @@ def test_what_was_made_here_fits(make: Make) -> None:
         (lambda image: (image / "pages-1.img").chmod(0o644), "pages-1.img has changed since it was created"),
     ],
 )  # fmt: skip
-def test_what_was_changed_since_is_not_read(make: Make, spoil: Callable[[Path], object], reason: str) -> None:
+def test_changed_image_is_refused(make: Make, spoil: Callable[[Path], object], reason: str) -> None:
     image = make()
     spoil(image)
     assert reason in str(runtime_image.obstacle(image))
 
 
-def test_what_was_made_elsewhere_is_not_read(make: Make, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_image_of_another_machine_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     image = make()
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
     assert runtime_image.obstacle(image) == f"{image} was not created on this machine"
@@ -83,7 +83,7 @@ def test_the_image_of_another_user_is_not_read(make: Make) -> None:
     assert "has owner 64321" in str(runtime_image.obstacle(image))
 
 
-def test_a_maker_that_fails_leaves_the_former_image(make: Make, root: Path) -> None:
+def test_failed_publish_leaves_the_former_image(make: Make, root: Path) -> None:
     image = make()
     with pytest.raises(OSError, match="No space"), runtime_image.published(image) as partial:
         (partial / "pages-1.img").write_bytes(b"half")
@@ -92,7 +92,7 @@ def test_a_maker_that_fails_leaves_the_former_image(make: Make, root: Path) -> N
     assert sorted(path.name for path in root.iterdir()) == [".lock", image.name]
 
 
-def test_what_a_killed_maker_left_goes_with_the_next_one(make: Make, root: Path) -> None:
+def test_next_publish_removes_files_of_a_killed_one(make: Make, root: Path) -> None:
     image = make()
     left = root / f".{image.name}.0123.partial"
     left.mkdir()
@@ -101,7 +101,7 @@ def test_what_a_killed_maker_left_goes_with_the_next_one(make: Make, root: Path)
     assert not left.exists() and runtime_image.obstacle(image) is None
 
 
-def test_prune_takes_what_fits_no_more_and_what_was_left(make: Make, root: Path) -> None:
+def test_prune_removes_unusable_images_and_leftovers(make: Make, root: Path) -> None:
     kept, old = make("a" * 64), make("b" * 64, kernel="3.1")
     left = root / f".{'c' * 64}.0123.partial"
     left.mkdir()
@@ -113,13 +113,13 @@ def test_prune_takes_what_fits_no_more_and_what_was_left(make: Make, root: Path)
     assert [one.directory for one in runtime_image.listed(root)] == [kept]
 
 
-def test_prune_leaves_what_is_being_made(make: Make, root: Path) -> None:
+def test_prune_retains_an_image_in_progress(make: Make, root: Path) -> None:
     with runtime_image.published(root / ("d" * 64)) as partial:
         runtime_image.prune(root, dry_run=False)
         assert partial.is_dir()
 
 
-def test_discarded(make: Make, root: Path) -> None:
+def test_discard_removes_every_image(make: Make, root: Path) -> None:
     image = make()
     runtime_image.discard(runtime_image.described(image))
     assert not image.exists() and list(runtime_image.listed(root)) == []

@@ -1,4 +1,4 @@
-"""A server's directory for temporary files: gone with it, and swept by others where it was killed."""
+"""A server's directory for temporary files: removed with the server, or by the next server after a kill."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ with scratch() as own:
 
 
 @pytest.fixture
-def there(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the directories are."""
+def parent(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the parent of the directories."""
     monkeypatch.setenv("TMPDIR", str(home))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return paths.temporary_dir()
@@ -46,18 +46,18 @@ def server(*arguments: str) -> tuple[subprocess.Popen[str], Path]:
     return process, Path(process.stdout.readline().strip())
 
 
-def test_it_goes_with_the_block_and_what_was_used_before_is_back(
-    there: Path, monkeypatch: pytest.MonkeyPatch
+def test_scratch_is_removed_and_the_former_directory_restored(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SOCKETS_VARIABLE, raising=False)
     before = os.environ["TMPDIR"]
     with scratch() as own:
-        assert own.parent == there and own.stat().st_mode & 0o777 == 0o700
+        assert own.parent == parent and own.stat().st_mode & 0o777 == 0o700
         assert Path(tempfile.mkdtemp()).parent == own == Path(os.environ[SOCKETS_VARIABLE])
     assert not own.exists() and os.environ["TMPDIR"] == before and SOCKETS_VARIABLE not in os.environ
 
 
-def test_a_killed_servers_is_swept_and_a_living_ones_is_not(there: Path) -> None:
+def test_sweep_removes_only_directories_of_killed_servers(parent: Path) -> None:
     living, its = server()
     killed, left = server()
     try:
@@ -69,18 +69,18 @@ def test_a_killed_servers_is_swept_and_a_living_ones_is_not(there: Path) -> None
     finally:
         living.kill()
         living.wait()
-    with scratch():  # the next server does it too
+    with scratch():  # the next server removes it as well
         assert not its.exists()
-    assert not list(there.glob(f"{PREFIX}*"))
+    assert not list(parent.glob(f"{PREFIX}*"))
 
 
-def test_what_a_killed_server_forked_may_end_after_it(there: Path) -> None:
+def test_directory_stays_while_a_forked_child_runs(parent: Path) -> None:
     killed, left = server("with an engine")
     assert killed.stdin is not None
     killed.kill()
     killed.wait()
     sweep()
-    assert left.is_dir()  # alive: somebody holds its lock
+    assert left.is_dir()  # a process holds its lock
     engine_ends = threading.Timer(0.5, killed.stdin.close)
     engine_ends.start()
     sweep(killed.pid)

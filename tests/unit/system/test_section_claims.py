@@ -1,4 +1,4 @@
-"""Which stores use a shared section: the last one that exists may remove it."""
+"""Claims of stores on a shared section: the last existing store may remove it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a directory still is what it was: changes of bytes, owner and mode, whatever times are set back."""
+"""Directory fingerprints find changes of bytes, owner and mode, also when times are set back."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def place(tmp_path: Path) -> Path:
     return made
 
 
-def test_what_was_left_alone_has_not_changed(place: Path) -> None:
+def test_unchanged_directory_matches(place: Path) -> None:
     stamped = directory_fingerprint.compute(place)
     assert {*stamped} == {".", "one", "below", "below/two"}
     assert directory_fingerprint.change(stamped, place, "made") is None
     (place / "one").read_bytes()
-    (place / "three").write_bytes(b"3")  # this user's own addition
+    (place / "three").write_bytes(b"3")  # a file added by this user
     assert directory_fingerprint.change(stamped, place, "made") is None
 
 
@@ -38,7 +38,7 @@ def test_bytes_that_changed_under_the_same_times(place: Path) -> None:
     )
 
 
-def test_what_is_gone_or_of_another_mode(place: Path) -> None:
+def test_missing_file_or_other_mode_is_a_change(place: Path) -> None:
     stamped = directory_fingerprint.compute(place)
     (place / "one").chmod(0o640)
     assert "one has changed" in str(directory_fingerprint.change(stamped, place, "made"))
@@ -46,14 +46,14 @@ def test_what_is_gone_or_of_another_mode(place: Path) -> None:
     assert directory_fingerprint.change(stamped, place, "made") == f"{place}/one was removed"
 
 
-def test_what_others_could_write_to(place: Path) -> None:
+def test_directory_writable_by_others_does_not_match(place: Path) -> None:
     stamped = directory_fingerprint.compute(place)
     (place / "three").write_bytes(b"3")
     (place / "three").chmod(0o666)
     assert "three is writable by other users" in str(directory_fingerprint.change(stamped, place, "made"))
 
 
-def test_a_record_is_of_one_place(place: Path, tmp_path: Path) -> None:
+def test_record_is_valid_for_one_directory(place: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(place.parent)
     assert directory_fingerprint.record("kind", place) == directory_fingerprint.record(
         "kind", tmp_path / "link" / "place"

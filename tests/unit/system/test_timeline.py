@@ -161,7 +161,7 @@ def test_phases_sum_by_name() -> None:
     assert timeline_.phases() == {"imports": 3.0, "listen": 2.0, "weights": 0.5}
 
 
-def test_importing_it_is_cheap() -> None:
+def test_import_of_timeline_is_cheap() -> None:
     root = Path(timeline.__file__).parents[2]
     code = f"import sys; sys.path.insert(0, {str(root)!r}); import coldstart.system.timeline; print(*sys.modules)"
     done = subprocess.run(

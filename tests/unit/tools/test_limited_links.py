@@ -1,4 +1,4 @@
-"""The test cluster of network namespaces: addresses, limits that hold, and nothing left of it."""
+"""The test cluster of network namespaces: addresses, limits, and removal."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from tools.link_cluster import lacking, link_cluster
+from tools.link_cluster import find_missing, link_cluster
 
-WHY = lacking()
+WHY = find_missing()
 pytestmark = pytest.mark.skipif(WHY is not None, reason=str(WHY))
 SIZE, RATE = 4 << 20, 4e6
 SEND = """
@@ -30,7 +30,7 @@ def _spaces() -> str:
     return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
 
 
-def test_what_comes_into_a_place_keeps_to_its_limit_and_nothing_is_left() -> None:
+def test_link_limits_incoming_traffic_and_is_removed() -> None:
     with link_cluster() as cluster:
         cluster.add("source")
         cluster.add("node", RATE)
@@ -40,7 +40,7 @@ def test_what_comes_into_a_place_keeps_to_its_limit_and_nothing_is_left() -> Non
             source.stdout.readline()
             take = cluster.within("node", sys.executable, "-c", TAKE, cluster.address("source"), str(SIZE))
             took = float(subprocess.run(take, capture_output=True, text=True, check=True).stdout)
-        # The bucket's own content and what a slow clock may grant; a busy machine only takes longer.
+        # Content of the bucket and tolerance of the clock; a busy machine only takes longer.
         assert took > 0.9 * SIZE / RATE
         assert cluster.received("node") >= SIZE
         name = cluster.within("node")[3]

@@ -1,4 +1,4 @@
-"""Bundles to validate, and reports with everything a format may stumble over."""
+"""Bundles to validate, and reports with difficult characters."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A request asks for what is wanted and no more; a line of a stream is a token, a count, an error or nothing."""
+"""Requests contain only the wanted members; a line of a stream is a token, a count, an error or nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def line(document: object) -> bytes:
     return b"data: " + json.dumps(document).encode() + b"\r\n"
 
 
-def test_a_plain_request_has_nothing_of_vllms_own() -> None:
+def test_plain_request_has_no_vllm_members() -> None:
     body = openai.build_request("hello", 3, stream=False)
     assert body == {
         "prompt": "hello",
@@ -25,14 +25,14 @@ def test_a_plain_request_has_nothing_of_vllms_own() -> None:
     }
 
 
-def test_what_is_asked_for_is_in_the_request() -> None:
+def test_request_contains_the_given_options() -> None:
     body = openai.build_request([1, 2], 3, stream=True, model="m", token_ids=True, usage=True)
     assert body["model"] == "m" and body["return_token_ids"] is True and body["min_tokens"] == 3
     assert body["stream_options"] == {"include_usage": True}
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b": a comment\n", b"event: x\n", b"data:\n", b"data: [DONE]\n"])
-def test_what_is_no_event_is_none(text: bytes) -> None:
+def test_parse_returns_none_for_other_lines(text: bytes) -> None:
     assert openai.parse_event(text) is None
 
 

@@ -49,12 +49,12 @@ def test_a_damaged_bundle_is_not_started(bundle: Bundle) -> None:
     assert Validation("replay", start=never).run(bundle).fails("error")
 
 
-def test_what_a_start_finds_is_reported(bundle: Bundle) -> None:
+def test_findings_of_a_start_are_reported(bundle: Bundle) -> None:
     found = Finding("CS-LOAD", "error", "died", "", "fresh")
     assert Validation("load", start=lambda bundle, level: [found]).run(bundle).findings == (found,)
 
 
-def test_repair_mends_the_damaged_section_alone(bundle: Bundle, store: Store, tmp_path: Path) -> None:
+def test_repair_restores_only_the_damaged_section(bundle: Bundle, store: Store, tmp_path: Path) -> None:
     other = Store(tmp_path / "other")
     bundles.publish(other, tmp_path / "scratch")
     damage(bundle, "tokenizer")
@@ -63,7 +63,7 @@ def test_repair_mends_the_damaged_section_alone(bundle: Bundle, store: Store, tm
     assert Validation("checksum").run(bundle).findings == ()
 
 
-def test_repair_without_a_source_says_so(bundle: Bundle, store: Store) -> None:
+def test_repair_without_a_source_is_reported(bundle: Bundle, store: Store) -> None:
     damage(bundle, "tokenizer")
     (found,) = repair(store, bundle, [])
     assert (found.code, found.severity) == ("CS-UNREPAIRED", "error")
@@ -74,7 +74,7 @@ def test_a_bundle_fits_the_machine_it_was_made_for(bundle: Bundle) -> None:
     assert Validation("manifest", fingerprint=FITS).run(bundle).findings == ()
 
 
-def test_a_foreign_machine_is_told_field_by_field(bundle: Bundle) -> None:
+def test_foreign_machine_is_reported_by_field(bundle: Bundle) -> None:
     foreign = {"hardware.name": "gpu", "hardware.sms": 80, "runtime.vllm": "0.32", "model.name": "other"}
     report = Validation("manifest", fingerprint=foreign).run(bundle)
     assert [finding.subject for finding in report.findings] == ["hardware.name", "hardware.sms"]
@@ -95,7 +95,7 @@ def test_fingerprints_are_read_as_inspect_writes_them(tmp_path: Path, wrap: obje
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model.name": "x"}', '{"fields": []}'])
-def test_a_file_that_is_no_fingerprint_is_refused(tmp_path: Path, text: str) -> None:
+def test_load_refuses_a_file_without_a_fingerprint(tmp_path: Path, text: str) -> None:
     path = tmp_path / "f.json"
     path.write_text(text)
     with pytest.raises(UsageError):

@@ -1,4 +1,4 @@
-"""The commands that start an ordinary vLLM server and `coldstart serve`; none is started here."""
+"""Commands that start a stock vLLM server and `coldstart serve`; no server is started."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def test_the_baseline_is_vllms_own_server(tmp_path: Path) -> None:
     assert not warm.tells_readiness
 
 
-def test_a_careful_user_keeps_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_variables_are_retained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     assert launchers.baseline_variables(SUBJECT)["VLLM_CPU_KVCACHE_SPACE"] == launchers.CPU_KV_GIB
     sized = launchers.Subject("m", "m", ("--kv-cache-memory-bytes=1G",))

@@ -31,7 +31,7 @@ def test_json_lines_are_those_of_vllms_own_benchmark(tmp_path: Path) -> None:
         ("p.txt", b"\xff\xfe", "cannot read prompts"),
     ],
 )
-def test_what_holds_none_is_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+def test_file_without_prompts_is_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UsageError, match=said) as refused:
         prompts.read(tmp_path / name)
@@ -49,6 +49,6 @@ def test_alone_is_always_asked_and_crowds_once_each() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "0", "a", "1,-2", "1,1000"])
-def test_numbers_that_are_none(wrong: str) -> None:
+def test_invalid_concurrency_is_refused(wrong: str) -> None:
     with pytest.raises(UsageError, match="--concurrency"):
         parse_replay(None, wrong, 16)

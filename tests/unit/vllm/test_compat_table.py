@@ -1,5 +1,6 @@
-"""The table of vLLM's names against the room that uses them, by AST: nothing is used without an entry, nothing stands there
-unused, and nothing of vLLM is named outside the room.
+"""The table of vLLM's names equals their use in `coldstart.vllm`, by AST: every used name has an entry, every entry is used.
+
+Other packages name nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROOM = ROOT / "coldstart" / "vllm"
 DOTTED = re.compile(r"\bvllm(?:\.\w+)+")
 # Not vLLM's: our loggers below its own, the entry points' group, fields of the key, our own modules.
 OURS = re.compile(r"vllm\.(coldstart|general_plugins|distribution$|version$)")
-OUTSIDE = [p for room in ("coldstart", "artifacts", "commands") for p in (ROOT / room).rglob("*.py")]
+OUTSIDE = [p for package in ("coldstart", "artifacts", "commands") for p in (ROOT / package).rglob("*.py")]
 FILES = [path for path in ROOM.rglob("*.py") if path.parent.name != "compat"]
 MODULES = {point.module for point in TABLE}
 PATHS = {f"{point.module}:{point.path.partition('.')[0]}" for point in TABLE if point.path}
@@ -41,7 +42,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imports(node: ast.Module) -> Iterator[str]:
-    """vLLM's modules and names that are imported, as the table writes them."""
+    """Return the imported modules and names of vLLM in the format of the table."""
     for one in ast.walk(node):
         if isinstance(one, ast.Import):
             yield from (alias.name for alias in one.names if alias.name.split(".")[0] == "vllm")
@@ -53,7 +54,7 @@ def imports(node: ast.Module) -> Iterator[str]:
 
 
 def strings(node: ast.Module) -> Iterator[str]:
-    """Dotted names of vLLM in strings that are no docstrings."""
+    """Return dotted names of vLLM in strings other than docstrings."""
     prose = {id(part.value) for part in ast.walk(node) if isinstance(part, ast.Expr)}
     for one in ast.walk(node):
         if isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in prose:
@@ -63,7 +64,7 @@ def strings(node: ast.Module) -> Iterator[str]:
 
 
 def attributes(node: ast.Module) -> Iterator[str]:
-    """Attributes, also by `getattr` and `setattr` of a literal."""
+    """Return attributes, including literals of `getattr` and `setattr`."""
     for one in ast.walk(node):
         if isinstance(one, ast.Attribute):
             yield one.attr
@@ -79,13 +80,13 @@ def attributes(node: ast.Module) -> Iterator[str]:
 
 @functools.cache
 def used_imports() -> set[str]:
-    """Modules and names that the room imports or names in strings."""
+    """Return modules and names that the package imports or names in strings."""
     return {name for path in FILES for name in (*imports(tree(path)), *strings(tree(path)))}
 
 
 @functools.cache
 def used_names() -> set[str]:
-    """Every identifier of the room: attributes, methods, keywords, words of strings."""
+    """Return every identifier of the package: attributes, methods, keywords, words of strings."""
     found: set[str] = set()
     for path in FILES:
         node = tree(path)
@@ -101,15 +102,15 @@ def used_names() -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOM)))
-def test_what_is_imported_has_an_entry(path: Path) -> None:
+def test_every_imported_name_has_an_entry(path: Path) -> None:
     node = tree(path)
     assert {name for name in imports(node) if name not in MODULES | PATHS} == set()
     assert {name for name in strings(node) if name not in MODULES} == set()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOM)))
-def test_what_is_read_has_an_entry(path: Path) -> None:
-    """An attribute that is neither defined by us nor known of the libraries is vLLM's."""
+def test_every_read_attribute_has_an_entry(path: Path) -> None:
+    """An attribute that neither coldstart nor a library defines belongs to vLLM."""
     members = {member for point in TABLE for member in point.members}
     said = {word for point in TABLE for text in point.source for word in re.findall(r"\w+", text)}
     tops = {point.path.rpartition(".")[2] for point in TABLE}
@@ -118,7 +119,7 @@ def test_what_is_read_has_an_entry(path: Path) -> None:
 
 
 @pytest.mark.parametrize("point", TABLE, ids=lambda point: f"{point.name} {'-'.join(point.features)}")
-def test_what_has_an_entry_is_used(point: Point) -> None:
+def test_every_entry_is_used(point: Point) -> None:
     imported, names = used_imports(), used_names()
     top = point.path.partition(".")[0]
     held = top in names or not imported.isdisjoint({point.name, f"{point.module}:{top}", point.module})
@@ -126,7 +127,7 @@ def test_what_has_an_entry_is_used(point: Point) -> None:
     assert {member for member in point.members if member not in names} == set()
 
 
-def test_nothing_of_vllm_is_named_outside_the_room() -> None:
+def test_vllm_is_named_only_in_this_package() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in OUTSIDE
@@ -136,7 +137,7 @@ def test_nothing_of_vllm_is_named_outside_the_room() -> None:
     assert found == []
 
 
-def test_the_room_imports_nothing_that_lies_above_it() -> None:
+def test_package_imports_no_higher_package() -> None:
     above = ("serve", "materialize", "measure", "validate", "host", "commands")
     found = [
         f"{path.relative_to(ROOM)}: {one.module}"
@@ -159,7 +160,7 @@ def _subclasses() -> Iterator[tuple[ast.ClassDef, str]]:
 
 
 @pytest.mark.parametrize(("kind", "base"), list(_subclasses()), ids=lambda one: getattr(one, "name", one))
-def test_what_our_subclasses_call_upward_has_an_entry(kind: ast.ClassDef, base: str) -> None:
+def test_every_inherited_call_has_an_entry(kind: ast.ClassDef, base: str) -> None:
     known = {member for one in TABLE if one.path == base for member in one.members}
     upward = {
         one.func.attr for one in ast.walk(kind)

@@ -1,5 +1,7 @@
-"""What is set at run time on things of vLLM's, place by place. Beside one function that is put back before a server listens,
-classes and modules are set on a GPU alone, for graphs, KV plans and compiled code. A new place has to be written down here.
+"""List of all run-time changes of vLLM's objects.
+
+One function is restored before a server listens. Classes and modules are changed only on a GPU, for graphs, KV plans and
+compiled code. A new change must be added here.
 """
 
 from __future__ import annotations
@@ -19,13 +21,12 @@ ON_CLASSES_AND_MODULES = {
         "kind.capture_model", "kind.load_model", "module.maybe_apply_startup_plan", "module.maybe_save_startup_plan",
         "module.Worker GRAPHS_REPORT", "worker KV_REPORT",
     },
-    # Not vLLM's: torch's, while graphs are recorded or proved, a template is built, or compiled code is written down.
+    # Objects of torch, while graphs are recorded or proved, a template is built, or compiled code is stored.
     "graphs/record.py": {"torch.cuda.CUDAGraph"},
     "engine/executor.py": {"torch.set_num_threads"},
     "engine/compiled.py": {"AOTCompilePickler.reducer_override"},
 }  # fmt: skip
-"""For as long as the process lives, but hook.py, record.py, application.py, executor.py and compiled.py put back what was.
-"""
+"""Changes for the lifetime of the process; hook.py, record.py, application.py, executor.py and compiled.py undo theirs."""
 
 ON_OBJECTS = {
     "engine/compiled.py": {
@@ -37,7 +38,7 @@ ON_OBJECTS = {
         "config.parallel_config.worker_cls", "config.parallel_config.worker_extension_cls",
     },
     "engine/server.py": {"config.logging_config", "manager.shutdown"},
-    # Not vLLM's: the connection to a server behind a unix socket; where this process keeps its temporary files.
+    # Other objects: the connection to a server with a Unix socket, and the directory of temporary files.
     "stock.py": {"connection.sock"},
     "engine/template.py": {"tempfile.tempdir"},
     "engine/worker.py": {"self.model_runner.__class__"},
@@ -51,8 +52,8 @@ ON_OBJECTS = {
         "scheduler._lookup", "scheduler._make_boundary_key", "group.next_stored_chunk_idx", "status.partial_tail_boundary",
     },
 }  # fmt: skip
-"""On this server's own objects: what vLLM keeps there to be set, one class swapped for our subclass, six methods wrapped,
-two of our own scheduler's set to those of vLLM's other one."""
+"""Changes of this server's objects: settable attributes of vLLM, one class replaced by our subclass, six wrapped methods, and
+two methods of our scheduler replaced by those of vLLM's other one."""
 
 # Ours, the parsed arguments, torch's tensors, and other libraries' settings.
 _HARMLESS = re.compile(
@@ -70,7 +71,7 @@ def _stores() -> Iterator[tuple[str, str]]:
                 yield place, " ".join(ast.unparse(one) for one in node.args[: 1 + (len(node.args) > 2)])
 
 
-def test_nothing_else_of_vllms_is_set() -> None:
+def test_no_other_object_of_vllm_is_changed() -> None:
     listed = {
         (place, what)
         for table in (ON_CLASSES_AND_MODULES, ON_OBJECTS)

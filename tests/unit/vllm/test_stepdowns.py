@@ -33,7 +33,7 @@ REASON = "It lacks an integration point."
 
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Features that this vLLM lacks an integration point of."""
+    """Return a set of features whose integration points this vLLM lacks."""
     held: set[str] = set()
     monkeypatch.setattr(compat, "check", lambda feature, load=None: REASON if feature in held else None)
     return held
@@ -46,32 +46,32 @@ def arguments(**given: object) -> Namespace:
 
 
 @pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's platform is the CPU."""
+def cpu_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set vLLM's platform to the CPU."""
     platforms = ModuleType("vllm.platforms")
     platforms.current_platform = SimpleNamespace(is_cpu=lambda: True)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
 
 
-def test_our_worker_is_taken_where_it_fits(lacking: set[str], on_cpu: None) -> None:
+def test_our_worker_is_used_when_compatible(lacking: set[str], cpu_platform: None) -> None:
     args = arguments(load_format=entry.LOAD_FORMAT)
     assert stepdowns.settle(args) == []
     assert (args.worker_cls, args.distributed_executor_backend) == (stepdowns.WORKER, stepdowns.EXECUTOR)
     assert args.load_format == entry.LOAD_FORMAT and stepdowns.reports(args)
 
 
-def test_vllms_worker_runs_where_ours_does_not_fit(lacking: set[str], on_cpu: None) -> None:
+def test_vllm_worker_runs_when_ours_is_incompatible(lacking: set[str], cpu_platform: None) -> None:
     lacking.add("worker")
     args = arguments(load_format=entry.LOAD_FORMAT)
     fallbacks = stepdowns.settle(args)
     assert [fallback.stage for fallback in fallbacks] == ["worker", "compile"]
     assert all(fallback.reason.startswith(REASON) for fallback in fallbacks)
     assert (args.worker_cls, args.distributed_executor_backend) == ("auto", None)
-    # The loader is still ours, and says how it loaded.
+    # The loader is still ours and reports its load.
     assert args.worker_extension_cls == stepdowns.EXTENSION and stepdowns.reports(args)
 
 
-def test_vllms_loader_loads_where_ours_does_not_fit(lacking: set[str], on_cpu: None) -> None:
+def test_vllm_loader_runs_when_ours_is_incompatible(lacking: set[str], cpu_platform: None) -> None:
     lacking.add("weights")
     args = arguments(load_format=entry.LOAD_FORMAT)
     (fallback,) = stepdowns.settle(args)
@@ -83,7 +83,7 @@ def test_the_load_format_is_not_registered_where_it_does_not_fit(
     lacking: set[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lacking.add("weights")
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)  # not once vLLM is imported
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)  # false once vLLM is imported
     caplog.set_level(logging.WARNING, "vllm")
     monkeypatch.setitem(sys.modules, "coldstart.vllm.weights.loader", None)  # importing it would raise
     monkeypatch.setattr(entry, "_register_default", lambda: None)
@@ -125,7 +125,7 @@ def test_vllms_worker_runs_when_ours_cannot_be_imported(monkeypatch: pytest.Monk
 
 
 @pytest.mark.vllm
-def test_a_start_whose_import_fails_is_vllms_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_with_a_failed_import_runs_stock_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "import_runtime", lambda: import_module("vllm.gone"))
     monkeypatch.setattr(stock, "run", lambda plan, reason: reason)
     monkeypatch.setattr(os, "environ", dict(os.environ))
@@ -133,9 +133,7 @@ def test_a_start_whose_import_fails_is_vllms_own_server(monkeypatch: pytest.Monk
     assert gc.isenabled()
 
 
-def test_a_start_that_does_not_fit_is_vllms_own_server(
-    lacking: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incompatible_start_runs_stock_vllm(lacking: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     lacking.add("start")
     monkeypatch.setattr(server, "import_runtime", lambda: pytest.fail("imported"))
     monkeypatch.setattr(stock, "run", lambda plan, reason: (list(plan.vllm_args), reason))
@@ -145,7 +143,7 @@ def test_a_start_that_does_not_fit_is_vllms_own_server(
 
 
 class Health(BaseHTTPRequestHandler):
-    """Refuses twice, then is ready."""
+    """Connection that is refused twice and then ready."""
 
     asked = 0
 
@@ -155,10 +153,10 @@ class Health(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-def test_vllms_own_server_is_acknowledged_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stock_server_is_reported_ready_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     monkeypatch.setenv(READY_FD_ENV, str(writer))
     listener = HTTPServer(("127.0.0.1", 0), Health)
@@ -184,12 +182,12 @@ def test_vllms_own_server_is_acknowledged_once_it_answers(monkeypatch: pytest.Mo
         {"section": "a", "reason": "b"}, {"section": "start", "reason": f"{REASON} vLLM's own server runs."}
     ]  # fmt: skip
     assert report["fast_path"] == {"start": False} and report["tokens"] == [] and Health.asked > 2
-    assert os.read(reader, 1) == b""  # one line, and no more
+    assert os.read(reader, 1) == b""  # one line only
     os.close(reader)
 
 
 class _AtASocket(HTTPServer):
-    """Serves HTTP at a unix socket, as vLLM does behind --uds."""
+    """HTTP server at a Unix socket, like vLLM with --uds."""
 
     address_family = socket.AF_UNIX
 
@@ -197,8 +195,8 @@ class _AtASocket(HTTPServer):
         self.socket.bind(self.server_address)
 
 
-def test_vllms_own_server_is_asked_at_its_socket_where_it_has_one(tmp_path: Path) -> None:
-    """It listens at no port then, and was never acknowledged."""
+def test_stock_server_is_probed_at_its_socket(tmp_path: Path) -> None:
+    """The server listens at no port and was never reported as ready."""
     Health.asked = 2
     listener = _AtASocket(str(tmp_path / "s"), Health)  # type: ignore[arg-type]
     thread = Thread(target=listener.serve_forever, args=(0.01,))
@@ -212,7 +210,7 @@ def test_vllms_own_server_is_asked_at_its_socket_where_it_has_one(tmp_path: Path
     assert not stock._answers("127.0.0.1", 1, tls=False, socket=str(tmp_path / "nobody"))
 
 
-def test_vllms_own_server_is_given_nothing_that_it_cannot_run(lacking: set[str]) -> None:
+def test_stock_server_receives_only_supported_arguments(lacking: set[str]) -> None:
     ours = ["--scheduler-cls", SCHEDULER_CLS, "--additional-config", "{}", "--kv-transfer-config", "{}"]
     words = ["--model", "m", "--load-format", entry.LOAD_FORMAT, *ours, "--port", "9"]
     plan = LaunchPlan(Arguments(words))
@@ -225,7 +223,7 @@ def test_vllms_own_server_is_given_nothing_that_it_cannot_run(lacking: set[str])
     assert stock._its_own(LaunchPlan(users)) == list(users)
 
 
-def test_a_node_without_an_api_says_why_it_does_not_run(
+def test_node_without_an_api_reports_why_it_does_not_run(
     lacking: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lacking.add("headless")
@@ -246,20 +244,18 @@ def _engine(worker: str = stepdowns.WORKER, *, compiles: bool = True) -> Any:
     return SimpleNamespace(config=config, compiles=compiles)
 
 
-def test_a_bundle_without_compiled_code_says_why(lacking: set[str]) -> None:
+def test_bundle_without_compiled_code_has_the_reason(lacking: set[str]) -> None:
     assert offline.not_compiled(_engine()) is None
     assert "compiles no part" in str(offline.not_compiled(_engine(compiles=False)))
     assert "uses another" in str(offline.not_compiled(_engine("vllm.v1.worker.cpu_worker.CPUWorker")))
     several = SimpleNamespace(config=_engine("vllm.v1.worker.cpu_worker.CPUWorker").config)
-    assert "uses another" in str(
-        offline.not_compiled(several)
-    )  # ranks in processes of their own show no model
+    assert "uses another" in str(offline.not_compiled(several))  # ranks in separate processes expose no model
     lacking.add("compile")
     assert offline.not_compiled(_engine()) == REASON
 
 
 class Stock:
-    """What vLLM's worker does, without a device."""
+    """Fake of vLLM's worker without a device."""
 
     def init_device(self) -> None:
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -267,7 +263,7 @@ class Stock:
         self.model_runner = CPUModelRunner.__new__(CPUModelRunner)
 
     def load_model(self, **_: object) -> None:
-        """Nothing to load."""
+        """Load nothing."""
 
     def compile_or_warm_up_model(self) -> str:
         return "times"
@@ -275,7 +271,7 @@ class Stock:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[LaunchPlan], Any]:
-    """worker(plan): ColdWorker over the stand-in."""
+    """Return worker(plan), which creates a ColdWorker on the fake."""
     pytest.importorskip("vllm")
     from coldstart.vllm.engine import worker as module
 
@@ -357,7 +353,7 @@ def test_no_template_is_built_where_our_start_does_not_fit(lacking: set[str]) ->
 
 
 @pytest.mark.parametrize(("given", "told"), [([], None), (["--no-enable-flash-late-interaction"], False)])
-def test_what_the_api_server_is_told_of_late_interaction_reaches_the_engine(
+def test_late_interaction_setting_reaches_the_engine(
     given: list[str], told: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -1,4 +1,4 @@
-"""Attribute names that are not vLLM's: our own, and those of the libraries that the room uses."""
+"""Attribute names outside vLLM: ours, and those of the libraries that the package uses."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ _WORDS = """
 
 @functools.cache
 def known_elsewhere() -> frozenset[str]:
-    """Of the standard library and of the libraries named above."""
+    """Return attribute names of the standard library and of the libraries named above."""
     return frozenset(_WORDS.split()).union(*(dir(kind) for kind in _KINDS))
 
 
 @functools.cache
 def own_names(root: Path) -> frozenset[str]:
-    """What coldstart itself defines: functions, classes, fields, and module-level names."""
+    """Return the names that coldstart defines: functions, classes, fields, and module-level names."""
     found: set[str] = set()
-    for room in ("coldstart", "artifacts"):
-        for path in (root / room).rglob("*.py"):
+    for package in ("coldstart", "artifacts"):
+        for path in (root / package).rglob("*.py"):
             found |= set(_defined(ast.parse(path.read_bytes())))
     return frozenset(found)
 

@@ -1,4 +1,4 @@
-"""A weights plan goes round whole, or is refused with what is wrong."""
+"""A weights plan is read back unchanged, or is refused with the reason."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _tensor(**changes: Any) -> Change:
         (lambda d: d["files"][0]["tensors"][0].pop("dtype"), "lacks 'dtype'"),
     ],
 )
-def test_what_is_wrong_is_named(document: dict[str, Any], change: Change, said: str) -> None:
+def test_invalid_plan_is_refused_with_the_reason(document: dict[str, Any], change: Change, said: str) -> None:
     wrong = copy.deepcopy(document)
     change(wrong)
     with pytest.raises(InvalidWeightsPlanError, match=said):

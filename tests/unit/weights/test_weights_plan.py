@@ -76,12 +76,12 @@ def test_a_file_around_the_size_of_a_chunk(tmp_path: Path, size: int) -> None:
     ]
 
 
-def test_the_plan_says_nothing_of_places(tmp_path: Path) -> None:
+def test_plan_contains_no_path(tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", {"a": b"1"})
     assert str(tmp_path) not in json.dumps(weights.plan(tmp_path))
 
 
-def test_equal_bytes_have_one_identity_wherever_they_lie(tmp_path: Path) -> None:
+def test_equal_bytes_have_the_same_identity(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "model.safetensors", {"a": b"1", "b": b"22"})
@@ -133,7 +133,7 @@ def test_a_damaged_record_is_computed_again(tmp_path: Path, record: str) -> None
         struct.pack("<Q", 7) + b"\xff" * 7,
     ],
 )
-def test_a_damaged_file_is_named_with_its_mend(tmp_path: Path, data: bytes) -> None:
+def test_damaged_file_is_named_with_a_hint(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(UsageError, match=r"model\.safetensors is not a valid safetensors file") as caught:
         weights.plan(tmp_path)

@@ -1,4 +1,4 @@
-"""The reports show the document's figures, escape what they are given, and need nothing from outside."""
+"""Reports show the document's figures, escape all texts, and need no network."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from coldstart.bench.report import frames, html, markdown, plots, rows
 from coldstart.bench.report.page import items, library, page, plot
 
 
-def test_the_page_stands_alone_and_its_plots_have_axes_and_values(document: dict[str, Any]) -> None:
+def test_page_is_self_contained_and_plots_have_axes_and_values(document: dict[str, Any]) -> None:
     page = html.render(document)
     pages.check(page)
     found = pages.plots(page)
@@ -38,10 +38,8 @@ def test_values_far_apart_are_on_a_logarithmic_axis() -> None:
 
 
 @pytest.mark.slow
-def test_a_browser_draws_every_plot_and_asks_the_network_for_nothing(
-    document: dict[str, Any], tmp_path: Path
-) -> None:
-    document["modes"]["$$x^2$$"] = document["modes"]["fresh"]  # what the library would load a typesetter for
+def test_browser_draws_every_plot_without_network_requests(document: dict[str, Any], tmp_path: Path) -> None:
+    document["modes"]["$$x^2$$"] = document["modes"]["fresh"]  # the library would load a typesetter for it
     (tmp_path / "bench.html").write_text(html.render(document), encoding="utf-8")
     drawn, said = pages.drawn(f"file://{tmp_path / 'bench.html'}", tmp_path)
     assert drawn.count("bk-Figure") >= 6
@@ -63,7 +61,7 @@ def test_a_stack_adds_up_to_the_start(document: dict[str, Any]) -> None:
     assert html.stack(fresh) == pytest.approx({"until listening": 5.4, "first request": 0.6})
 
 
-def test_rows_hold_the_figures(document: dict[str, Any]) -> None:
+def test_rows_contain_the_figures(document: dict[str, Any]) -> None:
     table = [dict(zip(rows.HEADERS, row, strict=True)) for row in rows.rows(document)]
     assert [row["mode"] for row in table] == ["vllm-warm", "fresh"]
     assert table[1]["first token (s)"] == "6.00"
@@ -110,7 +108,7 @@ class TestFrames:
     ROWS = ({"name": "a", "n": 1, "s": 0.5, "ok": True}, {"name": "b", "n": None, "s": None, "ok": None})
     COLUMNS: ClassVar = {"name": "string", "n": "Int64", "s": "Float64", "ok": "boolean"}
 
-    def test_csv_knows_what_is_missing(self) -> None:
+    def test_csv_leaves_missing_values_empty(self) -> None:
         frames.write_csv(frames.Table.create(self.COLUMNS, self.ROWS), out := io.StringIO())
         assert out.getvalue() == "name,n,s,ok\na,1,0.5,True\nb,,,\n"
         frames.write_csv(frames.Table.create(self.COLUMNS, []), out := io.StringIO())
@@ -130,7 +128,7 @@ class TestFrames:
         assert read.to_pylist() == list(self.ROWS)
         assert [str(kind) for kind in read.schema.types] == ["string", "int64", "double", "bool"]
 
-    def test_texts_show_a_dash_for_what_is_missing(self) -> None:
+    def test_texts_show_a_dash_for_missing_values(self) -> None:
         assert list(frames.Table.create(self.COLUMNS, self.ROWS).texts()) == [
             ["a", "1", "0.5", "True"],
             ["b", "-", "-", "-"],

@@ -1,4 +1,4 @@
-"""What the controller does about a server's actor that will never answer."""
+"""The controller replaces a server actor that can never answer."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ control = SimpleNamespace(
     joined=lambda spec, node: said.append("joined"), unreached=lambda name, reason: said.append(reason)
 )
 
-async def until(true, task):
-    while not true():
+async def wait_until(condition, task):
+    while not condition():
         assert not task.done(), task.exception()
         await asyncio.sleep(0.01)
 
 async def main():
     known = {"a": SimpleNamespace(report=calls(dead))}
     task = asyncio.create_task(actors.followed(control, SimpleNamespace(name="a"), known, None))
-    await until(lambda: said, task)
+    await wait_until(lambda: said, task)
     assert set(said) == {"ActorUnschedulableError"}, said
     known["a"] = SimpleNamespace(report=calls(report), heard=calls(heard))
-    await until(lambda: said[-1] == "joined", task)
+    await wait_until(lambda: said[-1] == "joined", task)
     task.cancel()
 
 asyncio.run(main())
 """
 
 
-# In a process of its own: ray changes the environment, by which templates are judged.
+# In a separate process, because ray changes the environment, on which templates depend.
 @pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
 def test_an_actor_that_could_not_be_placed_is_replaced() -> None:
     done = subprocess.run(

@@ -1,11 +1,11 @@
-"""What those who run a fleet ask of its gateway: with their own key, whatever the clients' is."""
+"""Admin requests to a fleet's gateway: they need the admin key, independent of the client key."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from support.fake_upstream import run, until
+from support.fake_upstream import run, wait_until
 from support.fleet_rig import FleetStage, deployment, fleet
 
 from coldstart.fleet.live import admin, wire
@@ -18,7 +18,7 @@ async def _asked(stage: FleetStage, path: str, body: Any = None, key: str = "adm
         return answer.status, await answer.json()
 
 
-def test_the_two_keys_open_what_they_are_for(tmp_path: Path) -> None:
+def test_admin_key_and_client_key_open_their_routes_only(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, keys=("client", "admin")) as stage:
             assert (await stage.ask("a"))[0] == 401
@@ -32,14 +32,14 @@ def test_the_two_keys_open_what_they_are_for(tmp_path: Path) -> None:
     run(work())
 
 
-def test_orders_are_carried_out_and_refused_with_a_reason(tmp_path: Path) -> None:
+def test_orders_are_executed_or_refused_with_a_reason(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, keys=("client", "admin")) as stage:
             # JSON of a client has no infinity; the command line's has.
             made = deployment("a", ttft_s=5.0, tpot_s=5.0)
             order = {"method": "deploy", "args": [wire.document(made)]}
             assert await _asked(stage, "/fleet/order", order) == (200, {})
-            await until(lambda: "a" in stage.front.catalogue.launches)
+            await wait_until(lambda: "a" in stage.front.catalogue.launches)
             status, said = await _asked(stage, "/fleet/status")
             assert status == 200 and [model["name"] for model in said["models"]] == ["a"]
             assert said["controller"]["incarnation"] and len(said["servers"]) == 2
@@ -48,7 +48,7 @@ def test_orders_are_carried_out_and_refused_with_a_reason(tmp_path: Path) -> Non
             refused = await _asked(stage, "/fleet/order", {"method": "remove", "args": ["b"]})
             assert refused[0] == 400 and "not deployed" in refused[1]["error"]
             assert await _asked(stage, "/fleet/down", {}) == (200, {})
-            await until(lambda: not stage.front.connected)
+            await wait_until(lambda: not stage.front.connected)
             assert (await _asked(stage, "/fleet/order", order))[0] == 503
             said = (await _asked(stage, "/fleet/status"))[1]
             assert said["controller"] is None and [model["name"] for model in said["models"]] == ["a"]

@@ -1,4 +1,4 @@
-"""The live controller over fake servers: it carries out what the core decides, and finds again what it had."""
+"""The live controller with fake servers: it executes the core's decisions and recovers its state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from coldstart.commands._fleet_table import render
-from support.fake_upstream import run, until
+from support.fake_upstream import run, wait_until
 from support.fleet_rig import deployment, fleet
 
 from coldstart.errors import UsageError
@@ -26,7 +26,7 @@ from coldstart.lab.fleet.simulate import FleetRequest, simulate
 
 
 class Silent:
-    """A server that obeys and says nothing."""
+    """Server that executes orders and reports nothing."""
 
     def __init__(self) -> None:
         self.orders: list[Any] = []
@@ -42,7 +42,7 @@ class Silent:
 
 
 def test_the_live_controller_orders_what_the_simulation_ordered(tmp_path: Path) -> None:
-    """A simulated run's events, told to a live controller at their times: the same actions, and they reach the servers."""
+    """A live controller that receives the events of a simulated run makes the same decisions and orders them."""
     settings = FleetSettings(consolidate=False)
     servers = [ServerSpec(f"s{n}", 60, 4.0, 20.0) for n in range(3)]
     costs = Costs(2.0, 1.0, 2.0, 0.1, 0.01, 1.0, 0.05)
@@ -97,29 +97,29 @@ def test_the_live_controller_orders_what_the_simulation_ordered(tmp_path: Path) 
     run(work())
 
 
-def test_a_controller_that_begins_again_knows_what_was_there(tmp_path: Path) -> None:
+def test_restarted_controller_recovers_its_groups(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             await stage.deploy(deployment("a", least=1))
             await stage.deploy(deployment("b"))
             await stage.ask("b")
-            await until(lambda: len(stage.rig.groups()) == 2)
+            await wait_until(lambda: len(stage.rig.groups()) == 2)
             before = sorted(stage.rig.groups())
             stage.rig.kill()
             stage.rig.revive()
             control = stage.rig.control
             assert control is not None
             assert sorted(stage.rig.groups()) == before
-            # What must always be there is there: no second one was begun before the first was found.
+            # The required worker was found before a second one was started.
             assert len(list(stage.rig.servers())) == 2
             assert [server.free for server in control.core.roster.cluster.servers.values()] == [[0], [0]]
-            await until(lambda: stage.front.connected)
+            await wait_until(lambda: stage.front.connected)
             assert (await stage.ask("a"))[0] == 200
 
     run(work())
 
 
-def test_what_died_while_there_was_no_controller_is_not_there(tmp_path: Path) -> None:
+def test_restarted_controller_drops_workers_that_died_meanwhile(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             await stage.deploy(deployment("a"))
@@ -127,7 +127,7 @@ def test_what_died_while_there_was_no_controller_is_not_there(tmp_path: Path) ->
             stage.rig.kill()
             (server,) = stage.rig.servers()
             server.over.set()
-            await until(lambda: not any(node.node.processes for node in stage.rig.nodes.values()))
+            await wait_until(lambda: not any(node.node.processes for node in stage.rig.nodes.values()))
             stage.rig.revive()
             assert not stage.rig.groups()
             assert (await stage.ask("a"))[0] == 200
@@ -135,7 +135,7 @@ def test_what_died_while_there_was_no_controller_is_not_there(tmp_path: Path) ->
     run(work())
 
 
-def test_a_lost_server_is_done_without(tmp_path: Path) -> None:
+def test_lost_server_is_replaced(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             await stage.deploy(deployment("a"))
@@ -143,7 +143,7 @@ def test_a_lost_server_is_done_without(tmp_path: Path) -> None:
             control = stage.rig.control
             assert control is not None
             control.lose_server("s0")
-            await until(lambda: not stage.front.targets.routed)
+            await wait_until(lambda: not stage.front.targets.routed)
             assert (await stage.ask("a"))[0] == 200
             said: Any = control.status()
             assert [server["name"] for server in said["servers"]] == ["s1"]
@@ -165,7 +165,7 @@ def test_a_drained_server_goes_empty_and_stays_so(tmp_path: Path) -> None:
             control = stage.rig.control
             assert control is not None
             control.drain("s0")
-            await until(next(stage.rig.servers()).ended.done)
+            await wait_until(next(stage.rig.servers()).ended.done)
             stage.rig.kill()
             stage.rig.revive()
             assert (await stage.ask("a"))[0] == 200
@@ -176,7 +176,7 @@ def test_a_drained_server_goes_empty_and_stays_so(tmp_path: Path) -> None:
     run(work())
 
 
-def test_other_words_and_other_numbers(tmp_path: Path) -> None:
+def test_deploy_with_other_arguments_or_limits(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             control = stage.rig.control
@@ -189,9 +189,9 @@ def test_other_words_and_other_numbers(tmp_path: Path) -> None:
             with pytest.raises(UsageError, match="refers to two models"):
                 control.deploy(replace(named, launch=replace(named.launch, aliases=("a",))))
             control.scale("a", 2, 2)
-            await until(lambda: len(stage.rig.groups()) == 2)
+            await wait_until(lambda: len(stage.rig.groups()) == 2)
             control.deploy(deployment("a", words=("--max-model-len", "64"), most=1))
-            await until(lambda: sum(server.ended.done() for server in stage.rig.servers()) == 2)
+            await wait_until(lambda: sum(server.ended.done() for server in stage.rig.servers()) == 2)
             await stage.ask("a")
             (server,) = (one for one in stage.rig.servers() if not one.ended.done())
             assert list(server.launch.args) == ["--max-model-len", "64"]
@@ -199,7 +199,7 @@ def test_other_words_and_other_numbers(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_gateway_that_is_gone_holds_nothing_back() -> None:
+def test_absent_gateway_delays_nothing() -> None:
     async def work() -> None:
         now = [0.0]
         gateways = Gateways(lambda: now[0])
@@ -220,7 +220,7 @@ def test_a_gateway_that_is_gone_holds_nothing_back() -> None:
     run(work())
 
 
-def test_orders_are_kept_until_they_were_heard() -> None:
+def test_orders_are_retained_until_acknowledged() -> None:
     async def work() -> None:
         gateways = Gateways(lambda: 0.0)
         gateway = gateways.attach("g", [])

@@ -1,4 +1,4 @@
-"""A fetch as its node sees it, and what the fleet makes of it: rates that follow the reservations, links that are measured."""
+"""Fetches of a node: rates follow the reservations, and the fleet measures the links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from coldstart.artifacts import files
-from support.fake_upstream import FakeServer, until
+from support.fake_upstream import FakeServer, wait_until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
 from coldstart.contract.weights import PacedFetch
@@ -45,15 +45,15 @@ class Prefetcher:
         return mine[-1] if mine else -1.0
 
 
-def test_a_fetch_is_told_its_rate_until_it_has_ended() -> None:
+def test_fetch_receives_its_rate_until_it_ends() -> None:
     prefetcher = Prefetcher()
 
     async def run() -> Mapping[str, Any]:
         fetch = NodeFetch(PacedFetch("w x", 5.0, True), prefetcher.tell)
         ended = asyncio.create_task(fetch.wait())
-        await until(lambda: prefetcher.told)
+        await wait_until(lambda: prefetcher.told)
         fetch.change(7.0)
-        await until(lambda: len(prefetcher.told) > 4)
+        await wait_until(lambda: len(prefetcher.told) > 4)
         prefetcher.said["w"] = ENDED
         return await ended
 
@@ -76,7 +76,7 @@ def fetched_from(made: ModelDeployment) -> ModelDeployment:
 async def _launched(stage: FleetStage, name: str) -> FakeServer:
     asked = asyncio.create_task(stage.ask(name))
     asked.add_done_callback(lambda task: task.cancelled() or task.exception())
-    await until(lambda: any(server.launch.name == name for server in stage.rig.servers()))
+    await wait_until(lambda: any(server.launch.name == name for server in stage.rig.servers()))
     return next(server for server in stage.rig.servers() if server.launch.name == name)
 
 
@@ -84,7 +84,7 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
     tmp_path: Path, prefetcher: Prefetcher
 ) -> None:
     async def run() -> None:
-        # So slow that the reservations know of no end.
+        # Slow enough that no reservation ends.
         async with fleet(tmp_path, count=1, memory=100, settings=SETTINGS, network=0.001) as stage:
             control = stage.rig.control
             assert control is not None
@@ -95,12 +95,12 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
             assert first.pace is not None and (first.pace.rate, first.pace.background) == (None, False)
             second = await _launched(stage, "b")
             assert second.pace is not None and second.pace.rate == 0.0005
-            await until(lambda: prefetcher.rate("a#1.0") == 0.0005)
+            await wait_until(lambda: prefetcher.rate("a#1.0") == 0.0005)
             prefetcher.said["a#1.0"] = ENDED | {"limited": True}
-            await until(lambda: prefetcher.rate("b#1.0") is None)
+            await wait_until(lambda: prefetcher.rate("b#1.0") is None)
             assert control.state.links == {}
             prefetcher.said["b#1.0"] = ENDED | {"bytes": 64 << 20}
-            await until(lambda: control.state.links == {"s0": float(32 << 20)})
+            await wait_until(lambda: control.state.links == {"s0": float(32 << 20)})
             (server,) = control.status()["servers"]
             assert (server["network_bytes_s"], server["observed_bytes_s"]) == (0.001, 32 << 20)
             assert control.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
@@ -108,7 +108,7 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
                 group["workers"][0] for model in control.status()["models"] for group in model["groups"]
             ]
             assert [worker["fetched_bytes"] for worker in workers] == [10, 64 << 20]
-            # Another controller knows it still.
+            # The next controller knows the rate as well.
             stage.rig.kill()
             stage.rig.revive()
             again = stage.rig.control
@@ -118,7 +118,7 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
     asyncio.run(run())
 
 
-def test_a_server_whose_link_is_slower_than_it_said_gets_no_new_start_while_another_has_room(
+def test_server_with_a_slow_link_gets_no_start_while_another_has_memory(
     tmp_path: Path, prefetcher: Prefetcher
 ) -> None:
     """Ten times slower, as its first fetch shows; by what it said it would have the next ones too, as the fuller of two."""
@@ -134,14 +134,14 @@ def test_a_server_whose_link_is_slower_than_it_said_gets_no_new_start_while_anot
             prefetcher.said["a#1.0"] = ENDED | {"bytes": 4 << 20, "seconds": (4 << 20) / 0.5}
             control = stage.rig.control
             assert control is not None
-            await until(lambda: control.state.links == {"s0": 0.5})
+            await wait_until(lambda: control.state.links == {"s0": 0.5})
             for name in ("b", "c", "d"):
                 assert await _launched(stage, name) in other.begun
 
     asyncio.run(run())
 
 
-def test_a_state_without_links_is_one_of_before(tmp_path: Path) -> None:
+def test_state_of_an_older_release_has_no_links(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     FleetState(path).observe("s", 5.0)
     kept = json.loads(path.read_text())
@@ -151,9 +151,7 @@ def test_a_state_without_links_is_one_of_before(tmp_path: Path) -> None:
     assert FleetState(path).links == {}
 
 
-def test_what_was_seen_is_believed_also_where_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_observed_rate_is_used_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -167,7 +165,7 @@ def test_what_was_seen_is_believed_also_where_the_disk_is_full(
             control.measurements.record_start("a", 1, 7.0)
             assert control.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
             assert control.core.models["a"].spec.joins == {1: 7.0}
-            # What somebody asks for is not taken where it cannot be kept, and they hear of it; the model serves on.
+            # A request that cannot be saved is refused with the reason; the model continues to serve.
             with pytest.raises(OSError, match="No space"):
                 control.scale("a", 0, 1)
             assert control.state.models["a"].spec.most == control.core.models["a"].spec.most == 2
@@ -176,7 +174,7 @@ def test_what_was_seen_is_believed_also_where_the_disk_is_full(
     asyncio.run(run())
 
 
-def test_what_a_server_says_of_a_worker_that_is_gone_means_nothing(tmp_path: Path) -> None:
+def test_report_of_a_stopped_worker_is_ignored(tmp_path: Path) -> None:
     async def run() -> None:
         async with fleet(tmp_path, count=1) as stage:
             assert stage.rig.control is not None
@@ -186,7 +184,7 @@ def test_what_a_server_says_of_a_worker_that_is_gone_means_nothing(tmp_path: Pat
     asyncio.run(run())
 
 
-def test_a_ranks_bytes_are_those_of_the_tensors_that_it_needs() -> None:
+def test_rank_bytes_are_those_of_its_tensors() -> None:
     sizes = {"model.embed_tokens.weight": 100, "model.norm.weight": 4, "lm_head.weight": 60}
     sizes |= {f"model.layers.{number}.mlp.weight": 10 for number in range(3)}
     tensors = [
@@ -203,17 +201,15 @@ def test_a_ranks_bytes_are_those_of_the_tensors_that_it_needs() -> None:
         bundle = None if donor is None else SimpleNamespace(json=lambda name: donor)
         return SimpleNamespace(weights_donor=bundle, model=SimpleNamespace(config=config))
 
-    # No more ranks than layers; an odd layer goes to the rank before the last.
+    # At most one rank per layer; an odd layer goes to the rank before the last.
     assert deployments.ranks_bytes(lookup(plan, config)) == {1: (194,), 2: (120, 74), 3: (110, 10, 74)}
-    # An architecture whose layout is not known: each rank would fetch all of it.
+    # Unknown layout: each rank fetches all tensors.
     assert deployments.ranks_bytes(lookup(plan, config | {"architectures": ["Other"]}))[2] == (194, 194)
     assert deployments.ranks_bytes(lookup(None, config)) == {}
     assert deployments.ranks_bytes(lookup({"files": []}, config)) == {}
 
 
-def test_what_a_start_took_after_its_weights_is_in_the_next_prediction(
-    tmp_path: Path, prefetcher: Prefetcher
-) -> None:
+def test_next_prediction_contains_the_time_after_the_weights(tmp_path: Path, prefetcher: Prefetcher) -> None:
     async def run() -> None:
         async with fleet(tmp_path, count=1, memory=100) as stage:
             control = stage.rig.control
@@ -223,16 +219,16 @@ def test_what_a_start_took_after_its_weights_is_in_the_next_prediction(
             await _launched(stage, "a")
             before = control.core.groups["a#1"].predicted_s
             prefetcher.said["a#1.0"] = ENDED
-            await until(lambda: "a#1.0" in control.workers.processes.fetched)
+            await wait_until(lambda: "a#1.0" in control.workers.processes.fetched)
             fetched = control.workers.processes.fetched["a#1.0"].seconds
             control.process_event(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
             assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             group = control.core.groups["a#1"]
             control.process_event(RankEnded("a#1.0", "killed", False))
-            await until(lambda: "a#2" in control.core.groups)
+            await wait_until(lambda: "a#2" in control.core.groups)
             after = control.core.groups["a#2"].predicted_s
             assert group.phase and before is not None and after is not None and after > before + 6.0
-            # Other figures for the same server keep it, another controller too; other words do not.
+            # The observation survives other figures of the server and another controller, but not other arguments.
             control.deploy(fetched_from(deployment("a", idle_s=5.0)))
             assert FleetState(tmp_path / "state.json").models["a"].spec.joins == {1: pytest.approx(7.0)}
             control.deploy(fetched_from(deployment("a", words=("--max-model-len", "9"))))

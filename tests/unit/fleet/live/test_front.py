@@ -1,4 +1,4 @@
-"""A fleet's gateway: warm requests go by the routes it knows, cold ones wait for the controller, and nobody is lost."""
+"""A fleet's gateway: warm requests use its routes, cold ones wait for the controller, and no request is lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.fake_upstream import run, until
+from support.fake_upstream import run, wait_until
 from support.fleet_rig import deployment, fleet
 
 from coldstart.fleet.events import WorkerDied
@@ -34,7 +34,7 @@ def test_a_cold_request_starts_a_server_and_the_next_ones_go_to_it(tmp_path: Pat
     run(work())
 
 
-def test_more_than_a_worker_takes_starts_another_one_up_to_the_most(tmp_path: Path) -> None:
+def test_load_starts_workers_up_to_the_maximum(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, 3) as stage:
             await stage.deploy(deployment("a"))
@@ -46,18 +46,18 @@ def test_more_than_a_worker_takes_starts_another_one_up_to_the_most(tmp_path: Pa
     run(work())
 
 
-def test_a_controller_that_is_killed_is_not_missed_by_warm_requests(tmp_path: Path) -> None:
+def test_warm_requests_succeed_when_the_controller_is_killed(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             await stage.deploy(deployment("a"))
             await stage.deploy(deployment("b"))
             await stage.ask("a")
             running = asyncio.create_task(stage.events("a", "long", pieces=20, pause_s=0.02))
-            await until(lambda: any("long" in server.asked for server in stage.rig.servers()))
+            await wait_until(lambda: any("long" in server.asked for server in stage.rig.servers()))
             stage.rig.kill()
             asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=0.05)) for n in range(10)]
             assert {status for status, _ in await asyncio.gather(*asked)} == {200}
-            await until(lambda: not stage.front.connected)
+            await wait_until(lambda: not stage.front.connected)
             cold = asyncio.create_task(stage.ask("b"))
             await asyncio.sleep(0.1)
             assert not cold.done()
@@ -65,7 +65,7 @@ def test_a_controller_that_is_killed_is_not_missed_by_warm_requests(tmp_path: Pa
             assert (await cold)[0] == 200
             assert len(await running) == 21
             assert len(list(stage.rig.servers())) == 2
-            await until(lambda: stage.front.connected)
+            await wait_until(lambda: stage.front.connected)
             assert (await stage.ask("a"))[0] == 200 and stage.front.again_count == 0
 
     run(work())
@@ -78,7 +78,7 @@ def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) 
             await stage.ask("a")
             (first,) = stage.rig.servers()
             asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=1.0)) for n in range(2)]
-            await until(lambda: len(first.asked) == 3)
+            await wait_until(lambda: len(first.asked) == 3)
             first.over.set()
             assert {status for status, _ in await asyncio.gather(*asked)} == {200}
             assert stage.front.again_count >= 2
@@ -87,7 +87,7 @@ def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) 
     run(work())
 
 
-def test_servers_that_cannot_be_reached_cost_a_request_time_and_nothing_else(tmp_path: Path) -> None:
+def test_unreachable_servers_only_delay_a_request(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             await stage.deploy(deployment("a"))
@@ -95,7 +95,7 @@ def test_servers_that_cannot_be_reached_cost_a_request_time_and_nothing_else(tmp
                 node.away = True
             cold = asyncio.create_task(stage.ask("a"))
             told = stage.rig.recording
-            await until(lambda: sum(isinstance(event, WorkerDied) for _, event, _ in told) > 4)
+            await wait_until(lambda: sum(isinstance(event, WorkerDied) for _, event, _ in told) > 4)
             assert not cold.done()
             for node in stage.rig.nodes.values():
                 node.away = False
@@ -105,7 +105,7 @@ def test_servers_that_cannot_be_reached_cost_a_request_time_and_nothing_else(tmp
 
 
 @pytest.mark.parametrize(("unsent", "sent"), [(0, 4), (10, 4), (16, 0)])
-def test_only_what_was_sent_may_be_why_its_server_died(
+def test_only_sent_requests_count_as_the_cause_of_a_dead_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsent: int, sent: int
 ) -> None:
     monkeypatch.setattr("coldstart.fleet.live.front.AGAIN_S", 0.0)
@@ -128,7 +128,7 @@ def test_only_what_was_sent_may_be_why_its_server_died(
     run(work())
 
 
-def test_a_stream_that_was_begun_says_that_its_server_went(tmp_path: Path) -> None:
+def test_stream_reports_that_its_server_ended(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             await stage.deploy(deployment("a"))
@@ -139,7 +139,7 @@ def test_a_stream_that_was_begun_says_that_its_server_went(tmp_path: Path) -> No
     run(work())
 
 
-def test_a_model_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_request_fails_with_the_reason_when_the_model_cannot_start(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             for node in stage.rig.nodes.values():
@@ -152,7 +152,7 @@ def test_a_model_that_cannot_start_says_why(tmp_path: Path) -> None:
                 node.servers.failing.clear()
                 node.servers.hold = True
             waiting = asyncio.create_task(stage.events("a"))
-            await until(lambda: len(list(stage.rig.servers())) > 3)
+            await wait_until(lambda: len(list(stage.rig.servers())) > 3)
             await asyncio.sleep(0.2)
             for server in stage.rig.servers():
                 server.gate.set()
@@ -162,8 +162,8 @@ def test_a_model_that_cannot_start_says_why(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_server_whose_disk_is_full_costs_a_model_time_and_no_request(tmp_path: Path) -> None:
-    """The other one takes it; what serves on the first goes on."""
+def test_server_with_a_full_disk_loses_no_request(tmp_path: Path) -> None:
+    """The other server takes the model; the first one continues to serve its models."""
 
     async def work() -> None:
         async with fleet(tmp_path, memory=20) as stage:
@@ -176,37 +176,37 @@ def test_a_server_whose_disk_is_full_costs_a_model_time_and_no_request(tmp_path:
             assert stage.rig.control is not None
             (b,) = (one for one in stage.rig.control.status()["models"] if one["name"] == "b")
             assert b["groups"][0]["workers"][0]["server"] != at.spec.name
-            # It was tried there first, as the fuller one.
+            # The fuller server is tried first.
             assert b["groups"][0]["name"] == "b#2"
             assert (await stage.ask("a"))[0] == 200 and len(at.servers.begun) == 1
 
     run(work())
 
 
-def test_a_server_that_idles_is_let_go_only_when_no_gateway_sends_to_it(tmp_path: Path) -> None:
+def test_idle_server_stops_when_no_gateway_uses_it(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             await stage.deploy(deployment("a", idle_s=0.05))
             for _ in range(15):
                 assert (await stage.ask("a"))[0] == 200
                 await asyncio.sleep(0.045)
-            await until(lambda: all(server.ended.done() for server in stage.rig.servers()))
+            await wait_until(lambda: all(server.ended.done() for server in stage.rig.servers()))
             assert stage.front.again_count == 0 and not stage.rig.groups()
 
     run(work())
 
 
-def test_a_model_is_removed_once_it_has_answered(tmp_path: Path) -> None:
+def test_remove_waits_for_running_requests(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             await stage.deploy(deployment("a"))
             long = asyncio.create_task(stage.events("a", pieces=20, pause_s=0.02))
-            await until(lambda: any(server.asked for server in stage.rig.servers()))
+            await wait_until(lambda: any(server.asked for server in stage.rig.servers()))
             assert stage.rig.control is not None
             stage.rig.control.remove("a")
             assert len([one for one in await long if one.startswith(b"data: {")]) == 20
             assert (await stage.ask("a"))[0] == 404
-            await until(lambda: all(server.ended.done() for server in stage.rig.servers()))
+            await wait_until(lambda: all(server.ended.done() for server in stage.rig.servers()))
 
     run(work())
 
@@ -218,14 +218,14 @@ def test_two_gateways_share_a_fleet(tmp_path: Path) -> None:
             other = FleetFront(stage.rig)
             other.begin()
             await stage.ask("a")
-            await until(lambda: other.targets.routed and "a" in other.catalogue.launches)
+            await wait_until(lambda: other.targets.routed and "a" in other.catalogue.launches)
             ticket = other.enter("a")
             assert ticket.hit
-            # Idle here, in use there: it stays, until that one has ended too.
+            # Idle for one gateway and in use by the other: it runs until both are idle.
             await asyncio.sleep(0.9)
             assert stage.rig.groups()
             other.leave(ticket)
-            await until(lambda: all(server.ended.done() for server in stage.rig.servers()))
+            await wait_until(lambda: all(server.ended.done() for server in stage.rig.servers()))
             await other.close()
 
     run(work())

@@ -27,26 +27,26 @@ from coldstart.host.live.log import Log
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def received_events() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def calls(told: list[Event]) -> GatewayCalls:
-    return GatewayCalls(Gateways(lambda: 0.0), told.append, Log(quiet=True))
+def calls(received_events: list[Event]) -> GatewayCalls:
+    return GatewayCalls(Gateways(lambda: 0.0), received_events.append, Log(quiet=True))
 
 
 def test_attach_reports_only_the_difference_when_a_gateway_attaches_again(
-    calls: GatewayCalls, told: list[Event]
+    calls: GatewayCalls, received_events: list[Event]
 ) -> None:
     calls.attach(Attach("g", (), (OpenRequest("g/1", "m", None), OpenRequest("g/2", "m", "m#1"))))
-    assert told == [events.Arrived("g/1", "m"), events.Routed("g/2", "m", "m#1")]
-    told.clear()
+    assert received_events == [events.Arrived("g/1", "m"), events.Routed("g/2", "m", "m#1")]
+    received_events.clear()
     calls.attach(Attach("g", (), (OpenRequest("g/2", "m", "m#1"), OpenRequest("g/3", "m", None))))
-    assert told == [events.Ended("g/1"), events.Arrived("g/3", "m")]
+    assert received_events == [events.Ended("g/1"), events.Arrived("g/3", "m")]
 
 
-def test_report_emits_every_event_in_order(calls: GatewayCalls, told: list[Event]) -> None:
+def test_report_emits_every_event_in_order(calls: GatewayCalls, received_events: list[Event]) -> None:
     incarnation = calls.attach(Attach("g", (), ())).incarnation
     happened = (
         RequestArrived("g/1", "m"),
@@ -55,7 +55,7 @@ def test_report_emits_every_event_in_order(calls: GatewayCalls, told: list[Event
         RequestEnded("g/2"),
     )
     assert calls.report(Report("g", incarnation, happened)) == Received()
-    assert told == [
+    assert received_events == [
         events.Arrived("g/1", "m"),
         events.Routed("g/2", "m", "m#1"),
         events.Moved("g/2", False),
@@ -63,11 +63,13 @@ def test_report_emits_every_event_in_order(calls: GatewayCalls, told: list[Event
     ]
 
 
-def test_a_gateway_of_another_incarnation_has_to_attach(calls: GatewayCalls, told: list[Event]) -> None:
+def test_a_gateway_of_another_incarnation_has_to_attach(
+    calls: GatewayCalls, received_events: list[Event]
+) -> None:
     calls.attach(Attach("g", (), ()))
     assert calls.report(Report("g", "earlier", (RequestArrived("g/1", "m"),))) == NotAttached()
     assert asyncio.run(calls.pull(Pull("g", "earlier", 0))) == NotAttached()
-    assert told == []
+    assert received_events == []
 
 
 def test_order_returns_false_when_the_gateway_is_unknown(calls: GatewayCalls) -> None:

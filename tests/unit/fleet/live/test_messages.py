@@ -80,7 +80,7 @@ def test_read_returns_news_with_launches_and_their_arguments() -> None:
         ({"type": "AdminOrder", "method": "tell", "args": []}, "tell"),
     ],
 )
-def test_read_names_the_fault_when_a_document_is_no_call(given: object, reason: str) -> None:
+def test_read_names_the_fault_of_an_invalid_call(given: object, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         messages.read(given, Call)
 

@@ -1,4 +1,4 @@
-"""Streams that go on at another server: handed over from a pipeline to the worker that takes over, or left by one that died."""
+"""Streams that continue at another server: moved from a pipeline to a single worker, or resumed after a server died."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.fake_model import generated
-from support.fake_upstream import run, until
+from support.fake_upstream import run, wait_until
 from support.fleet_rig import FleetStage, deployment, fleet
 
 from coldstart.fleet.specification import FleetSettings
@@ -21,7 +21,7 @@ SLOW = {"settings": PIPELINES, "network": 5.0, "memory": 40}
 
 
 def _ids(lines: list[bytes]) -> list[int]:
-    """By the text alone, as a client has it."""
+    """Return the tokens of a stream by its text, as a client reads it."""
     said = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
     assert not [one for one in said if "error" in one], lines[-3:]
     assert lines[-1] == b"data: [DONE]"
@@ -41,16 +41,16 @@ def _rank(server: Any) -> int:
 
 
 async def _pipeline(stage: FleetStage) -> tuple[list[Any], Any]:
-    """A pipeline of two ranks that serves, and the engine beside the first of them, which waits for its gate."""
+    """Start a serving pipeline of two ranks and the engine beside its first rank, which waits for its gate."""
     for node in stage.rig.nodes.values():
         node.servers.hold = True
     await stage.deploy(deployment("a", ttft_s=1.9, least=1, most=1, batch=200))
-    await until(lambda: len(list(stage.rig.servers())) == 2)
+    await wait_until(lambda: len(list(stage.rig.servers())) == 2)
     # The first rank is on the node that joined first, which need not be the rig's first.
     ranks = sorted(stage.rig.servers(), key=_rank)
     for rank in ranks:
         rank.gate.set()
-    await until(lambda: len(list(stage.rig.servers())) == 3)
+    await wait_until(lambda: len(list(stage.rig.servers())) == 3)
     (beside,) = (server for server in stage.rig.servers() if server not in ranks)
     for node in stage.rig.nodes.values():
         node.servers.hold = False
@@ -61,7 +61,7 @@ async def _pipeline(stage: FleetStage) -> tuple[list[Any], Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("usage", [False, True])
-def test_a_hundred_streams_move_and_none_has_a_token_twice_or_misses_one(tmp_path: Path, usage: bool) -> None:
+def test_hundred_moved_streams_have_each_token_once(tmp_path: Path, usage: bool) -> None:
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
             ranks, beside = await _pipeline(stage)
@@ -72,7 +72,7 @@ def test_a_hundred_streams_move_and_none_has_a_token_twice_or_misses_one(tmp_pat
                 asyncio.create_task(stage.events("a", f"p{n}", max_tokens=600, temperature=0, **more))
                 for n in range(100)
             ]
-            await until(lambda: len(ranks[0].asked) == 100)
+            await wait_until(lambda: len(ranks[0].asked) == 100)
             beside.gate.set()
             for n, lines in enumerate(await asyncio.gather(*asked)):
                 assert _ids(lines) == generated(f"p{n}", 600)
@@ -80,48 +80,48 @@ def test_a_hundred_streams_move_and_none_has_a_token_twice_or_misses_one(tmp_pat
                     counted = json.loads(lines[-2][6:])["usage"]
                     assert (counted["prompt_tokens"], counted["completion_tokens"]) == (len(f"p{n}"), 600)
             assert stage.front.moves.count == 100 and not stage.front.moves._turns
-            # The pipeline has gone, the worker serves on, with the memory of one whole model.
-            await until(lambda: all(rank.ended.done() for rank in ranks))
+            # The pipeline has stopped; the worker serves with the memory of one full model.
+            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
             assert stage.rig.groups() == ["a#1.0/whole"]
             assert (await stage.ask("a", pieces=1))[0] == 200 and beside.asked[-1] == "x"
             control = stage.rig.control
             assert control is not None
-            await until(
+            await wait_until(
                 lambda: sorted(s.free[0] for s in control.core.roster.cluster.servers.values()) == [30, 40]
             )
 
     run(work())
 
 
-def test_a_stream_of_which_nothing_has_come_yet_moves_too(tmp_path: Path) -> None:
+def test_stream_without_tokens_moves(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
             ranks, beside = await _pipeline(stage)
             ranks[0].servers = replace(ranks[0].servers, pause_s=300.0)
             moved = asyncio.create_task(stage.events("a", "s", max_tokens=20, temperature=0))
-            await until(lambda: ranks[0].asked)
+            await wait_until(lambda: ranks[0].asked)
             # Whether or not the controller has heard of it.
             beside.gate.set()
             assert _ids(await moved) == generated("s", 20) and stage.front.moves.count == 1
             # It is missed nowhere: the pipeline ends.
-            await until(lambda: all(rank.ended.done() for rank in ranks))
+            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
     run(work())
 
 
-def test_what_cannot_move_ends_in_the_pipeline_and_the_pipeline_after_it(tmp_path: Path) -> None:
+def test_unmovable_stream_ends_in_the_pipeline(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
             ranks, beside = await _pipeline(stage)
-            # What has other words than vLLM's cannot be asked for again.
+            # A stream in another format than vLLM's cannot be resumed.
             stays = asyncio.create_task(stage.events("a", "s", pieces=30, pause_s=0.02))
-            await until(lambda: ranks[0].asked)
+            await wait_until(lambda: ranks[0].asked)
             beside.gate.set()
-            await until(lambda: stage.rig.groups("leaving") == ["a#1"])
+            await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
             assert stage.rig.groups() == ["a#1.0/whole"]
             lines = await stays
             assert len([one for one in lines if b"number" in one]) == 30 and lines[-1] == b"data: [DONE]"
-            await until(lambda: all(rank.ended.done() for rank in ranks))
+            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
             assert stage.front.moves.count == 0 and stage.rig.groups() == ["a#1.0/whole"]
 
     run(work())
@@ -138,14 +138,16 @@ def test_a_burst_is_served_by_the_pipeline_at_once_and_by_two_workers_afterwards
                 asyncio.create_task(stage.events("a", prompt, max_tokens=100, temperature=0))
                 for prompt in prompts
             ]
-            await until(lambda: stage.rig.control is not None and stage.rig.control.core.waiting_count == 5)
-            await until(lambda: len(list(stage.rig.servers())) == 2)
+            await wait_until(
+                lambda: stage.rig.control is not None and stage.rig.control.core.waiting_count == 5
+            )
+            await wait_until(lambda: len(list(stage.rig.servers())) == 2)
             ranks = list(stage.rig.servers())
             for rank in ranks:
                 # No stream ends before it has moved.
                 rank.servers = replace(rank.servers, pause_s=0.5)
                 rank.gate.set()
-            await until(
+            await wait_until(
                 lambda: len(list(stage.rig.servers())) == 4 and sum(len(one.asked) for one in ranks) == 5
             )
             for server in stage.rig.servers():
@@ -153,17 +155,17 @@ def test_a_burst_is_served_by_the_pipeline_at_once_and_by_two_workers_afterwards
             for prompt, lines in zip(prompts, await asyncio.gather(*streams), strict=True):
                 assert _ids(lines) == generated(prompt, 100)
             assert stage.front.moves.count == 5
-            await until(lambda: all(rank.ended.done() for rank in ranks))
+            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
             assert sorted(stage.rig.groups()) == ["a#1.0/whole", "a#1.1/whole"]
 
     run(work())
 
 
 @pytest.mark.parametrize("fault", [{"warming": 500}, {"break_after": 0}])
-def test_a_stream_that_the_worker_does_not_take_goes_on_in_the_pipeline(
+def test_stream_continues_in_the_pipeline_when_the_worker_refuses_it(
     tmp_path: Path, fault: dict[str, int]
 ) -> None:
-    """Refused while it is prepared, or lost after the pipeline has stopped it."""
+    """The move is refused during its preparation, or fails after the pipeline has stopped the stream."""
 
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
@@ -172,11 +174,11 @@ def test_a_stream_that_the_worker_does_not_take_goes_on_in_the_pipeline(
             beside.servers = replace(beside.servers, **fault)
             moved = asyncio.create_task(stage.events("a", "s", max_tokens=60, temperature=0))
             streams = stage.front.facts.get_model("a")
-            await until(lambda: streams.chunks_streamed)
+            await wait_until(lambda: streams.chunks_streamed)
             beside.gate.set()
             assert _ids(await moved) == generated("s", 60) and stage.front.moves.count == 0
             assert len(ranks[0].asked) == (1 if "warming" in fault else 2)
-            await until(lambda: all(rank.ended.done() for rank in ranks))
+            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
     run(work())
 
@@ -186,13 +188,13 @@ def test_a_rank_that_dies_while_the_whole_model_serves_takes_only_the_pipeline(t
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
             ranks, beside = await _pipeline(stage)
             stays = asyncio.create_task(stage.events("a", "s", pieces=50_000, pause_s=0.02))
-            await until(lambda: ranks[0].asked)
+            await wait_until(lambda: ranks[0].asked)
             beside.gate.set()
-            await until(lambda: stage.rig.groups("leaving") == ["a#1"])
+            await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
             ranks[0].over.set()
             assert b"disconnected" in (await stays)[-1]
-            await until(lambda: all(rank.ended.done() for rank in ranks))
-            await until(lambda: not stage.rig.groups("leaving"))
+            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
+            await wait_until(lambda: not stage.rig.groups("leaving"))
             assert stage.rig.groups() == ["a#1.0/whole"]
             assert (await stage.ask("a", pieces=1))[0] == 200 and len(list(stage.rig.servers())) == 3
 
@@ -207,13 +209,13 @@ def test_a_rank_that_dies_while_the_whole_model_loads_takes_it_along(tmp_path: P
             await asyncio.gather(ranks[1].ended, beside.ended)
             control = stage.rig.control
             assert control is not None
-            await until(lambda: "a#1" not in control.core.groups and not control.workers.processes.dying)
+            await wait_until(lambda: "a#1" not in control.core.groups and not control.workers.processes.dying)
             assert (await stage.ask("a", pieces=1))[0] == 200
 
     run(work())
 
 
-def test_an_engine_beside_that_does_not_come_up_leaves_the_pipeline_as_it_is(tmp_path: Path) -> None:
+def test_pipeline_is_unchanged_when_the_engine_beside_it_fails(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
             ranks, beside = await _pipeline(stage)
@@ -226,26 +228,26 @@ def test_an_engine_beside_that_does_not_come_up_leaves_the_pipeline_as_it_is(tmp
 
 
 @pytest.mark.slow
-def test_a_controller_that_begins_again_meanwhile_finds_both_and_lets_the_pipeline_go(tmp_path: Path) -> None:
+def test_restarted_controller_finds_both_and_stops_the_pipeline(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
             ranks, beside = await _pipeline(stage)
             stays = asyncio.create_task(stage.events("a", "s", pieces=40, pause_s=0.02))
-            await until(lambda: ranks[0].asked)
+            await wait_until(lambda: ranks[0].asked)
             beside.gate.set()
-            await until(lambda: stage.rig.groups("leaving") == ["a#1"])
+            await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
             stage.rig.kill()
             stage.rig.revive()
             assert stage.rig.groups() == ["a#1.0/whole"]
             assert (await stays)[-1] == b"data: [DONE]"
-            await until(lambda: all(rank.ended.done() for rank in ranks))
+            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
             assert len(list(stage.rig.servers())) == 3
             assert (await stage.ask("a", pieces=1))[0] == 200
 
     run(work())
 
 
-def test_a_server_that_dies_in_the_middle_of_streams_breaks_none_that_can_go_on(tmp_path: Path) -> None:
+def test_dead_server_breaks_no_resumable_stream(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             _paced(stage, 0.02)
@@ -255,8 +257,8 @@ def test_a_server_that_dies_in_the_middle_of_streams_breaks_none_that_can_go_on(
                 for n in range(10)
             ]
             lost = asyncio.create_task(stage.events("a", "x", max_tokens=40, temperature=0, logprobs=1))
-            await until(lambda: any(len(server.asked) == 11 for server in stage.rig.servers()))
-            await until(lambda: stage.front.facts.get_model("a").chunks_streamed >= 44)
+            await wait_until(lambda: any(len(server.asked) == 11 for server in stage.rig.servers()))
+            await wait_until(lambda: stage.front.facts.get_model("a").chunks_streamed >= 44)
             (first,) = stage.rig.servers()
             first.over.set()
             for n, lines in enumerate(await asyncio.gather(*asked)):
@@ -274,8 +276,8 @@ def test_a_server_that_dies_in_the_middle_of_streams_breaks_none_that_can_go_on(
     run(work())
 
 
-def test_a_stream_that_is_stopped_after_its_last_token_asks_nobody_for_more(tmp_path: Path) -> None:
-    """What had come when it was to go elsewhere is taken first: it may be all."""
+def test_stream_stopped_after_its_last_token_sends_no_request(tmp_path: Path) -> None:
+    """The client first receives the tokens that arrived before the move; they may be all."""
 
     async def work() -> None:
         async with fleet(tmp_path) as stage:
@@ -284,7 +286,7 @@ def test_a_stream_that_is_stopped_after_its_last_token_asks_nobody_for_more(tmp_
             await stage.deploy(deployment("a"))
             asked = asyncio.create_task(stage.events("a", "p", max_tokens=5, temperature=0))
             tickets = stage.front._tickets
-            await until(lambda: any(one.stream and one.stream.finished for one in tickets.values()))
+            await wait_until(lambda: any(one.stream and one.stream.finished for one in tickets.values()))
             (ticket,) = tickets.values()
             assert ticket.answer is not None
             ticket.answer.interrupt()

@@ -1,4 +1,4 @@
-"""The model servers of one machine: each end is said once, and a pipeline's ranks are told their places."""
+"""Model servers of one machine: each end is reported once, and ranks of a pipeline receive their positions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
     run(work())
 
 
-def test_one_that_cannot_start_and_one_that_dies_say_why(tmp_path: Path) -> None:
+def test_failed_start_and_dead_server_are_reported_with_the_reason(tmp_path: Path) -> None:
     async def work() -> None:
         servers = FakeServers(tmp_path)
         node = NodeServers("127.0.0.1", servers)
@@ -58,13 +58,13 @@ def test_one_that_cannot_start_and_one_that_dies_say_why(tmp_path: Path) -> None
         servers.failing.clear()
         await node.launch(_order("c"))
         await node.heard(2)
-        servers.of("a").over.set()
+        servers.last("a").over.set()
         assert (await node.heard(3))[0][1] == RankEnded("c", "the server ended with exit code 9", False)
 
     run(work())
 
 
-def test_ranks_know_their_places_and_only_the_first_answers(tmp_path: Path) -> None:
+def test_ranks_receive_their_positions_and_only_the_first_answers(tmp_path: Path) -> None:
     async def work() -> None:
         servers = FakeServers(tmp_path)
         node = NodeServers("127.0.0.1", servers)

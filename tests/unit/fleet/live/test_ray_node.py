@@ -1,4 +1,4 @@
-"""Where a Ray of its own lies: its sockets must fit into the address of a unix socket."""
+"""Directory of the fleet's Ray cluster: socket paths must fit into the address of a Unix socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coldstart.fleet.live import ray_node
 
 
 @pytest.mark.parametrize("deep", ["", "a" * 40])
-def test_its_sockets_fit_however_long_the_place_for_temporary_files_is(
+def test_own_directory_is_short_enough_for_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: str
 ) -> None:
     wanted = tmp_path / deep if deep else Path("/tmp")
@@ -24,7 +24,7 @@ def test_its_sockets_fit_however_long_the_place_for_temporary_files_is(
         assert made.stat().st_mode & 0o777 == 0o700
         session.mkdir(parents=True)
         with socket.socket(socket.AF_UNIX) as one:
-            one.bind(str(session / "plasma_store"))  # the kernel's own judgement
+            one.bind(str(session / "plasma_store"))  # the kernel checks the length
     finally:
         for path in (session / "plasma_store", session, session.parent, made):
             path.unlink() if path.is_socket() else path.rmdir()

@@ -1,4 +1,4 @@
-"""A node as its parent sees it: a process that starts, or says why not, may end, and may be begun again."""
+"""Ray node as a child process: it starts or reports the reason, may end, and may restart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def node(tmp_path: Path, program: str) -> RayProcess:
     return RayProcess(process, log)
 
 
-def test_it_is_where_ray_says_it_is(tmp_path: Path) -> None:
+def test_wait_returns_the_address_reported_by_ray(tmp_path: Path) -> None:
     made = node(tmp_path, f"print('{STARTED}', flush=True); import time; time.sleep(60)")
     try:
         assert made.wait() == "192.0.2.7" and not made.has_ended()
@@ -42,7 +42,7 @@ def test_it_is_where_ray_says_it_is(tmp_path: Path) -> None:
     assert made.has_ended()
 
 
-def test_one_that_ends_at_once_is_refused_with_its_own_reason(tmp_path: Path) -> None:
+def test_wait_reports_the_reason_when_the_node_ends_at_once(tmp_path: Path) -> None:
     made = node(tmp_path, f"print('{ENDED}')")
     with pytest.raises(
         CommandFailedError, match=r"did not start on this machine: RuntimeError: Failed to bind"
@@ -50,13 +50,13 @@ def test_one_that_ends_at_once_is_refused_with_its_own_reason(tmp_path: Path) ->
         made.wait()
 
 
-def test_one_that_says_nothing(tmp_path: Path) -> None:
+def test_last_words_reports_an_empty_log(tmp_path: Path) -> None:
     made = node(tmp_path, "")
     made.process.wait()
     assert made.has_ended() and made.last_words() == "its log is empty"
 
 
-def test_one_that_does_not_listen_to_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_kills_a_process_that_ignores_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "node.log"
     stubborn = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -71,20 +71,20 @@ def test_one_that_does_not_listen_to_reason(tmp_path: Path, monkeypatch: pytest.
     assert process.returncode == -9
 
 
-class Saying(Log):
-    """What was said, by its event."""
+class RecordingLog(Log):
+    """Log that records its events."""
 
     def __init__(self) -> None:
         super().__init__(io.StringIO())
-        self.said: list[tuple[str, Any]] = []
+        self.events: list[tuple[str, Any]] = []
 
     def say(self, event: str, **members: Any) -> None:
-        self.said.append((event, members))
+        self.events.append((event, members))
 
 
-def joined(tmp_path: Path, program: str) -> tuple[JoinedNode, Saying, Path]:
-    """A node that runs `program`, which has `runs` for the file of its starts and `number` for which one this is."""
-    runs, log = tmp_path / "runs", Saying()
+def joined(tmp_path: Path, program: str) -> tuple[JoinedNode, RecordingLog, Path]:
+    """Return a node that runs `program`, where `number` is the number of this start, and the file of its starts."""
+    runs, log = tmp_path / "runs", RecordingLog()
     before = f"runs = {str(runs)!r}; f = open(runs, 'a+'); f.write('x'); f.seek(0); number = len(f.read()); f.close()\n"
     return JoinedNode([sys.executable, "-c", before + program], {}, log), log, runs
 
@@ -98,24 +98,24 @@ def signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_node_that_was_given_up_comes_again_until_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_joined_node_restarts_until_a_signal(tmp_path: Path) -> None:
     again = f"import os, time; print('{STARTED}', flush=True); time.sleep(1)\nif number == 2: os.kill(os.getppid(), 15)\n"
     made, log, runs = joined(tmp_path, again + "if number == 2: time.sleep(60)")
     assert made.run() == 128 + signal.SIGTERM and runs.read_text() == "xx"
-    assert [event for event, _ in log.said] == ["joined", "ray ended", "joined"]
-    assert log.said[0][1]["address"] == "192.0.2.7"
+    assert [event for event, _ in log.events] == ["joined", "ray ended", "joined"]
+    assert log.events[0][1]["address"] == "192.0.2.7"
 
 
 @pytest.mark.usefixtures("signals")
-def test_one_that_never_comes_up_is_given_up_with_its_reason(tmp_path: Path) -> None:
+def test_joined_node_fails_with_the_reason_when_it_never_starts(tmp_path: Path) -> None:
     made, log, runs = joined(tmp_path, "raise RuntimeError('no such cluster')")
     with pytest.raises(CommandFailedError, match="RuntimeError: no such cluster"):
         made.run()
-    assert runs.read_text() == "xxx" and [event for event, _ in log.said] == ["ray ended"] * 2
+    assert runs.read_text() == "xxx" and [event for event, _ in log.events] == ["ray ended"] * 2
 
 
 @pytest.mark.usefixtures("signals")
-def test_one_that_does_not_come_back_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joined_node_fails_when_it_does_not_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.fleet.live.ray_process.GIVE_UP_S", 0.9)
     made, _, runs = joined(tmp_path, f"if number > 1: raise ValueError('gone')\nprint('{STARTED}')")
     with pytest.raises(CommandFailedError, match="ValueError: gone"):
@@ -124,22 +124,18 @@ def test_one_that_does_not_come_back_is_given_up(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("signals")
-def test_one_that_only_takes_too_long_is_tried_for_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_joined_node_retries_a_slow_start_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.fleet.live.ray_process.FIRST_TRIES", 1)
-    # As Ray says it.
+    # The message of Ray.
     slow = "if number < 2: raise Exception('The current node timed out during startup. This could happen')\n"
     up = f"import os, time; print('{STARTED}', flush=True); time.sleep(0.5); os.kill(os.getppid(), 15); time.sleep(60)"
     made, log, _ = joined(tmp_path, slow + up)
     assert made.run() == 128 + signal.SIGTERM
-    assert [event for event, _ in log.said] == ["ray ended", "joined"]
+    assert [event for event, _ in log.events] == ["ray ended", "joined"]
 
 
 @pytest.mark.usefixtures("signals")
-def test_one_that_takes_too_long_for_ever_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_joined_node_fails_when_starts_stay_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.fleet.live.ray_process.GIVE_UP_S", 0.0)
     made, _, runs = joined(tmp_path, "raise Exception('The current node timed out during startup.')")
     with pytest.raises(CommandFailedError, match="timed out during startup"):
@@ -147,7 +143,7 @@ def test_one_that_takes_too_long_for_ever_is_given_up(
     assert runs.read_text() == "x"
 
 
-def test_the_installed_ray_says_so_in_these_words() -> None:
+def test_installed_ray_contains_the_expected_message() -> None:
     found = find_spec("ray")
     assert found is not None and found.origin is not None
     assert SLOW in (Path(found.origin).parent / "_private" / "node.py").read_text()

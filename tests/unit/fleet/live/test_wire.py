@@ -1,4 +1,4 @@
-"""Events, orders and deployments as JSON and back, and the state file that keeps deployments."""
+"""Events, orders and deployments as JSON, and the state file with the deployments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ THINGS = [
 
 
 @pytest.mark.parametrize("thing", THINGS, ids=lambda one: type(one).__name__)
-def test_what_is_written_is_read(thing: object) -> None:
+def test_thing_reads_the_written_document(thing: object) -> None:
     found = wire.thing(json.loads(json.dumps(wire.document(thing))))
     assert found == thing and type(found) is type(thing)
 
@@ -42,17 +42,17 @@ def test_what_is_written_is_read(thing: object) -> None:
 @pytest.mark.parametrize(
     "given", [{"is": "Popen"}, {"no": "name"}, {"is": "Arrived", "request": "1", "who": 2}]
 )
-def test_nothing_else_is_made(given: object) -> None:
+def test_thing_refuses_unknown_documents(given: object) -> None:
     with pytest.raises(ValueError):
         wire.thing(given)
 
 
-def test_members_that_are_no_good_are_said_as_elsewhere() -> None:
+def test_thing_names_an_invalid_member() -> None:
     with pytest.raises(UsageError, match="batch"):
         wire.thing(wire.document(SPEC) | {"batch": 0})
 
 
-def test_what_is_wanted_outlives_the_controller(tmp_path: Path) -> None:
+def test_state_retains_deployments(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "state.json"
     state = FleetState(path)
     state.deploy(deployment("a", words=("--max-model-len", "64")))
@@ -68,7 +68,7 @@ def test_what_is_wanted_outlives_the_controller(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"schema": 2}', '{"schema": 1, "models": [{"is": "x"}], "drained": []}']
 )
-def test_a_state_that_is_not_ours_is_no_empty_one(tmp_path: Path, text: str) -> None:
+def test_state_refuses_a_foreign_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "state.json"
     path.write_text(text)
     with pytest.raises(UsageError, match="cannot read fleet state"):

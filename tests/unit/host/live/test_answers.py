@@ -1,4 +1,4 @@
-"""The gateway's own words: vLLM's shape of errors, events, timings."""
+"""Responses of the gateway: errors in vLLM's format, events, and timings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_an_event_holds_each_line_and_a_comment_is_passed_over() -> None:
     assert answers.comment("waiting") == b": waiting\n\n"
 
 
-def test_timings_leave_out_what_is_not_known() -> None:
+def test_timings_omit_unknown_values() -> None:
     said = answers.timing([("queued", 0.5, None), ("start", None, "fresh"), ("first-token", 1.0, "x")])
     assert said == 'queued;dur=500.000, first-token;dur=1000.000;desc="x"'
 

@@ -1,4 +1,4 @@
-"""What a client gets of a stream that one server began and another one ended: each token once, each character whole."""
+"""A client of a stream that another server continues receives each token once and each character completely."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def _stream(**more: Any) -> Continuation:
     return made
 
 
-def test_the_rest_is_asked_for_and_what_the_client_did_not_ask_for_is_taken_out() -> None:
+def test_continuation_requests_the_rest_and_removes_extra_members() -> None:
     stream = _stream(stream_options={"include_usage": True})
     piece = _said([11], "a", first=True) + _said([12], "b") + _said([13], "c")[:-7]
     passed = stream.take(piece)
     assert [one["text"] for one in _choices(passed)] == ["a", "b"]
     assert all(one["token_ids"] is None and one["prompt_token_ids"] is None for one in _choices(passed))
-    # The third token was cut off: the client never had it.
+    # The third token was truncated, and the client did not receive it.
     path, body = stream.request(COMPLETIONS)
     asked = json.loads(body)
     assert path == COMPLETIONS and asked["prompt"] == [*PROMPT, 11, 12] and asked["max_tokens"] == 7
@@ -60,19 +60,19 @@ def test_the_rest_is_asked_for_and_what_the_client_did_not_ask_for_is_taken_out(
     assert stream.ended and not stream.broken
 
 
-def test_a_character_that_was_not_whole_is_generated_again() -> None:
-    """A server primed in the middle of a character would say its whole prompt."""
+def test_incomplete_character_is_generated_again() -> None:
+    """A server that starts in the middle of a character would repeat its prompt."""
     stream = _stream(return_token_ids=True)
     stream.take(_said([11], "a", first=True) + _said([200], "") + _said([201], ""))
     _, body = stream.request(COMPLETIONS)
     assert json.loads(body)["prompt"] == [*PROMPT, 11]
     passed = stream.take(_said([200], "") + _said([201], "") + _said([202], "\N{GRINNING FACE}"))
-    # The ids that the client had do not come a second time.
+    # The client does not receive its ids again.
     assert [(one["text"], one["token_ids"]) for one in _choices(passed)] == [("\N{GRINNING FACE}", [202])]
     assert stream.tokens == [11, 200, 201, 202]
 
 
-def test_text_that_came_with_half_a_character_is_not_said_twice() -> None:
+def test_text_before_half_a_character_is_not_repeated() -> None:
     stream = _stream()
     stream.take(_said([11], "a", first=True) + _said([12, 200], "b"))
     assert stream.resumable
@@ -80,7 +80,7 @@ def test_text_that_came_with_half_a_character_is_not_said_twice() -> None:
     assert json.loads(body)["prompt"] == [*PROMPT, 11]
     passed = stream.take(_said([12], "b") + _said([200, 201], "\N{GRINNING FACE}") + _said([13], "c"))
     assert "".join(one["text"] for one in _choices(passed)) == "\N{GRINNING FACE}c"
-    # A second loss, in the middle of what is said again.
+    # The connection is lost again during the repeated tokens.
     _, body = stream.request(COMPLETIONS)
     assert json.loads(body)["prompt"] == [*PROMPT, 11, 12, 200, 201, 13]
 
@@ -93,7 +93,7 @@ def test_other_tokens_than_before_end_the_stream_with_an_error() -> None:
     assert "different tokens" in stream.broken and not stream.resumable
 
 
-def test_what_is_sampled_goes_on_only_from_where_the_client_is() -> None:
+def test_sampled_stream_continues_only_from_the_position_of_the_client() -> None:
     stream = _stream(temperature=0.7)
     stream.take(_said([11], "a", first=True) + _said([200], ""))
     assert stream.resumable
@@ -104,7 +104,7 @@ def test_what_is_sampled_goes_on_only_from_where_the_client_is() -> None:
     assert not stream.resumable
 
 
-def test_a_chat_goes_on_as_a_chat() -> None:
+def test_chat_continues_as_a_chat() -> None:
     stream = Continuation.create(CHAT, {**CHATTED, "min_tokens": 4, "max_completion_tokens": 8}, Arguments())
     assert stream is not None
     stream.request(CHAT)
@@ -130,7 +130,7 @@ def test_a_chat_goes_on_as_a_chat() -> None:
     assert json.loads(passed[6:])["object"] == "chat.completion.chunk"
 
 
-def test_a_server_that_says_an_error_in_its_stream_has_broken_off() -> None:
+def test_error_event_counts_as_a_broken_stream() -> None:
     stream = _stream()
     passed = stream.take(
         _said([11], "a", first=True) + b'data: {"error": {"message": "dead"}}\n\ndata: [DONE]\n\n'
@@ -143,7 +143,7 @@ def test_a_server_that_says_an_error_in_its_stream_has_broken_off() -> None:
 
 
 @pytest.mark.parametrize("event", [b'data: {"number": 1}', b"data: half of {", b"data: [1]"])
-def test_what_is_no_completion_is_passed_on_and_never_asked_for_again(event: bytes) -> None:
+def test_other_events_are_passed_on_and_never_continued(event: bytes) -> None:
     stream = _stream()
     assert stream.take(b": a comment\n\n" + event + b"\n\n") == b": a comment\n\n" + event + b"\n\n"
     assert not stream.resumable and not stream.broken
@@ -180,7 +180,7 @@ def test_a_stream_that_has_all_its_tokens_needs_no_server() -> None:
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, [], "messages"),
     ],
 )
-def test_what_keeps_a_stream_where_it_began_is_named(
+def test_reason_against_a_continuation_is_named(
     path: str, given: dict[str, Any], words: list[str], named: str
 ) -> None:
     asked = {**(CHATTED if path == CHAT else ASKED), **given}

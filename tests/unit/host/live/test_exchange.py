@@ -1,4 +1,4 @@
-"""One request through the gateway: held in order, passed on piece by piece, given up with its client."""
+"""One request through the gateway: queued in order, streamed in pieces, and canceled with its client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import TWO, Stage, run, staged, until
+from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.limits import GatewayLimits
@@ -22,7 +22,7 @@ def _data(lines: list[bytes]) -> list[Any]:
     return [json.loads(one) if one != b"[DONE]" else "[DONE]" for one in found]
 
 
-def test_a_request_and_its_answer_pass_unchanged_and_say_what_they_took(tmp_path: Path) -> None:
+def test_request_and_answer_pass_unchanged_with_timings(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
             for expected in ("cold", "warm"):
@@ -38,7 +38,7 @@ def test_a_request_and_its_answer_pass_unchanged_and_say_what_they_took(tmp_path
     run(work())
 
 
-def test_the_clients_request_id_goes_both_ways_and_others_are_made(tmp_path: Path) -> None:
+def test_request_id_of_the_client_is_used_or_created(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
             named = {"X-Request-Id": "mine", "X-Own": "x"}
@@ -62,7 +62,7 @@ def test_an_alias_and_an_adapter_reach_the_server_by_the_names_it_knows(tmp_path
         async with staged(tmp_path, models) as stage:
             for asked in ("a", "alpha", "tuned"):
                 assert (await stage.ask(model=asked, prompt=asked))[0] == 200
-            assert [body["model"] for body in stage.servers.of("a").bodies] == ["a", "a", "tuned"]
+            assert [body["model"] for body in stage.servers.last("a").bodies] == ["a", "a", "tuned"]
 
     run(work())
 
@@ -73,12 +73,12 @@ def test_200_requests_to_a_cold_model_are_one_start_and_keep_their_order(tmp_pat
             asked = []
             for number in range(200):
                 asked.append(asyncio.create_task(stage.ask(model="a", prompt=number)))
-                await until(lambda number=number: len(stage.driver._tickets) > number)
-            stage.servers.of("a").gate.set()
+                await wait_until(lambda number=number: len(stage.driver._tickets) > number)
+            stage.servers.last("a").gate.set()
             answers = await asyncio.gather(*asked)
             assert [one for one in answers if one[0] != 200] == []
             assert [body["text"][0] for _, _, body in answers] == list(range(200))
-            assert stage.servers.of("a").asked == list(range(200))
+            assert stage.servers.last("a").asked == list(range(200))
             assert len(stage.servers.begun) == 1
 
     run(work())
@@ -90,7 +90,7 @@ def test_a_stream_that_waits_is_kept_alive_by_comments(tmp_path: Path) -> None:
             async with stage.post(model="a", prompt="x", stream=True) as answer:
                 assert answer.status == 200 and answer.content_type == "text/event-stream"
                 assert (await answer.content.readline()).startswith(b": waiting for a: starting")
-                stage.servers.of("a").gate.set()
+                stage.servers.last("a").gate.set()
                 lines = [line.strip() async for line in answer.content if line.strip()]
             assert [one["number"] for one in _data(lines)[:-1]] == [0, 1, 2]
             assert _data(lines)[-1] == "[DONE]"
@@ -99,33 +99,33 @@ def test_a_stream_that_waits_is_kept_alive_by_comments(tmp_path: Path) -> None:
     run(work())
 
 
-def test_what_goes_wrong_after_a_heartbeat_is_an_event_of_the_stream(tmp_path: Path) -> None:
+def test_error_after_a_heartbeat_is_an_event_of_the_stream(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, hold=True, gateway={"heartbeat_s": 0.01}) as stage:
             stage.servers.failing["a"] = "no such weights"
             async with stage.post(model="a", prompt="x", stream=True) as answer:
                 assert (await answer.content.readline()).startswith(b": waiting")
-                stage.servers.of("a").gate.set()
+                stage.servers.last("a").gate.set()
                 (said,) = _data([line async for line in answer.content])
             assert said["error"]["code"] == 503 and "no such weights" in said["error"]["message"]
             async with stage.post(model="b", prompt="x", stream=True, status=422) as answer:
                 assert (await answer.content.readline()).startswith(b": waiting")
-                stage.servers.of("b").gate.set()
+                stage.servers.last("b").gate.set()
                 (said,) = _data([line async for line in answer.content])
             assert said == {"error": {"message": "no"}}
 
     run(work())
 
 
-def test_more_than_may_wait_are_told_when_to_come_again(tmp_path: Path) -> None:
+def test_excess_requests_are_refused_with_a_retry_time(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, hold=True, max_held=2) as stage:
             held = [asyncio.create_task(stage.ask(model="a", prompt=i)) for i in range(2)]
-            await until(lambda: len(stage.driver._tickets) == 2)
+            await wait_until(lambda: len(stage.driver._tickets) == 2)
             status, headers, body = await stage.ask(model="a", prompt="late")
             assert status == 429 and int(headers["retry-after"]) >= 1
             assert body["error"]["type"] == "RateLimitError" and body["error"]["code"] == 429
-            stage.servers.of("a").gate.set()
+            stage.servers.last("a").gate.set()
             assert [one[0] for one in await asyncio.gather(*held)] == [200, 200]
             assert stage.driver.status()["requests"]["refused"] == {"429": 1}  # type: ignore[index]
 
@@ -133,35 +133,35 @@ def test_more_than_may_wait_are_told_when_to_come_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_server_hears_of_a_client_that_goes(tmp_path: Path, stream: bool) -> None:
+def test_server_request_ends_when_the_client_disconnects(tmp_path: Path, stream: bool) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
             asked = asyncio.create_task(
                 stage.ask(model="a", prompt="x", stream=stream, pieces=10_000, pause_s=0.01)
             )
-            await until(lambda: stage.servers.begun and stage.servers.of("a").asked)
+            await wait_until(lambda: stage.servers.begun and stage.servers.last("a").asked)
             asked.cancel()
-            await until(lambda: stage.servers.of("a").gone == ["x"])
-            await until(stage.idle)
+            await wait_until(lambda: stage.servers.last("a").gone == ["x"])
+            await wait_until(stage.idle)
 
     run(work())
 
 
-def test_a_client_that_goes_while_it_waits_costs_no_place(tmp_path: Path) -> None:
+def test_disconnected_waiting_client_frees_its_place(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, hold=True) as stage:
             asked = asyncio.create_task(stage.ask(model="a", prompt="x"))
-            await until(lambda: stage.driver._tickets)
+            await wait_until(lambda: stage.driver._tickets)
             asked.cancel()
-            await until(stage.idle)
-            stage.servers.of("a").gate.set()
+            await wait_until(stage.idle)
+            stage.servers.last("a").gate.set()
             assert (await stage.ask(model="a", prompt="y"))[2]["text"][0] == "y"
-            assert stage.servers.of("a").asked == ["y"]
+            assert stage.servers.last("a").asked == ["y"]
 
     run(work())
 
 
-def test_a_server_that_breaks_off_ends_a_stream_with_an_error_and_no_word_of_success(tmp_path: Path) -> None:
+def test_broken_server_ends_a_stream_with_an_error(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
             said = _data(await stage.events(model="a", prompt="x", pieces=5, break_after=2))
@@ -176,14 +176,14 @@ def test_a_server_that_dies_before_it_answered_is_a_502_and_starts_again(tmp_pat
     async def work() -> None:
         async with staged(tmp_path) as stage:
             asked = asyncio.create_task(stage.ask(model="a", prompt="x", pieces=1, pause_s=60))
-            await until(lambda: stage.servers.begun and stage.servers.of("a").asked)
-            stage.servers.of("a").stop()
+            await wait_until(lambda: stage.servers.begun and stage.servers.last("a").asked)
+            stage.servers.last("a").stop()
             status, _, body = await asked
             assert status == 502 and body["error"]["message"].startswith(
                 "the server of a disconnected (request "
             )
-            await until(lambda: not stage.driver.lifecycle.residences)
-            await until(lambda: stage.driver.core.models["a"].retry_at < stage.driver.clock())
+            await wait_until(lambda: not stage.driver.lifecycle.residences)
+            await wait_until(lambda: stage.driver.core.models["a"].retry_at < stage.driver.clock())
             assert (await stage.ask(model="a", prompt="y"))[0] == 200
 
     run(work())
@@ -200,7 +200,7 @@ def test_a_server_that_dies_before_it_answered_is_a_502_and_starts_again(tmp_pat
         (b"[" * 100_000, 400, "BadRequestError"),
     ],
 )
-def test_what_cannot_be_routed_is_an_error_in_openais_shape(
+def test_unroutable_request_gets_an_error_in_openai_format(
     tmp_path: Path, body: bytes, status: int, kind: str
 ) -> None:
     async def work() -> None:
@@ -227,7 +227,7 @@ def test_a_body_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 
 async def _one(stage: Stage, number: int, chance: random.Random) -> str:
-    """A stream that must hold its own pieces alone; half of the clients go somewhere in the middle."""
+    """Read a stream and check that all pieces belong to it; half of the clients disconnect midway."""
     model, leaves = chance.choice("ab"), chance.random() < 0.5
     last = chance.randrange(20) if leaves else None
     prompt, seen = f"{model}-{number}", 0
@@ -251,28 +251,28 @@ def test_hundreds_of_streams_with_random_disconnects_do_not_mix_and_leave_nothin
         async with staged(tmp_path, memory=20, max_held=1000) as stage:
             ended = await asyncio.gather(*(_one(stage, number, chance) for number in range(400)))
             assert {"left", "whole"} == set(ended)
-            await until(stage.idle)
+            await wait_until(stage.idle)
             tasks = [task for task in asyncio.all_tasks() if "watch" in repr(task.get_coro())]
             assert tasks == []
             assert (
                 stage.driver.facts.get_model("a").requests + stage.driver.facts.get_model("b").requests == 400
             )
             connections = [residence.upstream for residence in stage.driver.lifecycle.residences.values()]
-            # A connection that is aborted is gone at the loop's next turn.
-            await until(lambda: not any(len(one._all) - len(one._idle) for one in connections))
+            # An aborted connection ends at the next turn of the loop.
+            await wait_until(lambda: not any(len(one._all) - len(one._idle) for one in connections))
 
     run(work())
 
 
-def test_a_connection_that_cannot_be_made_is_an_error_of_its_own(tmp_path: Path) -> None:
+def test_refused_connection_is_reported(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
             await stage.ask(model="a", prompt="x")
-            stage.servers.of("a").socket.unlink()
+            stage.servers.last("a").socket.unlink()
             residence = stage.driver.lifecycle.residences["a"]
             for connection in list(residence.upstream._idle):
                 connection.transport.abort()
-            await until(lambda: not residence.upstream._idle)
+            await wait_until(lambda: not residence.upstream._idle)
             assert (await stage.ask(model="a", prompt="y"))[0] == 502
 
     run(work())

@@ -1,11 +1,11 @@
-"""What the endpoint says itself."""
+"""Routes of the gateway: models, health, metrics, status, keys and unload."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from support.fake_upstream import TWO, Stage, run, staged, until
+from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import PASSED
@@ -54,7 +54,7 @@ def test_health_metrics_and_status(tmp_path: Path) -> None:
     run(work())
 
 
-def test_paths_that_are_not_passed_on(tmp_path: Path) -> None:
+def test_unknown_paths_are_not_forwarded(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
             for path in ("/sleep", "/v1/load_lora_adapter", "/nowhere"):
@@ -69,7 +69,7 @@ def test_paths_that_are_not_passed_on(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_key_is_asked_for_everywhere_but_at_health(tmp_path: Path) -> None:
+def test_every_route_but_health_needs_the_key(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, gateway={"endpoint": GatewayEndpoint(api_key="k3y")}) as stage:
             status, _, body = await stage.ask(model="a", prompt=1)
@@ -94,7 +94,7 @@ def test_a_model_is_unloaded_by_hand_and_comes_back_when_asked(tmp_path: Path) -
             assert (await _get(stage, "/logs/a")) == (200, "a said so\n")
             async with stage.client.post(stage.url + "/unload", json={}) as answer:
                 assert await answer.json() == {"unloading": ["a"]}
-            await until(lambda: "a" not in stage.driver.lifecycle.residences)
+            await wait_until(lambda: "a" not in stage.driver.lifecycle.residences)
             assert (await _get(stage, "/logs/a"))[0] == 404
             assert [one["model"] for one in (await _get(stage, "/running"))[1]["running"]] == ["b"]
             assert (await stage.ask(model="a", prompt=1))[0] == 200
@@ -117,7 +117,7 @@ def test_an_unlisted_model_is_served_and_not_named(tmp_path: Path) -> None:
     run(work())
 
 
-def test_both_forms_of_a_key_are_taken(tmp_path: Path) -> None:
+def test_both_forms_of_a_key_are_accepted(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, gateway={"endpoint": GatewayEndpoint(api_key="k")}) as stage:
             assert (await _get(stage, "/status", **{"Authorization": "Bearer k"}))[0] == 200

@@ -8,7 +8,7 @@ import json
 from coldstart.host.live.log import Log
 
 
-def test_the_log_is_json_without_secrets_and_never_in_the_way() -> None:
+def test_log_is_json_without_secrets_and_never_fails() -> None:
     sink = io.StringIO()
     Log(sink).say("start", model="m", mode=None, url="http://me:geheim@host/x")
     line = json.loads(sink.getvalue())

@@ -13,7 +13,7 @@ from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts
 
 
-def test_what_was_counted_and_what_the_status_says_are_one_exposition() -> None:
+def test_metrics_contain_counters_and_status() -> None:
     core = Core([ModelSpec.simple("a", 10, 5.0)], HostSettings(memory=15, policy="lru"))
     facts = HostFacts()
     facts.refused[429] = 2

@@ -1,12 +1,9 @@
-"""The page at /ui: alone, open without the key, and drawn by a browser from a status of the real schema."""
+"""The page at /ui: self-contained, available without the key, and rendered by a browser from a real status."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +11,7 @@ from typing import Any, cast
 import pytest
 from starlette.testclient import TestClient
 from support import pages
+from tools.raw_server import Asked, answer, answering
 
 from coldstart.host import status
 from coldstart.host.core import Core
@@ -29,7 +27,7 @@ NAME = "org/<b>a</b> $$x$$"
 
 
 def _status() -> dict[str, Any]:
-    """One model that serves, one that failed."""
+    """Return the status of a serving and a failed model."""
     core = Core(
         [ModelSpec.simple(NAME, 10 << 30, 5.0), ModelSpec.simple("b", 1 << 30, 7.0)],
         HostSettings(memory=15 << 30, policy="lru"),
@@ -46,43 +44,19 @@ def _status() -> dict[str, Any]:
     return status.document(core, facts, 8.0, 1e9)
 
 
-class _Host(BaseHTTPRequestHandler):
-    """Says the page and a status, and notes what else is asked of it."""
-
-    asked: list[str]
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        body = {"/ui": ui.page, "/status": lambda: json.dumps(_status())}.get(self.path, str)().encode()
-        self.send_response(200 if body else 404)
-        self.send_header("Content-Type", "text/html" if self.path == "/ui" else "application/json")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None: ...
+def _respond(connection: socket.socket, asked: Asked) -> None:
+    body = {"/ui": ui.page, "/status": lambda: json.dumps(_status())}.get(asked.path, str)().encode()
+    kind = "text/html" if asked.path == "/ui" else "application/json"
+    answer(connection, 200 if body else 404, {"Content-Type": kind}, body)
 
 
-@contextmanager
-def _running() -> Iterator[tuple[str, list[str]]]:
-    asked: list[str] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Host", (_Host,), {"asked": asked}))
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/ui", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def test_the_page_stands_alone_and_asks_its_own_host_only() -> None:
+def test_page_is_self_contained_and_requests_its_host_only() -> None:
     pages.check(ui.page())
     assert "connect-src 'self'" in ui.page() and "/*library*/" not in ui.page()
     assert "innerHTML" not in ui.page().rpartition("</script>")[0].rpartition("<script>")[2]
 
 
-def test_it_is_there_without_the_key_that_the_status_asks_for() -> None:
+def test_page_needs_no_key() -> None:
     front = cast("Front", SimpleNamespace(status=_status))
     endpoint = GatewayEndpoint(api_key="k", allow_hosts=("testserver",))
     client = TestClient(Gateway(front, endpoint=endpoint))
@@ -95,8 +69,9 @@ def test_it_is_there_without_the_key_that_the_status_asks_for() -> None:
 
 @pytest.mark.slow
 def test_a_browser_shows_the_status_as_text_and_as_plots(tmp_path: Path) -> None:
-    with _running() as (address, asked):
-        drawn, said = pages.drawn(address, tmp_path)
+    with answering(_respond) as server:
+        drawn, said = pages.drawn(f"{server.url}/ui", tmp_path)
+    asked = [one.path for one in server.asked]
     assert asked.count("/status") >= 2 and set(asked) <= {"/ui", "/status", "/favicon.ico"}
     assert '<td class="text">org/&lt;b&gt;a&lt;/b&gt; $$x$$</td>' in drawn
     assert "b: it fell &lt;i&gt;over&lt;/i&gt;" in drawn and "snapshot 3.25 s" in drawn

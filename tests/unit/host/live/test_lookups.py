@@ -1,4 +1,4 @@
-"""One look-up for a model's figures and for its start: by the same words, with the same trust."""
+"""One look-up for a model's figures and its start, with the same arguments and trust."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coldstart.system.paths import Cache
 
 
 @pytest.mark.parametrize("untrusted", [False, True])
-def test_the_launchs_words_decide_and_whom_it_trusts(
+def test_lookup_uses_arguments_and_trust_of_the_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrusted: bool
 ) -> None:
     asked: list[Any] = []

@@ -1,4 +1,4 @@
-"""What is known of a model before its first start."""
+"""Profile of a model before its first start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Bundle:
 
     def json(self, section: str) -> Any:
         if self.stages is None:
-            raise BundleError("there is no stages section")
+            raise BundleError("the stages section is missing")
         return {"stages": self.stages}[section]
 
 
@@ -51,7 +51,7 @@ class Bundle:
         (None, None),
     ],
 )
-def test_a_bundles_own_figures(stages: Any, expected: Profile | None) -> None:
+def test_profile_has_the_figures_of_the_bundle(stages: Any, expected: Profile | None) -> None:
     assert profiles.read_profile(Bundle(stages)) == expected  # type: ignore[arg-type]
 
 
@@ -64,7 +64,7 @@ def test_without_a_bundle_the_weights_and_the_kv_cache_are_counted(tmp_path: Pat
     assert (found.memory, found.source) == (150 + profiles.ASSUMED_RUNTIME, "assumed")
 
 
-def test_a_model_without_a_bundle_is_refused_unless_that_is_wanted(
+def test_model_without_a_bundle_is_refused_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x")

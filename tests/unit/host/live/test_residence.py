@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.fake_upstream import TWO, Stage, run, staged, until
-
-
-def _model(stage: Stage, name: str) -> dict[str, Any]:
-    said: Any = stage.driver.status()
-    return next(dict(model) for model in said["models"] if model["name"] == name)
-
+from support.fake_upstream import TWO, run, staged, wait_until
 
 SLEEPY = [{"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}]
 
 
 @pytest.mark.parametrize("sleeps", [True, False])
-def test_a_model_sleeps_where_its_server_can_and_stops_where_it_cannot(tmp_path: Path, sleeps: bool) -> None:
+def test_evicted_model_sleeps_when_its_server_can_else_stops(tmp_path: Path, sleeps: bool) -> None:
     models = {"a": {**TWO["a"], "tiers": SLEEPY}, "b": TWO["b"]}
 
     async def work() -> None:
@@ -27,7 +20,7 @@ def test_a_model_sleeps_where_its_server_can_and_stops_where_it_cannot(tmp_path:
             stage.servers.sleeps = sleeps
             await stage.ask(model="a", prompt=1)
             assert (await stage.ask(model="b", prompt=2))[0] == 200
-            assert _model(stage, "a")["tier"] == ("asleep-1" if sleeps else "stopped")
+            assert stage.model("a")["tier"] == ("asleep-1" if sleeps else "stopped")
             assert (await stage.ask(model="a", prompt=3))[0] == 200
             assert [one.launch.name for one in stage.servers.begun] == (
                 ["a", "b"] if sleeps else ["a", "b", "a"]
@@ -38,14 +31,14 @@ def test_a_model_sleeps_where_its_server_can_and_stops_where_it_cannot(tmp_path:
     run(work())
 
 
-def test_a_server_whose_queue_of_connections_is_full_is_asked_again(tmp_path: Path) -> None:
+def test_request_is_retried_when_the_connection_queue_is_full(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, hold=True) as stage:
             stage.servers.backlog = 2
             asked = [asyncio.create_task(stage.ask(model="a", prompt=number)) for number in range(60)]
-            await until(lambda: len(stage.driver._tickets) == 60)
-            stage.servers.of("a").gate.set()
+            await wait_until(lambda: len(stage.driver._tickets) == 60)
+            stage.servers.last("a").gate.set()
             assert {one[0] for one in await asyncio.gather(*asked)} == {200}
-            assert sorted(stage.servers.of("a").asked) == list(range(60))
+            assert sorted(stage.servers.last("a").asked) == list(range(60))
 
     run(work())

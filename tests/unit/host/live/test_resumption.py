@@ -1,4 +1,4 @@
-"""When a stream of a host can go on at the server that its model gets next."""
+"""Conditions under which a stream continues at the next server of its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host's process but for its servers: listening, its own directory, reading its file again, ending."""
+"""The host's process without its servers: listening, directory, reload of the file, and exit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import TWO, FakeServers, run, staged, until
+from support.fake_upstream import TWO, FakeServers, run, staged, wait_until
 
 from coldstart.host import configuration
 from coldstart.host.endpoint import GatewayEndpoint
@@ -28,7 +28,7 @@ def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
 
 
-def test_the_directory_goes_and_those_of_hosts_that_were_killed() -> None:
+def test_own_directory_and_those_of_killed_hosts_are_removed() -> None:
     with own_directory() as living:
         dead = living.with_name("host-killed")
         dead.mkdir()
@@ -40,7 +40,7 @@ def test_the_directory_goes_and_those_of_hosts_that_were_killed() -> None:
 
 
 class Served:
-    """A host with fake servers on a free port, in this process."""
+    """Host with fake servers on a free port in this process."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.file, self.said = directory / "host.toml", io.StringIO()
@@ -68,12 +68,12 @@ class Served:
         made.replace(self.file)
 
     def run(self, work: Any) -> int:
-        """Run the host, and `work` beside it; the host's exit code."""
+        """Run the host with `work` and return the host's exit code."""
         inside = self.host._main
 
         async def both(sock: socket.socket, directory: Path) -> None:
             hosting = asyncio.create_task(inside(sock, directory))
-            await until(lambda: self.urls)
+            await wait_until(lambda: self.urls)
             await work(self)
             await hosting
 
@@ -89,16 +89,16 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
     return Served(tmp_path, monkeypatch)
 
 
-def test_a_changed_file_is_taken_and_a_wrong_one_is_not(served: Served) -> None:
+def test_changed_file_is_loaded_and_an_invalid_one_is_not(served: Served) -> None:
     async def work(served: Served) -> None:
         driver = served.host.driver
         served.write(memory=20, max_held=3)
-        await until(lambda: driver.core.settings.max_held == 3)
+        await wait_until(lambda: driver.core.settings.max_held == 3)
         served.write(memory=20, max_held="many")
-        await until(lambda: driver.facts.config_error)
+        await wait_until(lambda: driver.facts.config_error)
         assert "max_held" in driver.facts.config_error and driver.core.settings.max_held == 3
         served.write(memory=30)
-        await until(lambda: driver.core.settings.memory == 30)
+        await wait_until(lambda: driver.core.settings.memory == 30)
         assert driver.facts.config_error == ""
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -111,14 +111,14 @@ def test_a_changed_file_is_taken_and_a_wrong_one_is_not(served: Served) -> None:
 def test_sighup_reads_the_file_that_has_not_changed(served: Served) -> None:
     async def work(served: Served) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: "configuration read" in served.events())
+        await wait_until(lambda: "configuration read" in served.events())
         os.kill(os.getpid(), signal.SIGINT)
 
     assert served.run(work) == 130
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_a_signal_lets_streams_end_and_a_second_does_not(served: Served, signals: int) -> None:
+def test_first_signal_waits_for_streams_and_second_does_not(served: Served, signals: int) -> None:
     async def work(served: Served) -> None:
         import aiohttp
 

@@ -1,4 +1,4 @@
-"""The log of one server: only the newest is kept, while another process goes on writing to it."""
+"""The log of one server: only the newest part is retained while another process writes to it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_log_that_another_process_writes_stays_small_and_keeps_the_newest(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_small_log_is_left_alone_and_none_is_no_error(tmp_path: Path) -> None:
+def test_small_or_missing_log_is_not_changed(tmp_path: Path) -> None:
     log = ServerLog(tmp_path / "7.log")
     log.bound()
     assert (log.tail(100), log.find_error()) == ("", "")

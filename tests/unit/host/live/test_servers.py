@@ -1,4 +1,4 @@
-"""Servers behind their leases, as the loop sees them."""
+"""Servers behind their leases on the event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coldstart.system.paths import Cache
 
 
 class Leased:
-    """A server whose supervisor is this test."""
+    """Return a server whose supervisor is this test."""
 
     def __init__(self, directory: Path) -> None:
         ours, theirs = socket.socketpair()
@@ -59,7 +59,7 @@ def test_a_server_that_came_up_and_ended(tmp_path: Path) -> None:
         ([], "the server's supervisor was killed: ValueError: too little memory"),
     ],
 )
-def test_a_server_that_did_not_come_up_says_why(tmp_path: Path, messages: list[Any], reason: str) -> None:
+def test_failed_server_reports_the_reason(tmp_path: Path, messages: list[Any], reason: str) -> None:
     async def work() -> None:
         leased = Leased(tmp_path)
         await leased.end(*messages)
@@ -70,7 +70,7 @@ def test_a_server_that_did_not_come_up_says_why(tmp_path: Path, messages: list[A
     run(work())
 
 
-def test_a_line_that_is_no_message_ends_it(tmp_path: Path) -> None:
+def test_malformed_message_ends_the_server(tmp_path: Path) -> None:
     async def work() -> None:
         leased = Leased(tmp_path)
         leased.there.socket.sendall(b"nonsense\n")
@@ -79,10 +79,10 @@ def test_a_line_that_is_no_message_ends_it(tmp_path: Path) -> None:
     run(work())
 
 
-def test_the_starter_is_told_all_that_a_start_needs_and_is_started_anew_when_it_died(
+def test_starter_receives_the_order_and_restarts_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process itself is a stand-in that reads one order into a file, and dies."""
+    """The process is a fake that stores one order in a file and dies."""
     script = (
         "import sys, socket, json; from coldstart.system.ipc import json_lines;"
         "c = json_lines.Channel(socket.socket(fileno=int(sys.argv[4])));"

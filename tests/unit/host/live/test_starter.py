@@ -1,4 +1,4 @@
-"""The starter process and its supervisors, with made-up work in the place of a server's start."""
+"""The starter process and its supervisors, with fake work instead of a server's start."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ starter.serve_forever(json_lines.Channel(socket.socket(fileno=int(sys.argv[1])))
 
 
 class Starter:
-    """One starter, and a lease for each order."""
+    """One starter with a lease for each order."""
 
     def __init__(self, directory: Path) -> None:
         ours, theirs = socket.socketpair()
@@ -79,7 +79,7 @@ def _all(lease: json_lines.Channel) -> list[dict[str, Any]]:
     return list(lease.replies())
 
 
-def test_what_comes_of_an_order_is_told_and_the_lease_ends_with_it(starter: Starter) -> None:
+def test_result_of_an_order_is_reported_and_its_lease_ends(starter: Starter) -> None:
     with starter.order("ends") as ends, starter.order("fails") as fails, starter.order("breaks") as breaks:
         ready, exited = _all(ends)
         assert ready["ready"]["pid"] != starter.process.pid and exited == {"exit": 3}
@@ -100,7 +100,7 @@ def test_supervisor_reports_code_and_hint_when_a_bundle_is_damaged(starter: Star
     assert "Traceback" not in starter.log.read_text()
 
 
-def test_a_signal_ends_it_in_order(starter: Starter) -> None:
+def test_signal_ends_the_starter(starter: Starter) -> None:
     with starter.order("stays") as lease:
         replies = lease.replies()
         next(replies)
@@ -109,7 +109,7 @@ def test_a_signal_ends_it_in_order(starter: Starter) -> None:
 
 
 @pytest.mark.parametrize("how", ["lease", "starter"])
-def test_nothing_outlives_the_lease_and_everything_the_starter(starter: Starter, how: str) -> None:
+def test_processes_end_with_their_lease_but_outlive_the_starter(starter: Starter, how: str) -> None:
     lease = starter.order("stays")
     (said,) = [next(lease.replies())]
     pidfd = os.pidfd_open(said["ready"]["pid"])
@@ -141,7 +141,7 @@ def test_supervisors_that_ended_leave_no_zombie(starter: Starter) -> None:
 def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
-    """A shell with one child stands for a template with one server."""
+    """A shell with one child replaces a template with one server."""
     monkeypatch.setattr(starter_module, "RETIRES_S", 0.01)
     ours, theirs = socket.socketpair()
     words = ["sh", "-c", "sleep 600 & echo $!; wait; read nothing"]
@@ -173,7 +173,7 @@ def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
             signal.signal(signal.SIGUSR1, before)
         thread.join()
         assert said == [{"ready": {"mode": "template-runtime", "pid": pid}}]
-        # The user's own is used and left alone.
+        # The user's template is used and not changed.
         assert warm.socket.exists() != own and process.poll() is None and len(stops) == 1
         assert stops_beside_server == ([0] if own else [])
         process.kill()
@@ -182,7 +182,7 @@ def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
 @pytest.mark.parametrize(
     ("own", "obstacle", "started"), [(None, None, True), ("own", None, False), ("own", "stale", True)]
 )
-def test_a_template_of_the_users_own_that_fits_is_left_alone(
+def test_fitting_template_of_the_user_is_not_changed(
     monkeypatch: pytest.MonkeyPatch, own: str | None, obstacle: str | None, started: bool
 ) -> None:
     request = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Work beside its owner: waited for to the last, and logged where it goes wrong."""
+"""Background tasks: awaited at the end, and errors are logged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coldstart.host.live.log import Log
 from coldstart.host.live.tasks import Tasks
 
 
-def test_what_goes_wrong_is_logged_and_what_was_begun_meanwhile_is_waited_for() -> None:
+def test_errors_are_logged_and_later_tasks_are_awaited() -> None:
     sink = io.StringIO()
     done: list[str] = []
 

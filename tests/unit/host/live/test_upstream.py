@@ -1,4 +1,4 @@
-"""HTTP to one server: against aiohttp's server, and against bytes that no server should say."""
+"""HTTP requests to one server: aiohttp's server, and malformed responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.fake_upstream import run, until
+from support.fake_upstream import run, wait_until
 
 from coldstart.host.live import upstream
 from coldstart.host.live.upstream import DisconnectedError, Upstream
@@ -18,7 +18,7 @@ from coldstart.host.live.upstream import DisconnectedError, Upstream
 
 @asynccontextmanager
 async def _served(directory: Path, handler: Any) -> Any:
-    """An aiohttp server, and connections to it."""
+    """Run an aiohttp server and yield connections to it."""
     app = web.Application(client_max_size=1 << 30)
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -34,7 +34,7 @@ async def _served(directory: Path, handler: Any) -> Any:
 
 @asynccontextmanager
 async def _saying(directory: Path, said: bytes) -> Any:
-    """A server that says this to whatever it is asked, and closes."""
+    """Run a server that answers every request with these bytes and closes."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -68,7 +68,7 @@ def test_a_request_arrives_as_it_was_sent_and_connections_are_used_again(tmp_pat
     run(work())
 
 
-def test_pieces_come_as_they_are_sent_and_whoever_leaves_is_missed(tmp_path: Path) -> None:
+def test_pieces_arrive_as_sent_and_a_disconnect_is_noticed(tmp_path: Path) -> None:
     left, first_taken = asyncio.Event(), asyncio.Event()
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -131,7 +131,7 @@ async def _parts(answer: Any) -> Any:
         (b"", None),
     ],
 )
-def test_only_a_whole_answer_is_one(tmp_path: Path, said: bytes, found: bytes | None) -> None:
+def test_incomplete_answer_is_refused(tmp_path: Path, said: bytes, found: bytes | None) -> None:
     async def work() -> None:
         async with _saying(tmp_path, said) as there:
             if found is not None:
@@ -141,7 +141,7 @@ def test_only_a_whole_answer_is_one(tmp_path: Path, said: bytes, found: bytes | 
                 with pytest.raises(DisconnectedError):
                     async with await there.request("POST", "/") as answer:
                         await answer.read()
-            await until(lambda: not there._all)
+            await wait_until(lambda: not there._all)
 
     run(work())
 
@@ -157,7 +157,7 @@ def test_idle_connections_are_closed_and_a_server_that_is_gone_is_an_error(tmp_p
             async with await there.request("GET", "/") as answer:
                 await answer.read()
             assert there._idle
-            await until(lambda: not there._all and not there._idle)
+            await wait_until(lambda: not there._all and not there._idle)
         (tmp_path / "s").unlink(missing_ok=True)
         with pytest.raises(OSError, match="No such file"):
             await there.request("GET", "/")
@@ -165,7 +165,7 @@ def test_idle_connections_are_closed_and_a_server_that_is_gone_is_an_error(tmp_p
     run(work())
 
 
-def test_the_caller_hears_when_it_was_sent(tmp_path: Path) -> None:
+def test_caller_is_notified_when_the_request_was_sent(tmp_path: Path) -> None:
     heard: list[Callable[[], None] | str] = []
 
     async def handler(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""A server behind a link that is really cut: what was asked of it ends, for another one to answer."""
+"""A server behind a link that is cut: its requests end, so that another server can answer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from support.fake_upstream import until
-from tools.link_cluster import LinkCluster, lacking, link_cluster
+from support.fake_upstream import wait_until
+from tools.link_cluster import LinkCluster, find_missing, link_cluster
 
 from coldstart.host.live.http_server import loop_factory
 from coldstart.host.live.upstream import LARGE, DisconnectedError, NothingSentError, Upstream
 
-WHY = lacking()
+WHY = find_missing()
 pytestmark = pytest.mark.skipif(WHY is not None, reason=str(WHY))
 # Generous: the kernel's own patience is a quarter of an hour for what was sent, and endless for what is waited for.
 PATIENCE_S = 60
@@ -58,11 +58,11 @@ async def _asked(there: Upstream, method: str, body: bytes = b"") -> None:
             await answer.read()
 
 
-def test_what_waits_for_a_machine_that_was_cut_off_ends_and_says_why() -> None:
+def test_request_to_an_unreachable_machine_fails_with_the_reason() -> None:
     async def work(cluster: LinkCluster, there: Upstream) -> None:
         waiting = [asyncio.create_task(_asked(there, method)) for method in ("POST", "PUT")]
-        await until(lambda: len(there._all) == 2)
-        # Kept, and used again after the cut, where nobody acknowledges what was sent.
+        await wait_until(lambda: len(there._all) == 2)
+        # The connection is retained and reused after the cut, when no sent byte is acknowledged.
         await asyncio.gather(*(_asked(there, "GET") for _ in range(2)))
         assert not any(one.done() for one in waiting) and len(there._idle) == 2
         cluster.cut("node")
@@ -71,7 +71,7 @@ def test_what_waits_for_a_machine_that_was_cut_off_ends_and_says_why() -> None:
             assert isinstance(one, DisconnectedError) and "was lost" in str(one)
         with pytest.raises(NothingSentError):
             await _asked(there, "GET")
-        cluster.hint("node")
+        cluster.reconnect("node")
         await _asked(there, "GET")
         there.close()
 
@@ -83,7 +83,7 @@ def test_what_waits_for_a_machine_that_was_cut_off_ends_and_says_why() -> None:
         runner.run(work(cluster, there))
 
 
-def test_a_server_that_says_nothing_for_long_is_waited_for() -> None:
+def test_silent_server_is_awaited() -> None:
     async def work(there: Upstream) -> None:
         waiting = [asyncio.create_task(_asked(there, "POST", bytes(size))) for size in (0, 1 << 14)]
         assert not (await asyncio.wait(waiting, timeout=6))[0]

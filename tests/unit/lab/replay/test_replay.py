@@ -17,7 +17,7 @@ def target(port: int) -> Target:
 
 
 def no_signals(stop: Callable[[], None]) -> None:
-    """Tests do not own the process's signal handlers."""
+    """Ignore signals, because a test must not replace the process's handlers."""
 
 
 def trace(count: int, gap_s: float = 0.0, output: int = 3) -> list[TraceRequest]:
@@ -94,7 +94,7 @@ def test_several_servers_share_the_requests(balance: str) -> None:
         assert one.bodies and two.bodies
 
 
-def test_the_trace_is_drawn_as_time_goes_on() -> None:
+def test_trace_is_read_as_needed() -> None:
     drawn: list[int] = []
 
     def endless() -> object:

@@ -1,4 +1,4 @@
-"""Memory does not grow with the trace: only requests under way are held."""
+"""Memory does not grow with the trace: only current requests are in memory."""
 
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from coldstart.scheduling import IterationProfile, SchedulerSettings
 
 PROFILE = IterationProfile.create([(1, 0.001)], [(1, 0.001)])
 SLACK = 256 << 10
-"""Bytes by which the longer trace may move the peak; a pointer kept for each of its requests would be more."""
+"""Bytes by which the longer trace may raise the peak; one pointer per request would exceed it."""
 
 
 def rows(count: int, gap_s: float) -> Iterator[TraceRequest]:
@@ -42,8 +42,8 @@ def live(count: int) -> RecordStore:
     return records
 
 
-async def at_once(target: object, prompt: object, record: RequestRecord, *_: object) -> bool:
-    """A server that answers at once."""
+async def answer_immediately(target: object, prompt: object, record: RequestRecord, *_: object) -> bool:
+    """Answer like a server without latency."""
     record.sent_s = record.first_token_s = record.due_s
     record.finished_s, record.output_tokens = record.due_s + 0.001, 2
     return True
@@ -54,13 +54,13 @@ async def at_once(target: object, prompt: object, record: RequestRecord, *_: obj
 def test_the_peak_is_that_of_a_shorter_trace(
     run: Callable[[int], RecordStore], few: int, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_loop, "send", at_once)
+    monkeypatch.setattr(open_loop, "send", answer_immediately)
     peaks = [peak(run, count) for count in (few, many)]
     assert peaks[1] < peaks[0] + SLACK, peaks
 
 
 def peak(run: Callable[[int], RecordStore], count: int) -> int:
-    """Peak bytes while the requests are replayed and summarized."""
+    """Return the peak bytes of a replay with its summary."""
     tracemalloc.start()
     try:
         records = run(count)

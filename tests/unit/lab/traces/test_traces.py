@@ -78,7 +78,7 @@ def test_bad_cells_never_become_requests(row: str, tmp_path: Path) -> None:
     assert report.skipped == 1 and report.bad_rows[0].line == 2
 
 
-def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = write(tmp_path, "a,b\n1,2\n")
     with pytest.raises(TraceError, match="no column TIMESTAMP"):
         list(read_trace(path, "azure-llm"))

@@ -54,7 +54,7 @@ def test_write_through_frees_at_once_and_a_slow_link_takes_time() -> None:
         assert slow.finished_s > fast.finished_s
 
 
-def test_waiting_for_a_copy_is_told_from_waiting_for_room() -> None:
+def test_copy_wait_and_memory_wait_are_distinguished() -> None:
     def waited(link_bytes_s: float) -> tuple[float, float]:
         rows = [TraceRequest(0.1 * number, 100, 60) for number in range(24)]
         outcome = run(rows, "skip-join-mlfq", batch=4, device_blocks=40, link_bytes_s=link_bytes_s)
@@ -76,9 +76,10 @@ def test_waiting_for_a_copy_is_told_from_waiting_for_room() -> None:
     st.lists(st.tuples(st.floats(0.001, 0.2), st.integers(1, 60)), min_size=1, max_size=40), st.integers(1, 4)
 )
 def test_an_oldest_share_bounds_every_latency(load: list[tuple[float, int]], batch: int) -> None:
-    """Twice FCFS's for half the time where one job is served at a time. Several slots may stay empty beside a long job at the
-    end, under either policy, and both in the work that an arrival finds and in what is left of it: at most 1 - 1/batch of the
-    longest older job each time (Graham's bound on list schedules), doubled.
+    """With half of the time and one job at a time, a latency is at most twice that of FCFS.
+
+    With several slots, some may be empty beside a long job at the end. This can happen before an arrival and after it.
+    Each time it costs at most 1 - 1/batch of the longest older job (Graham's bound on list schedules), doubled.
     """
     step_s, now, rows = 0.01, 0.0, []
     flat = IterationProfile.create([(1, step_s), (2, step_s)], [(1, step_s), (2, step_s)])
@@ -152,7 +153,7 @@ def test_every_load_ends_with_every_token(
     assert outcome.finished_s == max(job.finished_s or 0 for job in outcome.jobs)
 
 
-def test_who_joins_by_a_copy_leaves_alone_what_a_prefill_still_needs() -> None:
+def test_loaded_request_does_not_use_blocks_of_a_pending_prefill() -> None:
     """Chosen and then refused by the step, it would be chosen for ever."""
     load = [
         (0.0, 294, 13),

@@ -1,4 +1,4 @@
-"""Fake templates and servers, and a user's own directories."""
+"""Fake templates and servers, and directories of one user."""
 
 from support.engines import fake_engine, home, model, pair, publish
 

@@ -1,4 +1,4 @@
-"""The kernels are looked for once, before the fork; where vLLM has no such step, or no CPU engine, nothing is done."""
+"""The kernel overrides are registered once, before the fork, and only if vLLM has this step on a CPU engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Platform:
 
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
-    """A vLLM of which only the platform is made up."""
+    """Replace the platform of vLLM by a fake."""
     made = Platform()
     layers = "model_executor.layers.quantization.online.base"
     parts = [layers.rsplit(".", up)[0] for up in range(5)]
@@ -37,14 +37,14 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     return made
 
 
-def test_a_worker_finds_it_done(platform: Platform) -> None:
+def test_worker_finds_the_overrides_registered(platform: Platform) -> None:
     ahead.prepare()
     assert platform.calls == 1
-    platform.register_triton_kernel_overrides()  # what each worker asks for
+    platform.register_triton_kernel_overrides()  # the call of each worker
     assert platform.calls == 1
 
 
-def test_nothing_on_a_gpu(platform: Platform) -> None:
+def test_overrides_are_not_registered_on_a_gpu(platform: Platform) -> None:
     platform.cpu = False
     ahead.prepare()
     assert platform.calls == 0
@@ -52,7 +52,9 @@ def test_nothing_on_a_gpu(platform: Platform) -> None:
     assert platform.calls == 1
 
 
-def test_nothing_where_vllm_has_no_such_step(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overrides_are_not_registered_without_the_step(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compat, "check", lambda feature, load=None: "no such step")
     ahead.prepare()
     assert platform.calls == 0

@@ -1,4 +1,4 @@
-"""What torch cannot serialise is said, not raised at a materialization."""
+"""Code that torch cannot serialize is reported and does not fail a materialization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coldstart.vllm.engine import compiled
 
 
 class Function:
-    """A compiled forward as torch has it."""
+    """Fake of torch's compiled forward."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -27,7 +27,7 @@ class Function:
 
 
 class Model:
-    """Two parts that vLLM compiles and one that it does not."""
+    """Model with two parts that vLLM compiles and one that it does not."""
 
     def __init__(self, *functions: Any) -> None:
         self.parts = [("", self), *((f"layer{i}", Part(one)) for i, one in enumerate(functions))]
@@ -63,7 +63,7 @@ def test_a_part_that_cannot_be_saved_is_named_with_the_reason(
 
 
 def doubled(function: Callable[[int], int]) -> Callable[[int], int]:
-    """A decorator that hides the function below its own name, as transformers' do."""
+    """Hide the function below another name, like decorators of transformers."""
 
     @functools.wraps(function)
     def wrapper(number: int) -> int:
@@ -73,7 +73,7 @@ def doubled(function: Callable[[int], int]) -> Callable[[int], int]:
 
 
 class Hidden:
-    """`forward` is found as the outer of two wrappers; what is compiled is the inner one."""
+    """`forward` is the outer of two wrappers; the inner one is compiled."""
 
     @doubled
     @doubled

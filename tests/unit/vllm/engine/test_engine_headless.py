@@ -1,4 +1,4 @@
-"""A node without an API: acknowledged before vLLM's own run takes the process over, which may last for days."""
+"""A node without an API reports readiness before vLLM's function runs, which may last for days."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FALLBACKS = [Fallback("bundle", "none")]
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Namespace], None]], None]:
-    """stand_in(run): takes the place of vLLM's `run_headless`."""
+    """Return stand_in(run), which replaces vLLM's `run_headless`."""
 
     def install(run: Callable[[Namespace], None]) -> None:
         module = ModuleType("vllm.entrypoints.cli.serve")
@@ -34,14 +34,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Namespace],
 StandIn = Callable[[Callable[[Namespace], None]], None]
 
 
-def test_the_line_is_there_before_vllm_runs(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_is_reported_before_vllm_runs(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     monkeypatch.setenv(READY_FD_ENV, str(writer))
     lines: list[bytes] = []
 
     def run(_: Namespace) -> None:
-        assert READY_FD_ENV not in os.environ  # no child may acknowledge a second time
+        assert READY_FD_ENV not in os.environ  # no child may report a second time
         lines.extend((os.read(reader, 1 << 16), os.read(reader, 1)))
 
     stand_in(run)

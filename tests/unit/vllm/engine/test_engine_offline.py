@@ -1,4 +1,4 @@
-"""The iteration profile is measured within what the KV cache holds, and a disturbance does not enter it."""
+"""The iteration profile is measured within the KV cache, and disturbed measurements do not count."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOISE_S = 1.0
 
 
 class FakeEngine:
-    """A token of prompt takes 1 ms, a decoding request 10 ms; a stretch of iterations in every 150 is disturbed."""
+    """Fake engine: 1 ms per prompt token, 10 ms per decoding request, and disturbed iterations in every 150."""
 
     def __init__(self, blocks: int, block_tokens: int = 16) -> None:
         self.config = SimpleNamespace(
@@ -48,20 +48,20 @@ class FakeEngine:
         return []
 
 
-def test_it_stays_within_the_kv_cache() -> None:
+def test_profile_stays_within_the_kv_cache() -> None:
     engine = FakeEngine(blocks=25, block_tokens=16)
     found = offline.iteration_profile(engine)  # type: ignore[arg-type]
     assert [size for size, _ in found["decode"]] == [1, 2, 4, 8, 16, 24] and engine.most == 24
     assert [size for size, _ in found["prefill"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 382]
 
 
-def test_a_disturbance_does_not_enter_it_however_many_iterations_it_lasts() -> None:
+def test_profile_excludes_a_disturbance_of_any_length() -> None:
     found = offline.iteration_profile(FakeEngine(blocks=10_000))  # type: ignore[arg-type]
     assert found["decode"] == [[size, pytest.approx(0.01 * size)] for size in (1, 2, 4, 8, 16, 32, 64)]
     assert found["prefill"] == [[1 << power, pytest.approx(0.001 * (1 << power))] for power in range(12)]
 
 
-def test_it_measures_something_where_next_to_nothing_fits() -> None:
+def test_profile_measures_with_a_minimal_kv_cache() -> None:
     found = offline.iteration_profile(FakeEngine(blocks=2))  # type: ignore[arg-type]
     assert [size for size, _ in found["decode"]] == [1]
 
@@ -69,7 +69,7 @@ def test_it_measures_something_where_next_to_nothing_fits() -> None:
 @pytest.mark.vllm
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_a_step_ends_with_its_iteration(monkeypatch: pytest.MonkeyPatch, on_cpu: bool) -> None:
-    """By vLLM's own parser and rule: with one batch in flight the engine has no queue to return from early."""
+    """Use vLLM's parser and rule: with one batch in flight the engine has no queue and cannot return early."""
     from vllm.config import VllmConfig
 
     from coldstart.vllm.engine import server

@@ -1,4 +1,4 @@
-"""The one line on the pipe: when it is written, what the workers' accounts become, and a wrong token before anyone listens."""
+"""The readiness line: its time, the merged reports of the workers, and a wrong token before the server listens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANARY = {"prompt": [5, 6], "tokens": [7, 8]}
 
 
 class Engine:
-    """Answers every prompt with `token`, and calls of its workers from `answers` (an exception is raised)."""
+    """Fake engine that answers every prompt with `token` and calls of its workers with `answers` or exceptions."""
 
     def __init__(self, token: int = 7, **answers: Any) -> None:
         self.token, self.answers, self.prompts = token, answers, list[list[int]]()
@@ -50,7 +50,7 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two classes of vLLM's that a request is made of."""
+    """Replace the two classes of vLLM that form a request."""
     fake, inputs = ModuleType("vllm"), ModuleType("vllm.inputs")
     monkeypatch.setattr(fake, "SamplingParams", SimpleNamespace, raising=False)
     monkeypatch.setattr(inputs, "TokensPrompt", SimpleNamespace, raising=False)
@@ -59,8 +59,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[dict[str, Any]] | None]]:
-    """said(): the lines that the starter can read by now, None while the pipe is open and empty."""
+def read_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[dict[str, Any]] | None]]:
+    """Return a function for the lines that the starter can read, or None while the pipe is open and empty."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     monkeypatch.setenv(READY_FD_ENV, str(writer))
@@ -77,7 +77,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[dict[str
         os.close(writer)
 
 
-Said = Callable[[], list[dict[str, Any]] | None]
+ReadLines = Callable[[], list[dict[str, Any]] | None]
 
 
 def _run(awaited: Awaitable[Any]) -> Any:
@@ -87,53 +87,53 @@ def _run(awaited: Awaitable[Any]) -> Any:
     return asyncio.run(run())
 
 
-def _report(said: Said, readiness: Readiness) -> dict[str, Any]:
+def _report(read_lines: ReadLines, readiness: Readiness) -> dict[str, Any]:
     _run(readiness.listening())
-    (report,) = said() or []
-    assert said() == []  # closed: the starter does not wait for more
+    (report,) = read_lines() or []
+    assert read_lines() == []  # closed: the starter does not wait longer
     return report
 
 
-def test_a_wrong_token_is_said_before_anyone_listens(said: Said) -> None:
+def test_wrong_token_is_reported_before_the_server_listens(read_lines: ReadLines) -> None:
     readiness = Readiness(LaunchPlan([], canary=CANARY), Engine(9), worker_reports=False)
     assert READY_FD_ENV not in os.environ
     assert _run(readiness.proven()) is False
-    (report,) = said() or []
+    (report,) = read_lines() or []
     assert report["canary"] is False and report["tokens"] == [9]
     _run(readiness.listening())
-    assert said() == []
+    assert read_lines() == []
 
 
-def test_a_right_token_is_said_once_the_server_listens(said: Said) -> None:
+def test_right_token_is_reported_when_the_server_listens(read_lines: ReadLines) -> None:
     engine = Engine(7)
     readiness = Readiness(LaunchPlan([], canary=CANARY), engine, worker_reports=False)
     assert _run(readiness.proven()) is True and engine.prompts == [[5, 6]]
-    assert said() is None
-    report = _report(said, readiness)
+    assert read_lines() is None
+    report = _report(read_lines, readiness)
     assert report == {"fast_path": {}, "fallbacks": [], "tokens": [7], "canary": True}
-    _run(readiness.listening())  # as uvicorn does from time to time: neither a second line nor an error
+    _run(readiness.listening())  # uvicorn repeats the call: no second line and no error
 
 
 GRAPHS = LaunchPlan([], canary=CANARY | {"batch": [7, 9]}, engine=EngineTask(restore=Path("/unpacked")))
 
 
 @pytest.mark.parametrize(("later", "together"), [([8], [0]), ([0], [9])])
-def test_a_wrong_later_token_of_restored_graphs_is_said_before_anyone_listens(
-    said: Said, later: list[int], together: list[int]
+def test_wrong_later_token_of_restored_graphs_is_reported_before_listening(
+    read_lines: ReadLines, later: list[int], together: list[int]
 ) -> None:
-    """The first token is a prefill's: alone it would let every wrong graph of a decode step pass."""
+    """The first token comes from a prefill and would not detect a wrong decode graph."""
     engine = Engine(7, **{GRAPHS_REPORT: [{}]})
     engine.later, engine.together = later, together
     assert _run(Readiness(GRAPHS, engine, worker_reports=False).proven()) is False
-    (report,) = said() or []
+    (report,) = read_lines() or []
     assert report["canary"] is False and report["tokens"] == [7, *later]
 
 
-def test_restored_graphs_answer_all_tokens_alone_and_in_a_batch(said: Said) -> None:
+def test_restored_graphs_answer_all_tokens_alone_and_in_a_batch(read_lines: ReadLines) -> None:
     engine = Engine(7, **{GRAPHS_REPORT: [{}]})
     readiness = Readiness(GRAPHS, engine, worker_reports=False)
     assert _run(readiness.proven()) is True and engine.prompts == [[5, 6]] * 5
-    report = _report(said, readiness)
+    report = _report(read_lines, readiness)
     assert report["canary"] is True and report["tokens"] == [7, 8]
 
 
@@ -145,46 +145,48 @@ def test_restored_graphs_answer_all_tokens_alone_and_in_a_batch(said: Said) -> N
         (RuntimeError("no such method"), ["the plug-in did not load: no such method"]),
     ],
 )
-def test_a_kv_size_that_was_not_applied_is_named(said: Said, answer: Any, reasons: list[str]) -> None:
+def test_a_kv_size_that_was_not_applied_is_named(
+    read_lines: ReadLines, answer: Any, reasons: list[str]
+) -> None:
     engine = Engine(**{KV_REPORT: answer})
     plan = LaunchPlan([], engine=EngineTask(kv_plan=[{"rank": 0}]))
-    report = _report(said, Readiness(plan, engine, worker_reports=False))
+    report = _report(read_lines, Readiness(plan, engine, worker_reports=False))
     assert report["fallbacks"] == [{"section": "kv", "reason": reason} for reason in reasons]
 
 
-def test_without_a_canary_some_token_is_proof_of_no_more_than_life(said: Said) -> None:
+def test_any_token_is_accepted_without_a_canary(read_lines: ReadLines) -> None:
     engine = Engine(9)
     readiness = Readiness(LaunchPlan([]), engine, worker_reports=False)
     assert _run(readiness.proven()) is True and engine.prompts == [FALLBACK_PROMPT]
-    report = _report(said, readiness)
+    report = _report(read_lines, readiness)
     assert report["tokens"] == [9] and report["canary"] is None
 
 
-def test_a_model_that_does_not_generate_is_asked_for_nothing(said: Said) -> None:
+def test_model_without_generation_receives_no_request(read_lines: ReadLines) -> None:
     engine = Engine()
     engine.tasks = ("embed",)
     readiness = Readiness(LaunchPlan([], canary=CANARY), engine, worker_reports=False)
     assert _run(readiness.proven()) is True and engine.prompts == []
-    report = _report(said, readiness)
+    report = _report(read_lines, readiness)
     assert report["tokens"] == [] and report["canary"] is None
 
 
-def test_the_accounts_of_several_workers_become_one(said: Said) -> None:
+def test_reports_of_several_workers_are_merged(read_lines: ReadLines) -> None:
     planned, slow = Fallback("kv", "planned"), {"section": "load", "reason": "files"}
     first = {"fast_path": {"compile": False, "kv": True}, "fallbacks": [slow], "load": {"way": "files"}}
     second = {"fast_path": {"compile": True, "x": True}, "fallbacks": [], "load": {"way": "prefetcher"}}
     for workers in ([first, second], [second, first]):
         plan = LaunchPlan([], fallbacks=[planned])
         report = _run(Readiness(plan, Engine(coldstart_report=workers), True)._report())
-        # What one worker could not restore was not restored.
+        # A section counts as restored only if every worker restored it.
         assert report["fast_path"] == {"compile": False, "kv": True, "x": True}
         assert report["fallbacks"] == [planned.encode(), slow] and plan.fallbacks == [planned]
         assert report["loads"] == [worker["load"] for worker in workers]
 
 
-def test_workers_that_cannot_be_asked_are_not(said: Said) -> None:
+def test_unreachable_workers_are_not_called(read_lines: ReadLines) -> None:
     engine = Engine(coldstart_report=RuntimeError("no such method"))
-    assert "loads" not in _report(said, Readiness(LaunchPlan([]), engine, worker_reports=False))
+    assert "loads" not in _report(read_lines, Readiness(LaunchPlan([]), engine, worker_reports=False))
 
 
 @pytest.mark.parametrize(
@@ -197,11 +199,11 @@ def test_workers_that_cannot_be_asked_are_not(said: Said) -> None:
     ],
 )
 def test_graphs_count_as_restored_when_no_worker_says_otherwise(
-    said: Said, answer: Any, reasons: list[str]
+    read_lines: ReadLines, answer: Any, reasons: list[str]
 ) -> None:
     engine = Engine(**{GRAPHS_REPORT: answer})
     report = _report(
-        said, Readiness(LaunchPlan([], engine=EngineTask(restore=Path("/unpacked"))), engine, False)
+        read_lines, Readiness(LaunchPlan([], engine=EngineTask(restore=Path("/unpacked"))), engine, False)
     )
     assert report["fast_path"] == {"graphs": not reasons}
     assert report["fallbacks"] == [{"section": "graphs", "reason": reason} for reason in reasons]

@@ -1,4 +1,4 @@
-"""What a server asks of the process that its engine is forked into."""
+"""Requirements of a server on its forked engine process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_engine_that_is_just_forked_dies_with_its_server() -> None:
 def test_an_engine_that_ends_just_before_it_is_killed_does_not_keep_the_server(
     monkeypatch: pytest.MonkeyPatch, outlived: bool
 ) -> None:
-    """vLLM's own manager and shutdown; between its question and psutil's the process ends."""
+    """The process ends between the checks of vLLM's shutdown and of psutil."""
     from vllm.v1 import utils
     from vllm.v1.engine.utils import CoreEngineProcManager
 
@@ -75,7 +75,7 @@ def test_an_engine_that_ends_just_before_it_is_killed_does_not_keep_the_server(
     manager._request_shutdown_timeout = None
     manager._finalizer = weakref.finalize(manager, tuple)
     if not outlived:
-        # Where vLLM does without, `outlive` can go.
+        # If vLLM no longer raises here, `outlive` can be removed.
         with pytest.raises(psutil.NoSuchProcess):
             manager.shutdown(timeout=0)
         return

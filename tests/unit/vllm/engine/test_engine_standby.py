@@ -1,4 +1,4 @@
-"""An engine that sleeps by vLLM's own sleep mode and is woken for one server at a time; real vLLM, its allocator a double."""
+"""An engine in vLLM's sleep mode is woken for one server at a time: real vLLM with a fake allocator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WOKEN = {"asleep-1": ["wake None"], "asleep-2": ["wake ['weights']", "wake ['kv_
 
 @dataclass
 class Resident:
-    """The process that sleeps, and what its servers are asked."""
+    """The sleeping process, and requests to its servers."""
 
     process: subprocess.Popen[bytes]
     socket: Path
@@ -39,13 +39,13 @@ class Resident:
     port: int = 0
 
     def serve(self, *more: str) -> server_process.Running:
-        """A server of it, on a port that is free."""
+        """Start a server of the process on a free port."""
         began, self.port = timeline.now(), addresses.free_port()
         plan = LaunchPlan([*self.arguments, "--port", str(self.port), *more], key="k")
         return server_process.acknowledged(*server_process.forked(plan, self.socket), began, READY_S)
 
     def ask(self, count: int = 4, key: str = "") -> str:
-        """The text that follows a fixed prompt."""
+        """Return the text that follows a fixed prompt."""
         body = {"model": "tiny", "prompt": "Once", "max_tokens": count, "temperature": 0, "ignore_eos": True}
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         request = urllib.request.Request(
@@ -54,8 +54,8 @@ class Resident:
         with urllib.request.urlopen(request, timeout=READY_S) as answer:
             return str(json.load(answer)["choices"][0]["text"])
 
-    def asked(self) -> list[str]:
-        """What the worker was asked for so far."""
+    def worker_calls(self) -> list[str]:
+        """Return the calls of the worker so far."""
         return self.socket.with_name("asked").read_text().splitlines()
 
 
@@ -89,29 +89,29 @@ def _end(running: server_process.Running) -> int:
 @pytest.mark.vllm
 @pytest.mark.timeout(3 * READY_S)
 @pytest.mark.parametrize("resident", list(WOKEN), indirect=True)
-def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
+def test_engine_wakes_for_one_server_at_a_time_and_sleeps_again(
     resident: Resident, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     level = request.node.callspec.params["resident"]
     slept = f"sleep {level[-1]}"
-    assert resident.asked() == [slept]
+    assert resident.worker_calls() == [slept]
     first = resident.serve()
-    assert resident.asked() == [slept, *WOKEN[level]]
+    assert resident.worker_calls() == [slept, *WOKEN[level]]
     tokens, text, port = first.report["tokens"], resident.ask(), resident.port
     assert tokens != [0], "weights that are zero find every token alike, and take the first"
     with pytest.raises(peers.PeerError, match="already runs another server"):
         resident.serve()
     resident.port = port
-    # What is being answered when the lease ends is cut off, and keeps nobody waiting.
+    # The end of the lease breaks a running answer without delay.
     answers: list[str] = []
 
     def one() -> None:
-        with suppress(OSError, ValueError):  # a connection that was closed, half an answer
+        with suppress(OSError, ValueError):  # closed connection or incomplete answer
             answers.append(resident.ask(480))
 
     pending = threading.Thread(target=one)
     pending.start()
-    assert _end(first) == 0 and resident.asked()[-1] == slept
+    assert _end(first) == 0 and resident.worker_calls()[-1] == slept
     pending.join(30)
     assert not pending.is_alive()
     with pytest.raises(urllib.error.URLError):
@@ -119,8 +119,8 @@ def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
 
     with pytest.raises(server_process.ServerExitedError, match="another value of: max_num_seqs"):
         resident.serve("--max-num-seqs", "3")
-    assert resident.asked()[-1] == slept
-    # A client whose directory is gone is told, and takes nothing with it.
+    assert resident.worker_calls()[-1] == slept
+    # A client with a missing directory receives an error; the engine is unaffected.
     gone, where = resident.socket.with_name("gone"), Path.cwd()
     gone.mkdir()
     monkeypatch.setattr(server_process.Path, "cwd", lambda: gone)
@@ -128,19 +128,19 @@ def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
     with pytest.raises(server_process.ServerExitedError, match="before it was ready"):
         resident.serve()
     monkeypatch.setattr(server_process.Path, "cwd", lambda: where)
-    # Another server has its own words for its clients: its weights are whole, its secret is its own.
+    # Another server has a different API key and complete weights.
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     second = resident.serve()
     assert second.report["tokens"] == tokens and resident.ask(key="secret") == text
     with pytest.raises(urllib.error.HTTPError, match="401"):
         resident.ask()
     assert resident.socket.with_name("serving").exists()
-    # A signal ends what is resident, and with it the server.
+    # A signal ends the sleeping process and its server.
     resident.process.terminate()
     assert resident.process.wait(60) == 0 and second.process.wait() in (0, 1)
 
 
-def test_what_differs_is_named() -> None:
+def test_difference_is_named() -> None:
     pytest.importorskip("vllm")
     from coldstart.vllm.engine import standby
 

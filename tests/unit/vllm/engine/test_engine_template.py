@@ -1,4 +1,4 @@
-"""The accept loop of a template: forks, leases and ends, with a made-up engine."""
+"""The accept loop of a template: forks, leases and exits, with a fake engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.shortage import busy_s, without_descriptors
+from support.shortage import busy_s, exhaust_descriptors
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import server_process, template_pool
@@ -52,13 +52,13 @@ def eventually(holds: Callable[[], bool]) -> bool:
     return holds()
 
 
-def gone(pid: int) -> Callable[[], bool]:
+def exit_check(pid: int) -> Callable[[], bool]:
     return lambda: (now := process_tree.snapshot().get(pid)) is None or now.ended
 
 
 @contextmanager
 def raw(warm: template_pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, int]]:
-    """A client that has a server, and knows nothing of launch.Leased."""
+    """Open a server as a raw client, without launch.Leased."""
     reader, writer = os.pipe()
     leave, give_leave = os.pipe()
     os.write(give_leave, b"1")
@@ -82,7 +82,7 @@ def test_a_server_is_forked_and_reports_itself(warm: template_pool.Warm) -> None
     assert eventually(lambda: children(warm) == 0)
 
 
-def test_the_server_takes_the_clients_place(
+def test_server_uses_directory_and_environment_of_the_client(
     warm: template_pool.Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -119,7 +119,7 @@ def test_a_plan_of_another_release_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize(("behaviour", "code"), [("ends", 3), ("raises", 1), ("dies", 7)])
-def test_its_exit_code_is_reported(warm: template_pool.Warm, behaviour: str, code: int) -> None:
+def test_exit_code_of_the_server_is_reported(warm: template_pool.Warm, behaviour: str, code: int) -> None:
     process, reader = server_process.forked(plan(behaviour), warm.socket)
     assert process.wait() == code
     os.close(reader)
@@ -131,7 +131,7 @@ def test_kill_reaches_a_server_that_ignores_sigterm(warm: template_pool.Warm) ->
     assert not select.select([running.process], [], [], 0.2)[0]
     running.process.signal(signal.SIGKILL)
     assert running.process.wait() == 137
-    running.process.signal(signal.SIGKILL)  # to nobody
+    running.process.signal(signal.SIGKILL)  # the process has ended
 
 
 def test_several_servers_at_once(warm: template_pool.Warm) -> None:
@@ -147,12 +147,12 @@ def test_several_servers_at_once(warm: template_pool.Warm) -> None:
 
 def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: template_pool.Warm) -> None:
     with raw(warm, "serves") as (_, pid):
-        assert not gone(pid)()
-    assert eventually(gone(pid))
+        assert not exit_check(pid)()
+    assert eventually(exit_check(pid))
     assert start(warm, "serves").process.poll() is None
 
 
-def test_a_client_that_goes_at_once_leaves_no_server(warm: template_pool.Warm) -> None:
+def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.Warm) -> None:
     for _ in range(20):
         with Channel(peers.connect(warm.socket)) as connection:
             request = {"plan": plan("serves").document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
@@ -164,18 +164,18 @@ def test_a_client_that_goes_at_once_leaves_no_server(warm: template_pool.Warm) -
     assert start(warm, "serves").process.poll() is None
 
 
-def test_a_server_and_its_client_that_go_in_one_moment(warm: template_pool.Warm) -> None:
+def test_server_and_client_that_end_together(warm: template_pool.Warm) -> None:
     with raw(warm, "serves") as (connection, pid), Channel(peers.connect(warm.socket)) as slow:
-        time.sleep(0.2)  # the template waits for what the slow one will say, and meanwhile
+        time.sleep(0.2)  # the template waits for the slow client, and meanwhile
         os.kill(pid, signal.SIGKILL)
-        assert eventually(gone(pid))
+        assert eventually(exit_check(pid))
         connection.close()
         slow.socket.shutdown(socket.SHUT_WR)
         assert "truncated" in next(slow.replies())["error"]
     assert start(warm, "serves").process.poll() is None
 
 
-def test_nonsense_is_answered_and_survived(warm: template_pool.Warm) -> None:
+def test_malformed_request_is_answered_with_an_error(warm: template_pool.Warm) -> None:
     for sent in (b"\xff\xff\xff\xff\n", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}"):
         with Channel(peers.connect(warm.socket)) as client:
             client.socket.sendall(sent)
@@ -200,12 +200,12 @@ def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: templ
     assert start(warm, "serves").process.poll() is None
 
 
-def test_a_template_without_descriptors_tells_its_client_and_does_not_spin(warm: template_pool.Warm) -> None:
+def test_template_without_descriptors_reports_an_error_without_spinning(warm: template_pool.Warm) -> None:
     assert warm.pid is not None
-    with Channel(peers.connect(warm.socket)) as client:  # it is up and waits
+    with Channel(peers.connect(warm.socket)) as client:  # the template is ready
         client.socket.shutdown(socket.SHUT_WR)
         assert list(client.replies())
-    with without_descriptors(warm.pid):
+    with exhaust_descriptors(warm.pid):
         with pytest.raises(peers.PeerError, match=r"closed the connection|Broken pipe"):
             server_process.forked(plan("serves"), warm.socket)
         waiting = [peers.connect(warm.socket) for _ in range(5)]
@@ -214,15 +214,15 @@ def test_a_template_without_descriptors_tells_its_client_and_does_not_spin(warm:
     assert start(warm, "serves").process.poll() is None
 
 
-def test_signals_that_nobody_may_ask_for_are_sigterm(warm: template_pool.Warm) -> None:
+def test_other_signals_become_sigterm(warm: template_pool.Warm) -> None:
     with raw(warm, "serves") as (connection, pid):
         connection.send({"signal": signal.SIGSTOP})
-        assert eventually(gone(pid))
+        assert eventually(exit_check(pid))
 
 
 def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.Warm) -> None:
     running = start(warm, "serves")
     assert warm.pid is not None
     os.kill(warm.pid, signal.SIGTERM)
-    assert running.process.wait() == 1  # a template that went without a word
-    assert eventually(gone(running.process.pid)) and eventually(lambda: not warm.socket.exists())
+    assert running.process.wait() == 1  # the template ended without reporting an exit status
+    assert eventually(exit_check(running.process.pid)) and eventually(lambda: not warm.socket.exists())

@@ -1,5 +1,5 @@
-"""A bundle made once for all tests that only read it."""
+"""Bundles that are created once for all tests that only read them."""
 
-from support.graphs_fixtures import bundle_directory, rounds_bundle, rounds_made
+from support.graphs_fixtures import bundle_directory, created_rounds, rounds_bundle
 
-__all__ = ["bundle_directory", "rounds_bundle", "rounds_made"]
+__all__ = ["bundle_directory", "created_rounds", "rounds_bundle"]

@@ -1,4 +1,4 @@
-"""The hook's integration points on the installed vLLM, its logic on stand-ins, and KV plans under vLLM's own gate."""
+"""The hook's integration points on the installed vLLM, its logic on fakes, and KV plans with vLLM's check."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Descriptor:
 
 
 class Source:
-    """Restores what it is told to; the rest fails or is absent."""
+    """Source that restores the given graphs; the others fail or are absent."""
 
     def __init__(
         self, usable: set[int], broken: set[int] = frozenset(), behind: set[int] = frozenset()  # type: ignore[assignment]
@@ -112,7 +112,7 @@ def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
     assert manager.hidden_states == "buffer" and "captured normally" in said[0]
 
 
-def test_what_is_built_behind_is_hidden_from_dispatch_until_it_is_there() -> None:
+def test_graph_in_progress_is_hidden_from_dispatch() -> None:
     manager, source = _manager(), Source({4, 2, 1}, broken={2}, behind={2, 4})
     full = manager._capture_descs[Mode.FULL]
     manager._candidates = {(n, 0): [d for d in reversed(full) if d.num_tokens >= n] for n in (1, 2, 3)}
@@ -131,7 +131,7 @@ def test_what_is_built_behind_is_hidden_from_dispatch_until_it_is_there() -> Non
 
 
 @needs_vllm
-def test_vllms_own_dispatch_keeps_away_from_what_is_hidden() -> None:
+def test_vllm_dispatch_avoids_hidden_graphs() -> None:
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
@@ -164,8 +164,8 @@ def test_the_other_runners_dispatch_as_well() -> None:
 
 
 @needs_vllm
-def test_pieces_are_left_to_vllm() -> None:
-    """A restored piece would read the pool of the bundle where a captured one before it writes its own."""
+def test_piecewise_graphs_are_captured_by_vllm() -> None:
+    """A restored piece would read the bundle's pool, while the captured piece before it writes another one."""
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
 
     before = CUDAGraphWrapper.__call__
@@ -186,7 +186,7 @@ def test_pieces_are_left_to_vllm() -> None:
 
 @needs_vllm
 def test_a_draft_models_manager_captures_its_own_graphs() -> None:
-    """vLLM's own: it inherits `capture`, and its descriptors have the target's keys."""
+    """The draft manager inherits `capture`, and its descriptors have the keys of the target."""
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
     from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
 
@@ -249,7 +249,7 @@ def test_the_wrapper_of_the_other_runner_gets_finished_entries() -> None:
 
 
 @needs_vllm
-def test_install_and_undo() -> None:
+def test_install_can_be_undone() -> None:
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
     before = CudaGraphManager.capture
@@ -291,7 +291,7 @@ def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
 
 
 @pytest.mark.parametrize("task", [EngineTask(kv_plan=[{}]), EngineTask(kv_note=Path("/noted"))])
-def test_without_vllms_gate_the_cache_is_profiled_as_always(
+def test_kv_cache_is_profiled_without_the_check_of_vllm(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, task: EngineTask
 ) -> None:
     hooked: list[tuple[str, Any]] = []
@@ -299,7 +299,7 @@ def test_without_vllms_gate_the_cache_is_profiled_as_always(
     monkeypatch.setattr(plugin.late, "when_imported", lambda *pair: hooked.append(pair))
     plugin.register(task)
     assert "kv-plan is gone." in caplog.text
-    # Only the report is given to the worker, and nothing to a module that has none.
+    # Only the report reaches the worker; a module without one is unchanged.
     ((name, work),) = hooked
     module = SimpleNamespace(Worker=type("Worker", (), {}))
     work(module)
@@ -308,7 +308,7 @@ def test_without_vllms_gate_the_cache_is_profiled_as_always(
     assert getattr(module.Worker(), plugin.KV_REPORT)() == "kv-plan is gone."
 
 
-def test_without_vllms_look_up_the_server_is_told_that_it_compiles(
+def test_server_reports_compilation_without_the_look_up_of_vllm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hooked: dict[str, Any] = {}
@@ -331,7 +331,7 @@ FINGERPRINT = "0123456789abcdef"
 
 @needs_vllm
 def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's gate is a strict comparison, and one refusal changes the size that graphs are bound to."""
+    """vLLM's check is a strict comparison, and one failure changes the size on which graphs depend."""
     import vllm
     from vllm.platforms import current_platform
 
@@ -374,7 +374,7 @@ def test_vllm_itself_takes_the_plan_and_applies_its_gate(
 
 @needs_vllm
 def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM names the model's path in its fingerprint; the plan is laid under the one that the worker computes."""
+    """vLLM's fingerprint contains the model's path; the plan is stored under the fingerprint of the worker."""
     import vllm
     from vllm.platforms import current_platform
     from vllm.v1.worker import gpu_worker, startup_plan
@@ -425,6 +425,6 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
-def test_what_is_no_plan_is_refused(data: object) -> None:
+def test_invalid_plan_is_refused(data: object) -> None:
     with pytest.raises(AlteredTableError):
         kv_plan.parse_plan(data)

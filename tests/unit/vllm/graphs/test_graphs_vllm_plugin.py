@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch")
 
 
 class Buffers:
-    """Looks like one of vLLM's own classes."""
+    """Fake with the module name of a vLLM class."""
 
     __module__ = "vllm.v1.worker.gpu.input_batch"
 
@@ -38,7 +38,7 @@ class Buffers:
 
 
 class Foreign:
-    """Not vLLM's: never entered."""
+    """Class of another package that must not be entered."""
 
     def __init__(self) -> None:
         self.hidden = torch.zeros(9)
@@ -71,7 +71,7 @@ def test_only_device_tensors_are_named() -> None:
     assert runner_tensors(_runner()) == {}
 
 
-def test_not_asked_nothing_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_patched_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         plugin.late, "when_imported", lambda name, work, failed=None: pytest.fail(f"patched {name}")
     )
@@ -98,7 +98,7 @@ def test_the_plan_says_whether_the_plug_in_is_wanted(
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Stands for vLLM's modules: what the plug-in patches, by module."""
+    """Replace vLLM's modules and return the patched names by module."""
     made: dict[str, Any] = {}
 
     def module(name: str) -> Any:
@@ -112,7 +112,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return made
 
 
-def test_a_bundle_without_proof_is_not_used_and_the_server_is_told(
+def test_bundle_without_a_proof_is_not_used_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
 ) -> None:
     plugin.register(EngineTask(restore=tmp_path))
@@ -123,7 +123,7 @@ def test_a_bundle_without_proof_is_not_used_and_the_server_is_told(
         Restoring(tmp_path)
 
 
-def test_a_round_that_cannot_be_held_says_why(
+def test_impossible_round_is_reported_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
 ) -> None:
     def refuse() -> None:
@@ -202,7 +202,7 @@ def test_a_bundle_of_another_engine_is_not_used(bundle_directory: Path) -> None:
         Restoring(bundle_directory)
 
 
-def test_a_refused_start_runs_the_ordinary_capture(
+def test_refused_start_captures_graphs(
     bundle_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Path(shutil.copytree(bundle_directory, tmp_path / "b"))
@@ -239,7 +239,7 @@ def test_modules_are_worked_on_when_they_are_imported(
 ) -> None:
     from coldstart.vllm.late import when_imported
 
-    # Work on modules that nobody imports here waits on, whichever test had it noted.
+    # Work of other tests on modules that are not imported here stays pending.
     before = list(sys.meta_path)
     (tmp_path / "late_module.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""The vLLM worker's sessions (record twice, prove, restore) over the simulator: their code runs, vLLM's is stood in for.
+"""The vLLM worker's sessions (record twice, prove, restore) on the simulator, with fakes for vLLM's code.
 
 What stands in: the driver and the framework (simulated), the manager and its capture loop (as vLLM 0.32's), tensors.
 """
@@ -41,7 +41,7 @@ class Descriptor:
 
 
 class Tensor:
-    """A region of the simulated memory, as torch would show it."""
+    """Region of the simulated memory with the interface of a tensor."""
 
     def __init__(self, region: SymbolRegion) -> None:
         self._region, self.nbytes, self.shape = region, region.size, (region.size // 4,)
@@ -58,7 +58,7 @@ class Tensor:
 
 
 class Graph:
-    """A kept CUDAGraph."""
+    """Fake CUDAGraph that retains its raw graph."""
 
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
@@ -121,11 +121,11 @@ class Runner:
         self.cudagraph_manager = Manager(self.model)
 
     def forward(self, desc: Descriptor, warmup: bool) -> None:
-        """Writes this size's inputs, as vLLM's factory does."""
+        """Write the inputs of this size like vLLM's factory."""
         self.model.prepare(f"decode:{desc.num_tokens}", 7)
 
     def execute_model(self, scheduled: int) -> str:
-        """A live step."""
+        """Run a live step."""
         self.model.prepare("decode:8", scheduled)
         return f"step {scheduled}"
 
@@ -137,7 +137,7 @@ class Runner:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
-    """`model` is the process of the moment."""
+    """Runner whose `model` is the current process."""
     now: dict[str, SimModel] = {}
     runner = type("R", (), {"_warmup_and_capture": None})
     places = {"manager": (Manager, "capture"), "runner": (runner, "_warmup_and_capture")}
@@ -163,7 +163,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
 
 
 def sessions(here: dict[str, SimModel], work: Path) -> Path:
-    """materialize's rounds, each with a model of its own in place of a process."""
+    """Run the rounds of materialize, each with a new model instead of a process."""
 
     def launch(name: str, task: EngineTask) -> None:
         here["model"] = model = SimModel(SMALL, 100 + len(seeds))
@@ -178,13 +178,15 @@ def sessions(here: dict[str, SimModel], work: Path) -> Path:
 
 
 @pytest.fixture
-def made(here: dict[str, SimModel], tmp_path: Path) -> Path:
+def bundle_directory(here: dict[str, SimModel], tmp_path: Path) -> Path:
     return sessions(here, tmp_path)
 
 
-def _start(here: dict[str, SimModel], made: Path, seed: int = 200, **options: Any) -> tuple[Any, Runner]:
+def _start(
+    here: dict[str, SimModel], bundle_directory: Path, seed: int = 200, **options: Any
+) -> tuple[Any, Runner]:
     here["model"] = model = SimModel(SMALL, seed)
-    session, runner = restore.Restoring(made, **options), Runner(model)
+    session, runner = restore.Restoring(bundle_directory, **options), Runner(model)
     session.run(runner, runner.own)
     if session.online is not None:
         session.online.restorer.wait()
@@ -192,7 +194,7 @@ def _start(here: dict[str, SimModel], made: Path, seed: int = 200, **options: An
 
 
 def _equal(runner: Runner) -> dict[int, bool]:
-    """Each graph that vLLM now holds against an ordinary capture."""
+    """Compare each graph of vLLM with a new capture."""
     model, found = runner.model, {}
     for desc, graph in runner.cudagraph_manager.graphs.items():
         key = f"decode:{desc.num_tokens}"
@@ -206,8 +208,8 @@ def _equal(runner: Runner) -> dict[int, bool]:
     return found
 
 
-def test_recorded_and_proved_inside_the_worker(made: Path) -> None:
-    tables, proof = table_files.load(made), gate.read_proof(made)
+def test_recorded_and_proved_inside_the_worker(bundle_directory: Path) -> None:
+    tables, proof = table_files.load(bundle_directory), gate.read_proof(bundle_directory)
     assert len(proof.proven) == 4 and proof.adopt and not proof.eager and proof.canary is not None
     assert proof.canary[0] == "FULL:num_tokens=1" and set(proof.hashes) == set(tables.keys)
     held = tables.report["workload"]
@@ -215,33 +217,33 @@ def test_recorded_and_proved_inside_the_worker(made: Path) -> None:
     assert set(held["static"]["FULL:num_tokens=1"]) == {OUT, *(f"static:{n}" for n in INPUTS)}
 
 
-def test_a_start_captures_nothing(here: dict[str, SimModel], made: Path) -> None:
-    session, runner = _start(here, made)
+def test_a_start_captures_nothing(here: dict[str, SimModel], bundle_directory: Path) -> None:
+    session, runner = _start(here, bundle_directory)
     assert runner.cudagraph_manager.captured == [] and session.fallbacks() == {}
     assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
     assert all(rows for rows in runner.cudagraph_manager._candidates.values())
 
 
-def test_every_graph_can_be_a_canary(here: dict[str, SimModel], made: Path) -> None:
-    assert _start(here, made, canary="all")[0].fallbacks() == {}
+def test_every_graph_can_be_a_canary(here: dict[str, SimModel], bundle_directory: Path) -> None:
+    assert _start(here, bundle_directory, canary="all")[0].fallbacks() == {}
 
 
 def test_a_wrong_canary_drops_everything_before_the_first_answer(
-    here: dict[str, SimModel], made: Path
+    here: dict[str, SimModel], bundle_directory: Path
 ) -> None:
-    proof = json.loads((made / gate.PROOF).read_text())
+    proof = json.loads((bundle_directory / gate.PROOF).read_text())
     proof["hashes"]["FULL:num_tokens=1"] = "0" * 64
-    (made / gate.PROOF).write_text(json.dumps(proof))
-    session, runner = _start(here, made)
+    (bundle_directory / gate.PROOF).write_text(json.dumps(proof))
+    session, runner = _start(here, bundle_directory)
     assert "canary" in session.fallbacks()["*"] and runner.cudagraph_manager.captured == [256, 64, 8, 1]
     assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
     assert not here["model"].reserved
-    without, runner = _start(here, made, seed=201, canary="0")
+    without, runner = _start(here, bundle_directory, seed=201, canary="0")
     assert without.fallbacks() == {} and runner.cudagraph_manager.captured == []
 
 
 def test_one_graph_that_cannot_be_built_is_captured_and_named(
-    here: dict[str, SimModel], made: Path, monkeypatch: pytest.MonkeyPatch
+    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = SimModel(SMALL, 0).driver.__class__.instantiate
 
@@ -250,7 +252,7 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
             raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
         return real(self, graph)
 
-    tables = table_files.load(made)
+    tables = table_files.load(bundle_directory)
     small = int(tables.graphs["nodes"][tables.keys.index("FULL:num_tokens=256")])
     monkeypatch.setattr(SimModel(SMALL, 0).driver.__class__, "capturing_done", False, raising=False)
     monkeypatch.setattr(SimModel(SMALL, 0).driver.__class__, "instantiate", broken)
@@ -261,24 +263,26 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
         return own(self)
 
     monkeypatch.setattr(Runner, "own", captures)
-    session, runner = _start(here, made)
+    session, runner = _start(here, bundle_directory)
     assert "OUT_OF_MEMORY" in session.fallbacks()["FULL:num_tokens=256"]
     assert 256 in runner.cudagraph_manager.captured and _equal(runner)[256]
 
 
 def test_another_driver_of_the_same_branch_captures(
-    here: dict[str, SimModel], made: Path, monkeypatch: pytest.MonkeyPatch
+    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml, "driver", lambda: "580.159.04")
-    session, runner = _start(here, made)
+    session, runner = _start(here, bundle_directory)
     assert session.fallbacks()["*"].endswith("this machine has 580.159.04")
     assert runner.cudagraph_manager.captured == [256, 64, 8, 1]
 
 
-def test_several_ranks_are_captured(here: dict[str, SimModel], made: Path, tmp_path: Path) -> None:
+def test_several_ranks_are_captured(
+    here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path
+) -> None:
     here["model"] = model = SimModel(SMALL, 300)
     runner = Runner(model, parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1))
-    session = restore.Restoring(made)
+    session = restore.Restoring(bundle_directory)
     assert session.run(runner, runner.own) == "captured" and "collectives" in session.fallbacks()["*"]
     (tmp_path / "ranks").mkdir()
     record.GraphRecording(tmp_path / "ranks").run(runner, runner.own)

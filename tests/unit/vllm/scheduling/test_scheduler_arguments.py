@@ -14,8 +14,8 @@ def flags(strategy: str, host_bytes: int | None) -> dict[str, str]:
 
 def test_the_flags_carry_the_settings() -> None:
     found = flags("proactive", 1 << 20)
-    told = SchedulerSettings.read(json.loads(found["--additional-config"]))
-    assert told.batch == 4 and told.host_bytes is None
+    settings = SchedulerSettings.read(json.loads(found["--additional-config"]))
+    assert settings.batch == 4 and settings.host_bytes is None
     extra = json.loads(found["--kv-transfer-config"])["kv_connector_extra_config"]
     assert extra["cpu_bytes_to_use"] == 1 << 20 and extra["offload_prompt_only"] is False
 

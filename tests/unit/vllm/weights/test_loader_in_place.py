@@ -1,4 +1,4 @@
-"""Copies that are put off look, to everybody, as if they had been made at once."""
+"""Delayed copies have the same visible effect as immediate copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH = 8
 
 
 class Source:
-    """Rows of a private mapping, numbered consecutively."""
+    """Return consecutively numbered rows of a private mapping."""
 
     def __init__(self, rows: int) -> None:
         self.mapping = mmap.mmap(-1, rows * WIDTH * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -45,7 +45,7 @@ def numbered(first: int, count: int) -> torch.Tensor:
     return torch.arange(first * WIDTH, (first + count) * WIDTH, dtype=torch.float32).view(count, WIDTH)
 
 
-def test_what_lies_as_it_shall_is_not_copied() -> None:
+def test_matching_layout_is_not_copied() -> None:
     source, fused, single = Source(8), parameter(5), parameter(2)
     with InPlace([fused, single]) as mode:
         fused.data[3:].copy_(source.rows(3, 2, mode))
@@ -55,7 +55,7 @@ def test_what_lies_as_it_shall_is_not_copied() -> None:
     assert torch.equal(fused, numbered(0, 5)) and torch.equal(single, numbered(6, 2))
 
 
-def test_what_lies_otherwise_is_copied() -> None:
+def test_other_layout_is_copied() -> None:
     source, fused = Source(8), parameter(5)
     with InPlace([fused]) as mode:
         for first, count, at in ((4, 2, 0), (0, 2, 2), (7, 1, 4)):
@@ -64,14 +64,14 @@ def test_what_lies_otherwise_is_copied() -> None:
     assert torch.equal(fused, torch.cat([numbered(4, 2), numbered(0, 2), numbered(7, 1)]))
 
 
-def test_a_part_that_never_comes_stays_as_it_was() -> None:
+def test_missing_part_is_unchanged() -> None:
     source, fused = Source(4), parameter(3)
     with InPlace([fused]) as mode:
         fused.data[:2].copy_(source.rows(0, 2, mode))
     assert torch.equal(fused[:2], numbered(0, 2)) and (fused[2:] == -1).all()
 
 
-def test_a_slice_of_a_rank_is_given_too() -> None:
+def test_slice_of_a_rank_is_mapped() -> None:
     source, one = Source(8), parameter(2)
     with InPlace([one]) as mode:
         one.data.copy_(source.rows(2, 4, mode).narrow(0, 1, 2))
@@ -107,7 +107,7 @@ def test_a_source_of_two_parameters_is_given_to_none_before_its_copy() -> None:
 
 
 class Kept(torch.nn.Module):
-    """A parameter, a buffer and an attribute; the last two are views of the first."""
+    """Module with a parameter, a buffer and an attribute; the last two are views of the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def test_memory_that_copies_go_to_lasts_as_long_as_they_do() -> None:
     assert held() is None
 
 
-def test_what_is_copied_twice_is_what_came_last() -> None:
+def test_last_of_two_copies_wins() -> None:
     source, one = Source(6), parameter(3)
     with InPlace([one]) as mode:
         one.data[:2].copy_(source.rows(0, 2, mode))
@@ -164,7 +164,7 @@ def test_what_is_copied_twice_is_what_came_last() -> None:
     assert torch.equal(one, torch.cat([numbered(0, 1), numbered(4, 2)]))
 
 
-def test_what_comes_twice_does_not_count_for_what_never_comes() -> None:
+def test_repeated_part_does_not_replace_a_missing_one() -> None:
     source, one = Source(6), parameter(4)
     with InPlace([one]) as mode:
         for _ in range(2):
@@ -172,7 +172,7 @@ def test_what_comes_twice_does_not_count_for_what_never_comes() -> None:
     assert torch.equal(one[:2], numbered(0, 2)) and (one[2:] == -1).all()
 
 
-def test_what_was_copied_is_let_go() -> None:
+def test_copied_source_is_released() -> None:
     source, one = Source(4), parameter(3)
     gone = weakref.ref(one)
     with InPlace([one]) as mode:
@@ -182,7 +182,7 @@ def test_what_was_copied_is_let_go() -> None:
     assert gone() is None and mode.given_bytes == 0
 
 
-def test_many_notes_are_not_compared_with_each_other() -> None:
+def test_many_delayed_copies_take_linear_time() -> None:
     source, one = Source(4000), parameter(4000)
     rows = list(range(4000))
     Random(3).shuffle(rows)
@@ -250,7 +250,7 @@ step = st.one_of(
 
 
 @given(st.lists(step, max_size=25))
-def test_no_sequence_of_operations_tells_the_difference(steps: list[Step]) -> None:
+def test_any_sequence_of_operations_has_the_same_result(steps: list[Step]) -> None:
     results = []
     for deferred in (True, False):
         targets, source, seen = [parameter(size) for size in SIZES], Source(ROWS), list[torch.Tensor]()

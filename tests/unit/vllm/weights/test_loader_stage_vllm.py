@@ -1,4 +1,4 @@
-"""The layers of a pipeline rank are vLLM's: its own function, taken out of its file, because importing it takes seconds."""
+"""Layers of a pipeline rank equal those of vLLM's function, which is read from its file because an import takes seconds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_partition_is_read_as_vllm_reads_it(count: int, partition: str) -> Non
 
 
 @pytest.mark.parametrize("partition", ["", "5", "2,2", "1,2,2", "2,x"])
-def test_what_vllm_refuses_is_refused(partition: str) -> None:
+def test_partition_refused_by_vllm_is_refused(partition: str) -> None:
     for divide in (_vllms(partition), lambda *args: stage.layers(*args, partition)):
         with pytest.raises(ValueError, match=r"partition|match|invalid literal"):
             divide(5, 0, 2)

@@ -1,4 +1,4 @@
-"""Stepping down: from a prefetcher that refuses, dies or fails, to files, each tensor handed over once and in order."""
+"""Fallback from a failing prefetcher to files: each tensor is loaded once and in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailedError
 
 
 class FakeAttached:
-    """The client's Attached over a file, failing at its `fails_at`-th wait."""
+    """Fake of the client's Attached for a file; its `fails_at`-th wait fails."""
 
     def __init__(self, path: Path, fails_at: int, error: PrefetchError) -> None:
         self.data, self.left, self.error = memoryview(bytearray(path.read_bytes())), fails_at, error
@@ -89,7 +89,7 @@ def test_files_continue_where_the_prefetcher_stopped(path: Path, at: int, error:
     assert [step.reason for step in report.fallbacks] == [f"prefetcher, after {at} of 7 tensors: {error}"]
 
 
-def test_no_step_is_taken_down_while_the_prefetcher_gives(path: Path) -> None:
+def test_no_fallback_while_the_prefetcher_delivers(path: Path) -> None:
     found, report = _climb(path, _region(FakeAttached(path, 99, PrefetchError())), _files(path))
     assert found == _true(path) and report.way == "prefetcher" and report.fallbacks == []
     assert report.fetch == {"fetched_bytes": 9}
@@ -100,7 +100,7 @@ def test_a_refusal_is_named(path: Path) -> None:
     assert found == _true(path) and report.fallbacks == [Fallback("load", "prefetcher: no room")]
 
 
-def test_without_any_rung_left_it_says_why(path: Path) -> None:
+def test_load_fails_with_the_reasons_without_any_source(path: Path) -> None:
     rungs = [_region(FakeAttached(path, 2, PrefetchLostError("killed"))) for _ in range(2)]
     with pytest.raises(NoLoaderLeftError, match="after 4 of 7 tensors: killed") as raised:
         _climb(path, *rungs)
@@ -116,7 +116,7 @@ def test_files_with_other_bytes_than_the_plan_says_are_not_used(path: Path) -> N
         list(load_tensors(wanted, [_files(path)], LoadReport()))
 
 
-def test_a_file_that_was_cut_short_or_removed_is_a_step_down(path: Path) -> None:
+def test_truncated_or_missing_file_causes_a_fallback(path: Path) -> None:
     wanted = tensors.list_tensors(weights.plan(path.parent))
     os.truncate(path, wanted[-1].offset + 1)
     with pytest.raises(NoLoaderLeftError, match="truncated: it ends before tensor"):
@@ -132,7 +132,7 @@ def _leaks(path: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("take", [7, 2])
-def test_nothing_is_left_of_a_load(path: Path, take: int) -> None:
+def test_load_leaves_no_descriptor_and_no_thread(path: Path, take: int) -> None:
     before = _leaks(path)
     climbing = load_tensors(tensors.list_tensors(weights.plan(path.parent)), [_files(path)], LoadReport())
     for _ in range(take):
@@ -140,7 +140,7 @@ def test_nothing_is_left_of_a_load(path: Path, take: int) -> None:
         assert len(view)
     climbing.close()
     del view, climbing
-    # What earlier tests have left (threads, connections) may end meanwhile.
+    # Threads and connections of earlier tests may end during this test.
     assert all(now <= then for now, then in zip(_leaks(path), before, strict=True))
 
 
@@ -169,7 +169,7 @@ def test_order_is_that_of_shards_by_number_and_of_bytes() -> None:
         (lambda files: files[0].pop("tensors"), "lacks 'tensors'"),
     ],
 )
-def test_a_plan_that_cannot_be_followed_says_why(
+def test_unusable_plan_is_refused_with_the_reason(
     path: Path, change: Callable[[list[dict[str, Any]]], object], said: str
 ) -> None:
     plan = weights.plan(path.parent)

@@ -1,4 +1,4 @@
-"""Which tensors a pipeline rank needs: the partition, the ends, tied embeddings, and all where the layout is unknown."""
+"""Tensors of a pipeline rank: partition, first and last rank, tied embeddings, and all tensors of an unknown layout."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _needed(rank: int, size: int = 2, names: list[str] = NAMES, **config: object
     return stage.select_names(names, LLAMA | config, [rank], size)
 
 
-def test_the_ends_hold_what_lies_beside_their_layers() -> None:
+def test_first_and_last_rank_hold_embeddings_and_head() -> None:
     assert _needed(0) == NAMES[:4]
     assert _needed(1) == NAMES[4:]
 
 
-def test_without_a_head_of_its_own_the_last_rank_needs_the_embeddings() -> None:
+def test_last_rank_needs_the_embeddings_without_a_separate_head() -> None:
     assert _needed(1, names=NAMES[:-1]) == [NAMES[0], *NAMES[4:-1]]
     assert _needed(1, 3, names=NAMES[:-1]) == NAMES[3:5]
 
@@ -41,7 +41,7 @@ def test_opt_keeps_everything_but_layers_on_every_rank() -> None:
 @pytest.mark.parametrize(
     "config", [{"architectures": ["Unheard"]}, {"architectures": []}, {"num_hidden_layers": None}]
 )
-def test_nothing_is_left_out_of_an_unknown_layout(config: dict[str, object]) -> None:
+def test_unknown_layout_selects_all_tensors(config: dict[str, object]) -> None:
     assert _needed(1, **config) == NAMES
 
 

@@ -1,4 +1,4 @@
-"""The weight benchmarks' arithmetic: limits, refusals, ratios, and that no figure is lost between sample and table."""
+"""Arithmetic of the weight benchmarks: limits, failed loaders, ratios, and complete tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_ours_is_compared_with_the_fastest_peer_of_the_state() -> None:
     assert table.index("| coldstart |") < table.index("| fast |") < table.index("| slow |")
 
 
-def test_what_a_loader_leaves_for_later_is_compared_too() -> None:
+def test_delayed_work_of_a_loader_is_compared() -> None:
     samples = [sample("copies", 2.0, n, usable_s=3.0) for n in range(3)]
     samples += [sample("coldstart", 0.1, n, usable_s=6.0) for n in range(3)]
     over = report.peers(samples, [LIMITS], GB)["states"]["warm"]["coldstart"]["over_fastest_peer"]
@@ -53,7 +53,7 @@ def test_what_a_loader_leaves_for_later_is_compared_too() -> None:
     assert over["usable_s"] == {"peer": "copies", "ratio": 2.0, "ci95": (2.0, 2.0)}
 
 
-def test_what_never_runs_is_recorded_and_what_runs_sometimes_is_no_result() -> None:
+def test_failing_loader_is_recorded_and_partial_results_are_dropped() -> None:
     refused = {"loader": "gpu-only", "state": "warm", "round": 0, "error": "no device"}
     result = report.peers([sample("vllm", 1.0), refused], [LIMITS], GB)
     assert result["refused"] == {"gpu-only": "no device"}
@@ -83,7 +83,7 @@ def test_overlap_is_over_the_longer_of_import_and_fetch_of_its_round() -> None:
     assert [over["min"], over["median"], over["max"]] == pytest.approx([1.1, 1.2, 1.3])
     assert row["over_sum"]["coldstart"]["median"] == pytest.approx(0.8)
     assert (row["bytes_s"], row["fetch_s"]) == (1e8, 12.0)
-    # 0.5 of context, 6 of imports and 1.5 of loading hide behind the fetching of 12.
+    # 0.5 of context, 6 of imports and 1.5 of loading overlap the fetch of 12.
     assert row["predicted_s"] == pytest.approx(12.0)
     assert "| half: 100 | 12.00 | 6.00 | coldstart | 14.40 |" in block(
         tables.OVERLAP, report.overlap(samples, ["half"], GB)

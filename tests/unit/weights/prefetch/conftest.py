@@ -1,4 +1,4 @@
-"""A checkpoint of two small files, its plan with small chunks, a server of ranges, and a prefetcher of the test's own."""
+"""A checkpoint of two small files, its plan with small chunks, a range server, and a prefetcher for each test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
     sizes = [0, 2, CHUNK, 3 * CHUNK + 6, *(2 * chance.randrange(1, CHUNK) for _ in range(48))]
     write(directory / "model-00001.safetensors", {f"a.{n}": size for n, size in enumerate(sizes)})
     write(directory / "model-00002.safetensors", {f"b.{n}": size for n, size in enumerate(sizes[:12])})
-    return Weights.of(directory)
+    return Weights.read(directory)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ class Weights:
     data: dict[str, bytes]
 
     @classmethod
-    def of(cls, directory: Path, chunk: int = CHUNK) -> Weights:
+    def read(cls, directory: Path, chunk: int = CHUNK) -> Weights:
         """Read a directory; the plan has chunks of `chunk` bytes."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine_weights, "CHUNK", chunk)
@@ -35,7 +35,7 @@ class Weights:
         return cls(directory, plan, {path.name: path.read_bytes() for path in sorted(directory.iterdir())})
 
     def tensor(self, name: str) -> tuple[str, int, int]:
-        """(file, offset, size) of a tensor."""
+        """Return (file, offset, size) of a tensor."""
         return next(
             (file["name"], tensor["offset"], tensor["size"])
             for file in self.plan["files"]
@@ -44,12 +44,12 @@ class Weights:
         )
 
     def names(self, prefix: str = "") -> list[str]:
-        """Tensors whose names begin so."""
+        """Return the tensor names that begin with `prefix`."""
         return [t["name"] for f in self.plan["files"] for t in f["tensors"] if t["name"].startswith(prefix)]
 
 
 def write(path: Path, sizes: dict[str, int], seed: int = 1) -> None:
-    """A safetensors file of random bytes."""
+    """Write a safetensors file of random bytes."""
     header, at = {}, 0
     for name, size in sizes.items():
         header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}

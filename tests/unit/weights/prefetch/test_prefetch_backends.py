@@ -93,7 +93,7 @@ def test_credentials_stay_with_their_origin() -> None:
             assert redact(named) == url
 
 
-def test_a_redirect_is_remembered_and_asked_anew_when_it_has_expired() -> None:
+def test_redirect_is_cached_and_renewed_when_expired() -> None:
     with _scripted({}) as (url, handler):
         handler.script["/f"] = (302, {"Location": f"{url}/signed"}, b"")
         handler.script["/signed"] = GOOD
@@ -127,13 +127,13 @@ def test_a_redirect_is_remembered_and_asked_anew_when_it_has_expired() -> None:
         ),
     ],
 )
-def test_what_is_no_range_is_no_weights(answer: tuple[int, dict[str, str], bytes], message: str) -> None:
+def test_response_without_a_range_is_refused(answer: tuple[int, dict[str, str], bytes], message: str) -> None:
     with _scripted({"/f": answer}) as (url, _), pytest.raises(SourceUnusableError, match=message):
         _read(http_source.HttpSource(url, {}))
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_what_passes_is_tried_again(status: int) -> None:
+def test_temporary_error_is_retried(status: int) -> None:
     with (
         _scripted({"/f": (status, {}, b"")}) as (url, _),
         pytest.raises(SourceUnavailableError, match=str(status)),
@@ -239,7 +239,7 @@ def test_the_timeline_shows_one_span_of_the_fetch(
     assert span["args"]["ready_bytes"] == sum(map(len, weights.data.values()))
 
 
-def test_a_file_that_has_become_shorter_is_no_source(tmp_path: Path) -> None:
+def test_truncated_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"1234")
     source = backends.LocalSource(tmp_path)
     try:

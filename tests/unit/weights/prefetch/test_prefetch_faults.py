@@ -58,7 +58,7 @@ def test_a_server_in_trouble_is_asked_again(weights: Weights, server: RangeServe
         check_whole(attached, weights)
 
 
-def test_a_server_that_stays_away_is_given_up(
+def test_fetch_fails_when_the_server_stays_down(
     weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLDSTART_PREFETCH_PATIENCE_S", "0.2")
@@ -142,7 +142,7 @@ def test_a_killed_prefetcher_is_noticed_at_once_and_replaced(
     assert {path.name for path in runtime.iterdir()} == {"prefetch.socket", "prefetch.lock", "prefetch.log"}
 
 
-def test_without_a_prefetcher_none_is_started_against_the_will(weights: Weights, runtime: Path) -> None:
+def test_attach_starts_no_prefetcher_when_disabled(weights: Weights, runtime: Path) -> None:
     with pytest.raises(client.PrefetchLostError, match="No prefetcher runs"):
         client.attach("/nowhere", weights.plan, start=False, directory=runtime)
     assert list(runtime.iterdir()) == []
@@ -161,12 +161,12 @@ def test_too_little_memory_is_refused(
         check_tensors(attached, weights, ["a.3"])
 
 
-def test_a_model_makes_room_for_another_when_nobody_holds_it(
+def test_unused_model_is_evicted_for_another(
     weights: Weights, server: RangeServer, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", str(2 * _total(weights)))
     write(tmp_path / FILE, {"c": _total(weights)}, seed=2)
-    other = Weights.of(tmp_path)
+    other = Weights.read(tmp_path)
     with serving(tmp_path) as second:
         with client.attach(server.url, weights.plan, directory=runtime) as attached:
             check_whole(attached, weights)
@@ -180,7 +180,7 @@ def test_a_model_makes_room_for_another_when_nobody_holds_it(
 
 def test_two_models_at_once(weights: Weights, server: RangeServer, runtime: Path, tmp_path: Path) -> None:
     write(tmp_path / FILE, {"c": 700_000, "d": 900_000}, seed=2)
-    other = Weights.of(tmp_path)
+    other = Weights.read(tmp_path)
     with (
         serving(tmp_path) as second,
         client.attach(server.url, weights.plan, directory=runtime) as one,
@@ -190,7 +190,7 @@ def test_two_models_at_once(weights: Weights, server: RangeServer, runtime: Path
         check_whole(one, weights)
 
 
-def test_why_it_could_not_come_up_is_said(
+def test_failed_start_of_the_prefetcher_is_reported(
     weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLDSTART_PREFETCH_STREAMS", "many")
@@ -201,7 +201,7 @@ def test_why_it_could_not_come_up_is_said(
         client.attach("/nowhere", weights.plan)
 
 
-def test_one_that_does_not_answer_keeps_nobody(
+def test_silent_prefetcher_times_out(
     weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with client.attach(server.url, weights.plan, directory=runtime):

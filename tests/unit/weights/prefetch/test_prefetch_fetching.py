@@ -45,7 +45,7 @@ def test_a_rank_fetches_its_own_tensors_bytes_and_no_others(
             attached.wait("model-00001.safetensors", 0, 8)
 
 
-def test_what_is_wanted_later_is_fetched_then_and_the_rest_not_again(
+def test_later_request_fetches_only_missing_bytes(
     weights: Weights, server: RangeServer, runtime: Path
 ) -> None:
     first, second = weights.names()[::2], weights.names()[1::2]
@@ -86,9 +86,7 @@ def test_the_foreground_of_one_comes_before_the_background_of_another(
     assert files[begun:last].count("model-00001.safetensors") <= 4
 
 
-def test_what_nobody_wants_any_more_is_not_fetched(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
+def test_canceled_request_is_not_fetched(weights: Weights, server: RangeServer, runtime: Path) -> None:
     server.settings.rate = 1e6
     with client.attach(server.url, weights.plan, directory=runtime) as gone:
         gone.wait("model-00001.safetensors", 0, CHUNK)
@@ -99,7 +97,7 @@ def test_what_nobody_wants_any_more_is_not_fetched(
         assert attached.stats()["wanted_bytes"] < total / 2 and server.total() < total / 2
 
 
-def test_early_fetching_goes_on_until_somebody_takes_over(
+def test_early_fetch_continues_until_a_client_attaches(
     weights: Weights, server: RangeServer, runtime: Path
 ) -> None:
     with (

@@ -26,7 +26,7 @@ def _threads(pid: int) -> int:
 
 
 def _regions(pid: int | str = "[0-9]*") -> dict[int, set[str]]:
-    """Which processes hold a prefetcher's region, by its inode; only those of `pid`."""
+    """Return the processes that hold a prefetcher's region, by inode; only regions of `pid`."""
     found: dict[int, set[str]] = {}
     for link in Path("/proc").glob(f"{pid}/fd/*"):
         with suppress(OSError):
@@ -116,7 +116,9 @@ def test_an_idle_prefetcher_ends_by_itself(
         check_whole(attached, weights)
 
 
-def test_of_two_started_at_once_one_stays(weights: Weights, server: RangeServer, runtime: Path) -> None:
+def test_one_of_two_concurrent_prefetchers_remains(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
     starts: list[client.Early] = []
 
     def start() -> None:

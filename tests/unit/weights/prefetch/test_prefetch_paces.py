@@ -1,4 +1,4 @@
-"""Rates that are told: the bucket by itself, and a prefetcher that keeps to one, also to another in the middle."""
+"""Rate limits: the token bucket, and a prefetcher that follows a rate and its changes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None
             spent += size
             waited = bucket.wait_s(now)
             allowed, now = allowed + rate * waited, now + waited
-            # A reader that does not idle is let through exactly at the rate.
+            # A busy reader passes exactly at the rate.
             assert spent == pytest.approx(allowed)
             if chance.random() < 0.2:
                 rate = chance.choice([20.0, 100.0, 900.0])
                 bucket.change(rate, now)
 
 
-def test_who_was_idle_may_have_a_burst_and_no_more() -> None:
+def test_idle_bucket_allows_one_burst() -> None:
     bucket = TokenBucket(100.0)
     bucket.take(int(100 * BURST_S), 1000.0)
     assert bucket.wait_s(1000.0) == 0
@@ -43,7 +43,7 @@ def test_who_was_idle_may_have_a_burst_and_no_more() -> None:
     assert bucket.wait_s(1000.0) == pytest.approx(0.5)
 
 
-def test_what_went_too_early_is_waited_for_at_the_new_rate_and_not_at_all_without_one() -> None:
+def test_debt_is_paid_at_the_new_rate() -> None:
     bucket = TokenBucket(100.0)
     bucket.take(100, 0.0)
     bucket.change(10.0, 0.5)
@@ -54,7 +54,7 @@ def test_what_went_too_early_is_waited_for_at_the_new_rate_and_not_at_all_withou
     assert bucket.wait_s(0.5) == 0
 
 
-def test_a_pace_is_known_by_its_name_until_many_others_came() -> None:
+def test_pace_is_remembered_until_many_others_arrive() -> None:
     paces = Paces()
     first = paces.get_or_add("first", 5.0)
     assert paces.get_or_add("first", 7.0) is first and first.document()["rate"] == 5.0
@@ -63,18 +63,16 @@ def test_a_pace_is_known_by_its_name_until_many_others_came() -> None:
     assert paces.find("first") is None and paces.find("0") is not None
 
 
-def test_the_rate_that_was_told_is_kept_and_another_one_from_then_on(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
+def test_prefetcher_follows_a_changed_rate(weights: Weights, server: RangeServer, runtime: Path) -> None:
     rate, began = 200e3, time.monotonic()
     pace = PacedFetch("worker", rate)
     with client.start_early(server.url, weights.plan, pace=pace, directory=runtime):
         said: dict[str, Any] = {"bytes": 0}
         while said["bytes"] < 300e3:
-            with suppress(client.PrefetchLostError):  # it has not come up yet
+            with suppress(client.PrefetchLostError):  # the prefetcher has not started yet
                 said = client.set_pace(pace, directory=runtime) or said
             time.sleep(0.02)
-        # Each of the streams has at most one piece more in hand.
+        # Each stream holds at most one more piece.
         assert said["bytes"] <= rate * (time.monotonic() - began + BURST_S) + 4 * 256e3
         assert said["limited"] and not said["ended"]
         with client.attach(server.url, weights.plan, pace=pace, directory=runtime) as attached:
@@ -84,10 +82,8 @@ def test_the_rate_that_was_told_is_kept_and_another_one_from_then_on(
         assert said["ended"] and said["bytes"] == sum(map(len, weights.data.values()))
 
 
-def test_a_lease_that_was_given_back_before_it_was_served_is_no_end(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
-    """A start tries one way after the other: each has a lease of the same fetch."""
+def test_returned_lease_does_not_end_the_fetch(weights: Weights, server: RangeServer, runtime: Path) -> None:
+    """A start tries several sources in order, each with a lease of the same fetch."""
     pace = PacedFetch("worker", 1e3)
     with client.attach(server.url, weights.plan, pace=pace, directory=runtime):
         pass
@@ -117,14 +113,14 @@ def test_a_slow_pace_takes_no_stream_from_another_fetch(
         assert said is not None and said["ended"] and not said["limited"]
 
 
-def test_a_fetch_that_nobody_has_begun_has_no_pace(weights: Weights, runtime: Path) -> None:
+def test_unknown_fetch_has_no_pace(weights: Weights, runtime: Path) -> None:
     with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
         attached.complete()
         assert client.set_pace(PacedFetch("nobody", 1.0), directory=runtime) is None
 
 
 @pytest.mark.parametrize("rate", [0, -1, "fast", True])
-def test_what_is_no_rate_is_refused(weights: Weights, runtime: Path, rate: object) -> None:
+def test_invalid_rate_is_refused(weights: Weights, runtime: Path, rate: object) -> None:
     with (
         client.attach(str(weights.directory), weights.plan, directory=runtime),
         pytest.raises(client.PrefetchError),

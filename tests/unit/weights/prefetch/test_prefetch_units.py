@@ -1,4 +1,4 @@
-"""What is fetched at once: exactly the wanted bytes, each checked, nothing that waits for itself."""
+"""Units of a fetch: exactly the wanted bytes, each verified, without a deadlock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _tensor(name: str, offset: int, data: bytes) -> dict[str, Any]:
 
 
 def _made(chance: random.Random) -> tuple[region_layout.RegionLayout, bytes]:
-    """A file of random tensors behind a header, as safetensors lays them out."""
+    """Return a file of random tensors after a header, in the layout of safetensors."""
     at = header = chance.randrange(1, 2 * CHUNK)
     sizes = [
         chance.choice([0, 1, 7, CHUNK, chance.randrange(5 * CHUNK)]) for _ in range(chance.randrange(1, 9))
@@ -40,7 +40,7 @@ def _made(chance: random.Random) -> tuple[region_layout.RegionLayout, bytes]:
 
 
 def _fetch_all(board: Board, lease: Lease, data: bytes) -> int:
-    """Run a lease as the service does; every check must hold over verified bytes. Bytes fetched."""
+    """Run a lease like the service, check all verified bytes, and return the number of fetched bytes."""
     fetched = 0
     while chosen := pick([lease], lambda _: True):
         unit = chosen[1].unit
@@ -89,7 +89,7 @@ def _meets_wants(seed: int) -> None:
     assert not lease.has_unfinished() and not lease.has_unfinished(background=True)
 
 
-def test_released_units_are_forgotten_and_planned_anew() -> None:
+def test_released_units_are_planned_again() -> None:
     for seed in SEEDS:
         _releases(seed)
 
@@ -163,7 +163,7 @@ def test_background_waits_for_every_foreground() -> None:
     assert chosen is not None and chosen[0] is one
 
 
-def test_what_needs_a_failed_unit_fails_with_it_and_can_be_wanted_anew() -> None:
+def test_failed_unit_fails_its_requests_and_can_be_requested_again() -> None:
     sizes = [10, 3 * CHUNK, 10]
     data = bytes(sum(sizes) + 30)
     tensors, at = [], 30

@@ -1,6 +1,6 @@
-"""A second user of the machine tries the file system: store, keys, sockets, kept processes, shared memory, temporary names.
+"""A second user of the machine attacks files, keys, sockets, templates, shared memory and temporary names of the first.
 
-Each attack is tried by a real process of another user id, on what the tool itself has made; `success` is what it brings home.
+A real process with another user id makes each attempt on files that the tool created. An attack succeeds if it returns a value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECRET = b"memory of a process"
 
 @dataclass(frozen=True)
 class Victim:
-    """What one user has on this machine, under the modes that the tool itself gave."""
+    """Files and template of one user, with the file modes that the tool sets."""
 
     tmp: Path
     store: Store
@@ -71,7 +71,7 @@ def victim(
 
 
 def attacks(v: Victim) -> dict[str, Callable[[], object]]:
-    """Name to act; what an act returns is what it has won (None and OSError: nothing)."""
+    """Return attacks by name; an attack that returns None or raises OSError has failed."""
     state, runtime, kept = paths.state_dir(), paths.runtime_dir(), paths.frozen_dir()
     blob = blob_path(v.store.root, v.store.list()[0].entry("snapshot").digest)
     marker = b"of another user's"

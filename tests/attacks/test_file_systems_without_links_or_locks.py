@@ -1,4 +1,4 @@
-"""M6: without hard links there was no signing key (and a wrong hint), without flock a bare errno."""
+"""File systems without hard links or file locks: signing keys still work, and a store reports the missing locks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.bundles import publish
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_m6_a_signing_key_without_hard_links(
+def test_host_key_is_created_without_hard_links(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -29,7 +29,7 @@ def test_m6_a_signing_key_without_hard_links(
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_m6_a_store_without_locks_says_so(
+def test_publish_reports_missing_file_locks(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -41,7 +41,7 @@ def test_m6_a_store_without_locks_says_so(
     assert caught.value.code == "CS-LOCK" and "--cache-dir" in caught.value.hint
 
 
-def test_m6_readers_need_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_need_no_file_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = publish(Store(tmp_path / "store"), tmp_path)
 
     def refuse(*_: object) -> None:

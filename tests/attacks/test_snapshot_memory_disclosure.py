@@ -1,4 +1,4 @@
-"""C1, the part of the store: a bundle that holds memory was readable by all, and left the machine without a word."""
+"""Process memory in a bundle is readable by its owner only, and it is exported only with `--include-snapshot`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def _mode(bundle: Bundle, section: str) -> int:
     return stat.S_IMODE(blob_path(bundle.layout.root, bundle.entry(section).digest).stat().st_mode)
 
 
-def test_c1_memory_is_for_its_owner(store: Store, tmp_path: Path) -> None:
+def test_store_makes_snapshot_private(store: Store, tmp_path: Path) -> None:
     bundle = _frozen(store, tmp_path)
     assert _mode(bundle, "snapshot") == 0o600 and _mode(bundle, "kv") & 0o044
 
 
-def test_c1_memory_stays_its_owners_wherever_it_goes(store: Store, tmp_path: Path) -> None:
+def test_snapshot_stays_private_when_exported_pushed_pulled_or_repaired(store: Store, tmp_path: Path) -> None:
     bundle = _frozen(store, tmp_path)
     archive = tmp_path / "b.tar"
     export_archive([bundle], archive, memory=True)
@@ -56,7 +56,7 @@ def test_c1_memory_stays_its_owners_wherever_it_goes(store: Store, tmp_path: Pat
     assert repaired.repaired and _mode(bundle, "snapshot") == 0o600
 
 
-def test_c1_export_and_push_ask_for_a_word(run: Run, home: Path) -> None:
+def test_export_and_push_need_include_snapshot(run: Run, home: Path) -> None:
     store = Store(Cache.at().bundles)
     _frozen(store, home)
     for words in (("export", "org/tiny", "--to", "b.tar"), ("push", "org/tiny", "there")):
@@ -67,6 +67,6 @@ def test_c1_export_and_push_ask_for_a_word(run: Run, home: Path) -> None:
         assert (home / words[-1]).exists()
 
 
-def test_c1_a_bundle_without_memory_needs_no_word(run: Run, home: Path) -> None:
+def test_export_needs_no_option_when_bundle_has_no_snapshot(run: Run, home: Path) -> None:
     publish(Store(Cache.at().bundles), home / "s")
     run("export", "org/tiny", "--to", "b.tar")

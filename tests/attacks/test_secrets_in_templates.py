@@ -1,17 +1,13 @@
-"""C1: a snapshot published its maker's secrets. No kept process may hold one, and memory is for its owner's eyes alone."""
+"""A template process holds no secret of the process that started it: not in memory, environment, arguments or files."""
 
 from __future__ import annotations
 
 import json
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts.blobs import blob_path
-from coldstart.artifacts.store import Store
-from tools.bundles import key, provenance, write_tree
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
@@ -46,7 +42,7 @@ def warm(
     return template_pool.start("engine", plan(*ARGUMENTS), "tiny", 20)
 
 
-def test_a_template_holds_no_secret_of_its_starter(warm: template_pool.Warm) -> None:
+def test_template_holds_no_secret_of_its_starter(warm: template_pool.Warm) -> None:
     try:
         for name in ("environ", "cmdline"):
             assert b"PLANTED" not in Path(f"/proc/{warm.pid}/{name}").read_bytes()
@@ -59,7 +55,7 @@ def test_a_template_holds_no_secret_of_its_starter(warm: template_pool.Warm) -> 
         template_pool.stop(warm, force=True)
 
 
-def test_a_forked_server_has_the_environment_of_who_asked(
+def test_forked_server_has_the_environment_of_its_caller(
     warm: template_pool.Warm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SAID", "by the caller")
@@ -89,13 +85,13 @@ def test_a_forked_server_has_the_environment_of_who_asked(
         ("https://host/w?X-Amz-Signature=ab", False),
     ],
 )
-def test_a_source_is_told_where_it_holds_no_credential(source: str, kept: bool) -> None:
+def test_plan_names_the_source_when_it_holds_no_credential(source: str, kept: bool) -> None:
     request = WeightsRequest(source, Path("/plan.json"))
-    told = template_environment.redact_plan(LaunchPlan([], weights_from=request))
-    assert told.weights_from == (request if kept else None)
+    redacted = template_environment.redact_plan(LaunchPlan([], weights_from=request))
+    assert redacted.weights_from == (request if kept else None)
 
 
-def test_what_a_template_is_said_to_have_read_holds_no_secret(warm: template_pool.Warm) -> None:
+def test_template_record_holds_no_secret(warm: template_pool.Warm) -> None:
     try:
         about = json.loads((warm.directory / "about.json").read_text())
         assert about["environment"]["OMP_NUM_THREADS"] == "1" and "PLANTED" not in json.dumps(about)
@@ -103,20 +99,8 @@ def test_what_a_template_is_said_to_have_read_holds_no_secret(warm: template_poo
         template_pool.stop(warm, force=True)
 
 
-def test_a_blob_of_memory_is_its_owners_alone(store: Store, tmp_path: Path) -> None:
-    with store.begin(key()) as draft:
-        draft.add_tree("snapshot", write_tree(tmp_path / "image", {"pages-1.img": b"memory"}))
-        draft.add_tree("compile", write_tree(tmp_path / "code", {"k.so": b"code"}))
-        bundle = draft.publish(provenance())
-    modes = {
-        name: stat.S_IMODE(blob_path(store.root, bundle.entry(name).digest).stat().st_mode)
-        for name in ("snapshot", "compile")
-    }
-    assert modes["snapshot"] == 0o600 and modes["compile"] & 0o044
-
-
 def _memory(pid: int) -> list[tuple[str, bytes]]:
-    """Every readable range of a process's memory that is not a file's."""
+    """Return every readable anonymous memory range of a process."""
     found = []
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():

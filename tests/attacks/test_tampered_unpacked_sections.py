@@ -1,4 +1,4 @@
-"""C2: another user's pickle ran as the victim from a cache root. Nothing runs that somebody else could have put there."""
+"""Unpacked code that another user wrote or could have written is never used."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _open_parent(place: Path) -> None:
         _open_parent,
     ],
 )
-def test_what_has_changed_is_not_run(bundle: Bundle, attack: Attack) -> None:
+def test_unpack_replaces_code_when_it_was_changed(bundle: Bundle, attack: Attack) -> None:
     place = used(bundle, paths.Cache.at().unpacked)
     attack(place)
     refused: list[str] = []
@@ -103,10 +103,10 @@ def test_what_has_changed_is_not_run(bundle: Bundle, attack: Attack) -> None:
     assert used(bundle, paths.Cache.at().unpacked) == again
 
 
-def test_what_comes_there_while_it_is_unpacked_is_not_run(
+def test_unpack_replaces_code_written_while_it_unpacks(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server's engine that has a moment to live writes its compile cache where a start has just found nothing."""
+    """An engine that is exiting writes its compile cache to the directory after the start found it empty."""
     place = paths.Cache.at().unpacked / bundle.entry("compile").digest.removeprefix("sha256:")
     real, writes = Path.mkdir, []
 
@@ -124,7 +124,7 @@ def test_what_comes_there_while_it_is_unpacked_is_not_run(
     ]
 
 
-def test_a_cache_that_others_write_is_read_and_not_written(bundle: Bundle, tmp_path: Path) -> None:
+def test_unpack_uses_private_directory_when_cache_is_world_writable(bundle: Bundle, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o777)
     shared.chmod(0o777)
@@ -136,7 +136,9 @@ def test_a_cache_that_others_write_is_read_and_not_written(bundle: Bundle, tmp_p
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a directory to another user needs root")
-def test_a_cache_of_another_user(bundle: Bundle, tmp_path: Path) -> None:
+def test_unpack_uses_private_directory_when_cache_belongs_to_another_user(
+    bundle: Bundle, tmp_path: Path
+) -> None:
     foreign = tmp_path / "foreign"
     digest = bundle.entry("compile").digest.removeprefix("sha256:")
     write_tree(foreign / digest, {"kernel.so": EVIL})
@@ -146,7 +148,7 @@ def test_a_cache_of_another_user(bundle: Bundle, tmp_path: Path) -> None:
     assert foreign not in place.parents and (place / "kernel.so").read_bytes() == GOOD
 
 
-def test_under_an_open_umask_what_is_unpacked_is_closed(bundle: Bundle) -> None:
+def test_unpacked_files_are_private_under_an_open_umask(bundle: Bundle) -> None:
     previous = os.umask(0)
     try:
         place = used(bundle, paths.Cache.at().unpacked)
@@ -155,7 +157,7 @@ def test_under_an_open_umask_what_is_unpacked_is_closed(bundle: Bundle) -> None:
     assert [path for path in (place, *place.rglob("*")) if path.stat().st_mode & 0o077] == []
 
 
-def test_a_record_of_another_place_says_nothing_of_this_one(bundle: Bundle, tmp_path: Path) -> None:
+def test_unpack_ignores_record_of_another_directory(bundle: Bundle, tmp_path: Path) -> None:
     place = used(bundle, paths.Cache.at().unpacked)
     copy = tmp_path / "copy" / place.name
     shutil.copytree(place, copy)
@@ -164,7 +166,7 @@ def test_a_record_of_another_place_says_nothing_of_this_one(bundle: Bundle, tmp_
     assert (again / "kernel.so").read_bytes() == GOOD
 
 
-def test_an_older_releases_record_is_refused_with_the_reason(bundle: Bundle) -> None:
+def test_unpack_reports_record_of_an_older_release(bundle: Bundle) -> None:
     place = used(bundle, paths.Cache.at().unpacked)
     for record in (paths.state_dir() / "unpacked").glob(f"{place.name}*"):
         record.unlink()
@@ -177,7 +179,7 @@ def test_an_older_releases_record_is_refused_with_the_reason(bundle: Bundle) -> 
     assert "older coldstart" in refused[0]
 
 
-def test_strict_modes(tmp_path: Path) -> None:
+def test_ownership_fault_names_writable_ancestor(tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     assert ownership.fault(inner) is None and ownership.fault(inner / "not there yet") is None
@@ -187,10 +189,10 @@ def test_strict_modes(tmp_path: Path) -> None:
     assert str(tmp_path / "a") in str(ownership.fault(tmp_path / "link"))
 
 
-def test_what_a_dying_engine_puts_there_meanwhile_does_not_stop_the_start(
+def test_unpack_removes_files_that_an_exiting_engine_adds(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its compile cache, by path, whenever it likes: also between one attempt to unpack and the next."""
+    """The engine writes its compile cache by path at any time, also between two attempts to unpack."""
     root, extract = tmp_path / "root", Bundle.extract
     digest = bundle.entry("compile").digest.removeprefix("sha256:")
 

@@ -1,4 +1,4 @@
-"""A file in the directory where an operator happens to stand is not imported by what is started from there."""
+"""Processes that coldstart starts do not import modules from the working directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_module_in_the_working_directory_is_not_imported(
     assert not marker.exists()
 
 
-def test_no_process_of_ours_is_started_with_the_working_directory_on_its_path() -> None:
+def test_child_processes_do_not_import_from_the_working_directory() -> None:
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List) else []
@@ -39,5 +39,5 @@ def test_no_process_of_ours_is_started_with_the_working_directory_on_its_path() 
 
 
 def _elsewhere(file: Path) -> bool:
-    """Whether the process gets another working directory, or is the command line itself."""
+    """Return whether the process gets another working directory or is the command line itself."""
     return 'cwd="/"' in file.read_text() or file.name == "launchers.py"

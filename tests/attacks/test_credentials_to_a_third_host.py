@@ -1,4 +1,4 @@
-"""H1: registry A redirects to B, B asks for a login with a realm at C, and C was given A's password."""
+"""Registry A redirects to B, and B demands a login with a realm at C: C must not receive A's password."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _log_in(directory: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None
     (directory / "config.json").write_text(json.dumps({"auths": {host: {"auth": LOGIN}}}))
 
 
-def _heard_nothing(server: RawServer) -> bool:
+def _received_no_credential(server: RawServer) -> bool:
     return PASSWORD.encode() not in server.heard and LOGIN.encode() not in server.heard
 
 
@@ -31,7 +31,7 @@ def _gives_tokens(connection: socket.socket, asked: Asked) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_h1_a_challenge_behind_a_redirect_is_not_obeyed(
+def test_challenge_behind_a_redirect_is_not_answered(
     status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with answering(_gives_tokens, "127.0.0.3") as third:
@@ -45,12 +45,12 @@ def test_h1_a_challenge_behind_a_redirect_is_not_obeyed(
                 _log_in(tmp_path, first.address, monkeypatch)
                 with pytest.raises(RemoteDeniedError) as denied:
                     remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
-                assert second.asked and _heard_nothing(second) and not third.asked
+                assert second.asked and _received_no_credential(second) and not third.asked
                 assert "127.0.0.2, to which 127.0.0.1" in denied.value.message
 
 
 @pytest.mark.parametrize("challenge", ["Basic", 'Bearer realm="{}/token"', "Digest realm=x, nonce=y"])
-def test_h1_the_registry_itself_may_not_name_a_stranger(
+def test_registry_may_not_name_a_realm_on_another_host(
     challenge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with answering(_gives_tokens, "127.0.0.3") as third:
@@ -62,7 +62,7 @@ def test_h1_the_registry_itself_may_not_name_a_stranger(
             assert not third.asked
 
 
-def test_h1_a_token_server_that_redirects_takes_nothing_along(
+def test_redirect_of_a_token_server_carries_no_credential(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with answering(_gives_tokens, "127.0.0.3") as third:
@@ -78,11 +78,11 @@ def test_h1_a_token_server_that_redirects_takes_nothing_along(
             _log_in(tmp_path, first.address, monkeypatch)
             with pytest.raises(RemoteDeniedError):
                 remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
-            assert _heard_nothing(third)
+            assert _received_no_credential(third)
 
 
-def test_h1_a_token_goes_to_its_registry_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The honest case of the same shape: blobs behind a redirect come without a login."""
+def test_blob_redirect_carries_no_credential(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The legitimate case: blobs behind a redirect need no login."""
     with answering(lambda c, _: answer(c, 404), "127.0.0.2") as storage:
 
         def registry(connection: socket.socket, asked: Asked) -> None:
@@ -96,4 +96,8 @@ def test_h1_a_token_goes_to_its_registry_only(tmp_path: Path, monkeypatch: pytes
             with pytest.raises(BundleError):
                 remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
             assert LOGIN.encode() in first.heard
-            assert storage.asked and _heard_nothing(storage) and b"authorization" not in storage.heard.lower()
+            assert (
+                storage.asked
+                and _received_no_credential(storage)
+                and b"authorization" not in storage.heard.lower()
+            )

@@ -1,4 +1,4 @@
-"""H2: a worker that was built for other flags answered. Whatever a worker could have read is equal, or it is not adopted."""
+"""A worker is adopted only if all flags and variables that it could have read are equal to those of the start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import server_process, template_environment, template_pool
 from coldstart.system import secrets
 
-# Read where nothing is computed: telemetry, tracing, metrics, the web server, other machines than this tool runs on.
+# Read for telemetry, tracing, metrics, the web server, or on platforms without support: no effect on results.
 ELSEWHERE = frozenset(
     """
     DO_NOT_TRACK CRIU_CUDA_PLUGIN_DIR RIG_CRIU_IGNORED_FD_MAP OTEL_EXPORTER_OTLP_TRACES_ENDPOINT traceparent tracestate
@@ -31,7 +31,7 @@ VARIABLES = (
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_a_variable_that_could_have_been_read_counts(name: str) -> None:
+def test_difference_names_variable_that_a_worker_could_read(name: str) -> None:
     reason = template_environment.difference({}, {name: "1"}, "template")
     assert reason == f"{name}: the template was created with none, this start has '1'"
     assert template_environment.difference({name: "1"}, {name: "2"}, "template") is not None
@@ -43,14 +43,14 @@ def test_a_variable_that_could_have_been_read_counts(name: str) -> None:
     )
 
 
-def test_every_exception_says_why() -> None:
+def test_every_irrelevant_variable_has_a_reason() -> None:
     assert (
         all(reason for reason in template_environment.IRRELEVANT.values())
         and len(template_environment.IRRELEVANT) < 20
     )
 
 
-def test_what_a_kept_process_is_given_is_what_is_compared() -> None:
+def test_template_environment_is_the_compared_environment() -> None:
     plan = LaunchPlan([], env={"TORCHINDUCTOR_VEC_ISA_OK": "1"})
     given = {"OMP_NUM_THREADS": "2", "VLLM_API_KEY": "abcdefgh", "SOMETHING": "else", "PATH": "/bin"}
     assert template_environment.spawned(given, plan) == {
@@ -66,7 +66,7 @@ def test_what_a_kept_process_is_given_is_what_is_compared() -> None:
     "part",
     ["vllm/envs.py", "vllm/platforms", "vllm/v1", "torch/_inductor", "torch/_functorch", "torch/_dynamo"],
 )
-def test_every_variable_that_the_installed_sources_read_is_judged(part: str) -> None:
+def test_every_variable_of_the_installed_sources_is_classified(part: str) -> None:
     import importlib.util
 
     package, _, rest = part.partition("/")
@@ -87,7 +87,7 @@ def test_every_variable_that_the_installed_sources_read_is_judged(part: str) -> 
 
 
 @pytest.mark.vllm
-def test_every_leaf_of_the_configuration_counts_but_those_with_a_reason() -> None:
+def test_difference_covers_every_configuration_field_without_a_reason() -> None:
     from dataclasses import dataclass, field
 
     from coldstart.vllm.engine import adoption
@@ -137,12 +137,12 @@ def test_every_leaf_of_the_configuration_counts_but_those_with_a_reason() -> Non
         (["--additional-config", '{"of": "a plug-in"}'], "additional_config.of"),
         (["--jit-monitor-mode", "error"], "observability_config.jit_monitor_mode"),
         (["--num-gpu-blocks-override", "9"], "cache_config.num_gpu_blocks_override"),
-        # And what a worker is not told, or has no use for.
+        # Flags that a worker does not receive or does not use.
         (["--additional-config", '{"coldstart_scheduler": {}}'], None),
         (["--scheduling-policy", "priority", "--served-model-name", "x", "--api-key", "k"], None),
     ],
 )
-def test_flags_that_a_worker_may_have_read_count(
+def test_difference_names_flag_that_a_worker_may_read(
     words: list[str], leaf: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over vLLM's own parser and configuration; benchmarks/results/flags.json has every flag."""
@@ -170,8 +170,8 @@ def test_flags_that_a_worker_may_have_read_count(
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("policy", ["fcfs", "skip-join-mlfq"])
-def test_what_the_choice_of_a_scheduler_adds_keeps_no_worker_from_being_adopted(policy: str) -> None:
-    """The scheduler is the engine's: one template serves every choice of it."""
+def test_scheduler_flags_do_not_prevent_adoption(policy: str) -> None:
+    """The scheduler belongs to the engine process: one template serves every choice of it."""
     from dataclasses import fields
 
     from vllm.config import SchedulerConfig
@@ -190,7 +190,7 @@ def test_what_the_choice_of_a_scheduler_adds_keeps_no_worker_from_being_adopted(
 
 
 @pytest.mark.vllm
-def test_what_is_filled_in_privately_when_it_is_first_asked_is_no_difference() -> None:
+def test_lazily_set_private_field_is_not_a_difference() -> None:
     from dataclasses import dataclass, field
 
     from coldstart.vllm.engine import adoption
@@ -210,7 +210,7 @@ def test_what_is_filled_in_privately_when_it_is_first_asked_is_no_difference() -
     assert adoption.difference(adoption.facts(Config()), adoption.facts(asked)) is not None
 
 
-def test_a_server_that_what_was_built_does_not_fit_is_replaced_with_the_reason(
+def test_forked_server_reports_reason_when_the_worker_does_not_fit(
     home: Path, fake_engine: Callable[[str], None]
 ) -> None:
     fake_engine("serves")

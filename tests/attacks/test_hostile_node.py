@@ -1,4 +1,4 @@
-"""M1, M2, M3, M9, M10, M11: nothing secret is kept, hostile and read-only nodes work, nothing is left behind."""
+"""Nodes with read-only caches, squatted names and killed servers: no secret is recorded and no file remains."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Act = Callable[[Callable[[], object]], object]
 PLANTED = "PLANTED-secret"
 
 
-class TestM1Secrets:
-    def test_no_key_holds_one(self) -> None:
+class TestSecretsInRecords:
+    def test_key_fields_contain_no_secret(self) -> None:
         given = {
             "api_key": PLANTED,
             "hf_tok": PLANTED,
@@ -47,17 +47,17 @@ class TestM1Secrets:
         fields = relevance.engine_fields(given)
         assert PLANTED not in json.dumps(fields) and fields["kv_transfer_config.kv_role"] == "both"
 
-    def test_no_mend_repeats_one(self) -> None:
+    def test_hint_contains_no_secret(self) -> None:
         assert PLANTED not in " ".join(inspection._after(("--api-key", PLANTED, "--seed", "1")))
 
-    def test_no_log_repeats_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_log_contains_no_secret(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MY_TOKEN", PLANTED)
         (tmp_path / "log").write_text(f"GET https://h/x?X-Amz-Signature=abc failed\nwith {PLANTED}\n")
         assert logs.end(tmp_path / "log") == "GET https://h/x?X-Amz-Signature=*** failed\nwith ***"
 
 
-def test_m2_what_cannot_be_written_is_made_elsewhere(home: Path, stranger: Act, tmp_path: Path) -> None:
-    """A cache on a volume of somebody else's: read, never written. (Root may write anywhere: so another user tries.)"""
+def test_cache_of_another_user_is_not_written(home: Path, stranger: Act, tmp_path: Path) -> None:
+    """A cache that belongs to another user is read and never written. Root may write anywhere, so another user tries."""
     for place in (tmp_path, *tmp_path.parents):
         if place.stat().st_uid == 0 and place != Path("/") and place != Path("/tmp"):
             place.chmod(place.stat().st_mode | 0o055)
@@ -78,10 +78,10 @@ def test_m2_what_cannot_be_written_is_made_elsewhere(home: Path, stranger: Act, 
     assert paths.Cache(cache).writable == cache
 
 
-def test_m2_a_bundle_on_a_read_only_volume_is_served(
+def test_bundle_is_served_from_a_read_only_volume(
     run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The main case in a container: the cache is mounted, and nobody may write to it."""
+    """The main case in a container: the cache is mounted read-only."""
     if runtime.vllm_distribution() is None:
         pytest.skip("a key needs an installed vLLM")
     model = home / "my-model"
@@ -107,10 +107,10 @@ def test_m2_a_bundle_on_a_read_only_volume_is_served(
         subprocess.run(["umount", root], check=True)
 
 
-class TestM3Squatting:
+class TestSquattedRuntimeDirectory:
     @pytest.fixture
     def tmp(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A /tmp of our own, in which somebody else was first."""
+        """Replace /tmp by a directory in which another user can create names first."""
         place = home / "tmp"
         place.mkdir()
         place.chmod(0o1777)
@@ -121,7 +121,7 @@ class TestM3Squatting:
     @pytest.mark.parametrize(
         "squat", ["directory", "file", "link", "dangling link", "pipe", "open directory"]
     )
-    def test_a_taken_name(self, tmp: Path, squat: str) -> None:
+    def test_runtime_directory_avoids_a_squatted_name(self, tmp: Path, squat: str) -> None:
         name = tmp / f"coldstart-{os.getuid()}"
         trap = tmp / "trap"
         trap.mkdir(mode=0o700)
@@ -140,17 +140,17 @@ class TestM3Squatting:
         assert list(trap.iterdir()) == []
 
     @pytest.mark.skipif(os.getuid() != 0, reason="giving a directory to another user needs root")
-    def test_a_directory_of_another_users_that_looks_right(self, tmp: Path) -> None:
+    def test_runtime_directory_avoids_directory_of_another_user(self, tmp: Path) -> None:
         name = tmp / f"coldstart-{os.getuid()}"
         name.mkdir(mode=0o700)
         os.chown(name, 64321, 64321)
         own = paths.runtime_dir()
         assert own != name and own.stat().st_uid == os.getuid()
-        os.chown(own, 64321, 64321)  # and the stand-in is not trusted by its name either
+        os.chown(own, 64321, 64321)  # the name of the replacement is not trusted either
         assert paths.runtime_dir() not in (own, name)
 
 
-class TestM9Litter:
+class TestLeftoverFiles:
     def test_a_server_leaves_no_file(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TMPDIR", str(home))
         monkeypatch.setattr(tempfile, "tempdir", str(home))
@@ -163,7 +163,7 @@ class TestM9Litter:
             assert len(list(own.iterdir())) == 3 and stat.S_IMODE(own.stat().st_mode) == 0o700
         assert [path.name for path in base.iterdir()] == ["scratch.lock"]
 
-    def test_what_a_killed_server_left_is_removed_by_the_next_and_what_lives_is_not(self, home: Path) -> None:
+    def test_next_server_removes_files_of_a_killed_server_only(self, home: Path) -> None:
         program = (
             "import sys, time; from coldstart.system.proc.scratch import scratch\n"
             "with scratch() as own: print(own, flush=True); time.sleep(60)"
@@ -192,18 +192,18 @@ class TestM9Litter:
                 process.wait()
 
 
-def test_m10_a_snapshot_that_cannot_be_taken_is_refused_before_the_work(
+def test_materialize_refuses_snapshot_before_any_work_without_criu(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-    asked: Any = None  # whatever it does with what was looked up, it does too early
+    asked: Any = None  # any use of the model before the check of CRIU fails
     with pytest.raises(CommandFailedError, match="Cannot create a snapshot: /nonexistent/criu was not found"):
         materialize.materialize(asked, Options(snapshot=True), lambda _: nullcontext())
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin"])
-def test_m11_a_pipe_in_the_place_of_a_file(tmp_path: Path, name: str) -> None:
+def test_resolution_refuses_pipe_in_place_of_a_file(tmp_path: Path, name: str) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"architectures": ["X"]}')

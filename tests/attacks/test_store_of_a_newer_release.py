@@ -1,4 +1,4 @@
-"""M4: one entry of a newer format broke list and serve, and the older release's prune removed just what it could read."""
+"""Entries of a newer bundle format neither break list and serve nor are they removed by prune."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def store(home: Path) -> Store:
 
 
 def _newer(store: Store) -> Bundle:
-    """A bundle of format 2.0, of the same key, published last."""
+    """Publish a bundle of format 2.0 with the same key."""
     return plant(store, canonical.dumps(config(format_version="2.0")))
 
 
 def _strange(store: Store) -> dict[str, object]:
-    """An index entry that only a newer release understands, and a member of another that only it has."""
+    """Add an index entry and a member of another entry that only a newer release understands."""
     entry: dict[str, object] = {
         "mediaType": "application/vnd.example.v9",
         "digest": "blake3:ab",
@@ -40,7 +40,7 @@ def _strange(store: Store) -> dict[str, object]:
     return entry
 
 
-def test_m4_the_others_are_listed(run: Run, store: Store, home: Path) -> None:
+def test_list_shows_all_bundles_when_one_is_newer(run: Run, store: Store, home: Path) -> None:
     mine = publish(store, home / "s")
     newer = _newer(store)
     shown = run("list").stdout
@@ -50,13 +50,13 @@ def test_m4_the_others_are_listed(run: Run, store: Store, home: Path) -> None:
     assert "CS-FORMAT-NEW" in listed[1]["problem"] and listed[0]["digest"] == mine.digest
 
 
-def test_m4_what_can_be_read_is_taken(store: Store, home: Path) -> None:
+def test_find_returns_the_readable_bundle_when_another_is_newer(store: Store, home: Path) -> None:
     mine = publish(store, home / "s")
     _newer(store)
     assert store.find(key()) == mine and store.get(NAME) == mine
 
 
-def test_m4_prune_leaves_both(run: Run, store: Store, home: Path) -> None:
+def test_prune_retains_readable_and_newer_bundle(run: Run, store: Store, home: Path) -> None:
     old = publish(store, home / "s")
     mine = publish(store, home / "s", blocks=9)
     newer = _newer(store)
@@ -65,7 +65,7 @@ def test_m4_prune_leaves_both(run: Run, store: Store, home: Path) -> None:
     assert mine.verify("checksum") == [] and newer.image_bytes()
 
 
-def test_m4_an_entry_that_cannot_be_read_at_all(run: Run, store: Store, home: Path) -> None:
+def test_prune_retains_unreadable_entry(run: Run, store: Store, home: Path) -> None:
     publish(store, home / "s")
     entry = _strange(store)
     assert NAME in run("list").stdout and "newer release" in run("list").stderr
@@ -77,7 +77,7 @@ def test_m4_an_entry_that_cannot_be_read_at_all(run: Run, store: Store, home: Pa
     assert len(store.list()) == 1
 
 
-def test_m4_what_a_newer_release_added_to_an_entry_stays(store: Store, home: Path) -> None:
+def test_publish_retains_unknown_members_of_entries(store: Store, home: Path) -> None:
     publish(store, home / "s")
     _strange(store)
     publish(store, home / "s", blocks=9)

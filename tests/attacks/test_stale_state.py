@@ -1,4 +1,4 @@
-"""H4: stale snapshots and templates served old code. One changed byte of what they were made of, and they are refused."""
+"""A snapshot or a template is refused if one byte of the files that it was created from has changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAN = LaunchPlan(["serves"], key="sha256:" + "a" * 64)
 
 @pytest.fixture
 def parts(home: Path, tmp_path: Path) -> list[Path]:
-    """Copies of 50 files that this very process has mapped or imported."""
+    """Copy 50 files that this process has mapped or imported."""
     chosen = random.Random(7).sample(
         sorted({*fingerprint.imported(), *fingerprint.mapped_files(os.getpid())}), 200
     )
@@ -34,14 +34,16 @@ def parts(home: Path, tmp_path: Path) -> list[Path]:
     return made
 
 
-def aged(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the files had lain there for a while: what is younger than the clock's grain is never recorded."""
+def advance_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all files a minute old: digests of files newer than the clock's resolution are not recorded."""
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 60)
 
 
-def test_one_byte_in_each_of_fifty_files(parts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    aged(parts, monkeypatch)
+def test_difference_finds_one_changed_byte_in_each_of_fifty_files(
+    parts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance_clock(monkeypatch)
     listed = digests.listing(map(str, parts))
     for file in parts:
         assert digests.difference(listed) is None
@@ -54,18 +56,20 @@ def test_one_byte_in_each_of_fifty_files(parts: list[Path], monkeypatch: pytest.
         file.write_bytes(data)
 
 
-def test_a_file_that_is_as_it_was_is_not_refused_for_its_times(
+def test_difference_ignores_times_when_contents_are_equal(
     parts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aged(parts, monkeypatch)
+    advance_clock(monkeypatch)
     listed = digests.listing(map(str, parts))
     assert digests.difference(listed) is None
     parts[0].touch()
     assert digests.difference(listed) is None
 
 
-def test_what_is_unchanged_is_not_read_again(parts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    aged(parts, monkeypatch)
+def test_difference_does_not_read_unchanged_files_again(
+    parts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance_clock(monkeypatch)
     listed = digests.listing(map(str, parts))
     assert digests.difference(listed) is None
     monkeypatch.setattr(digests, "_sha256", lambda path: pytest.fail(f"{path} is read"))
@@ -73,10 +77,10 @@ def test_what_is_unchanged_is_not_read_again(parts: list[Path], monkeypatch: pyt
 
 
 @pytest.mark.parametrize("step_s", [-3600.0, 0.0])
-def test_what_is_too_young_or_of_the_future_is_read_every_time(
+def test_difference_reads_new_and_future_files_every_time(
     parts: list[Path], monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
-    """The clock may step back: a change within its grain must not hide behind an equal ctime."""
+    """The clock may be set back: a change within its resolution must not hide behind an equal ctime."""
     real, read = time.time, list[str]()
     monkeypatch.setattr(time, "time", lambda: real() + step_s)
     inner = digests._sha256
@@ -86,12 +90,12 @@ def test_what_is_too_young_or_of_the_future_is_read_every_time(
     assert len(read) == 8
 
 
-def test_the_list_is_one_that_sha256sum_checks(parts: list[Path]) -> None:
+def test_listing_can_be_checked_by_sha256sum(parts: list[Path]) -> None:
     import subprocess
 
     program = shutil.which("sha256sum")
     if program is None:
-        pytest.skip("there is no sha256sum here")
+        pytest.skip("sha256sum is not installed")
     said = subprocess.run(
         [program, "--check", "--strict", "--quiet"],
         input=digests.listing(map(str, parts)),
@@ -108,7 +112,7 @@ def warm(home: Path, fake_engine: Callable[[str], None]) -> template_pool.Warm:
 
 
 def test_a_template_of_an_older_commit_is_refused(warm: template_pool.Warm) -> None:
-    """Its record says another digest of our own code: what it has in memory is not what lies here."""
+    """The template's record has another digest of our code: its memory differs from the files."""
     try:
         assert template_pool.obstacle(warm, PLAN) is None
         record = warm.directory / fingerprint.LIST
@@ -123,7 +127,7 @@ def test_a_template_of_an_older_commit_is_refused(warm: template_pool.Warm) -> N
         template_pool.stop(warm)
 
 
-def test_a_template_that_does_not_say_what_it_was_made_of_is_refused(warm: template_pool.Warm) -> None:
+def test_template_without_record_is_refused(warm: template_pool.Warm) -> None:
     try:
         (warm.directory / fingerprint.ABOUT).unlink()
         assert "an older coldstart created it" in str(template_pool.obstacle(warm, PLAN))
@@ -145,7 +149,7 @@ def test_a_template_of_another_environment_is_refused(
         template_pool.stop(warm)
 
 
-def test_another_kernel_or_library_or_processor(warm: template_pool.Warm) -> None:
+def test_template_of_another_machine_is_refused(warm: template_pool.Warm) -> None:
     try:
         record = warm.directory / fingerprint.ABOUT
         about = json.loads(record.read_text())
@@ -160,8 +164,8 @@ def test_another_kernel_or_library_or_processor(warm: template_pool.Warm) -> Non
         template_pool.stop(warm)
 
 
-def test_all_of_our_own_code_is_in_the_list(warm: template_pool.Warm) -> None:
-    """Also what is imported only after the fork: it would be of another release than what is in memory."""
+def test_listing_contains_all_modules_of_coldstart(warm: template_pool.Warm) -> None:
+    """Modules imported only after the fork count as well: they could be of another release than the memory."""
     try:
         listed = (warm.directory / fingerprint.LIST).read_text()
         root = Path(sys.modules["coldstart"].__path__[0])

@@ -1,4 +1,4 @@
-"""M5: what a registry, a weights server or a bundle says reached the terminal with its escape sequences."""
+"""Escape sequences from a registry, a weights server or a bundle do not reach the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.shell import Run
 
 from coldstart.system.paths import Cache
 
-# A title, colours, a cursor that climbs, C1 forms of the same, text that runs backwards, a bell, a lone surrogate.
+# Window title, colours, cursor movement, C1 controls, right-to-left override, bell.
 EVIL = "\x1b]0;owned\x07\x1b[31m\x1b[2A\x9b31m\u202eevil\u2066\x08\x7f\u200b"
 BAD = ["\x1b", "\x07", "\x08", "\x7f", "\x9b", "\u202e", "\u2066", "\u200b"]
 
@@ -25,7 +25,7 @@ def _clean(text: str) -> None:
     assert not found, found
 
 
-def test_m5_a_registry_that_writes_escapes(run: Run) -> None:
+def test_registry_error_is_shown_without_escapes(run: Run) -> None:
     body = EVIL.encode()
     with answering(lambda c, _: answer(c, 500, {}, body)) as server:
         done = run("pull", f"oci://{server.address}/a/b", code=2)
@@ -34,7 +34,7 @@ def test_m5_a_registry_that_writes_escapes(run: Run) -> None:
 
 
 @pytest.mark.parametrize("command", [("list",), ("inspect", "org/tiny"), ("inspect", "org/tiny", "--key")])
-def test_m5_a_bundle_whose_key_holds_escapes(command: tuple[str, ...], run: Run, home: Path) -> None:
+def test_key_is_shown_without_escapes(command: tuple[str, ...], run: Run, home: Path) -> None:
     wanted = Key(dict(key().fields) | {"engine.note": EVIL})
     publish(Store(Cache.at().bundles), home / "s", wanted)
     done = run(*command, code=None)
@@ -46,7 +46,7 @@ def test_m5_a_bundle_whose_key_holds_escapes(command: tuple[str, ...], run: Run,
     json.loads(as_json)
 
 
-def test_m5_a_bundle_whose_provenance_holds_escapes(run: Run, home: Path) -> None:
+def test_provenance_is_shown_without_escapes(run: Run, home: Path) -> None:
     made = {**config()["provenance"], "arguments": [EVIL], "tool": {EVIL: EVIL}}  # type: ignore[dict-item]
     plant(Store(Cache.at().bundles), canonical.dumps(config(provenance=made)))
     done = run("inspect", "org/tiny")
@@ -54,13 +54,7 @@ def test_m5_a_bundle_whose_provenance_holds_escapes(run: Run, home: Path) -> Non
     assert "owned" in done.stdout
 
 
-def test_m5_a_cell_stays_in_its_line() -> None:
-    from coldstart.commands._output import table
-
-    assert len(table(("a", "b"), [("x\nerror: forged", EVIL)]).splitlines()) == 2
-
-
-def test_m5_what_is_harmless_stays() -> None:
+def test_printable_keeps_harmless_text() -> None:
     from coldstart.commands._output import printable
 
     assert printable("naïve 模型 → 1 µs\n\ttab") == "naïve 模型 → 1 µs\n\ttab"

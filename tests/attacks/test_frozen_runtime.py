@@ -1,6 +1,6 @@
-"""A frozen runtime is memory that runs as its owner: nothing of its maker's in it, and nobody else's hand on it.
+"""A frozen runtime holds no secret of its creator, and other users cannot change it.
 
-Frozen and thawed by a real CRIU; only what the template builds is made up.
+A real CRIU freezes and thaws it; only the engine that the template builds is a fake.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _thawed(cache: Cache) -> process_snapshot.Thawed:
     return runtime_snapshot.thaw(image, PLAN)
 
 
-def _said(cache: Cache, behaviour: str, file: Path) -> str:
-    """What a server of a newly thawed template prints; both have ended."""
+def _server_output(cache: Cache, behaviour: str, file: Path) -> str:
+    """Return the output of a server forked from a newly thawed template; both processes have exited."""
     thawed, saved = _thawed(cache), os.dup(2)
     with file.open("w") as out:
         os.dup2(out.fileno(), 2)
@@ -75,24 +75,24 @@ def _said(cache: Cache, behaviour: str, file: Path) -> str:
     return file.read_text()
 
 
-def test_no_secret_of_the_maker_stands_in_it(cache: Cache) -> None:
+def test_frozen_image_contains_no_secret_of_its_creator(cache: Cache) -> None:
     image = runtime_snapshot.freeze(cache, 60)
     assert sum(path.stat().st_size for path in image.iterdir()) > 1 << 20  # memory is among them
     assert [path.name for path in image.iterdir() if b"PLANTED-" in path.read_bytes()] == []
     assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
 
 
-def test_what_is_thawed_has_its_callers_environment_and_place(
+def test_thawed_server_uses_environment_and_directory_of_its_caller(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runtime_snapshot.freeze(cache, 60)
     monkeypatch.setenv("SAID", "by the caller")
     monkeypatch.chdir(tmp_path)
-    assert _said(cache, "says", tmp_path / "said").startswith(f"{tmp_path} by the caller")
+    assert _server_output(cache, "says", tmp_path / "said").startswith(f"{tmp_path} by the caller")
     assert list(paths.runtime_dir().glob("thawed-*")) == []
 
 
-def test_one_changed_byte_of_a_module_is_refused_by_name(cache: Cache, tmp_path: Path) -> None:
+def test_thaw_names_the_module_when_one_byte_of_it_changed(cache: Cache, tmp_path: Path) -> None:
     image = runtime_snapshot.freeze(cache, 60)
     module = tmp_path / "module.py"
     module.write_text("VALUE = 1\n")
@@ -110,7 +110,7 @@ def test_one_changed_byte_of_a_module_is_refused_by_name(cache: Cache, tmp_path:
     assert list(paths.runtime_dir().glob("thawed-*")) == []
 
 
-def test_a_refusal_at_any_moment_of_thawing_leaves_nothing(
+def test_thaw_leaves_no_files_when_refused_at_any_moment(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime_snapshot.freeze(cache, 60)
@@ -137,7 +137,7 @@ def test_a_refusal_at_any_moment_of_thawing_leaves_nothing(
     ],
     ids=["owner", "owner of a file", "mode", "truncated", "mapped memory"],
 )
-def test_what_another_could_have_written_is_never_given_to_criu(
+def test_thaw_does_not_start_criu_when_another_user_could_have_written_the_image(
     cache: Cache, spoil: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = runtime_snapshot.freeze(cache, 60)
@@ -147,7 +147,7 @@ def test_what_another_could_have_written_is_never_given_to_criu(
         _thawed(cache)
 
 
-def test_a_cache_from_elsewhere_brings_no_image(
+def test_thaw_refuses_image_when_created_on_another_machine(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     runtime_snapshot.freeze(cache, 60)
@@ -156,17 +156,15 @@ def test_a_cache_from_elsewhere_brings_no_image(
         _thawed(cache)
 
 
-def test_two_that_are_thawed_share_no_random_state(cache: Cache, tmp_path: Path) -> None:
+def test_thawed_servers_share_no_random_state(cache: Cache, tmp_path: Path) -> None:
     runtime_snapshot.freeze(cache, 60)
-    drawn = [_said(cache, "draws", tmp_path / name).split() for name in ("one", "two")]
+    drawn = [_server_output(cache, "draws", tmp_path / name).split() for name in ("one", "two")]
     assert len(drawn[0]) == len(drawn[1]) == 3
     assert [one for one, two in zip(*drawn, strict=True) if one == two] == []
 
 
 @pytest.mark.slow
-def test_a_maker_that_is_killed_leaves_no_process_and_no_image(
-    cache: Cache, home: Path, tmp_path: Path
-) -> None:
+def test_freeze_leaves_no_process_and_no_image_when_killed(cache: Cache, home: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from coldstart.system import paths; from coldstart.models import tiny\n"
         f"sys.executable = {sys.executable!r}\n"
@@ -189,7 +187,7 @@ def test_a_maker_that_is_killed_leaves_no_process_and_no_image(
     assert [path.name for path in cache.runtimes.iterdir() if path.name.endswith(".partial")] == []
 
 
-def test_a_dump_that_fails_leaves_nothing(
+def test_freeze_leaves_no_files_when_the_dump_fails(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "criu"

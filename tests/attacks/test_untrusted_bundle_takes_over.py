@@ -1,4 +1,4 @@
-"""H3: the newest version was taken whoever signed it, and an old signed one became the newest by being pulled again."""
+"""A newer unsigned bundle, or an old signed bundle that is pulled again, does not supersede a trusted one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _signed(store: Store, home: Path, wanted: Key, created: str, **kv: object) -
 
 
 def _elsewhere(home: Path, wanted: Key, created: str, signed: bool, name: str = "elsewhere") -> str:
-    """The address of a directory with a bundle that came from outside."""
+    """Return the address of a directory with a bundle that was created elsewhere."""
     other = Store(home / name)
     made = (
         _signed(other, home, wanted, created, n=name)
@@ -58,23 +58,23 @@ def _elsewhere(home: Path, wanted: Key, created: str, signed: bool, name: str = 
     return f"{other.root}@{made.digest}"
 
 
-def _taken(model: str) -> Bundle | None:
+def _selected(model: str) -> Bundle | None:
     return inspection.look_up(model).bundle
 
 
-def test_h3_a_pulled_unsigned_bundle_is_not_taken(
+def test_pulled_unsigned_bundle_is_not_selected(
     run: Run, store: Store, home: Path, model: str, wanted: Key
 ) -> None:
     mine = _signed(store, home, wanted, OLD)
     done = run("pull", _elsewhere(home, wanted, LATER, signed=False))
     assert "will not run" in done.stderr and len(store.list()) == 2
-    assert _taken(model) == mine
+    assert _selected(model) == mine
     assert store.get("org/tiny", trust=inspection.trust) == mine
     noted = inspection.look_up(model).notes
     assert noted == ("org/tiny:v2 was passed over for v1: the bundle is not signed",)
 
 
-def test_h3_prune_keeps_the_signed_one(run: Run, store: Store, home: Path, wanted: Key) -> None:
+def test_prune_removes_the_unsigned_bundle(run: Run, store: Store, home: Path, wanted: Key) -> None:
     mine = _signed(store, home, wanted, OLD)
     run("pull", _elsewhere(home, wanted, LATER, signed=False))
     (stranger,) = [bundle for bundle in store.list() if bundle != mine]
@@ -84,9 +84,7 @@ def test_h3_prune_keeps_the_signed_one(run: Run, store: Store, home: Path, wante
     assert store.list() == [mine]
 
 
-def test_h3_an_unsigned_bundle_alone_is_taken_in_words_only(
-    run: Run, home: Path, model: str, wanted: Key
-) -> None:
+def test_only_unsigned_bundle_needs_untrusted_option(run: Run, home: Path, model: str, wanted: Key) -> None:
     run("pull", _elsewhere(home, wanted, LATER, signed=False))
     found = inspection.look_up(model)
     assert found.bundle is None and found.untrusted is not None
@@ -104,10 +102,10 @@ def test_h3_an_unsigned_bundle_alone_is_taken_in_words_only(
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["same key", "nearest"])
-def test_h3_the_weights_of_a_stranger_are_not_called_verified(
+def test_weights_of_untrusted_bundle_are_reported_unverified(
     local: bool, store: Store, model: str, wanted: Key
 ) -> None:
-    """The list of digests came from the attacker, and what matched it was called verified."""
+    """Weights that match a list of digests from an untrusted bundle are not verified."""
     plan = {"chunk": 16, "files": [{"name": "evil.safetensors", "size": 0, "chunks": [], "tensors": []}]}
     with store.begin(wanted) as draft:
         draft.add_json("weights", plan)
@@ -124,28 +122,28 @@ def test_h3_the_weights_of_a_stranger_are_not_called_verified(
     assert asked.plan == plan and any("unverified" in note for note in asked.notes)
 
 
-def test_h3_going_back_is_said_and_not_done(
+def test_pulled_older_bundle_is_reported_and_not_selected(
     run: Run, store: Store, home: Path, model: str, wanted: Key
 ) -> None:
     mine = _signed(store, home, wanted, NEW)
     done = run("pull", _elsewhere(home, wanted, OLD, signed=True))
     assert "is older than v1" in done.stderr
-    assert [bundle.version for bundle in store.list()] == [1, 2] and _taken(model) == mine
+    assert [bundle.version for bundle in store.list()] == [1, 2] and _selected(model) == mine
     (note,) = inspection.look_up(model).notes
     assert "v2 was passed over for v1: it was made earlier" in note
-    run("prune", mine.ref)  # in words
-    assert _taken(model) == store.get("org/tiny:v2")
+    run("prune", mine.ref)
+    assert _selected(model) == store.get("org/tiny:v2")
 
 
-def test_h3_the_newest_trusted_version_wins(
+def test_newest_trusted_version_is_selected(
     run: Run, store: Store, home: Path, model: str, wanted: Key
 ) -> None:
     _signed(store, home, wanted, OLD)
     run("pull", _elsewhere(home, wanted, NEW, signed=True))
-    assert _taken(model) == store.get("org/tiny:v2")
+    assert _selected(model) == store.get("org/tiny:v2")
 
 
-def test_h3_trust_why(run: Run, store: Store, home: Path, wanted: Key) -> None:
+def test_trust_why_reports_the_reason(run: Run, store: Store, home: Path, wanted: Key) -> None:
     _signed(store, home, wanted, OLD)
     run("pull", _elsewhere(home, wanted, LATER, signed=False))
     good = run("trust", "why", "org/tiny:v1").stdout
@@ -157,12 +155,12 @@ def test_h3_trust_why(run: Run, store: Store, home: Path, wanted: Key) -> None:
     other = Store(home / "third")
     made = publish(other, home / "s", wanted, signer=stranger, created=LATER, n="third")
     run("pull", f"{other.root}@{made.digest}")
-    told = run("trust", "why", "org/tiny:v3", code=1)
-    assert f"its signer {stranger.fingerprint} is not a trusted key" in told.stdout
-    assert "coldstart trust add FILE" in told.stderr
+    unknown = run("trust", "why", "org/tiny:v3", code=1)
+    assert f"its signer {stranger.fingerprint} is not a trusted key" in unknown.stdout
+    assert "coldstart trust add FILE" in unknown.stderr
 
 
-def test_h3_a_remembered_verdict_ends_with_its_key(store: Store, home: Path, wanted: Key) -> None:
+def test_cached_trust_ends_when_its_key_is_removed(store: Store, home: Path, wanted: Key) -> None:
     mine = _signed(store, home, wanted, OLD)
     assert inspection.trust(mine).ok and inspection.trust(mine).ok
     (record,) = (paths.state_dir() / "verdicts").iterdir()

@@ -1,4 +1,4 @@
-"""M7: COLDSTART_PREFETCH_TOKEN went over plain HTTP to whatever host was named. M1: presigned queries stood in status."""
+"""Tokens and passwords are not sent over plain HTTP, and presigned queries are not shown in the status."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ TOKEN = {http_source.TOKEN_VARIABLE: "s3cret"}
 @pytest.mark.parametrize(
     "address", ["http://weights.example/m", "http://10.0.0.1:8000/m", "http://127.0.0.1.example/m"]
 )
-def test_m7_no_token_without_tls(address: str) -> None:
+def test_headers_have_no_token_without_tls(address: str) -> None:
     assert http_source.headers(address, TOKEN) == {}
 
 
 @pytest.mark.parametrize("address", ["https://weights.example/m", "http://127.0.0.1:1/m", "http://[::1]:1/m"])
-def test_m7_tls_and_this_machine_are_safe(address: str) -> None:
+def test_headers_have_token_with_tls_or_loopback(address: str) -> None:
     assert http_source.headers(address, TOKEN) == {"Authorization": "Bearer s3cret"}
 
 
-def test_m7_no_password_without_tls() -> None:
+def test_headers_refuse_password_without_tls() -> None:
     with pytest.raises(SourceUnusableError, match="without TLS"):
         http_source.headers("http://me:s3cret@weights.example/m", {})
 
 
-def test_m7_who_adds_a_header_by_hand_is_stopped_too() -> None:
-    """The client itself refuses, whoever made the header."""
+def test_source_refuses_explicit_authorization_header_without_tls() -> None:
     source = http_source.HttpSource("http://weights.example/m", {"Authorization": "Bearer s3cret"})
     with pytest.raises(SourceUnusableError, match="without TLS"):
         source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None)
 
 
-def test_m7_no_session_token_without_tls() -> None:
+def test_source_refuses_session_token_without_tls() -> None:
     pytest.importorskip("obstore", exc_type=ImportError)
     given = {"AWS_ENDPOINT_URL": "http://10.0.0.1:9000", "AWS_SESSION_TOKEN": "s3cret", "AWS_REGION": "x"}
     with pytest.raises(SourceUnusableError, match="without TLS"):
@@ -48,7 +47,7 @@ def test_m7_no_session_token_without_tls() -> None:
     backends.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
 
 
-def test_m1_a_signed_address_is_shown_without_its_signature(tmp_path: Path) -> None:
+def test_status_shows_presigned_address_without_its_signature(tmp_path: Path) -> None:
     plan = checkpoint(tmp_path / "w")
     query = "?X-Amz-Signature=s3cret&X-Amz-Credential=AKIA"
     assert redact(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"

@@ -1,4 +1,4 @@
-"""M8: prune left what had been unpacked: 495 MB a snapshot, for ever."""
+"""Prune removes unpacked sections and files that killed servers left behind."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _unpack(bundle: Bundle) -> Path:
 
 
 def _other(store: Store, home: Path) -> Bundle:
-    """A later version with other code."""
+    """Publish a later version with other code."""
     with store.begin(key()) as draft:
         draft.add_tree("compile", write_tree(home / "other", {"k.so": b"\x7fELF" + bytes(200_000)}))
         return draft.publish(provenance())
 
 
-def test_m8_what_was_unpacked_goes_with_its_bundle(run: Run, store: Store, home: Path) -> None:
+def test_prune_removes_unpacked_sections_of_removed_bundles(run: Run, store: Store, home: Path) -> None:
     old = _unpack(publish(store, home / "s"))
     kept = _unpack(_other(store, home))
     planned = json.loads(run("prune", "--dry-run", "--format=json").stdout)
@@ -48,7 +48,7 @@ def test_m8_what_was_unpacked_goes_with_its_bundle(run: Run, store: Store, home:
     assert not kept.exists() and not list(Cache.at().unpacked.glob("[0-9a-f]*"))
 
 
-def test_prune_leaves_what_another_store_has_unpacked(run: Run, store: Store, home: Path) -> None:
+def test_prune_retains_unpacked_sections_of_another_store(run: Run, store: Store, home: Path) -> None:
     mine, theirs = publish(store, home / "s"), publish(Store(home / "other" / "bundles"), home / "s")
     shared = paths.compiled_dir()
     (digest,) = {b.entry("compile").digest.removeprefix("sha256:") for b in (mine, theirs)}
@@ -70,7 +70,7 @@ def test_prune_leaves_what_another_store_has_unpacked(run: Run, store: Store, ho
     assert not list((paths.state_dir() / "unpacked").glob(f"{digest}.*"))
 
 
-def test_prune_dry_run_lists_what_it_would_remove(run: Run, store: Store, home: Path) -> None:
+def test_prune_dry_run_lists_removals(run: Run, store: Store, home: Path) -> None:
     old = publish(store, home / "s")
     place = _unpack(old)
     _other(store, home)
@@ -84,7 +84,7 @@ def test_prune_dry_run_lists_what_it_would_remove(run: Run, store: Store, home: 
     assert before == sorted(path for path in home.rglob("*") if path.is_file())
 
 
-def test_m8_what_a_process_has_mapped_stays(store: Store, home: Path) -> None:
+def test_reclaim_retains_files_that_a_process_has_mapped(store: Store, home: Path) -> None:
     place = _unpack(publish(store, home / "s"))
     with (
         (place / "kernel.so").open("rb") as file,
@@ -94,7 +94,7 @@ def test_m8_what_a_process_has_mapped_stays(store: Store, home: Path) -> None:
     assert reclaim.reclaim([place.parent], [], dry_run=False).paths == (place,) and not place.exists()
 
 
-def test_m8_nothing_of_another_name_goes(tmp_path: Path) -> None:
+def test_reclaim_retains_files_with_other_names(tmp_path: Path) -> None:
     for name in ("notes", "a" * 63, "A" * 64, ".keep"):
         (tmp_path / name).mkdir()
     left = tmp_path / f".{'a' * 64}.123.old"
@@ -103,12 +103,12 @@ def test_m8_nothing_of_another_name_goes(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_m8_what_killed_servers_left_goes(run: Run, store: Store, home: Path) -> None:
+def test_prune_removes_files_of_killed_servers(run: Run, store: Store, home: Path) -> None:
     gone, alive = (paths.runtime_dir() / f"thawed-{name}" for name in ("gone", "alive"))
     scratch = paths.temporary_dir() / "server-12345678"
     for directory in (gone, alive, scratch):
         directory.mkdir(parents=True, mode=0o700)
-    (scratch / "lock").touch()  # nobody holds it
+    (scratch / "lock").touch()  # no process holds it
     (gone / "guardian").write_text(f"{os.getpid()} another life's")
     (alive / "guardian").write_text(f"{os.getpid()} {processes.birth(os.getpid())}")
     run("prune", "--dry-run")

@@ -1,4 +1,4 @@
-"""H5: what a registry answers is read without a cap, or one byte every three seconds keeps a pull for ever."""
+"""A registry that sends endless or very slow responses costs a pull neither much memory nor much time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RSS_KIB = 200 << 10
 
 
 def _pull(address: str, place: Path, seconds: float) -> tuple[str, float]:
-    """What the pull says, and its seconds. Raises when it takes longer than `seconds` or 200 MiB of memory."""
+    """Return output and duration of a pull; fail if it takes longer than `seconds` or more than 200 MiB of memory."""
     environment = {**os.environ, "COLDSTART_HTTP_PATIENCE_S": "1", "HOME": str(place.parent)}
     began = time.monotonic()
     child = subprocess.Popen(
@@ -75,7 +75,7 @@ def _challenge(connection: socket.socket, asked: Asked) -> None:
     ],
     ids=["500", "403", "404", "401", "200", "token"],
 )
-def test_h5_a_large_answer_takes_no_memory(
+def test_pull_bounds_memory_when_response_is_large(
     behave: Callable[[socket.socket, Asked], None], tmp_path: Path
 ) -> None:
     with answering(behave) as server:
@@ -103,14 +103,14 @@ def _no_end(head: bytes) -> Callable[[socket.socket, Asked], None]:
     ],
     ids=["status", "headers", "header", "body", "error", "chunk"],
 )
-def test_h5_a_byte_now_and_then_holds_nobody(head: bytes, tmp_path: Path) -> None:
+def test_pull_ends_when_response_trickles(head: bytes, tmp_path: Path) -> None:
     with answering(_no_end(head)) as server:
         said, seconds = _pull(f"oci://{server.address}/a/b", tmp_path / "store", 60)
     assert said.startswith("CS-REMOTE"), said
     assert seconds < 30
 
 
-def test_h5_signatures_are_counted_before_they_are_fetched(tmp_path: Path) -> None:
+def test_pull_limits_the_number_of_signatures(tmp_path: Path) -> None:
     made = publish(Store(tmp_path / "made"), tmp_path)
     listed = [
         {"mediaType": oci.MANIFEST_TYPE, "digest": f"sha256:{number:064x}", "size": 700}
