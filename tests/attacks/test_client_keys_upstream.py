@@ -29,7 +29,7 @@ def test_server_receives_its_own_key_alone(tmp_path: Path, args: list[str]) -> N
             url = stage.url + "/v1/completions"
             async with stage.client.post(url, json=body, headers=SECRETS) as answer:
                 assert answer.status == 200
-            (received,) = stage.servers.of("a").headers
+            (received,) = stage.servers.last("a").headers
             assert "clients-key" not in str(received) and "cookie" not in received
             assert received.get("authorization") == (f"Bearer {args[1]}" if args else None)
 

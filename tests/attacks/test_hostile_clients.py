@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import Stage, run, staged, until
+from support.fake_upstream import Stage, run, staged, wait_until
 
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.limits import GatewayLimits
@@ -72,7 +72,7 @@ def attack(directory: Path, work: Callable[[Stage], Awaitable[None]], **limits: 
             await work(stage)
             assert (await stage.ask(model="a", prompt="good"))[0] == 200
             connections = stage.server.config.open_connections  # type: ignore[attr-defined]
-            await until(lambda: not connections.used and not connections.addresses)
+            await wait_until(lambda: not connections.used and not connections.addresses)
 
     run(both())
 
@@ -240,11 +240,11 @@ def test_client_that_does_not_read_is_disconnected_and_holds_no_model(tmp_path: 
         attacker = await Attacker.connect(stage)
         body = json.dumps({"model": "a", "prompt": "x" * 4000, "pieces": 1_000_000, "stream": True}).encode()
         await attacker.send(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
-        await until(lambda: stage.driver.facts.get_model("a").chunks_streamed)
+        await wait_until(lambda: stage.driver.facts.get_model("a").chunks_streamed)
         attacker.writer.transport.pause_reading()  # type: ignore[attr-defined]
         # Model b needs the memory of a, which is in use until the attacker is disconnected.
         assert (await stage.ask(model="b", prompt="x"))[0] == 200
-        assert stage.servers.of("a").gone
+        assert stage.servers.last("a").gone
         attacker.close()
 
     attack(tmp_path, work, write_s=0.5)
@@ -267,6 +267,6 @@ def test_request_id_with_other_characters_is_replaced(tmp_path: Path, given: byt
         url = stage.url + "/v1/completions"
         async with stage.client.post(url, json={"model": "a", "prompt": "x"}, headers=headers) as answer:
             assert answer.status == 200 and len(answer.headers["x-request-id"]) == 32
-        assert stage.servers.of("a").headers[0]["x-request-id"] != given.decode()
+        assert stage.servers.last("a").headers[0]["x-request-id"] != given.decode()
 
     attack(tmp_path, work)

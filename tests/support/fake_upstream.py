@@ -290,7 +290,7 @@ async def serve(app: Gateway) -> tuple[GatewayServer, asyncio.Task[None], str]:
         server = create_server(app)
         # The server closes its own duplicate of the socket when it ends.
         serving = asyncio.create_task(server.serve(sockets=[sock.dup()]))
-        await until(lambda: server.started)
+        await wait_until(lambda: server.started)
         return server, serving, format_url(sock, app.endpoint)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from support.fake_upstream import FakeServers, serve, until
+from support.fake_upstream import FakeServers, serve, wait_until
 
 from coldstart.contract.arguments import Arguments
 from coldstart.fleet.events import Action, Event

@@ -46,9 +46,9 @@ def test_request_id_of_the_client_is_used_or_created(tmp_path: Path) -> None:
                 stage.url + "/v1/chat/completions?x=1", json={"model": "a", "prompt": 1}, headers=named
             ) as answer:
                 assert answer.headers["x-request-id"] == "mine"
-            (seen,) = stage.servers.of("a").headers
+            (seen,) = stage.servers.last("a").headers
             assert (seen["x-request-id"], seen["x-own"]) == ("mine", "x")
-            assert stage.servers.of("a").paths == ["/v1/chat/completions?x=1"]
+            assert stage.servers.last("a").paths == ["/v1/chat/completions?x=1"]
             ids = {(await stage.ask(model="a", prompt=i))[1]["x-request-id"] for i in range(3)}
             assert len(ids) == 3
 

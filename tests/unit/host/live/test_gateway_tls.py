@@ -14,7 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from support.fake_upstream import Stage, run, staged, until
+from support.fake_upstream import Stage, run, staged, wait_until
 
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
@@ -68,7 +68,7 @@ def test_request_over_tls_succeeds_also_after_the_certificate_changed(tmp_path: 
             first = Path(shutil.copy(cert, tmp_path / "first.pem"))
             write_certificate(tmp_path, "second")
             server: Any = stage.server
-            await until(lambda: server._certificate == find_signature(endpoint))
+            await wait_until(lambda: server._certificate == find_signature(endpoint))
             assert await accepts(stage, cert) and not await accepts(stage, first)
 
     run(work())
