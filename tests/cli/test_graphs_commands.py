@@ -84,4 +84,4 @@ def test_a_section_that_is_no_graphs_says_so(run: Run, home: Path, tmp_path: Pat
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "graphs.json").write_text("{}")
     publish(tmp_path / "g")
-    assert "they cannot be read" in run("inspect", "org/tiny").stdout
+    assert "CUDA graphs: cannot be read" in run("inspect", "org/tiny").stdout
