@@ -1,6 +1,6 @@
 """Parse and validate the host's TOML configuration file.
 
-docs/reference/host-configuration.md lists the keys: those of the host are the members of HostSettings, and those of a model the
+docs/reference/configuration.md lists the keys. Those of the host are the members of HostSettings, and those of a model the
 members of Launch and Figures.
 
 Invariant: a file that is accepted describes a host that can run; every error names the file and the key.

@@ -147,9 +147,9 @@ def test_trust_why_reports_the_reason(run: Run, store: Store, home: Path, wanted
     _signed(store, home, wanted, OLD)
     run("pull", _elsewhere(home, wanted, LATER, signed=False))
     good = run("trust", "why", "org/tiny:v1").stdout
-    assert "v1 is trusted: signed by ed25519:" in good and "the version of its key that is taken" in good
+    assert "v1 is trusted: signed by ed25519:" in good and "the selected version of its key" in good
     bad = run("trust", "why", "org/tiny:v2", code=1)
-    assert "not trusted: the bundle is not signed" in bad.stdout and "v1 is taken" in bad.stdout
+    assert "not trusted: the bundle is not signed" in bad.stdout and "v1 of its key is selected" in bad.stdout
     (home / "stranger").mkdir()
     stranger = sign.host_key(home / "stranger")
     other = Store(home / "third")

@@ -82,7 +82,7 @@ def test_report_shows_traceback_when_debugging(
         (("lst",), 2, "Did you mean 'list'?"),
         (("list", "--colour"), 2, "No such option"),
         (("list", "--format", "yaml"), 2, "yaml"),
-        (("list", "--", "--port", "1"), 2, "takes nothing after --"),
+        (("list", "--", "--port", "1"), 2, "takes no arguments after --"),
         (("list", "--config", "missing.toml"), 2, "does not exist"),
         (("inspect", "lama2-7b"), 2, "llama2-7b"),
         (("inspect", "--key", "--tree", "x"), 2, "exclude"),

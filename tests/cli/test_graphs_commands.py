@@ -84,4 +84,4 @@ def test_inspect_reports_an_unreadable_graphs_section(run: Run, home: Path, tmp_
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "graphs.json").write_text("{}")
     publish(tmp_path / "g")
-    assert "they cannot be read" in run("inspect", "org/tiny").stdout
+    assert "CUDA graphs: cannot be read" in run("inspect", "org/tiny").stdout

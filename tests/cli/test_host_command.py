@@ -65,13 +65,13 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "run"), 2, "no model is given"),
         (("host", "--memory", "1GiB"), 2, "no model is given"),
         (("host", "--host-file", "/nowhere/host.toml"), 2, "cannot read the host file"),
-        (("host", "tiny-llama"), 2, "how much memory its models may take"),
+        (("host", "tiny-llama"), 2, "--memory is missing"),
         (("host", "tiny-llama", "--memory", "lots"), 2, "invalid size 'lots'"),
         (("host", "tiny-llama", "--memory", "1GiB", "--policy", "x"), 2, "unknown policy"),
         (("host", "tiny-llama", "--memory", "1GiB", "--heartbeat", "0"), 2, "--heartbeat"),
         (("host", "tiny-llama", "--memory", "1GiB", "--on-miss", "x"), 2, "on_miss"),
         (("host", "status", "--url", "http://127.0.0.1:9"), 1, "no host responds"),
-        (("host", "status", "--watch", "0"), 2, "--watch needs"),
+        (("host", "status", "--watch", "0"), 2, "--watch must be"),
     ],
 )
 def test_host_reports_invalid_arguments_before_it_starts(

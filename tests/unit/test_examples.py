@@ -11,7 +11,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -23,6 +25,7 @@ from tools.bundles import NAME, publish
 from tools.command_line import parse
 
 from coldstart.contract import environment
+from coldstart.fleet import configuration as fleet_configuration
 from coldstart.host import configuration
 from coldstart.host.configuration import Profile
 
@@ -41,6 +44,21 @@ def _options() -> set[str]:
 def test_the_host_file_is_a_host() -> None:
     file = configuration.load(EXAMPLES / "host.toml", lambda launch: Profile(16 << 30, 1.0, "bundle"))
     assert [spec.name for spec in file.models] == ["llama2-7b", "qwen3-8b"] and file.models[0].pinned
+
+
+def _toml(page: str) -> dict[str, Any]:
+    (block,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs/how-to" / page).read_text(), re.M | re.S)
+    return tomllib.loads(block)
+
+
+def test_the_host_file_of_the_guide_is_valid() -> None:
+    file = configuration.parse(_toml("host.md"), lambda launch: Profile(8 << 30, 1.0, "bundle"))
+    assert [spec.pinned for spec in file.models] == [True, False]
+
+
+def test_the_fleet_file_of_the_guide_is_valid() -> None:
+    file = fleet_configuration.parse(_toml("fleet.md"))
+    assert (len(file.servers), len(file.models)) == (2, 1)
 
 
 def _command_lines() -> list[list[str]]:
