@@ -22,7 +22,7 @@ GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 
 class Attacker:
-    """One connection from an address of its own."""
+    """One connection from the address of an attacker."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

@@ -19,7 +19,9 @@ from coldstart.system.ipc.addresses import free_port
 from coldstart.system.proc.lifeline import die_with_supervisor
 
 # The path of a unix socket is limited to 107 bytes, and Ray's sockets lie deep below its directory.
-_SOCKET = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+_SOCKET = "/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+# Ray gives its directory of sessions mode 0777, so it lies below one that no other user can enter.
+_SESSIONS = "r"
 _PREFIX = "coldstart-ray-"
 # Memory of the node's object store, which the fleet does not use. Ray's minimum is 75 MB.
 OBJECTS = 80_000_000
@@ -48,7 +50,7 @@ def command(server: ServerSpec | None, *words: str) -> list[str]:
 
 def head(server: ServerSpec | None, directory: Path, port: int) -> list[str]:
     """Return the command of the first node, whose control service listens at `port`."""
-    own = [f"--port={port}", f"--ray-client-server-port={free_port()}", f"--temp-dir={directory}"]
+    own = [f"--port={port}", f"--ray-client-server-port={free_port()}", f"--temp-dir={directory / _SESSIONS}"]
     return command(server, "--head", "--include-dashboard=false", *own)
 
 
@@ -58,7 +60,7 @@ def joining(server: ServerSpec, address: str) -> list[str]:
 
 
 def own_directory() -> Path:
-    """Create a private directory for an own Ray: a temporary directory, or one below /tmp if its path is too long."""
+    """Create a private directory for an own Ray, below /tmp if the path of a temporary directory is too long."""
     longest = Path(tempfile.gettempdir(), f"{_PREFIX}12345678{_SOCKET}")
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp" if len(os.fsencode(longest)) > 107 else None))
 
@@ -74,6 +76,8 @@ def require() -> None:
 def main() -> None:
     """Run the `ray` command line."""
     die_with_supervisor()
+    # On a machine that joins, Ray creates the directory above its sessions: no other user may enter it either.
+    os.umask(0o077)
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
     from ray.scripts.scripts import main as ray
 

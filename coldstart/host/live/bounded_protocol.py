@@ -20,6 +20,13 @@ from coldstart.host.live import answers
 from coldstart.host.live.shares import Shares
 
 MAX_PIPELINED = 16
+MAX_UNSENT = 128 << 10
+
+
+def limit_unread(client: socket.socket, seconds: float) -> None:
+    """Make the kernel hold few bytes for a client that does not read, and end its connection after `seconds`."""
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT)
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * seconds)))
 
 
 class GatewayConfig(uvicorn.Config):
@@ -56,10 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows the type
-        milliseconds = max(1, round(1000 * self._limits.write_s))
-        transport.get_extra_info("socket").setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds
-        )
+        limit_unread(transport.get_extra_info("socket"), self._limits.write_s)
         self._address = self.client[0] if self.client else ""
         self._counted = self.config.open_connections.take(self._address)
         if self._counted:

@@ -24,7 +24,7 @@ KEEP_ALIVE_S = 3.0
 CROWDED_S = 0.005
 # Unread bytes of an answer with a slow client: reading pauses above this limit and resumes when all were
 # read.
-MOST_UNREAD = 1 << 18
+MOST_UNREAD = 1 << 16
 # A machine whose link is cut sends nothing: its kernel is probed every second and must answer in this time.
 ASK_S, SILENT_S = 1, 1.9
 # A busy server may leave a large request unread for a while, which must not count as silence.

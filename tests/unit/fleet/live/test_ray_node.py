@@ -19,12 +19,12 @@ def test_own_directory_is_short_enough_for_sockets(
     wanted.mkdir(exist_ok=True)
     monkeypatch.setattr(tempfile, "tempdir", str(wanted))
     made = ray_node.own_directory()
-    session = made / "session_2026-11-22_16-13-30_677596_18330" / "sockets"
+    session = made / "r" / "session_2026-11-22_16-13-30_677596_18330" / "sockets"
     try:
         assert made.stat().st_mode & 0o777 == 0o700
         session.mkdir(parents=True)
         with socket.socket(socket.AF_UNIX) as one:
             one.bind(str(session / "plasma_store"))  # the kernel checks the length
     finally:
-        for path in (session / "plasma_store", session, session.parent, made):
+        for path in (session / "plasma_store", session, session.parent, session.parent.parent, made):
             path.unlink() if path.is_socket() else path.rmdir()
