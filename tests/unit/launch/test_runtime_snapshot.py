@@ -150,7 +150,7 @@ def test_start_is_fresh_with_a_reason_when_the_thawed_template_refuses(
     start: Callable[..., ladder.StartedServer], thawed: FakeThawed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(image: Path, plan: LaunchPlan) -> FakeThawed:
-        raise process_snapshot.SnapshotUnusableError("the snapshot was made with /a.py (sha256 0), lookup 1")
+        raise process_snapshot.SnapshotUnusableError("the snapshot was made with /a.py (sha256 0), found 1")
 
     monkeypatch.setattr(process_snapshot, "restored", refuses)
     document = start("runtime-snapshot").document()

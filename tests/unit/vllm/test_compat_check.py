@@ -159,7 +159,7 @@ def test_a_name_that_an_import_misses_is_a_reason(monkeypatch: pytest.MonkeyPatc
 
     reason = str(compat.check("headless", load))
     assert reason.startswith(
-        "vLLM 0.32.0 lacks an integration point make_point 'headless': cannot import name 'gone'"
+        "vLLM 0.32.0 lacks an integration point of 'headless': cannot import name 'gone'"
     )
     assert "'int' object has no attribute" in str(compat.check("ending", lambda: (3).gone))  # type: ignore[attr-defined]
 
