@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.errors import InvalidNameError
-from coldstart.system import paths
 from tools.shell import Run
+
+from coldstart.system import paths
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "/x", "..", ".hidden", "", "a\nb", "a" * 65, "-x"])

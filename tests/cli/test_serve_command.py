@@ -134,3 +134,13 @@ def test_the_next_command_of_materialize_starts_the_bundle_that_was_found(
     at = following.index("--")
     planned = run(*following[:at], "--dry-run", "--format", "json", *following[at:])
     assert json.loads(planned.stdout)["bundle"] == made.ref
+
+
+def test_serve_ignores_the_variables_of_a_kubernetes_service(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_SERVE_PORT", "tcp://10.43.1.41:8000")
+    monkeypatch.setenv("COLDSTART_SERVE_PORT_8000_TCP", "tcp://10.43.1.41:8000")
+    reported = run("serve", "no-such-model", "--dry-run", code=2).stderr
+    assert "warning: COLDSTART_SERVE_PORT, COLDSTART_SERVE_PORT_8000_TCP: ignored" in reported
+    assert "Invalid value" not in reported and "no-such-model" in reported
