@@ -106,6 +106,7 @@ def test_a_criu_that_is_gone_when_it_is_asked(program: Path, monkeypatch: pytest
 def test_no_criu_and_no_right_to_it(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(criu, "_status", lambda field: "0")
     assert "CAP_CHECKPOINT_RESTORE" in probes.criu().found
+    assert str(probes.criu().hint).startswith("run as root; container: --cap-add SYS_ADMIN")
     program.unlink()
     assert criu.VARIABLE in probes.criu().found
 
