@@ -45,7 +45,10 @@ Untrusted = Annotated[
     ),
 ]
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen at.")]
-Port = Annotated[int, typer.Option("--port", metavar="N", help="Port to listen at; 0: any that is free.")]
+Port = Annotated[
+    int,
+    typer.Option("--port", min=0, max=65535, metavar="N", help="Port to listen at; 0: any that is free."),
+]
 ApiKey = Annotated[
     str | None,
     typer.Option("--api-key", metavar="KEY", help="Ask every client for this key; default: for none."),

@@ -96,3 +96,9 @@ def test_what_is_wrong_is_said_before_anything_starts(
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
     assert "asks for a key" in run("host", "status", "--url", host, "--api-key", "wrong", code=1).stderr
     assert "it is no host" in run("host", "status", "--url", host + "/other", code=1).stderr
+
+
+@pytest.mark.parametrize("command", ["host", "serve"])
+def test_a_port_beyond_65535_is_a_usage_error(command: str, run: Run) -> None:
+    reported = run(command, "tiny-llama", "--port", "99999", code=2).stderr
+    assert "99999" in reported and "65535" in reported

@@ -20,6 +20,7 @@ _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
     404: "NotFoundError",
+    405: "invalid_request_error",
     413: "BadRequestError",
     429: "RateLimitError",
 }

@@ -20,7 +20,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from coldstart.host.live import answers, ui
@@ -45,7 +45,7 @@ PASSED = (
     "/tokenize",
     "/detokenize",
 )
-OPEN = ("/health", "/ui")
+OPEN = ("/", "/health", "/ui")
 """Paths that need no key: they reveal nothing about the models."""
 
 HEARTBEAT_S = 5.0
@@ -79,6 +79,7 @@ class Gateway:
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
                 Route("/status", self._status),
+                Route("/", self._root),
                 Route("/ui", self._ui),
                 *routes,
                 *more,
@@ -94,7 +95,8 @@ class Gateway:
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
             if scope["method"] != "POST":
-                await answers.send_error(send, 405, f"{scope['path']} takes POST")
+                allow = [(b"allow", b"POST")]
+                await answers.send_error(send, 405, f"{scope['path']} takes POST", headers=allow)
                 return
             await Exchange(self.front, scope, receive, send, self.heartbeat_s).run()
         else:
@@ -153,6 +155,9 @@ class Gateway:
 
     async def _status(self, request: Request) -> Response:
         return JSONResponse(self.front.status())
+
+    async def _root(self, request: Request) -> Response:
+        return RedirectResponse("ui")
 
     async def _ui(self, request: Request) -> Response:
         return HTMLResponse(ui.page(), headers={"Cache-Control": "no-cache"})

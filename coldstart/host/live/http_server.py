@@ -43,6 +43,8 @@ def create_server(app: Gateway) -> GatewayServer:
 @contextmanager
 def listen(host: str, port: int) -> Iterator[socket.socket]:
     """Listen on a socket during the block. Raises UsageError if the address cannot be bound."""
+    if not 0 <= port <= 65535:  # getaddrinfo would take the lower 16 bits
+        raise UsageError(f"cannot listen at {host}:{port}: the port is above 65535", hint="--port NUMBER")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -24,3 +24,8 @@ def test_listen_names_the_address_and_a_hint_when_the_port_is_taken() -> None:
 def test_url_of_is_what_a_client_of_this_machine_writes_when_all_addresses_are_bound() -> None:
     with listen("0.0.0.0", 0) as sock:
         assert format_url(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def test_listen_refuses_a_port_above_65535() -> None:
+    with pytest.raises(UsageError, match="99999"), listen("127.0.0.1", 99999):
+        raise AssertionError("it listens")
