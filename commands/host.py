@@ -127,6 +127,7 @@ def run(
     """Read the configuration, listen, and stay."""
     from coldstart.host import configuration
     from coldstart.host.live.profiles import create_profiles
+    from coldstart.system.devices import hardware
     from coldstart.units import parse_size
 
     if not models and host_file is None:
@@ -160,6 +161,8 @@ def run(
 
     # What is wrong is said before the server's libraries are imported.
     file = source()
+    for note in configuration.describe_limits(file, hardware.engine_memory()):
+        common.out.warn(note)
 
     from coldstart.host.live.log import Log
     from coldstart.host.live.run import HostOptions, ModelHost
