@@ -70,7 +70,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "trust why": ("coldstart trust why tiny-llama", "coldstart trust why tiny-llama:v2 --format json"),
     "trace-replay": (
         "coldstart trace-replay trace.jsonl --target http://127.0.0.1:8000 --rate 2",
-        "coldstart trace-replay trace.jsonl --simulate --slo ttft=2,tpot=0.1",
+        "coldstart trace-replay trace.jsonl --simulate --profile tiny-llama --slo ttft=2,tpot=0.1",
     ),
     "fleet plan": ("coldstart fleet plan fleet.toml", "coldstart fleet plan fleet.toml --model llama2-7b"),
     "fleet simulate": (

@@ -18,7 +18,10 @@ def _endpoint(
         str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", metavar="N", help="Port to listen on; 0 selects a free port.")
+        int,
+        typer.Option(
+            "--port", min=0, max=65535, metavar="N", help="Port to listen on; 0 selects a free port."
+        ),
     ] = 8000,
     api_key: Annotated[
         str | None,

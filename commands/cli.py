@@ -19,7 +19,7 @@ from coldstart.commands import config_file
 from typer.core import TyperCommand, TyperGroup
 
 import coldstart
-from coldstart.contract import environment
+from coldstart.contract import environment, service_variables
 from coldstart.errors import ERROR, ColdstartError
 
 # name: (module, help in one line, heading)
@@ -168,11 +168,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         os.umask(0o077) | 0o022
     )  # Other users must not be able to write the files that are created here.
     catch()
+    _ignore_service_variables()
     try:
         app(own, prog_name="coldstart", obj=rest, default_map=_defaults(own))
     except Exception as error:  # noqa: BLE001 - here each failure becomes an exit code
         sys.exit(_report(error, own))
     sys.exit(0)
+
+
+def _ignore_service_variables() -> None:
+    """Remove the variables of Kubernetes services that are named as this program's options, and report them."""
+    if dropped := service_variables.drop_injected(os.environ, f"{environment.PREFIX}_"):
+        from coldstart.commands._output import Output
+
+        names = ", ".join(dropped)
+        Output().warn(f"{names}: ignored, because Kubernetes sets it for a service and it is not an option")
 
 
 def _defaults(argv: Sequence[str]) -> dict[str, dict[str, Any]]:

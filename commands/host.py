@@ -126,6 +126,7 @@ def run(
     """Run the host until it is stopped."""
     from coldstart.host import configuration
     from coldstart.host.live.profiles import create_profiles
+    from coldstart.system.devices import hardware
     from coldstart.units import parse_size
 
     if not models and host_file is None:
@@ -159,6 +160,8 @@ def run(
 
     # Report errors of the configuration before the slow imports of the server.
     file = source()
+    for note in configuration.describe_limits(file, hardware.engine_memory()):
+        common.out.warn(note)
 
     from coldstart.host.live.log import Log
     from coldstart.host.live.run import HostOptions, ModelHost

@@ -58,7 +58,10 @@ def command(
         ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", metavar="N", help="Port to listen on, as for vLLM; default: 8000.")
+        int | None,
+        typer.Option(
+            "--port", min=0, max=65535, metavar="N", help="Port to listen on, as for vLLM; default: 8000."
+        ),
     ] = None,
     revision: Revision = None,
     ready_timeout: Annotated[

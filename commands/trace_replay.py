@@ -5,6 +5,7 @@ target, the report covers what was measured.
 """
 
 import json
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from coldstart.errors import CommandFailedError, UsageError
 from coldstart.lab.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
 from coldstart.lab.replay.compare import compare
 from coldstart.lab.replay.plan import TracePlan, run_live, run_simulated
+from coldstart.lab.replay.record import RequestRecord
 from coldstart.lab.replay.render import text
 from coldstart.lab.scheduling import SimSettings
 from coldstart.lab.traces import TraceReport
@@ -27,6 +29,8 @@ from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettin
 from coldstart.scheduling.settings import FALLBACK_PROFILE, KvStrategy
 
 INTERRUPTED = 130
+# Number of causes that are listed where requests failed.
+_CAUSES = 5
 
 
 def _flag(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
@@ -89,7 +93,7 @@ def command(
         _flag(
             "--profile",
             metavar="REF",
-            help="Bundle, or JSON file, with iteration times; default: typical times.",
+            help="Bundle, or JSON file, with iteration times; required by --simulate.",
         ),
     ] = None,
     kv_blocks: Annotated[
@@ -139,21 +143,27 @@ def command(
         max_prompt=max_prompt,
         max_output=max_output,
     )
-    report, records = TraceReport(), RecordStore()
+    report, records, causes = TraceReport(), RecordStore(), Counter[str]()
     if host is not None:
         _on_host(common, exports, plan, host, simulate, profile, report)
         return
     if fleet is not None:
         _on_fleet(common, plan, fleet, simulate, profile, report)
         return
+
+    def keep(record: RequestRecord) -> None:
+        records.add(record)
+        if record.error is not None:
+            causes[record.error] += 1
+
     with common.out.phase("replay the trace"):
         if simulate:
             settings, machine = _engine(_renamed(choice, policy, strategy, common), kv_blocks)
-            done = run_simulated(plan, _profile(profile, common), settings, machine, report, records.add)
+            done = run_simulated(plan, _profile(profile, common), settings, machine, report, keep)
         else:
             client = ReplaySettings(seed, vocabulary, timeout, balance)
             key = environment.OPENAI_API_KEY.read() or None
-            done = run_live(plan, target or [], model, client, report, key, records.add)
+            done = run_live(plan, target or [], model, client, report, key, keep)
     summary = summarize(records, limits, done.duration_s)
     document = {"kind": "simulated" if simulate else "live", "ended": done.ended, **summary}
     document["rows"] = asdict(report)
@@ -166,7 +176,7 @@ def command(
         records,
     )
     _warn(common, report)
-    _end(done, len(records), common)
+    _end(done, len(records), causes, common)
 
 
 def _on_host(
@@ -304,12 +314,23 @@ def _warn(common: Common, report: TraceReport) -> None:
         common.out.warn(f"{report.skipped} rows skipped in total")
 
 
-def _end(done: Replay, requests: int, common: Common) -> None:
+def _end(done: Replay, requests: int, causes: Counter[str], common: Common) -> None:
+    for cause, count in causes.most_common(_CAUSES):
+        common.out.warn(f"{count} of {requests} requests failed: {cause}")
     if done.ended == "interrupted":
         common.out.warn("interrupted: the result covers what was measured until then")
         raise SystemExit(INTERRUPTED)
     if done.ended == "target dead":
         raise CommandFailedError(
             f"the target does not respond ({done.error})", hint="start a server: coldstart serve MODEL"
+        )
+    if not requests:
+        raise CommandFailedError(
+            "No request was replayed: the trace has no usable row.",
+            hint="choose another --trace-format or --columns",
+        )
+    if causes.total() == requests:
+        raise CommandFailedError(
+            f"None of the {requests} requests succeeded.", hint="check --target and --model, or --models"
         )
     common.out.success(f"Replayed {requests} requests")

@@ -175,6 +175,9 @@ HF_HOME = _theirs(
     "HF_HOME", "Directory of the Hugging Face Hub's downloads; default: $XDG_CACHE_HOME/huggingface."
 )
 HF_TOKEN = _theirs("HF_TOKEN", "Token for weights from the Hugging Face Hub.")
+HF_HUB_OFFLINE = _theirs("HF_HUB_OFFLINE", "1: do not use the network for the Hugging Face Hub.")
+TRANSFORMERS_OFFLINE = _theirs("TRANSFORMERS_OFFLINE", "Older name of HF_HUB_OFFLINE.")
+TORCH_LOGS = _theirs("TORCH_LOGS", "Loggers of torch; a forked server applies its own value.")
 HF_ENDPOINT = _theirs("HF_ENDPOINT", "URL of another hub.")
 AWS_ENDPOINT_URL = _theirs(
     "AWS_ENDPOINT_URL", "URL of another object store; every AWS_ variable is passed to the prefetcher."

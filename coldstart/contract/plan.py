@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract import environment, fallback
+from coldstart.contract import environment, fallback, service_variables
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import EngineTask
@@ -79,7 +79,11 @@ class LaunchPlan:
         return self.env | {PLAN_ENV: json.dumps(self.document(), sort_keys=True)}
 
     def install(self) -> None:
-        """Set this process's environment to the plan's, for itself and every process that it forks."""
+        """Set this process's environment to the plan's, for itself and every process that it forks.
+
+        A Kubernetes service named vllm gives VLLM_PORT an address, which vLLM refuses.
+        """
+        service_variables.drop_injected(os.environ, "VLLM_")
         os.environ.update(self.variables())
 
     @classmethod

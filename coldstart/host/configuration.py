@@ -8,7 +8,7 @@ Invariant: a file that is accepted describes a host that can run; every error na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,29 @@ class HostFile:
     models: tuple[ModelSpec, ...]
     catalogue: Catalogue
     sources: Mapping[str, str]
+
+
+def describe_limits(file: HostFile, machine: int | None) -> Iterator[str]:
+    """Yield a note for a memory limit above the memory of the machine, and for each model that the limit does not allow.
+
+    Args:
+        file: Configuration of the host.
+        machine: Memory of the machine, of its control group, or of its devices in bytes; None if it is unknown.
+    """
+    limit = file.settings.memory
+    if machine is not None and limit > machine:
+        yield f"the memory limit is {_show(limit)}, and this machine has {_show(machine)}"
+    for model in file.models:
+        needed, source = model.tiers[0].memory, file.sources[model.name]
+        if needed > limit:
+            yield (
+                f"{model.name} needs {_show(needed)} ({source}), and the memory limit is {_show(limit)}: "
+                "its requests are refused"
+            )
+
+
+def _show(size: int) -> str:
+    return f"{size / (1 << 30):.2f} GiB"
 
 
 def load(path: Path, profiles: Profiles | None = None, typed: Mapping[str, Any] | None = None) -> HostFile:

@@ -37,8 +37,8 @@ class Model:
     """State of one model.
 
     `tier` is its current tier, or the tier that its start began from; `target` is the target tier of a draining
-    model. `since` is the time at which the state was entered or the last request ended. A retired model is no longer
-    configured.
+    model. `entered` is the time at which the state was entered, `since` that or the time at which the last request ended. A
+    retired model is no longer configured.
     """
 
     spec: ModelSpec
@@ -52,6 +52,7 @@ class Model:
     error: str = ""
     retry_at: float = 0.0
     since: float = 0.0
+    entered: float | None = None
     aborted: bool = False
     retired: bool = False
 
@@ -124,6 +125,7 @@ class Model:
 
     def _enter(self, state: State, now: float) -> None:
         self.state, self.since, self.aborted, self.leaving = state, now, False, False
+        self.entered = now
         if state is not State.DRAINING:
             self.target = None
 

@@ -53,7 +53,7 @@ class Residents:
             if name in self.models:
                 self.models[name].respecify(spec)
             else:
-                self.models[name] = Model(spec)
+                self.models[name] = Model(spec, entered=now)
         gone = [name for name in self.models if name not in named]
         for name in gone:
             self.models[name].retired = True

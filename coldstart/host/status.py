@@ -26,7 +26,7 @@ models                  in order of the configuration, each:
   chunks_streamed                  pieces of answers passed on (for a stream about its tokens)
   starts, failures                 failures in a row; 0 after a successful start
   error, retry_in_s                reason of the last failure, and seconds until it may start again (null: now)
-  since_s                          seconds in this state, or since its last request ended
+  since_s                          seconds in this state
   idle_s                           idle time after which it stops (null: never)
   mode, pid                        of the running server, null without one
   last_start                       null, or {at_unix_s, mode, seconds, phases: {name: seconds}, fallbacks: [...]}
@@ -128,7 +128,7 @@ def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[st
         },
         "recent_starts": list(facts.recent_starts),
         "models": [
-            _model(core, model, facts.get_model(name), waiting[name], now)
+            _model(core, model, facts.get_model(name), waiting[name], now, facts.began)
             for name, model in core.models.items()
         ],
     }
@@ -160,7 +160,9 @@ def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
     }
 
 
-def _model(core: Core, model: Model, facts: ModelFacts, waiting: int, now: float) -> dict[str, Any]:
+def _model(
+    core: Core, model: Model, facts: ModelFacts, waiting: int, now: float, began: float
+) -> dict[str, Any]:
     failed = model.state is State.FAILED
     return {
         "name": model.spec.name,
@@ -184,7 +186,7 @@ def _model(core: Core, model: Model, facts: ModelFacts, waiting: int, now: float
         "failures": model.failures,
         "error": model.error,
         "retry_in_s": max(0.0, model.retry_at - now) if failed and model.retry_at > now else None,
-        "since_s": max(0.0, now - model.since),
+        "since_s": max(0.0, now - (began if model.entered is None else model.entered)),
         "idle_s": model.spec.idle_s,
         "mode": facts.mode,
         "pid": facts.pid,

@@ -20,14 +20,15 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import PacedFetch, WeightsRequest
-from coldstart.errors import CommandFailedError
-from coldstart.models import resolution
+from coldstart.errors import ColdstartError, CommandFailedError
+from coldstart.models import checkpoint_files, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel, weight_files
 from coldstart.system import runtime
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import tensors
+from coldstart.weights.prefetch.range_source import is_local, normalise
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
@@ -85,20 +86,84 @@ def choose(
     """
     donor = lookup.weights_donor if source is not None else None
     plan = None if donor is None else _weights_plan(donor)
+    # The identity is that of the bundle's weights: other files with the same tensors load the same weights.
+    identity, fallbacks = "" if plan is None else weights.digest(plan), list[Fallback]()
+    if source is not None and plan is not None:
+        _names(plan)  # an invalid plan is compared with nothing
+        plan, fallbacks = _fit_source(source, plan, lookup.model)
     ensure = resolution.ensure_weights if plan is None else resolution.ensure_tokenizer
     model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
     own = loading(given, model) if plan is None else _streaming(given, model, plan)
-    request, identity, fallbacks = None, "", list[Fallback]()
+    request = None
     if source is not None and plan is not None:
-        path, identity = weights.keep(plan, lookup.cache.weights / "plans")
+        path, _ = weights.keep(plan, lookup.cache.weights / "plans")
         request = WeightsRequest(source, path, pace)
     elif lookup.bundle is not None and model.path is not None:
         identity = weights.identity(model.path, lookup.cache.weights)
-    if source is not None and plan is None:
+    else:
+        identity = ""
+    if source is not None and donor is None:
         reason = f"no bundle has a weights plan for {redact_url(source)}: the model's own directory is read"
         fallbacks = [Fallback("weights", reason)]
     arguments = given.prepend_model(str(model.path), model.name).prepend(*own).append(*listen)
     return Weights(model, arguments, identity, request, fallbacks)
+
+
+def _fit_source(
+    source: str, plan: Mapping[str, Any], model: ResolvedModel
+) -> tuple[Mapping[str, Any] | None, list[Fallback]]:
+    """Return the plan of a source: the bundle's, or a new one if a local directory has the same tensors in other files.
+
+    Return None, for the files in the model's own directory, if the source does not contain the bundle's weights.
+
+    Raises:
+        CommandFailedError: Neither the source nor the model's directory has the weights.
+    """
+    differs = _differing_file(Path(normalise(source)), plan) if is_local(source) else None
+    if differs is None:
+        return plan, []
+    try:
+        found, reason = _hash_source(Path(normalise(source)), plan)
+    except (ColdstartError, OSError) as error:
+        found, reason = None, str(error)
+    if found is not None:
+        return found, [
+            Fallback("weights", f"{differs}: the files in {source} were hashed, and have the same tensors")
+        ]
+    if not model.weight_files:
+        raise CommandFailedError(
+            f"Cannot load the weights from {source}: {differs}, and {reason}.",
+            hint="pass --weights-from a source that has the weights of the bundle",
+        )
+    return None, [Fallback("weights", f"{differs}, and {reason}: the model's own directory is read")]
+
+
+def _hash_source(directory: Path, plan: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, str]:
+    """Return the plan of a directory; None with the reason if it does not have exactly the tensors of `plan`."""
+    files = weight_files(directory)
+    checkpoint_files.check(directory, files)
+    wanted = _digests(plan)
+    if {*_digests(weights.headers(files))} != {*wanted}:
+        return None, f"{directory} does not have the tensors of the bundle"
+    hashed = weights.plan(directory)
+    if differing := sorted(wanted.items() ^ _digests(hashed).items()):
+        return None, f"{differing[0][0]} has other values in {directory} than in the bundle"
+    return hashed, ""
+
+
+def _differing_file(directory: Path, plan: Mapping[str, Any]) -> str | None:
+    """Return the first file of the plan that the directory lacks or has with another size, None if it has all."""
+    for file in plan["files"]:
+        path = directory / file["name"]
+        if not path.is_file():
+            return f"{path} does not exist"
+        if (size := path.stat().st_size) != file["size"]:
+            return f"{path} has {size} bytes, the bundle's file has {file['size']}"
+    return None
+
+
+def _digests(plan: Mapping[str, Any]) -> dict[str, str]:
+    return {t["name"]: t.get("digest", "") for file in plan["files"] for t in file["tensors"]}
 
 
 def _streaming(given: Arguments, model: ResolvedModel, plan: Mapping[str, Any]) -> list[str]:
@@ -192,9 +257,11 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
     from coldstart.weights.load.tensor_sources import PageIn
 
     plan = weights.headers(by_name.values())
-    return PageIn(
-        by_name, tensors.select_tensors(tensors.list_tensors(plan), _node_names(plan, config, given))
-    )
+    try:
+        every = tensors.list_tensors(plan)
+    except tensors.UnreadableWeightsError:
+        return None  # vLLM's own loader reads these files
+    return PageIn(by_name, tensors.select_tensors(every, _node_names(plan, config, given)))
 
 
 def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:

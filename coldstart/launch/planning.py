@@ -9,7 +9,7 @@ from __future__ import annotations
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import fetch, listening, prepare, scheduler, unserved
 from coldstart.launch.request import ServeRequest
-from coldstart.models import inspection
+from coldstart.models import inspection, resolution
 from coldstart.system import runtime
 from coldstart.system.ipc import addresses
 
@@ -20,8 +20,13 @@ def plan(request: ServeRequest) -> LaunchPlan:
     Raises:
         NoBundleError: No bundle was found and the request needs one.
         CommandFailedError: The bundle has no required signature or no weights plan.
+        UsageError: The weight files of the model cannot be loaded.
     """
     lookup = request.lookup
+    if request.weights_from is None and lookup.model.repo_id is None:
+        resolution.check_weights(
+            lookup.model
+        )  # before a missing bundle is reported, which could not be built either
     signed_by = request.trust if request.require_signature else None
     missing = inspection.require(lookup, bundle=not request.without_bundle, signed_by=signed_by)
     weights = fetch.choose(lookup, request.weights_from, request.weights_pace, request.listen)

@@ -4,18 +4,20 @@ A template or a snapshot read its environment when it was started: libraries at 
 worker when it was built. Two rules follow. It receives only the variables named here, so that its memory contains no secret.
 A start must have the same value for every relevant variable; otherwise the start gets the name of the first that differs.
 
-A variable of a family is relevant unless IRRELEVANT has a reason why it cannot matter. A secret is never relevant: no template
-receives it, and code that needs a secret reads the server's own environment.
+A variable of a family is relevant unless `explain_irrelevant` has a reason why it cannot matter. A secret is never relevant: no
+template receives it, and code that needs a secret reads the server's own environment.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from coldstart.contract import service_variables
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.system import secrets
+from coldstart.system import runtime, secrets
 
 # Prefixes of the variables of all software whose sources or libraries a server loads.
 _FAMILIES_TEXT = """
@@ -48,14 +50,29 @@ IRRELEVANT: Mapping[str, str] = {
     "VLLM_RPC_BASE_PATH": _PLACE,
     "PYTHONPYCACHEPREFIX": _PLACE,
     "VLLM_NO_USAGE_STATS": _SAID,
+    "VLLM_USAGE_SOURCE": _SAID,
+    "VLLM_USAGE_STATS_SERVER": _SAID,
     "VLLM_DO_NOT_TRACK": _SAID,
+    "COMPRESSED_TENSORS_LOG_DISABLED": _SAID,
     "PYTHONDONTWRITEBYTECODE": "whether bytecode is written, not what modules do",
     "PYTHONUNBUFFERED": _SAID,
     "VLLM_CPU_OMP_THREADS_BIND": _AGAIN,
     "VLLM_CPU_NUM_OF_RESERVED_CPU": _AGAIN,
-    "GLOO_SOCKET_IFNAME": "a group of one rank opens no connection",
     "VLLM_WORKER_MULTIPROC_METHOD": "the engine is always forked",
 }
+# Kinds of variables, by the words of their names. vllm/engine/renewal.py applies a server's own value after the fork.
+_KINDS = (
+    (
+        re.compile(r"(?:\w+_)?(?:HOST|HOSTNAME|IPS?|PORT|ADDR|ADDRESS|IFNAME)"),
+        "an address; a template has one rank and no connection",
+    ),
+    (re.compile(r"(?:\w+_)?LOG_?LEVEL|\w+_VERBOSITY|(?:\w+_)?DISABLE_PROGRESS_BARS"), _SAID),
+    (re.compile(r"VLLM_(?:CONFIGURE_LOGGING|LOG(?:GING)?_\w+|DISABLE_LOG_LOGO|DEBUG_LOG_\w+)"), _SAID),
+    (re.compile(r"TORCH_LOGS(?:_\w+)?"), _SAID),
+    (re.compile(r"(?:HF|HF_HUB|HF_DATASETS|TRANSFORMERS)_OFFLINE"), _AGAIN),
+)
+# vLLM warns about a variable with this prefix that it does not know; its plugins are packages of the same prefix.
+_VLLM = ("VLLM_", "vllm")
 # Variables that a process needs to run at all, or that its users expect it to have. No result depends on them.
 _PASSED_TEXT = """
     PATH HOME USER LOGNAME SHELL TMPDIR TZ LANG LANGUAGE VIRTUAL_ENV CONDA_PREFIX SSL_CERT_FILE SSL_CERT_DIR
@@ -67,11 +84,17 @@ PASSED = frozenset(_PASSED_TEXT.split())
 
 def counts(name: str) -> bool:
     """Return whether a template could have read this variable for something that it built."""
-    return (
-        (name.startswith(_FAMILIES) or name in _NAMES)
-        and not IRRELEVANT.get(name)
-        and not secrets.named(name)
-    )
+    return _is_of_family(name) and not explain_irrelevant(name) and not secrets.named(name)
+
+
+def explain_irrelevant(name: str) -> str | None:
+    """Return why nothing that a template builds depends on this variable, or None."""
+    kinds = (reason for names, reason in _KINDS if names.fullmatch(name))
+    return IRRELEVANT.get(name) or next(kinds, None)
+
+
+def _is_of_family(name: str) -> bool:
+    return name.startswith(_FAMILIES) or name in _NAMES
 
 
 def select_allowed(environment: Mapping[str, str]) -> dict[str, str]:
@@ -94,24 +117,36 @@ def redact_plan(plan: LaunchPlan) -> LaunchPlan:
 
 
 def _may_pass(name: str) -> bool:
-    return name in PASSED or name.startswith("LC_") or name in IRRELEVANT or counts(name)
+    return name in PASSED or name.startswith("LC_") or name in IRRELEVANT or _is_of_family(name)
 
 
 def select_relevant(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that must be equal, with their values."""
-    return {name: value for name, value in sorted(environment.items()) if counts(name)}
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if counts(name) and not service_variables.is_injected(name, value)
+    }
 
 
 def difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what: str) -> str | None:
     """Return why `what`, built under the relevant variables `recorded`, cannot serve under `wanted`; None if it can."""
-    names: Iterable[str] = sorted({*recorded, *select_relevant(wanted)})
+    # An older release recorded variables that are irrelevant today.
+    built, start = select_relevant(recorded), select_relevant(wanted)
+    names: Iterable[str] = sorted({*built, *start})
     for name in names:
-        if recorded.get(name) != wanted.get(name):
+        if built.get(name) != start.get(name) and _is_read(name):
             return (
-                f"{name}: the {what} was created with {_shown(recorded.get(name))}, "
-                f"this start has {_shown(wanted.get(name))}"
+                f"{name}: the {what} was created with {_shown(built.get(name))}, "
+                f"this start has {_shown(start.get(name))}"
             )
     return None
+
+
+def _is_read(name: str) -> bool:
+    """Return whether the sources of vLLM or of its plugins contain the name; True for variables of other software."""
+    prefix, packages = _VLLM
+    return not name.startswith(prefix) or runtime.mentions(packages, name)
 
 
 def _shown(value: str | None) -> str:

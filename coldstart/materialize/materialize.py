@@ -30,12 +30,15 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
 
     Raises:
         CommandFailedError: The engine or the proof fails, or no snapshot can be created (checked first).
+        UsageError: The weight files of a local model are incomplete or do not agree with their index (checked first).
         NoSpaceError, ReadOnlyStoreError: The store cannot be written.
     """
     if options.snapshot and (why := SNAPSHOT.unavailable()):
         raise CommandFailedError(f"Cannot create a snapshot: {why.reason}.", hint=why.hint)
     if options.snapshot and (reason := criu.missing()) is not None:
         raise CommandFailedError(f"Cannot create a snapshot: {reason}.", hint="coldstart doctor")
+    if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
+        resolution.check_weights(requested.model)
     with requested.store.lock(requested.key):
         # Look up again: another process may have published it while this one waited for the lock.
         lookup = requested.refresh()

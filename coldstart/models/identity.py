@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coldstart.models import safetensors
+from coldstart.models import checkpoint_files
 from coldstart.models.resolution import ResolvedModel, weight_files
 
 Scalar = str | int | float | bool | None
@@ -85,8 +85,11 @@ def layout_digest(directory: Path) -> str | None:
     if files[0].suffix != ".safetensors":
         return _digest({file.name: file.stat().st_size for file in files})
     layout: dict[str, Any] = {}
+    index = checkpoint_files.read_index(directory)
     for file in files:
-        layout.update({entry.name: (entry.dtype, entry.shape) for entry in safetensors.entries(file)})
+        layout.update(
+            {entry.name: (entry.dtype, entry.shape) for entry in checkpoint_files.entries(file, index)}
+        )
     return _digest(layout)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.models import hub, tiny
+from coldstart.models import checkpoint_files, hub, tiny
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.system import paths
 from coldstart.system.paths import Cache
@@ -93,7 +93,7 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
 
     Raises:
         AuthRequiredError: As in ``resolve``.
-        UsageError: A local directory contains no weights.
+        UsageError: A directory contains no weights, or weights that cannot be loaded.
     """
     if model.repo_id is not None:
         model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline))
@@ -103,6 +103,7 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
             hint="add weights to the directory, or use random ones: coldstart materialize "
             f"{model.argument} -- --load-format dummy",
         )
+    check_weights(model)
     return model
 
 
@@ -118,17 +119,29 @@ def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> Resolved
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files of a model directory by name; only safetensors files if there are any, as in vLLM.
+    """Return the weight files of a model directory by name, as vLLM selects them.
+
+    These are only the safetensors files if there are any, and of these only the files that the index names.
 
     Raises:
-        UsageError: A file is not a regular file, such as a pipe, on which a read would block.
+        UsageError: A file is not a regular file, such as a pipe, on which a read would block, or the index is invalid.
     """
     for pattern in hub.WEIGHT_PATTERNS:
         if files := sorted(directory.glob(pattern)):
             for file in files:
                 _require_regular(file)
-            return files
+            return checkpoint_files.select_files(directory, files)
     return []
+
+
+def check_weights(model: ResolvedModel) -> None:
+    """Check that the weight files of a local model are complete and agree with their index; do nothing without files.
+
+    Raises:
+        UsageError: The directory cannot be loaded.
+    """
+    if model.path is not None:
+        checkpoint_files.check(model.path, model.weight_files)
 
 
 def _refuse_revision(model: str, revision: str | None) -> None:

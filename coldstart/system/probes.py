@@ -100,8 +100,7 @@ def cuda_checkpoint() -> Probe:
 def criu() -> Probe:
     """Check that CRIU is installed and permitted, which a snapshot of a CPU engine needs."""
     if (lacking := snapshots.missing()) is not None:
-        newer = f"set {snapshots.VARIABLE} to CRIU 4.2 or newer, or apt-get install criu; and run as root"
-        return Probe("criu", "missing", lacking, newer)
+        return Probe("criu", "missing", lacking, snapshots.hint())
     try:
         version = re.search(r"\d[\d.]*", snapshots.run("--version").stdout)
         checked = snapshots.run("check")

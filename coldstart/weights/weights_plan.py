@@ -19,7 +19,7 @@ from typing import Any
 
 from coldstart.artifacts.files import replacing, write_atomic
 from coldstart.errors import UsageError
-from coldstart.models import safetensors
+from coldstart.models import checkpoint_files
 from coldstart.models.resolution import weight_files
 from coldstart.weights.checkpoint import Checkpoint, CheckpointFile, Tensor
 
@@ -37,11 +37,11 @@ def plan(directory: Path) -> dict[str, Any]:
         OSError: A file cannot be read.
         UsageError: A safetensors file is damaged or truncated.
     """
-    return _plan(weight_files(directory))
+    return _plan(weight_files(directory), checkpoint_files.read_index(directory))
 
 
-def _plan(files: Iterable[Path]) -> dict[str, Any]:
-    return Checkpoint(CHUNK, tuple(map(_file, files))).document()
+def _plan(files: Iterable[Path], index: Mapping[str, str]) -> dict[str, Any]:
+    return Checkpoint(CHUNK, tuple(_file(file, index) for file in files)).document()
 
 
 def digest(weights_plan: Mapping[str, Any]) -> str:
@@ -76,7 +76,7 @@ def identity(directory: Path, cache: Path) -> str:
             return str(known["digest"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # The record is missing or from another release: compute the digest.
-    plan_digest = digest(_plan(files))
+    plan_digest = digest(_plan(files, checkpoint_files.read_index(directory)))
     cache.mkdir(parents=True, exist_ok=True)
     with replacing(record, durable=False) as file:
         file.write(json.dumps({"stamp": stamp, "digest": plan_digest}).encode())
@@ -88,8 +88,8 @@ def _stamp(path: Path) -> list[str | int]:
     return [path.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def _file(path: Path) -> CheckpointFile:
-    tensors = _checked(path) if path.suffix == ".safetensors" else []
+def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
+    tensors = _checked(path, index) if path.suffix == ".safetensors" else []
     hashes = [hashlib.sha256() for _ in tensors]
     chunks: list[str] = []
     with path.open("rb") as file:
@@ -117,13 +117,15 @@ def _feed(tensors: list[Tensor], hashes: list[Any], position: int, data: bytes) 
 
 
 def headers(paths: Iterable[Path]) -> dict[str, Any]:
-    """Return a plan without digests from the headers of safetensors files. Raises as `plan`."""
-    files = (CheckpointFile(path.name, path.stat().st_size, None, tuple(_checked(path))) for path in paths)
-    return Checkpoint(CHUNK, tuple(files)).document()
+    """Return a plan without digests from the headers of the safetensors files of one directory. Raises as `plan`."""
+    files = list(paths)
+    index = checkpoint_files.read_index(files[0].parent) if files else {}
+    listed = (CheckpointFile(p.name, p.stat().st_size, None, tuple(_checked(p, index))) for p in files)
+    return Checkpoint(CHUNK, tuple(listed)).document()
 
 
-def _checked(path: Path) -> list[Tensor]:
-    entries = safetensors.entries(path)
+def _checked(path: Path, index: Mapping[str, str]) -> list[Tensor]:
+    entries = checkpoint_files.entries(path, index)
     end = max((entry.offset + entry.size for entry in entries), default=0)
     if end > (size := path.stat().st_size):
         raise UsageError(

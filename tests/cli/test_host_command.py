@@ -83,3 +83,9 @@ def test_host_reports_invalid_arguments_before_it_starts(
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
     assert "requires an API key" in run("host", "status", "--url", host, "--api-key", "wrong", code=1).stderr
     assert "is not a host" in run("host", "status", "--url", host + "/other", code=1).stderr
+
+
+@pytest.mark.parametrize("command", ["host", "serve"])
+def test_a_port_beyond_65535_is_a_usage_error(command: str, run: Run) -> None:
+    reported = run(command, "tiny-llama", "--port", "99999", code=2).stderr
+    assert "99999" in reported and "65535" in reported

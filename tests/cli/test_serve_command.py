@@ -2,13 +2,16 @@
 
 import json
 import shlex
+import shutil
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tools.recorded import publish_recorded
 from tools.shell import Run
 
+from coldstart.models import resolution
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 
@@ -134,3 +137,28 @@ def test_the_next_command_of_materialize_starts_the_bundle_that_was_found(
     at = following.index("--")
     planned = run(*following[:at], "--dry-run", "--format", "json", *following[at:])
     assert json.loads(planned.stdout)["bundle"] == made.ref
+
+
+def test_serve_ignores_the_variables_of_a_kubernetes_service(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_SERVE_PORT", "tcp://10.43.1.41:8000")
+    monkeypatch.setenv("COLDSTART_SERVE_PORT_8000_TCP", "tcp://10.43.1.41:8000")
+    reported = run("serve", "no-such-model", "--dry-run", code=2).stderr
+    assert "warning: COLDSTART_SERVE_PORT, COLDSTART_SERVE_PORT_8000_TCP: ignored" in reported
+    assert "Invalid value" not in reported and "no-such-model" in reported
+
+
+@pytest.mark.parametrize("command", [("materialize",), ("serve",), ("serve", "--dry-run")])
+def test_weights_that_cannot_be_loaded_are_refused_although_a_bundle_of_the_key_exists(
+    command: tuple[str, ...], model: str, run: Run, tmp_path: Path
+) -> None:
+    source, broken = resolution.resolve(model).path, tmp_path / "broken"
+    assert source is not None
+    shutil.copytree(source, broken)
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (broken / "model.safetensors.index.json").write_text(json.dumps(index))
+    publish_recorded(str(broken), ARGUMENTS)
+    reported = run(*command, str(broken), "--", *ARGUMENTS, code=2).stderr
+    assert "model-00001-of-00002.safetensors, which does not exist" in " ".join(reported.split())
+    assert "hint: fetch the model again" in reported

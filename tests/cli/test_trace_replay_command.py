@@ -77,6 +77,27 @@ def test_a_live_replay_measures_a_server(run: Run, trace: Path) -> None:
     assert found["client_lag_s"]["max"] >= 0 and {body["model"] for body in server.bodies} == {"m"}
 
 
+def test_a_live_replay_asks_for_the_model_of_each_row(run: Run, trace: Path) -> None:
+    with running(FakeServer()) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        run("trace-replay", str(trace), "--target", url, "--models", "a,b")
+    assert [body["model"] for body in server.bodies].count("a") == 5
+    assert {body["model"] for body in server.bodies} == {"a", "b"}
+
+
+def test_a_replay_without_a_usable_row_ends_with_no(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "broken.jsonl").write_text('{"timestamp": "never"}\n' * 3)
+    done = run("trace-replay", str(tmp_path / "broken.jsonl"), "--target", "http://127.0.0.1:1", code=1)
+    assert "the trace has no usable row" in done.stderr and "line 1 skipped" in done.stderr
+
+
+def test_a_replay_of_failed_requests_lists_the_causes_and_ends_with_no(run: Run, trace: Path) -> None:
+    with running(FakeServer("error")) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        done = run("trace-replay", str(trace), "--target", url, code=1)
+    assert "10 of 10 requests failed: " in done.stderr and "None of the 10 requests succeeded" in done.stderr
+
+
 def test_dead_target_exits_1_with_the_report(run: Run, trace: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -20,6 +20,7 @@ _TYPES = {
     401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
+    405: "invalid_request_error",
     429: "RateLimitError",
     500: "InternalServerError",
 }

@@ -20,7 +20,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from coldstart.host.endpoint import GatewayEndpoint
@@ -49,7 +49,7 @@ PASSED = (
     "/detokenize",
 )
 HEALTH = "/health"
-OPEN = (HEALTH, "/ui")
+OPEN = ("/", HEALTH, "/ui")
 """Paths that need no key: they reveal nothing about the models."""
 
 HEARTBEAT_S = 5.0
@@ -87,6 +87,7 @@ class Gateway:
                 Route(HEALTH, self._health),
                 Route("/metrics", self._metrics),
                 Route("/status", self._status),
+                Route("/", self._root),
                 Route("/ui", self._ui),
                 *routes,
                 *more,
@@ -105,7 +106,8 @@ class Gateway:
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
             if scope["method"] != "POST":
-                await answers.send_error(send, 405, f"{scope['path']} takes POST")
+                allow = [(b"allow", b"POST")]
+                await answers.send_error(send, 405, f"{scope['path']} takes POST", headers=allow)
                 return
             body = self._memory.create_body(scope)
             await Exchange(self.front, scope, receive, send, memory=body, heartbeat_s=self.heartbeat_s).run()
@@ -174,6 +176,9 @@ class Gateway:
 
     async def _status(self, request: Request) -> Response:
         return JSONResponse(self.front.status())
+
+    async def _root(self, request: Request) -> Response:
+        return RedirectResponse("ui")
 
     async def _ui(self, request: Request) -> Response:
         return Response(ui.content(), media_type="text/html", headers=ui.headers())

@@ -114,6 +114,8 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
     endpoint.check()
     load_certificate(endpoint)
     host, port = endpoint.host, endpoint.port
+    if not 0 <= port <= 65535:  # getaddrinfo uses the lower 16 bits
+        raise UsageError(f"cannot listen at {host}:{port}: the port is above 65535", hint="--port NUMBER")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

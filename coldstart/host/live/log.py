@@ -1,6 +1,7 @@
-"""Log of the host: one JSON object per line on standard error, with secrets masked.
+"""Log of the host: one line per event on standard error, with secrets masked.
 
-Members: ts (UTC, ISO 8601), event, and members of the event (model, request, seconds, mode, reason, ...).
+A line is text on a terminal, and a JSON object elsewhere. Members: ts (UTC, ISO 8601), event, and members of the event (model,
+request, seconds, mode, reason, ...).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from coldstart.system import secrets
 
 
 class Log:
-    """JSON log with the output `sink`, by default standard error.
+    """Log with the output `sink`, by default standard error.
 
     `say` never raises: a failed write must not end a server.
     """
@@ -30,7 +31,27 @@ class Log:
         line = {"ts": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **given}
         try:
             sink = self._sink or sys.stderr
-            sink.write(json.dumps(secrets.document(line), default=str) + "\n")
+            write = _format_text if sink.isatty() else _format_json
+            sink.write(write(line) + "\n")
             sink.flush()
         except (OSError, ValueError):
             self._quiet = True
+
+
+def _format_json(line: dict[str, Any]) -> str:
+    return json.dumps(secrets.document(line), default=str)
+
+
+def _format_text(line: dict[str, Any]) -> str:
+    """Return the local time, the event and its members as one line of text."""
+    shown = json.loads(_format_json(line))
+    at, event = datetime.fromisoformat(shown.pop("ts")).astimezone(), shown.pop("event")
+    members = " ".join(f"{name}={_format_value(value)}" for name, value in shown.items())
+    return f"{at:%H:%M:%S} {event} {members}".rstrip()
+
+
+def _format_value(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    # JSON escapes the control characters of a text.
+    return value if isinstance(value, str) and value.isalnum() else json.dumps(value)

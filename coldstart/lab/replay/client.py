@@ -35,7 +35,8 @@ class Digest(Protocol):
 class Target:
     """One server: its completions endpoint, model name and key.
 
-    `token_ids` requests the answer's token ids (a vLLM extension) and records their digest.
+    `token_ids` requests the answer's token ids (a vLLM extension) and records their digest. With `by_row` a request names the
+    model of its row instead of `model`.
     """
 
     endpoint: Endpoint
@@ -43,6 +44,7 @@ class Target:
     name: str
     api_key: str | None = None
     token_ids: bool = False
+    by_row: bool = False
 
 
 def prompt_tokens(row: TraceRequest, number: int, seed: int, vocabulary: int) -> list[int]:
@@ -72,7 +74,7 @@ async def send(
         prompt,
         record.wanted_tokens,
         stream=True,
-        model=target.model,
+        model=(record.model if target.by_row else None) or target.model,
         token_ids=target.token_ids,
         usage=True,
     )

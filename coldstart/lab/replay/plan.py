@@ -86,7 +86,10 @@ def run_live(
 ) -> Replay:
     """Replay against servers. Raises UsageError for an invalid URL."""
     try:
-        targets = [Target(Endpoint.parse(url, "/v1/completions"), model, url, api_key) for url in urls]
+        by_row = bool(plan.models)
+        targets = [
+            Target(Endpoint.parse(url, "/v1/completions"), model, url, api_key, by_row=by_row) for url in urls
+        ]
         return replay(plan.rows(report), targets, settings, keep=keep)
     except ValueError as problem:
         raise UsageError(str(problem)) from problem

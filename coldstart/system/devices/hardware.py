@@ -24,6 +24,17 @@ _ISA = re.compile(
 _ARM_VENDORS = {"0x41": "ARM", "0x61": "Apple", "0x4e": "NVIDIA", "0xc0": "Ampere", "0x51": "Qualcomm"}
 
 
+def engine_memory() -> int | None:
+    """Return the bytes that the installed engine can use: of the machine, or of all devices; None if they are unknown."""
+    from coldstart.system import runtime
+    from coldstart.system.devices import nvml
+    from coldstart.system.proc import processes
+
+    if runtime.targets_cpu():
+        return processes.total_memory()
+    return sum(device.memory_bytes for device in nvml.query()) or None
+
+
 def cpu(cpuinfo: str | None = None) -> dict[str, Scalar]:
     """Return the fields cpu.machine, cpu.vendor, cpu.family, cpu.model, cpu.isa (sorted, space-separated) and cpu.threads."""
     text = Path("/proc/cpuinfo").read_text() if cpuinfo is None else cpuinfo

@@ -85,7 +85,12 @@ def outer_pid(guardian: int, inner: int) -> int:
 
 def available_memory() -> int:
     """Return the bytes that a new process can use: MemAvailable, or less if a control group limits it."""
-    return min([meminfo("MemAvailable") * 1024, *_control_groups()])
+    return min([meminfo("MemAvailable") * 1024, *(max(0, limit - used) for limit, used in _control_groups())])
+
+
+def total_memory() -> int:
+    """Return the memory of the machine in bytes, or the limit of a control group if that is less."""
+    return min([meminfo("MemTotal") * 1024, *(limit for limit, _ in _control_groups())])
 
 
 def meminfo(name: str) -> int:
@@ -94,8 +99,8 @@ def meminfo(name: str) -> int:
     return next((int(words[1]) for words in lines if words[0] == f"{name}:"), 0)
 
 
-def _control_groups() -> Iterator[int]:
-    """Yield the bytes that this process's control group (version 2) and each parent group have left."""
+def _control_groups() -> Iterator[tuple[int, int]]:
+    """Yield limit and use in bytes of this process's control group (version 2) and of each parent group with a limit."""
     own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
     group = Path("/sys/fs/cgroup") / own.lstrip("/")
     for directory in (group, *group.parents):
@@ -104,4 +109,4 @@ def _control_groups() -> Iterator[int]:
         except OSError:
             continue  # this group has no limit
         if limit.strip() != "max":
-            yield max(0, int(limit) - int(used))
+            yield int(limit), int(used)

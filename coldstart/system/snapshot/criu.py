@@ -31,21 +31,40 @@ def command() -> list[str]:
 
 def missing() -> str | None:
     """Return why no process can be frozen or thawed here, or None."""
+    found = _lacking()
+    return found[0] if found else None
+
+
+def hint() -> str | None:
+    """Return what makes `missing` return None, None where nothing is missing."""
+    found = _lacking()
+    return found[1] if found else None
+
+
+def _lacking() -> tuple[str, str] | None:
+    """Return the reason and the hint of the first requirement that this machine does not fulfil."""
     try:
         command()
     except FileNotFoundError as error:
-        return f"{error} was not found: install criu (4.2 or newer for Linux 6.18), or set {VARIABLE}"
+        # Debian 12 has 3.17, which cannot freeze a process on a recent kernel.
+        how = f"build CRIU 4.2 or newer from https://github.com/checkpoint-restore/criu, then export {VARIABLE}=PATH"
+        return f"{error} was not found: install criu (4.2 or newer for Linux 6.18), or set {VARIABLE}", how
     if shutil.which("unshare") is None:
-        return "unshare (util-linux) was not found"
+        return "unshare (util-linux) was not found", "apt-get install util-linux"
     held = int(_status("CapEff") or "0", 16)
     if held & _CAPABILITIES != _CAPABILITIES:
-        return "CRIU needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE: run as root, or in a container with both"
+        how = "run as root; container: --cap-add SYS_ADMIN --cap-add CHECKPOINT_RESTORE"
+        return (
+            "CRIU needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE: run as root, or in a container with both",
+            how,
+        )
     # CRIU first raises its limit of open files to the kernel's, and exits if it may not.
     most, hard = int(_NR_OPEN.read_text()), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if not held & _RESOURCE and hard < most:
         return (
             f"CRIU raises its limit of open files to fs.nr_open ({most}), past the hard limit here ({hard}): it needs "
-            f"CAP_SYS_RESOURCE, or a hard limit as high (podman run --ulimit nofile={most})"
+            f"CAP_SYS_RESOURCE, or a hard limit as high (podman run --ulimit nofile={most})",
+            f"container: --cap-add SYS_RESOURCE, or --ulimit nofile={most}",
         )
     return None
 

@@ -63,6 +63,8 @@ POINTS = (
     point("scheduler offline compile", "config:VllmConfig",
           reads="scheduler_config cache_config parallel_config model_config compilation_config additional_config"),
     point("start", "config:LoggingConfig", reads="configure_logging pylogging_config_file"),
+    point("logging", "config:LoggingConfig", reads="log_level"),
+    point("logging", "logger:configure_logging", "configure_logging(config)"),
     point("start worker weights", "config:LoadConfig", reads="load_format safetensors_load_strategy"),
     point("start worker offline weights graphs", "config:ModelConfig", "get_vocab_size()",
           reads="architectures runner_type max_model_len hf_config model revision"),

@@ -29,7 +29,7 @@ from coldstart.system import timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat, stock
-from coldstart.vllm.engine import stepdowns
+from coldstart.vllm.engine import renewal, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, refuse
 from coldstart.vllm.scheduling import settle as scheduler
@@ -116,6 +116,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.
     if config.logging_config.pylogging_config_file is None:
+        compat.check("logging", lambda: renewal.set_log_level(config.logging_config))
         config.logging_config = replace(config.logging_config, configure_logging=False)
     app.begin_after_fork(args, config)
     if args.worker_cls != stepdowns.WORKER:  # our worker enables it when it is warm

@@ -6,10 +6,10 @@ bytes in the order in which the prefetcher fetches them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from coldstart.models.checkpoint_files import make_natural_key
 from coldstart.weights import checkpoint
 from coldstart.weights.checkpoint import Tensor
 
@@ -33,11 +33,6 @@ def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:
     if bare := [file.name for file in files if not file.tensors]:
         raise UnreadableWeightsError(f"{bare[0]} has no safetensors tensors")
     return [tensor for file in files for tensor in file.tensors]
-
-
-def make_natural_key(name: str) -> list[str | int]:
-    """Return a sort key that orders shard 10 after shard 9."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def select_tensors(tensors: list[Tensor], names: Collection[str]) -> list[Tensor]:

@@ -116,3 +116,20 @@ def test_models_inherit_the_idle_time_of_the_host() -> None:
     models = {"a": figures, "b": {**figures, "idle_s": 5}}
     file = parse({"memory": 20, "idle_s": 60, "models": models})
     assert [spec.idle_s for spec in file.models] == [60.0, 5.0]
+
+
+def test_describe_limits_names_the_machine_and_each_model_that_the_limit_does_not_allow() -> None:
+    table = {
+        "memory": "60GiB",
+        "models": {name: {"memory": size, "start_s": 1.0} for name, size in SIZES.items()},
+    }
+    file = parse(table)
+    assert list(configuration.describe_limits(file, 64 << 30)) == [
+        "large needs 61.00 GiB (file), and the memory limit is 60.00 GiB: its requests are refused"
+    ]
+    above, _ = configuration.describe_limits(file, 24 << 30)
+    assert above == "the memory limit is 60.00 GiB, and this machine has 24.00 GiB"
+    assert len(list(configuration.describe_limits(file, None))) == 1
+
+
+SIZES = {"small": "60GiB", "large": "61GiB"}

@@ -42,6 +42,15 @@ def test_a_request_that_waits_and_a_model_that_starts() -> None:
     assert said["host"]["memory_used_bytes"] == 10
 
 
+def test_since_is_the_time_in_the_state_when_a_request_ends_and_for_a_model_that_never_started() -> None:
+    core, facts = _host()
+    core.handle(Arrived("1", "a"), 2.0)
+    core.handle(Started("a", 3.0, 12), 5.0)
+    core.handle(Ended("1"), 6.0)
+    a, b = status.document(core, facts, 7200.0, 1e9)["models"]
+    assert (a["since_s"], b["since_s"]) == (7195.0, 7199.0)
+
+
 def test_a_start_that_succeeded_and_one_that_failed() -> None:
     core, facts = _host()
     core.handle(Arrived("1", "a"), 2.0)

@@ -412,3 +412,49 @@ def test_weights_that_are_streamed_are_not_fetched_first(
     found = _missed(model, publish(weights=planned()), FLAG)
     planning.plan(ServeRequest(found, without_bundle=True, weights_from=SOURCE if streams else None))
     assert ensured == ["ensure_tokenizer" if streams else "ensure_weights"]
+
+
+def _saved(directory: Path, files: dict[str, dict[str, float]]) -> Path:
+    directory.mkdir()
+    for name, values in files.items():
+        save_file({key: np.full(4, value, np.float32) for key, value in values.items()}, directory / name)
+    return directory
+
+
+@pytest.fixture
+def resharded(tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """The plan of two files, and a directory with the same tensors in one."""
+    parts = {"model-00001-of-00002.safetensors": {"a": 1.0}, "model-00002-of-00002.safetensors": {"b": 2.0}}
+    plan = weights.plan(_saved(tmp_path / "two", parts))
+    return plan, _saved(tmp_path / "one", {"model.safetensors": {"a": 1.0, "b": 2.0}})
+
+
+def _model(directory: Path | None) -> ResolvedModel:
+    return ResolvedModel("m", directory, None, None, {})
+
+
+def test_a_source_with_the_same_tensors_in_other_files_is_hashed(
+    resharded: tuple[dict[str, Any], Path],
+) -> None:
+    plan, source = resharded
+    found, fallbacks = fetch._fit_source(str(source), plan, _model(None))
+    assert found == weights.plan(source) and "have the same tensors" in fallbacks[0].reason
+    assert fetch._fit_source("https://weights.example/m", plan, _model(None)) == (plan, [])
+
+
+def test_a_source_with_other_values_is_refused_before_any_process_starts(
+    resharded: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    plan, source = resharded
+    save_file({name: np.full(4, 7, np.float32) for name in "ab"}, source / "model.safetensors")
+    with pytest.raises(CommandFailedError, match="a has other values in") as error:
+        fetch._fit_source(str(source), plan, _model(None))
+    assert error.value.hint is not None
+    own, fallbacks = fetch._fit_source(str(source), plan, _model(tmp_path / "two"))
+    assert own is None and "the model's own directory is read" in fallbacks[0].reason
+
+
+def test_a_source_without_the_files_of_the_bundle_is_refused(resharded: tuple[dict[str, Any], Path]) -> None:
+    plan, source = resharded
+    with pytest.raises(CommandFailedError, match=r"model-00001-of-00002.safetensors does not exist"):
+        fetch._fit_source(str(source.parent / "no-such"), plan, _model(None))

@@ -9,7 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _SCRIPT = """
@@ -36,8 +38,11 @@ def cache(tmp_path: Path) -> Path:
     shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     index = json.dumps({"weight_map": {f"t{n}": shard for n, shard in enumerate(shards)}})
     files = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors.index.json": index}
-    for name, text in {**files, **dict.fromkeys(shards, "weights")}.items():
+    for name, text in files.items():
         (repository / "blobs" / name).write_text(text)
+    for number, shard in enumerate(shards):
+        save_file({f"t{number}": np.zeros(1, np.float32)}, repository / "blobs" / shard)
+    for name in (*files, *shards):
         (snapshot / name).symlink_to(f"../../blobs/{name}")
     return snapshot
 

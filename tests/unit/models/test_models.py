@@ -128,7 +128,7 @@ def test_weights_must_be_there(directory: Path) -> None:
     with pytest.raises(UsageError, match="no weights") as caught:
         resolution.ensure_weights(model)
     assert "--load-format dummy" in str(caught.value.hint)
-    (directory / "model.safetensors").write_bytes(b"")
+    (directory / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     assert resolution.ensure_weights(model) is model
 
 

@@ -106,6 +106,7 @@ def test_probe_reports_a_removed_criu(program: Path, monkeypatch: pytest.MonkeyP
 def test_probe_reports_missing_criu_and_privileges(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(criu, "_status", lambda field: "0")
     assert "CAP_CHECKPOINT_RESTORE" in probes.criu().found
+    assert str(probes.criu().hint).startswith("run as root; container: --cap-add SYS_ADMIN")
     program.unlink()
     assert criu.VARIABLE in probes.criu().found
 

@@ -62,6 +62,9 @@ def test_unknown_paths_are_not_forwarded(tmp_path: Path) -> None:
                 assert status == 404 and body["error"]["code"] == 404
             status, said = await _get(stage, "/v1/completions")
             assert status == 405 and "takes POST" in said["error"]["message"]
+            assert said["error"]["type"] == "invalid_request_error"
+            status, said = await _get(stage, "/")
+            assert status == 200 and "<html" in said
             assert not stage.servers.begun
             for path in PASSED:
                 assert (await stage.ask(path=path, model="a", prompt=1))[0] == 200

@@ -8,6 +8,21 @@ import json
 from coldstart.host.live.log import Log
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_say_writes_text_when_the_output_is_a_terminal() -> None:
+    sink = Terminal()
+    Log(sink).say(
+        "start", model="m", seconds=1.23456, mode=None, reason="no\x1b[31m", url="http://me:geheim@host/x"
+    )
+    time, line = sink.getvalue().split(" ", 1)
+    assert len(time) == 8 and line.startswith("start model=m seconds=1.23 reason=")
+    assert "\x1b" not in line and "geheim" not in line and line.count("\n") == 1
+
+
 def test_log_is_json_without_secrets_and_never_fails() -> None:
     sink = io.StringIO()
     Log(sink).say("start", model="m", mode=None, url="http://me:geheim@host/x")

@@ -26,3 +26,8 @@ def test_url_of_is_what_a_client_of_this_machine_writes_when_all_addresses_are_b
     endpoint = GatewayEndpoint("0.0.0.0", 0, insecure=True)
     with listen(endpoint) as sock:
         assert format_url(sock, endpoint) == f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def test_listen_refuses_a_port_above_65535() -> None:
+    with pytest.raises(UsageError, match="99999"), listen(GatewayEndpoint("127.0.0.1", 99999)):
+        raise AssertionError("it listens")

@@ -1,0 +1,49 @@
+"""Recognise the variables that Kubernetes injects into a pod for each service of its namespace. Standard library only.
+
+A service NAME gives NAME_SERVICE_HOST, NAME_SERVICE_PORT, NAME_SERVICE_PORT_<port name>, NAME_PORT and NAME_PORT_<n>_<protocol>
+with their parts. They configure no program, but a service can have the name of one: a service `vllm` sets VLLM_PORT.
+"""
+
+from __future__ import annotations
+
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://\S+", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,5}")
+_HOST = re.compile(r"[0-9A-Fa-f:.]+")
+_PROTOCOL = re.compile(r"tcp|udp|sctp", re.IGNORECASE)
+# The end of the name, and the form of the value. NAME_PORT alone is also an ordinary name: its value decides.
+_FORMS = (
+    (re.compile(r"\w+_SERVICE_HOST"), _HOST),
+    (re.compile(r"\w+_SERVICE_PORT(?:_\w+)?"), _NUMBER),
+    (re.compile(r"\w+_PORT(?:_\d+_(?:TCP|UDP|SCTP))?"), _ADDRESS),
+    (re.compile(r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_PROTO"), _PROTOCOL),
+    (re.compile(r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_PORT"), _NUMBER),
+    (re.compile(r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_ADDR"), _HOST),
+)
+
+
+def is_injected(name: str, value: str) -> bool:
+    """Return whether a variable of this name and value is one that Kubernetes injects for a service."""
+    return any(names.fullmatch(name) and form.fullmatch(value) for names, form in _FORMS)
+
+
+def find_injected(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return the injected variables whose names begin with `prefix`."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(prefix) and is_injected(name, value)
+    }
+
+
+def drop_injected(environment: MutableMapping[str, str], prefix: str) -> dict[str, str]:
+    """Remove the injected variables whose names begin with `prefix`, and return them."""
+    dropped = find_injected(environment, prefix)
+    for name in dropped:
+        del environment[name]
+    return dropped

@@ -1,0 +1,49 @@
+"""Variables that keep a template or a snapshot from serving, and those that do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from coldstart.launch import template_environment
+from coldstart.system import runtime
+
+IRRELEVANT = {
+    "VLLM_PORT_8000_TCP": "tcp://10.43.1.39:8000",
+    "VLLM_SERVICE_HOST": "10.43.1.39",
+    "HF_HUB_MIRROR_SERVICE_PORT": "80",
+    "RAY_HEAD_PORT": "tcp://10.43.1.41:6379",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.1.2.3",
+    "VLLM_HOST_IP": "10.1.2.3",
+    "VLLM_DP_MASTER_PORT": "29500",
+    "MASTER_ADDR": "10.1.2.3",
+    "NCCL_SOCKET_IFNAME": "eth0",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "LOG_LEVEL": "debug",
+    "LOGLEVEL": "debug",
+    "VLLM_LOGGING_LEVEL": "DEBUG",
+    "VLLM_LOG_STATS_INTERVAL": "5",
+    "TORCH_CPP_LOG_LEVEL": "INFO",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TORCH_LOGS": "+dynamo",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), IRRELEVANT.items())
+def test_difference_is_none_when_nothing_built_depends_on_the_variable(name: str, value: str) -> None:
+    assert template_environment.difference({}, {name: value}, "template") is None
+    assert template_environment.difference({name: "another"}, {name: value}, "template") is None
+
+
+@pytest.mark.vllm
+def test_difference_is_none_when_vllm_does_not_read_the_variable() -> None:
+    assert template_environment.difference({}, {"VLLM_IMAGE_OF_THIS_POD": "v1"}, "template") is None
+    assert template_environment.difference({}, {"VLLM_CPU_SIM_MULTI_NUMA": "1"}, "template") is not None
+
+
+def test_difference_names_the_variable_when_vllm_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime.mentions.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    reason = template_environment.difference({}, {"VLLM_OF_NEXT_YEAR": "1"}, "snapshot")
+    runtime.mentions.cache_clear()
+    assert reason is not None and reason.startswith("VLLM_OF_NEXT_YEAR")

@@ -1,0 +1,111 @@
+"""Weight files against their index: what cannot be loaded is refused by headers alone, and the index decides between copies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from coldstart.errors import UsageError
+from coldstart.models import checkpoint_files, identity, resolution
+from coldstart.weights import weights_plan
+from coldstart.weights.load import tensors
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def save(path: Path, **values: float) -> None:
+    save_file({name: np.full(4, value, np.float32) for name, value in values.items()}, path)
+
+
+def write_index(directory: Path, files: object) -> None:
+    (directory / INDEX).write_text(json.dumps({"weight_map": files}))
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    directory = tmp_path / "sharded"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    save(directory / FIRST, a=1.0)
+    save(directory / SECOND, b=2.0)
+    write_index(directory, {"a": FIRST, "b": SECOND})
+    return directory
+
+
+def check(directory: Path) -> UsageError:
+    with pytest.raises(UsageError) as error:
+        resolution.ensure_weights(resolution.resolve(str(directory)))
+    assert error.value.hint
+    return error.value
+
+
+def test_check_accepts_files_that_agree_with_the_index(sharded: Path) -> None:
+    resolution.ensure_weights(resolution.resolve(str(sharded)))
+
+
+def test_check_names_the_shard_when_the_index_names_an_absent_file(sharded: Path) -> None:
+    (sharded / SECOND).unlink()
+    error = check(sharded)
+    assert f"{INDEX} names {SECOND}, which does not exist" in error.message and "rm " not in str(error.hint)
+
+
+def test_check_proposes_to_remove_the_index_when_the_files_have_every_tensor(sharded: Path) -> None:
+    write_index(sharded, {"a": "model-00001-of-00004.safetensors", "b": "model-00003-of-00004.safetensors"})
+    error = check(sharded)
+    assert (
+        "model-00001-of-00004.safetensors, model-00003-of-00004.safetensors, which do not exist"
+        in error.message
+    )
+    assert f"rm {sharded / INDEX}" in str(error.hint)
+
+
+def test_check_names_the_shard_when_there_is_no_index(sharded: Path) -> None:
+    (sharded / INDEX).unlink()
+    (sharded / FIRST).unlink()
+    assert f"missing {FIRST}" in check(sharded).message
+
+
+def test_check_names_the_tensor_when_its_file_does_not_contain_it(sharded: Path) -> None:
+    write_index(sharded, {"a": FIRST, "b": SECOND, "c": SECOND})
+    assert f"assigns c to {SECOND}, which does not contain it" in check(sharded).message
+
+
+def test_check_names_the_file_when_it_is_truncated(sharded: Path) -> None:
+    data = (sharded / SECOND).read_bytes()
+    (sharded / SECOND).write_bytes(data[:-1])
+    assert f"{SECOND} is truncated" in check(sharded).message
+
+
+@pytest.mark.parametrize("document", ["{", "[]", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}'])
+def test_check_names_the_index_when_it_is_invalid(document: str, sharded: Path) -> None:
+    (sharded / INDEX).write_text(document)
+    assert INDEX in check(sharded).message
+
+
+def test_check_names_the_file_when_a_shard_of_another_format_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(b"x")
+    (tmp_path / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"weight_map": {"a": "pytorch_model-00002-of-00002.bin"}})
+    )
+    assert "pytorch_model-00002-of-00002.bin, which does not exist" in check(tmp_path).message
+
+
+def test_the_index_decides_when_a_tensor_is_in_two_files(sharded: Path, tmp_path: Path) -> None:
+    clean = weights_plan.plan(sharded)
+    same = shutil.copytree(sharded, tmp_path / "stale")
+    save(same / SECOND, a=9.0, b=2.0)
+    save(same / "another.safetensors", a=8.0)
+    planned = weights_plan.plan(same)
+    digests = [{t.name: t.digest for t in tensors.list_tensors(plan)} for plan in (clean, planned)]
+    assert digests[0] == digests[1] and [t.name for t in tensors.list_tensors(planned)] == ["a", "b"]
+    assert identity.layout_digest(same) == identity.layout_digest(sharded)
+    (note,) = checkpoint_files.describe_copies(same, resolution.weight_files(same))
+    assert f"the index assigns it to {FIRST}, and vLLM's own loader would load the copy in {SECOND}" in note
+    assert list(checkpoint_files.describe_copies(sharded, resolution.weight_files(sharded))) == []
