@@ -73,13 +73,13 @@ class Terminal:
             return code, (printed + errors.read()).decode(errors="replace")
 
     def wait(self, process: subprocess.Popen[bytes]) -> tuple[bytes, int]:
-        """Wait for the end of a command; return its standard output and exit code. One that takes too long is stopped."""
+        """Wait for the end of a command; return its standard output and exit code. It does not outlive an error."""
         try:
             printed, _ = process.communicate(timeout=2 * READY_S)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            process.wait(timeout=60)
-            raise
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(timeout=60)
         return printed, process.returncode
 
     def stop_server(self) -> None:
