@@ -127,7 +127,7 @@ def test_a_running_fleet_is_asked(run: Run, running: tuple[str, list[Any]]) -> N
     assert (
         json.loads(run("fleet", "status", *where, "--format", "json").stdout)["servers"][0]["name"] == "s-1"
     )
-    assert "another key" in run("fleet", "status", "--url", url, code=1).stderr
+    assert "rejects the admin key" in run("fleet", "status", "--url", url, code=1).stderr
     run("fleet", "scale", "m", "--min", "1", "--max", "2", *where)
     run("fleet", "drain", "s-1", *where)
     run("fleet", "remove", "m", *where)
