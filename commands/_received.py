@@ -19,7 +19,7 @@ def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
     if not bundles:
         raise CommandFailedError(
             "The source contains no bundle.",
-            hint="name the output of coldstart export, or an address of coldstart push",
+            hint="name an exported archive, or the address of a pushed bundle",
         )
     judged = [inspection.trust(bundle) for bundle in bundles]
     data = [

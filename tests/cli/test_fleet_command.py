@@ -110,7 +110,7 @@ def test_commands_show_and_change_a_running_fleet(run: Run, running: tuple[str, 
     assert (
         json.loads(run("fleet", "status", *where, "--format", "json").stdout)["servers"][0]["name"] == "s-1"
     )
-    assert "another key" in run("fleet", "status", "--url", url, code=1).stderr
+    assert "rejects the admin key" in run("fleet", "status", "--url", url, code=1).stderr
     run("fleet", "scale", "m", "--min", "1", "--max", "2", *where)
     run("fleet", "drain", "s-1", *where)
     run("fleet", "remove", "m", *where)

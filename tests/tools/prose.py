@@ -27,7 +27,8 @@ FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 def main() -> int:
     """Print the findings; return 1 if there are any."""
     found = list(find(ROOT))
-    print("\n".join(found), file=sys.stderr)
+    for line in found:
+        print(line, file=sys.stderr)
     return 1 if found else 0
 
 
