@@ -58,3 +58,10 @@ def test_flag_before_environment_before_the_user_s_file(
     monkeypatch.setenv("COLDSTART_CONFIG", str(tmp_path / "env.toml"))
     assert config_file.locate([]) == tmp_path / "env.toml"
     assert config_file.locate([f"--config={tmp_path / 'flag.toml'}"]) == tmp_path / "flag.toml"
+
+
+def test_load_gives_a_hint_when_the_file_is_no_toml(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[serve")
+    with pytest.raises(UsageError, match=r"config\.toml cannot be read") as caught:
+        config_file.load(["--config", str(tmp_path / "config.toml")], ["serve"], ["format"])
+    assert "--config FILE" in str(caught.value.hint)
