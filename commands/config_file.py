@@ -75,7 +75,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}.") from error
+        raise UsageError(
+            f"{path} cannot be read: {error}.", hint="correct it, or name another: --config FILE"
+        ) from error
 
 
 def _plain_names(table: Mapping[str, Any]) -> dict[str, Any]:

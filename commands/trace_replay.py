@@ -93,7 +93,7 @@ def command(
         _flag(
             "--profile",
             metavar="REF",
-            help="Bundle, or JSON file, with iteration times; required by --simulate.",
+            help="Bundle, or JSON file, with iteration times; default: none, and --simulate requires it.",
         ),
     ] = None,
     kv_blocks: Annotated[

@@ -26,7 +26,8 @@ from coldstart.validate.checks import FailLevel, Level
 from coldstart.validate.validation import parse_replay
 
 ReportFormat = Annotated[
-    Literal["text", "json", "junit", "github", "sarif"], typer.Option("--format", help="Form of the result.")
+    Literal["text", "json", "junit", "github", "sarif"],
+    typer.Option("--format", help="Format of the result."),
 ]
 RENDERERS = {
     "text": renderers.text,

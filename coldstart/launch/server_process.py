@@ -26,6 +26,9 @@ from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 
+# vLLM's server raises this where the engine's process has logged the cause before.
+_ENGINE_FAILED = "See root cause above"
+
 
 class ServerProcess(Protocol):
     """A server process, whether it is our child or a template's."""
@@ -233,8 +236,8 @@ def acknowledged(process: ServerProcess, reader: int, since: float, timeout: flo
 
 def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: float | None) -> Running:
     deadline = None if timeout is None else since + timeout
-    line = b""
-    while not line.endswith(b"\n"):
+    unread, cause, report = b"", "", None
+    while report is None:
         left = None if deadline is None else max(0.0, deadline - timeline.now())
         ready, _, _ = select.select([reader], [], [], left)
         if not ready:
@@ -248,12 +251,17 @@ def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: fl
             from coldstart.system import probes  # what else it imports, no start needs
 
             code = process.wait()
+            ended = f"The server ended with exit code {code} before it was ready"
             raise ServerExitedError(
-                f"The server ended with exit code {code} before it was ready; its log has the reason.",
-                hint=probes.exhausted(),
+                f"{ended}: {cause}" if cause else f"{ended}; its log has the reason.", hint=probes.exhausted()
             )
-        line += chunk
-    report = json.loads(line)
+        *lines, unread = (unread + chunk).split(b"\n")
+        for line in map(json.loads, lines):
+            # An error alone ends nothing: the server may still become ready.
+            if "failed" in line:
+                cause = cause if _ENGINE_FAILED in line["failed"] and cause else str(line["failed"])
+            else:
+                report = report or line
     if reason := report.get("unfit"):
         process.wait()
         raise ServerExitedError(f"the prepared engine does not fit this start: {reason}")

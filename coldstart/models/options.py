@@ -39,7 +39,7 @@ def check(given: Arguments) -> None:
                 f"The installed vLLM has no option {match[0]}.",
                 hint=f"did you mean {', '.join(f'--{one}' for one in near)}?"
                 if near
-                else "vllm serve --help=all lists its options",
+                else "vLLM lists its options: vllm serve --help=all",
             )
 
 

@@ -187,7 +187,10 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UsageError(f"Cannot read the model in {directory}: it contains no config.json.") from error
+        raise UsageError(
+            f"Cannot read the model in {directory}: it contains no config.json.",
+            hint="pass a directory that contains config.json",
+        ) from error
     except ValueError as error:
         raise UsageError(f"{path} is not valid JSON: {error}.", hint="fetch the model again") from error
     if not isinstance(config, dict):

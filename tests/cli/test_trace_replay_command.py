@@ -104,7 +104,7 @@ def test_dead_target_exits_1_with_the_report(run: Run, trace: Path) -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         done = run("trace-replay", str(trace), "--target", url, "--format", "json", code=1)
     assert json.loads(done.stdout)["ended"] == "target dead"
-    assert "does not answer" in done.stderr
+    assert "does not respond" in done.stderr
 
 
 def test_ctrl_c_writes_the_partial_report(trace: Path, home: Path) -> None:

@@ -23,6 +23,15 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
     if behaviour == "dies":
         sys.stderr.write("no memory for the engine\n")
         return 7
+    if behaviour == "dies-of":
+        for cause in (
+            "ValueError: no space for the KV cache",
+            "RuntimeError: it failed. See root cause above.",
+        ):
+            os.write(int(os.environ["COLDSTART_READY_FD"]), json.dumps({"failed": cause}).encode() + b"\n")
+        return 1
+    if behaviour == "recovers":
+        os.write(int(os.environ["COLDSTART_READY_FD"]), b'{"failed": "ValueError: tried another way"}\n')
     if behaviour == "dies-forked" and imported:
         return 7
     if behaviour == "raises":

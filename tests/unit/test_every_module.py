@@ -36,10 +36,11 @@ THROUGH = {
         "staging": STORE,
     },
     "coldstart.fleet.live": {
-        **dict.fromkeys(("client", "controller_connection", "local_state"), FLEET_ON_RAY),
+        **dict.fromkeys(("controller_connection", "local_state"), FLEET_ON_RAY),
         **dict.fromkeys(("measurements", "replicas", "targets", "workers"), "unit/fleet/live/test_moves.py"),
     },
     "coldstart.commands": {
+        "_declared": "cli/test_command_options.py",
         "_fleet_live": "cli/test_fleet_command.py",
         "_fleet_manifest": "cli/test_fleet_command.py",
         "_received": "cli/test_cli_store.py",
@@ -51,7 +52,8 @@ THROUGH = {
          "timers"), FLEET
     ),
     "coldstart.host.live": {
-        "client": "unit/host/live/test_exchange.py",
+        **dict.fromkeys(("body", "bounded_protocol", "shares"), "attacks/test_hostile_clients.py"),
+        "site_policy": "attacks/test_foreign_pages.py",
         **dict.fromkeys(("lifecycle", "record", "server_observer"), "unit/host/live/test_driver.py"),
     },
     "coldstart.graphs": {

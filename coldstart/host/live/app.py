@@ -84,7 +84,7 @@ class Gateway:
             routes=[
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
-                Route(HEALTH, self._health),
+                Route("/health", self._health),
                 Route("/metrics", self._metrics),
                 Route("/status", self._status),
                 Route("/", self._root),

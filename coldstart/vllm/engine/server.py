@@ -29,7 +29,7 @@ from coldstart.system import timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat, stock
-from coldstart.vllm.engine import renewal, stepdowns
+from coldstart.vllm.engine import failure, renewal, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, refuse
 from coldstart.vllm.scheduling import settle as scheduler
@@ -118,6 +118,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
     if config.logging_config.pylogging_config_file is None:
         compat.check("logging", lambda: renewal.set_log_level(config.logging_config))
         config.logging_config = replace(config.logging_config, configure_logging=False)
+    failure.watch_log()
     app.begin_after_fork(args, config)
     if args.worker_cls != stepdowns.WORKER:  # our worker enables it when it is warm
         os.register_at_fork(after_in_child=gc.enable)
@@ -202,8 +203,12 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
 def run(plan: LaunchPlan, imported: bool = False) -> int:
     """Run a server for `plan` in this process, and return its exit code after it has ended."""
     plan.install()
-    with scratch():
-        return _run(plan, imported)
+    try:
+        with scratch():
+            return _run(plan, imported)
+    except Exception as error:
+        failure.report(error)
+        raise
 
 
 def _run(plan: LaunchPlan, imported: bool) -> int:
@@ -229,4 +234,8 @@ def _run(plan: LaunchPlan, imported: bool) -> int:
 
 if __name__ == "__main__":
     die_with_supervisor()
-    sys.exit(run(LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    try:
+        code = run(LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except Exception as error:  # noqa: BLE001 - the last frame of this process: report and exit
+        failure.exit_process(error)
+    sys.exit(code)

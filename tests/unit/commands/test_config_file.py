@@ -31,7 +31,7 @@ def test_tables_and_shared_names(file: Path) -> None:
 @pytest.mark.parametrize("text", ["colour = 1", "[sevre]\nport = 1"])
 def test_unknown_names_are_refused(file: Path, text: str) -> None:
     file.write_text(text)
-    with pytest.raises(UsageError, match="no setting"):
+    with pytest.raises(UsageError, match="unknown setting"):
         load(file)
 
 
@@ -58,3 +58,10 @@ def test_locate_prefers_flag_then_environment_then_user_file(
     monkeypatch.setenv("COLDSTART_CONFIG", str(tmp_path / "env.toml"))
     assert config_file.locate([]) == tmp_path / "env.toml"
     assert config_file.locate([f"--config={tmp_path / 'flag.toml'}"]) == tmp_path / "flag.toml"
+
+
+def test_load_gives_a_hint_when_the_file_is_no_toml(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[serve")
+    with pytest.raises(UsageError, match=r"config\.toml cannot be read") as caught:
+        config_file.load(["--config", str(tmp_path / "config.toml")], ["serve"], ["format"])
+    assert "--config FILE" in str(caught.value.hint)

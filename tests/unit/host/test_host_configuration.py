@@ -13,10 +13,13 @@ from coldstart.host.launches import Launch
 
 MODEL = '[models.m]\nmemory = "1GiB"\nstart_s = 2\n'
 
+ROOT = Path(__file__).parents[3]
+
 
 def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
-    shown = str(configuration.__doc__).split("configuration file.")[1].split("Invariant")[0]
-    (tmp_path / "host.toml").write_text("\n".join(line.removeprefix("    ") for line in shown.splitlines()))
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    example = page.partition("## Host file")[2].partition("## Fleet file")[0].partition("```toml\n")[2]
+    (tmp_path / "host.toml").write_text(example.partition("```")[0])
     file = load(tmp_path / "host.toml")
     assert (file.settings.memory, file.settings.policy) == (60 << 30, "predictive")
     (model,) = file.models

@@ -130,7 +130,7 @@ def test_every_template_level_has_one_mode() -> None:
 
 
 def test_the_architecture_page_lists_the_modes_in_their_order() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     listed = [line.split()[0] for line in page.splitlines() if line.startswith("     ") and line.split()]
     assert [word for word in listed if word in modes.names()] == list(modes.names())
 

@@ -67,6 +67,26 @@ def test_launch_fails_when_the_server_dies_first(
     assert (tmp_path / "log").read_text()
 
 
+def test_acknowledged_names_the_cause_that_the_engine_reported(
+    fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    fake_engine("dies-of")
+    with pytest.raises(
+        CommandFailedError, match="before it was ready: ValueError: no space for the KV cache"
+    ):
+        acknowledged("dies-of", tmp_path / "log")
+
+
+def test_acknowledged_ignores_an_error_when_the_server_becomes_ready(
+    fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    fake_engine("recovers")
+    running = acknowledged("recovers", tmp_path / "log")
+    assert running.report["tokens"] == [1]
+    running.process.signal(signal.SIGKILL)
+    running.process.wait()
+
+
 def test_launch_fails_when_the_server_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("never-ready")
     with (tmp_path / "log").open("wb") as output:

@@ -135,3 +135,9 @@ def test_weights_must_be_there(directory: Path) -> None:
 def test_a_revision_of_a_directory_is_refused(directory: Path) -> None:
     with pytest.raises(UsageError, match="--revision"):
         resolution.resolve(str(directory), revision="main")
+
+
+def test_resolve_gives_a_hint_when_a_directory_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"contains no config\.json") as caught:
+        resolution.resolve(str(tmp_path))
+    assert caught.value.hint == "pass a directory that contains config.json"

@@ -114,7 +114,7 @@ def test_install_names_the_import_error_when_torch_does_not_load(wheels: Path, p
 def test_install_lists_the_extras_when_the_name_is_wrong() -> None:
     with pytest.raises(UsageError, match="unknown extra 'cpux'") as caught:
         installation.install("cpux", Environment(), lambda _: None)
-    assert "all, cpu, dev, fleet, gpu, host, lab" in str(caught.value.hint)
+    assert "all, cpu, dev, docs, fleet, gpu, host, lab" in str(caught.value.hint)
 
 
 def test_extras_lists_only_what_an_extra_adds() -> None:

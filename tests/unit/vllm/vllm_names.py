@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import asyncio
+import atexit
 import collections
 import concurrent.futures
 import contextlib
@@ -36,6 +37,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import types
 from pathlib import Path
 
@@ -48,17 +50,17 @@ _KINDS = (
     threading.Thread, argparse.ArgumentParser, concurrent.futures.Future,
     concurrent.futures.ThreadPoolExecutor, asyncio.AbstractEventLoop, asyncio.Event,
     selectors.DefaultSelector, selectors.SelectorKey,
-    random.Random, logging.Logger, importlib.machinery.ModuleSpec, importlib.machinery.SourceFileLoader,
+    random.Random, logging.root, importlib.machinery.ModuleSpec, importlib.machinery.SourceFileLoader,
     http.client.HTTPConnection, http.client.HTTPResponse, contextlib.ExitStack, os.stat_result,
     re.Pattern, itertools.chain, collections.deque, argparse, ast, asyncio, concurrent.futures, contextlib, ctypes,
     functools, gc, importlib, inspect, json, logging, mmap, os, random, runpy, selectors, shutil,
-    signal, socket, sys, tempfile, threading, time, math,
+    signal, socket, sys, tempfile, threading, time, math, atexit, traceback,
 )  # fmt: skip
 # Of torch, numpy, uvicorn, prometheus_client and tqdm, which need not be installed where this runs.
 _WORDS = """
     __dataclass_fields__ _storage_Use_Count _unpickle_nested_function
     CUDAGraph Config Event Module MultiProcessValue Parameter Stream Tensor UntypedStorage ValueClass _C
-    _buffers _cdata _parameters _record_memory_history aten bfloat16 bool clone code code_ compiler content
+    _buffers _cdata _init_logs _parameters _record_memory_history aten bfloat16 bool clone code code_ compiler content
     copy_ cuda current_stream data data_ptr default device disable_guard_check dtype element_size empty
     exec_module float16 float32 float64 float8_e4m3fn float8_e5m2 float8_e8m0fnu forward from_buffer
     frombuffer get_num_threads id inlined_sources int16 int32 int64 int8 is_contiguous is_cuda

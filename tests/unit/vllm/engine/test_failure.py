@@ -1,0 +1,52 @@
+"""The error that ends a server reaches the process that started it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from coldstart.contract.plan import READY_FD_ENV
+from coldstart.vllm.engine import failure
+
+
+def test_watch_log_reports_an_error_that_vllm_logs_with_its_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    logger = logging.getLogger("vllm")
+    before = list(logger.handlers)
+    monkeypatch.setenv(READY_FD_ENV, str(writer))
+    try:
+        failure.watch_log()
+        failure.watch_log()
+        try:
+            raise ValueError("no space\nfor the KV cache")
+        except ValueError:
+            logging.getLogger("vllm.v1.engine.core").exception("EngineCore failed to start.")
+        logging.getLogger("vllm.v1.engine.core").error("without an exception")
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            assert [json.loads(line) for line in pipe] == [
+                {"failed": "ValueError: no space for the KV cache"}
+            ]
+    finally:
+        logger.handlers[:] = before
+
+
+def test_report_does_nothing_when_no_process_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(READY_FD_ENV, raising=False)
+    failure.report(ValueError("x"))
+
+
+def test_exit_process_runs_the_exit_functions_and_ends_with_the_traceback() -> None:
+    program = (
+        "import atexit; from coldstart.vllm.engine import failure; atexit.register(print, 'left')\n"
+        "try: raise ValueError('the cause')\nexcept ValueError as error: failure.exit_process(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "left\n") and done.stderr.endswith("ValueError: the cause\n")
