@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(r"\bcoldstart (?=[a-z])(.*?)(?=$|[,;()]|\. )")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 # Options of other programs and of vLLM: (option, the words around it).
-FOREIGN = {("--shm-size", "container: --shm-size 4g")}
+FOREIGN = {("--shm-size", "container: --shm-size 4g"), ("--help", "vllm serve --help=all")}
 
 
 def hints() -> Iterator[tuple[str, str]]:
