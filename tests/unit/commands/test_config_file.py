@@ -31,7 +31,7 @@ def test_tables_and_shared_names(file: Path) -> None:
 @pytest.mark.parametrize("text", ["colour = 1", "[sevre]\nport = 1"])
 def test_unknown_names_are_refused(file: Path, text: str) -> None:
     file.write_text(text)
-    with pytest.raises(UsageError, match="no setting"):
+    with pytest.raises(UsageError, match="unknown setting"):
         load(file)
 
 
