@@ -1,7 +1,23 @@
 """Parse and validate the host's TOML configuration file.
 
-docs/reference/configuration.md lists the keys. Those of the host are the members of HostSettings, and those of a model the
-members of Launch and Figures.
+memory = "60GiB"            # of all models together; every member of HostSettings is allowed here
+policy = "predictive"
+idle_s = 900                # default for models without their own idle_s
+
+[models.llama2-7b]
+memory = "14GiB"            # a live host takes memory and start_s from the bundle by default
+start_s = 8.0               # from stopped until ready
+idle_s = 600                # optional, like pinned = true
+model = "meta-llama/Llama-2-7b-hf"  # model to serve, by default the name of the table
+args = ["--max-model-len", "4096"]  # vLLM arguments
+aliases = ["llama"]         # more names; mode, on_miss, revision, untrusted: as for `coldstart serve`
+engine_template = false     # true: a live host also retains the built engine and forks its servers from it
+
+[[models.llama2-7b.tiers]]  # optional, between awake and stopped, in order of increasing penalty_s
+name = "asleep-1"
+memory = "1GiB"
+penalty_s = 0.5
+host_memory = "14GiB"
 
 Invariant: a file that is accepted describes a host that can run; every error names the file and the key.
 """
