@@ -250,6 +250,20 @@ def test_client_that_does_not_read_is_disconnected_and_holds_no_model(tmp_path: 
     attack(tmp_path, work, write_s=0.5)
 
 
+def test_invalid_requests_write_nothing_to_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(stage: Stage) -> None:
+        for data in (b"nothing\r\n\r\n", GET + b"connection: upgrade\r\nupgrade: x\r\n\r\n"):
+            attacker = await Attacker.connect(stage)
+            await attacker.send(data)
+            await attacker.reader.readline()
+            attacker.close()
+
+    attack(tmp_path, work)
+    assert [one for one in caplog.records if one.name.startswith("uvicorn")] == []
+
+
 def test_pipelined_requests_are_bounded(tmp_path: Path) -> None:
     async def work(stage: Stage) -> None:
         attacker = await Attacker.connect(stage)

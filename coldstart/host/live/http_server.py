@@ -81,6 +81,8 @@ def create_server(app: Gateway) -> GatewayServer:
         lifespan="off",
         access_log=False,
         log_config=None,
+        # Uvicorn warns of each invalid request, so any client could fill the log.
+        log_level="error",
         # Any local process could claim another client's address by X-Forwarded-For.
         proxy_headers=False,
         server_header=False,
