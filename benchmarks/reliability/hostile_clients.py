@@ -81,8 +81,10 @@ class Connection:
         await self.send(start)
         while not self.reader.at_eof():
             await self.send(piece)
+            # `wait_for` of Python 3.11 can lose a cancellation.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.reader.read(1 << 16), 1)
+                async with asyncio.timeout(1):
+                    await self.reader.read(1 << 16)
 
     async def send_document(self, body: bytes) -> None:
         """Send a complete request."""
