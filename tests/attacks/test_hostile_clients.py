@@ -250,9 +250,7 @@ def test_client_that_does_not_read_is_disconnected_and_holds_no_model(tmp_path: 
     attack(tmp_path, work, write_s=0.5)
 
 
-def test_invalid_requests_write_nothing_to_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_invalid_requests_write_nothing_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work(stage: Stage) -> None:
         for data in (b"nothing\r\n\r\n", GET + b"connection: upgrade\r\nupgrade: x\r\n\r\n"):
             attacker = await Attacker.connect(stage)
