@@ -56,7 +56,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"JSON has no number {name}")
 
 
 def _check_names(value: object, depth: int) -> None:

@@ -316,7 +316,7 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 @contextmanager
 def named_os_errors(what: str) -> Iterator[None]:
-    """Turn a full disk and a read-only file system into NoSpaceError and ReadOnlyStoreError.
+    """Turn errors of a full disk and of refused writes into NoSpaceError and ReadOnlyStoreError.
 
     Other errors pass unchanged.
     """

@@ -125,7 +125,7 @@ def _parse(reference: str) -> tuple[str, str | None]:
 def _named(error: Exception, repo: str) -> RemoteFailedError:
     status = getattr(getattr(error, "response", None), "status_code", None)
     kind = RemoteDeniedError if status in _DENIED else RemoteFailedError
-    return kind(f"the hub could not serve {repo}: {type(error).__name__}: {str(error)[:200]}")
+    return kind(f"the hub request for {repo} failed: {type(error).__name__}: {str(error)[:200]}")
 
 
 def _hub() -> Hub:

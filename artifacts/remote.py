@@ -89,7 +89,7 @@ def source(address: str) -> BundleSource:
 
         return ArchiveSource(path)
     if not (path / oci.LAYOUT_FILE).exists():
-        raise NotALayoutError(f"{path.name} is not an image layout or archive")
+        raise NotALayoutError(f"{path.name} does not exist, or is not an image layout or archive")
     return LayoutSource(OciLayout(path))
 
 

@@ -29,6 +29,9 @@ _KEY = _word(
 )
 Url = Annotated[str | None, _URL]
 Key = Annotated[str | None, _KEY]
+NewKey = Annotated[
+    str | None, _word("--admin-key", metavar="KEY", help="Admin key of the fleet; default: a new random key.")
+]
 Memory = Annotated[
     str | None,
     _word(
@@ -72,7 +75,7 @@ def up(
             "--state", metavar="FILE", help="File that retains the deployments over restarts; default: none."
         ),
     ] = None,
-    admin_key: Key = None,
+    admin_key: NewKey = None,
     max_held: Annotated[
         int,
         _word(
@@ -187,7 +190,11 @@ def deploy(
     ] = 64,
     memory: Annotated[
         str | None,
-        _word("--memory", metavar="SIZE", help="Device memory of a worker; default: from its bundle."),
+        _word(
+            "--memory",
+            metavar="SIZE",
+            help="Device memory of a worker; default: from its bundle. Required on a GPU.",
+        ),
     ] = None,
     size: Annotated[
         str | None, _word("--size", metavar="SIZE", help="Size of the weights; default: from the files.")

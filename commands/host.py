@@ -57,7 +57,12 @@ def run(
         typer.Argument(metavar="[MODEL]...", help="Aliases, repository ids, or local directories."),
     ] = None,
     memory: Annotated[
-        str | None, _flag("--memory", metavar="SIZE", help="Memory of all models together, such as 60GiB.")
+        str | None,
+        _flag(
+            "--memory",
+            metavar="SIZE",
+            help="Memory of all models together, such as 60GiB: of the GPU, or RAM on the CPU.",
+        ),
     ] = None,
     host_file: Annotated[
         Path | None,

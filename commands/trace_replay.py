@@ -75,7 +75,10 @@ def command(
     mapping: Annotated[
         str, _flag("--model-mapping", help="Assignment of rows to models: round-robin, zipf or column.")
     ] = "round-robin",
-    target: Annotated[list[str] | None, _flag("--target", metavar="URL", help="Server; repeatable.")] = None,
+    target: Annotated[
+        list[str] | None,
+        _flag("--target", metavar="URL", help="URL of a server to send the requests to; repeatable."),
+    ] = None,
     model: Annotated[str, _flag("--model", help="Model name in the requests.")] = "default",
     balance: Annotated[
         str,
@@ -97,7 +100,8 @@ def command(
         ),
     ] = None,
     kv_blocks: Annotated[
-        int | None, _flag("--kv-blocks", help="Number of simulated KV blocks on the device.")
+        int | None,
+        _flag("--kv-blocks", help="Number of simulated KV blocks on the device; default: no limit."),
     ] = None,
     host: Annotated[
         Path | None, _flag("--host", metavar="FILE", help="TOML file of a host of many models to simulate.")

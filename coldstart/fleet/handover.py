@@ -114,7 +114,7 @@ class Handover:
         return self.sent
 
     def drained(self, means: Means) -> int | None:
-        """Return the first token that the worker must generate, now that the group has stopped."""
+        """Return the first token that the worker must generate, now that the group has stopped; None if it does not drain."""
         if self.phase is not HandoverPhase.DRAINING:
             return None
         self.phase, self.means = HandoverPhase.MOVING, means

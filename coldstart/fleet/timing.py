@@ -93,7 +93,7 @@ def slowdown(ranks: int, full: int) -> float:
 
 
 def first_token_s(costs: Costs, ranks: int, full: int) -> float:
-    """Return the seconds from the ready group to the first token."""
+    """Return the seconds from the ready group to the first token; `full` ranks have memory for a full model."""
     return costs.prefill_s * slowdown(ranks, full) + costs.hop_s * ranks
 
 
@@ -103,5 +103,8 @@ def tpot_s(costs: Costs, ranks: int, full: int) -> float:
 
 
 def ttft_s(costs: Costs, slowest_s: float, ranks: int, full: int, waited_s: float = 0.0) -> float:
-    """Return the time to first token (equations 1 and 5) from `slowest_s`, the largest term."""
+    """Return the time to first token (ParaServe, equations 1 and 5).
+
+    `slowest_s` is the largest term of the start, `full` the number of ranks with the memory of a full model.
+    """
     return waited_s + slowest_s + costs.join_s * ranks + first_token_s(costs, ranks, full)

@@ -23,7 +23,7 @@ NOTE_BUILD_ID = ".note.gnu.build-id"
 
 @dataclass(frozen=True)
 class Reference:
-    """Position of a cubin: `library` is a file name without directory; `offset` and `size` are bytes of the packed file."""
+    """Position of a cubin: `library` is a file name without directory; `size` counts its bytes as stored there."""
 
     library: str
     build_id: str

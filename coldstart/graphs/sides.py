@@ -60,7 +60,7 @@ class Pairing:
 
 
 class Side:
-    """Readings of addresses in one snapshot, as symbol numbers shared by both."""
+    """Map from addresses in one of two compared snapshots to symbol numbers that both snapshots share."""
 
     def __init__(self, snapshot: Snapshot, symbols: Symbols) -> None:
         self.snapshot, self._symbols = snapshot, symbols

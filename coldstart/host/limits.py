@@ -46,7 +46,7 @@ class GatewayLimits:
     )
     buffered_bytes: int = setting(
         256 * MIB,
-        "Maximum size of all waiting request bodies together; an address may use half of it.",
+        "Maximum size of all waiting request bodies together; one client address may use half of it.",
         "--max-buffered-bytes",
         "BYTES",
         least=1 * KIB,

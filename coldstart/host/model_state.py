@@ -88,7 +88,7 @@ class Model:
         self._only("left", State.DRAINING)
         if self.in_flight or self.target is None:
             raise IllegalTransitionError(
-                f"{self.spec.name} left with {len(self.in_flight)} requests in flight"
+                f"model {self.spec.name} was evicted with {len(self.in_flight)} requests in flight"
             )
         self.tier = self.target
         self._enter(State.STOPPED if self.tier is self.spec.tiers[-1] else State.ASLEEP, now)

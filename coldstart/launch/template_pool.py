@@ -167,7 +167,7 @@ def spawn(
         log: Destination of its output.
         timeout: Seconds until the template must be ready.
         bound: End the template with the thread that calls this.
-        alone: Make the template the only child of the returned process, with a single thread.
+        alone: Continue as a single-threaded child of the returned process, so that CRIU can freeze it.
 
     Raises:
         CommandFailedError: The template exits, or is not ready in time.

@@ -42,7 +42,7 @@ def _read(path: Path) -> list[TensorEntry]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > MAX_HEADER:
-            raise ValueError(f"its header has {length} bytes")
+            raise ValueError(f"its header has {length} bytes, the limit is {MAX_HEADER}")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     tensors = [_entry(name, value, 8 + length) for name, value in header.items()]

@@ -69,7 +69,7 @@ class IterationProfile:
     def parse(cls, document: object) -> IterationProfile:
         """Parse a bundle's `iterations` section; unknown members are ignored. Raises ProfileError."""
         if not isinstance(document, Mapping):
-            raise ProfileError("iteration profile: expected a JSON object with 'prefill' and 'decode'")
+            raise ProfileError("iteration profile: expected a JSON object")
         return cls.create(_points(document, "prefill"), _points(document, "decode"))
 
     def encode(self) -> dict[str, list[list[float]]]:

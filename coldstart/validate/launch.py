@@ -234,10 +234,10 @@ def _object(path: Path) -> dict[str, object]:
         value = json.loads(path.read_text())
     except ValueError as error:
         raise CommandFailedError(
-            f"the ready file is not JSON: {error}", hint="coldstart serve MODEL --ready-file FILE"
+            f"the server wrote an invalid ready file: {error}", hint="coldstart doctor"
         ) from error
     if not isinstance(value, dict):
         raise CommandFailedError(
-            "the ready file does not contain a JSON object", hint="coldstart serve MODEL --ready-file FILE"
+            "the server wrote a ready file without a JSON object", hint="coldstart doctor"
         )
     return value

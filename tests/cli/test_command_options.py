@@ -16,7 +16,8 @@ from tools.command_line import parse
 
 # Options that have another meaning in another command.
 ELSEWHERE = {
-    "--api-key", "--batch", "--devices", "--dry-run", "--duration", "--force", "--host", "--idle", "--level", "--load",
+    "--admin-key", "--api-key", "--batch", "--devices", "--dry-run", "--duration", "--force", "--host", "--idle", "--level",
+    "--load",
     "--max-held", "--memory", "--model", "--name", "--network", "--on-miss", "--port", "--ranks", "--rate",
     "--ready-timeout", "--slo", "--url", "--weights-from",
 }  # fmt: skip

@@ -97,7 +97,7 @@ def verdict(document: Mapping[str, Any]) -> list[str]:
 
 
 def seconds(value: float) -> str:
-    """Format seconds with three significant digits, without exponents."""
+    """Format seconds: two decimals below 10, one below 100, else none."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

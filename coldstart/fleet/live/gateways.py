@@ -53,7 +53,7 @@ class Gateways:
         self._all_back = 0.0
 
     def expect(self) -> None:
-        """Wait for gateways to attach after a restart: until then the groups that they send to are unknown."""
+        """Start the time in which gateways may attach after a restart; `let_go` waits for its end."""
         self._all_back = self.clock() + BACK_S
 
     def attach(self, name: str, groups: Collection[str]) -> GatewayRecord:

@@ -112,7 +112,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pull(msgspec.Struct, frozen=True, tag=True):
-    """Ask for the orders after number `after` and for changed routes; the reply may take some seconds."""
+    """A gateway asks for the orders after number `after` and for changed routes; the reply may take some seconds."""
 
     gateway: str
     incarnation: str

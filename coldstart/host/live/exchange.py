@@ -193,7 +193,9 @@ class Exchange:
         """Pass on the rest of a stream that another server began."""
         if answer.status != 200:
             detail = (await answer.read())[:200].decode(errors="replace")
-            raise DisconnectedError(f"the server rejected the rest of a stream: {answer.status} {detail}")
+            raise DisconnectedError(
+                f"the server that should continue a broken stream answered {answer.status} {detail}"
+            )
         piece = await answer.piece()
         ticket.went_on()
         await self._kept(stream, answer, piece)

@@ -25,7 +25,7 @@ _SLEEP = "asleep-"
 
 
 class Residence(Replica):
-    """A server of this host. `began` is the time of the order on `clock`."""
+    """A server of this host. `began` is the time on `clock` at which its start was ordered."""
 
     def __init__(
         self,

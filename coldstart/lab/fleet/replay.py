@@ -25,7 +25,7 @@ from coldstart.scheduling import IterationProfile
 def replay_on_fleet(
     plan: TracePlan, fleet: Path, profile: IterationProfile | None, report: TraceReport
 ) -> dict[str, Any]:
-    """Replay a trace and return the result document; times in seconds.
+    """Replay a trace on the simulated fleet of the file `fleet`; return the result document, times in seconds.
 
     The plan's rows get the fleet's models if the plan names none.
     """

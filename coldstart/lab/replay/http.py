@@ -39,7 +39,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str, path: str) -> Endpoint:
-        """Parse http://host:port[/prefix]. Raises ValueError."""
+        """Parse [http[s]://]host[:port][/prefix] and append `path`. Raises ValueError."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"target {url!r} is not an http(s) URL")

@@ -127,5 +127,5 @@ def _tokens(value: object, name: str | None) -> int:
     except ValueError:
         raise ValueError(f"{name} {value!r} is not a number") from None
     if not number.is_integer() or number < 1:
-        raise ValueError(f"{name} {value!r} is not a whole number above zero")
+        raise ValueError(f"field {name}: {value!r} is not a whole number above zero")
     return int(number)

@@ -22,7 +22,7 @@ _NR_OPEN = Path("/proc/sys/fs/nr_open")
 
 
 def command() -> list[str]:
-    """Return the program as an argument vector. Raises FileNotFoundError if it does not exist."""
+    """Return the argument vector of CRIU, without options. Raises FileNotFoundError if CRIU is missing."""
     program = VARIABLE.read() or shutil.which("criu")
     if not program or not os.access(program, os.X_OK):
         raise FileNotFoundError(program or "criu")

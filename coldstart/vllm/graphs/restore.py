@@ -38,7 +38,10 @@ def workload(
 
 
 def extras(directory: Path) -> Mapping[str, Any]:
-    """Return the record of vLLM's own objects. Raises AlteredTableError, or GraphRefusedError for another engine's bundle."""
+    """Return the recorded attributes and outputs of vLLM's graph manager.
+
+    Raises AlteredTableError, or GraphRefusedError for a bundle of another engine.
+    """
     held = read_manifest(directory)["report"].get(outputs.ENTRY)
     if not isinstance(held, dict) or not {"attributes", "outputs"} <= set(held):
         raise GraphRefusedError("the bundle was not recorded from vLLM")

@@ -17,7 +17,7 @@ LIVE, AWAY = 1 << 48, 1 << 49
 
 
 class PinnedLru(LRUCachePolicy):
-    """vLLM's LRU policy with classes. The scheduler calls `left` and `back`; the connector's stores and hits set the owners."""
+    """vLLM's LRU policy with classes. The scheduler calls `record_eviction` and `back`; stores and hits set the owners."""
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)

@@ -13,7 +13,7 @@ _FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE; mmap defines it from Python
 
 
 class LayoutFiles:
-    """Files of a layout, from `directory` or from the region of `descriptor`, which is closed."""
+    """Files of a layout in `directory`, or in the memory of `descriptor`, which the constructor closes."""
 
     def __init__(self, layout: RegionLayout, directory: Path, descriptor: int | None) -> None:
         self._layout, self._directory = layout, directory
