@@ -8,7 +8,7 @@ import pytest
 
 from coldstart.host.limits import GatewayLimits, list_limits
 
-PAGE = Path(__file__).parents[3] / "docs" / "host.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "gateway-limits.md"
 
 
 def test_each_limit_is_documented_with_its_default() -> None:

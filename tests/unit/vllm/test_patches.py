@@ -38,7 +38,8 @@ ON_OBJECTS = {
         "config.parallel_config.worker_cls", "config.parallel_config.worker_extension_cls",
     },
     "engine/server.py": {"config.logging_config", "manager.shutdown"},
-    # Other objects: the connection to a server with a Unix socket, and the directory of temporary files.
+    # Other objects: the hub's offline switch, a connection to a Unix socket, and the directory of temporary files.
+    "engine/renewal.py": {"constants.HF_HUB_OFFLINE"},
     "stock.py": {"connection.sock"},
     "engine/template.py": {"tempfile.tempdir"},
     "engine/worker.py": {"self.model_runner.__class__"},
