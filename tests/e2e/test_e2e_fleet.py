@@ -122,8 +122,7 @@ def test_killed_server_breaks_no_resumable_stream(fleet: Fleet) -> None:
     server = fleet.ask("s")["pid"]
     before = fleet.status()["gateway"]["resumed"]
     with Streaming(fleet, "s", 10, 150) as streaming:
-        while not streaming.is_streaming():
-            time.sleep(0.01)
+        wait_until(streaming.is_streaming)
         os.kill(server, signal.SIGKILL)
     assert fleet.status()["gateway"]["resumed"] == before + 10
 

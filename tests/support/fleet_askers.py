@@ -23,7 +23,8 @@ class Streaming:
     def _run(self, number: int) -> None:
         body = {"model": self.model, "prompt": f"p{number}", "stream": True, "max_tokens": self.length}
         data = json.dumps({**body, "temperature": 0}).encode()
-        with urllib.request.urlopen(self.fleet.url + "/v1/completions", data, timeout=60) as answer:
+        url, headers = self.fleet.url + "/v1/completions", {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as answer:
             for line in answer:
                 if line.startswith(b"data: {"):
                     said = json.loads(line[6:])
