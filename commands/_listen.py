@@ -3,10 +3,10 @@
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
-from coldstart.commands._declared import declare
+from coldstart.commands._declared import declare_settings, list_parameters
 
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
@@ -62,13 +62,7 @@ def _endpoint(
 
 def list_options() -> list[inspect.Parameter]:
     """Return the options of an endpoint, its limits included."""
-    types, default = get_type_hints(GatewayLimits), GatewayLimits()
-    hints = get_type_hints(_endpoint, include_extras=True)
-    own = [
-        one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
-        for name, one in inspect.signature(_endpoint).parameters.items()
-    ]
-    return own + [declare(one, types[name], getattr(default, name)) for name, one in list_limits()]
+    return [*list_parameters(_endpoint), *declare_settings(GatewayLimits(), list_limits())]
 
 
 def create_endpoint(given: dict[str, Any]) -> GatewayEndpoint:
@@ -88,8 +82,7 @@ def create_endpoint(given: dict[str, Any]) -> GatewayEndpoint:
     return endpoint
 
 
-def _create_limits(given: dict[str, Any]) -> Any:
-
+def _create_limits(given: dict[str, Any]) -> GatewayLimits:
     values: Mapping[str, Any] = {name: given.pop(one.option) for name, one in list_limits()}
     try:
         return GatewayLimits(**values)

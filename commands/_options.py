@@ -10,11 +10,12 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.artifacts.net.origin import redact_url
 from coldstart.commands import _keys
+from coldstart.commands._declared import declare_settings, list_parameters
 from coldstart.commands._output import Format, Output, Progress
 
 from coldstart.contract import environment
@@ -221,12 +222,12 @@ def command(
                 given["endpoint"] = _listen.create_endpoint(given)
             function(Common(*common, vllm_args=rest, typed_args=ctx.obj is not None), **given)
 
-        own = [one for one in _parameters(function) if one.name not in _GIVEN]
+        own = [one for one in list_parameters(function) if one.name not in _GIVEN]
         own += _endpoint_options() if listens else []
         own = _keys.add_file_options(own)
         scheduling = _scheduler_options() if chooses_scheduler else []
-        exporting = _parameters(_exporting) if exports else []
-        _declare(run, [*own, *scheduling, *exporting, *_parameters(_common)])
+        exporting = list_parameters(_exporting) if exports else []
+        _declare(run, [*own, *scheduling, *exporting, *list_parameters(_common)])
         run.__dict__["takes_vllm_args"] = takes_vllm_args
         return run
 
@@ -240,15 +241,9 @@ def _endpoint_options() -> list[inspect.Parameter]:
 
 
 def _scheduler_options() -> list[inspect.Parameter]:
-    from coldstart.commands._declared import declare
-
     from coldstart.scheduling import settings
 
-    types, default = get_type_hints(settings.SchedulerSettings), settings.SchedulerSettings()
-    return [
-        declare(one, types[name], settings.AUTO if name == "policy" else getattr(default, name))
-        for name, one in settings.options()
-    ]
+    return declare_settings(settings.SchedulerSettings(), settings.options(), policy=settings.AUTO)
 
 
 def _choice(given: dict[str, Any]) -> "SchedulerSettings":
@@ -261,14 +256,6 @@ def _exports(given: list[str] | None) -> "Exports":
     from coldstart.commands._export import Exports
 
     return Exports.parse(given or [])
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(function, include_extras=True)
-    return [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
-        for name, parameter in inspect.signature(function).parameters.items()
-    ]
 
 
 def _declare(run: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:
