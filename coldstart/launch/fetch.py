@@ -85,23 +85,21 @@ def choose(
         CommandFailedError: The bundle has no weights plan, or the weights are not safetensors.
     """
     donor = lookup.weights_donor if source is not None else None
-    plan = None if donor is None else _weights_plan(donor)
-    # The identity is that of the bundle's weights: other files with the same tensors load the same weights.
-    identity, fallbacks = "" if plan is None else weights.digest(plan), list[Fallback]()
-    if source is not None and plan is not None:
-        _names(plan)  # an invalid plan is compared with nothing
-        plan, fallbacks = _fit_source(source, plan, lookup.model)
+    known = plan = None if donor is None else _weights_plan(donor)
+    fallbacks = list[Fallback]()
+    if source is not None and known is not None:
+        _names(known)  # an invalid plan is compared with nothing
+        plan, fallbacks = _fit_source(source, known, lookup.model)
     ensure = resolution.ensure_weights if plan is None else resolution.ensure_tokenizer
     model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
     own = loading(given, model) if plan is None else _streaming(given, model, plan)
-    request = None
-    if source is not None and plan is not None:
-        path, _ = weights.keep(plan, lookup.cache.weights / "plans")
-        request = WeightsRequest(source, path, pace)
+    request, identity = None, ""
+    if source is not None and known is not None and plan is not None:
+        request = WeightsRequest(source, weights.keep(plan, lookup.cache.weights / "plans"), pace)
+        # Other files with the tensors of the bundle load the same weights.
+        identity = weights.digest(known)
     elif lookup.bundle is not None and model.path is not None:
         identity = weights.identity(model.path, lookup.cache.weights)
-    else:
-        identity = ""
     if source is not None and donor is None:
         reason = f"no bundle has a weights plan for {redact_url(source)}: the model's own directory is read"
         fallbacks = [Fallback("weights", reason)]

@@ -16,6 +16,7 @@ from typing import Any
 from coldstart.errors import UsageError
 from coldstart.models import safetensors
 from coldstart.models.safetensors import TensorEntry
+from coldstart.system.file_state import cache_by_state
 
 INDEXES: Mapping[str, str] = {
     ".safetensors": "model.safetensors.index.json",
@@ -35,16 +36,25 @@ def read_index(directory: Path, suffix: str = ".safetensors") -> dict[str, str]:
     if suffix not in INDEXES or not path.is_file():
         return {}
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-        files = document["weight_map"]
-        if not isinstance(files, dict) or not all(file and isinstance(file, str) for file in files.values()):
-            raise ValueError("its weight_map does not map tensors to file names")
+        return dict(_read_weight_map(path))
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UsageError(
             f"Cannot read the index of the weights: {path}: {type(error).__name__}: {error}.",
             hint="fetch the model again",
         ) from error
-    return dict(files)
+
+
+def list_indexes(directory: Path) -> list[Path]:
+    """Return the indexes in a model directory, none for a directory without."""
+    return [path for path in (directory / name for name in INDEXES.values()) if path.is_file()]
+
+
+@cache_by_state
+def _read_weight_map(path: Path) -> dict[str, str]:
+    files: Any = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    if not isinstance(files, dict) or not all(file and isinstance(file, str) for file in files.values()):
+        raise ValueError("its weight_map does not map tensors to file names")
+    return files
 
 
 def select_files(directory: Path, files: Sequence[Path]) -> list[Path]:
@@ -106,14 +116,11 @@ def _list_missing_shards(files: Sequence[Path]) -> list[str]:
 
 
 def _check_headers(directory: Path, files: Sequence[Path], index: Mapping[str, str]) -> None:
-    held = {file.name: safetensors.entries(file) for file in files}
+    names = dict[str, set[str]]()
     for file in files:
-        end = max((entry.offset + entry.size for entry in held[file.name]), default=0)
-        if end > (size := file.stat().st_size):
-            raise UsageError(
-                f"{file} is truncated: it has {size} of {end} bytes.", hint="fetch the model again"
-            )
-    names = {file: {entry.name for entry in held[file]} for file in held}
+        held = safetensors.entries(file)
+        safetensors.require_complete(file, held)
+        names[file.name] = {entry.name for entry in held}
     if lost := sorted(name for name, file in index.items() if name not in names.get(file, {name})):
         raise UsageError(
             f"Cannot load the weights in {directory}: {INDEXES['.safetensors']} assigns {lost[0]} to {index[lost[0]]}, "

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
+from coldstart.system.file_state import cache_by_state
 
 # `MAX_HEADER_SIZE` in huggingface/safetensors, safetensors/src/tensor.rs.
 MAX_HEADER = 100_000_000
@@ -31,13 +33,22 @@ class TensorEntry:
 def entries(path: Path) -> list[TensorEntry]:
     """Return the tensors of a file by offset. Raises OSError, and UsageError for an invalid safetensors file."""
     try:
-        return _read(path)
+        return list(_read(path))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as error:
         raise UsageError(
             f"{path.name} is not a valid safetensors file: {error}.", hint="fetch the model again"
         ) from error
 
 
+def require_complete(path: Path, tensors: Iterable[TensorEntry]) -> None:
+    """Raise UsageError if the file ends before one of its tensors."""
+    end = max((tensor.offset + tensor.size for tensor in tensors), default=0)
+    if end > (size := path.stat().st_size):
+        raise UsageError(f"{path} is truncated: it has {size} of {end} bytes.", hint="fetch the model again")
+
+
+# Key, checks and loader of one start each need the header.
+@cache_by_state
 def _read(path: Path) -> list[TensorEntry]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))

@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from coldstart.artifacts.files import make_private
 from coldstart.system import paths
+from coldstart.system.file_state import RACY_S
 
-RACY_S = 2.0
 _MARK = "  "
 _T = TypeVar("_T")
 

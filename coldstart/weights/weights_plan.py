@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.files import replacing, write_atomic
-from coldstart.errors import UsageError
-from coldstart.models import checkpoint_files
+from coldstart.models import checkpoint_files, safetensors
 from coldstart.models.resolution import weight_files
+from coldstart.system.file_state import read_state
 from coldstart.weights.checkpoint import Checkpoint, CheckpointFile, Tensor
 
 CHUNK = 16 << 20
@@ -50,25 +50,25 @@ def digest(weights_plan: Mapping[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def keep(weights_plan: Mapping[str, Any], place: Path) -> tuple[Path, str]:
-    """Write the plan below `place` if it is missing there; return its file and its digest. Raises OSError."""
-    plan_digest = digest(weights_plan)
-    path = place / f"{plan_digest.removeprefix('sha256:')}.json"
+def keep(weights_plan: Mapping[str, Any], place: Path) -> Path:
+    """Write the plan below `place` if it is missing there; return its file. Raises OSError."""
+    path = place / f"{digest(weights_plan).removeprefix('sha256:')}.json"
     if not path.exists():
         place.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(weights_plan).encode())
-    return path, plan_digest
+    return path
 
 
 def identity(directory: Path, cache: Path) -> str:
-    """Return `digest(plan(directory))`; compute it only if the size, time or inode of a file has changed.
+    """Return `digest(plan(directory))`; compute it only if the size, time or inode of a file or the index has changed.
 
     Args:
         directory: Model directory.
         cache: Directory of the cached digests.
     """
     files = weight_files(directory)
-    stamp = [_stamp(file) for file in files]
+    # The index decides which copy of a tensor is loaded, so its change is a change of the weights.
+    stamp = [_stamp(file) for file in (*files, *checkpoint_files.list_indexes(directory))]
     record = cache / f"{hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]}.json"
     try:
         known = json.loads(record.read_text())
@@ -84,8 +84,7 @@ def identity(directory: Path, cache: Path) -> str:
 
 
 def _stamp(path: Path) -> list[str | int]:
-    status = path.stat()
-    return [path.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    return [path.name, *read_state(path)]
 
 
 def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
@@ -126,9 +125,5 @@ def headers(paths: Iterable[Path]) -> dict[str, Any]:
 
 def _checked(path: Path, index: Mapping[str, str]) -> list[Tensor]:
     entries = checkpoint_files.entries(path, index)
-    end = max((entry.offset + entry.size for entry in entries), default=0)
-    if end > (size := path.stat().st_size):
-        raise UsageError(
-            f"{path.name} is truncated: it has {size} of {end} bytes.", hint="fetch the model again"
-        )
+    safetensors.require_complete(path, entries)
     return [Tensor(e.name, path.name, e.offset, e.size, e.dtype, e.shape) for e in entries]

@@ -109,3 +109,10 @@ def test_the_index_decides_when_a_tensor_is_in_two_files(sharded: Path, tmp_path
     (note,) = checkpoint_files.describe_copies(same, resolution.weight_files(same))
     assert f"the index assigns it to {FIRST}, and vLLM's own loader would load the copy in {SECOND}" in note
     assert list(checkpoint_files.describe_copies(sharded, resolution.weight_files(sharded))) == []
+
+
+def test_identity_changes_when_the_index_selects_another_copy(sharded: Path, tmp_path: Path) -> None:
+    save(sharded / SECOND, a=3.0, b=2.0)
+    before = weights_plan.identity(sharded, tmp_path / "cache")
+    write_index(sharded, {"a": SECOND, "b": SECOND, "c": FIRST})
+    assert weights_plan.identity(sharded, tmp_path / "cache") != before
