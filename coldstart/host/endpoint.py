@@ -34,6 +34,10 @@ class GatewayEndpoint:
 
     def check(self) -> None:
         """Raise UsageError for values that no gateway can use, or that open it to everyone by accident."""
+        if not 0 <= self.port <= 65535:  # getaddrinfo uses the lower 16 bits
+            raise UsageError(
+                f"cannot listen at {self.host}:{self.port}: the port is above 65535", hint="--port NUMBER"
+            )
         for name in self.allow_hosts:
             if not _NAME.fullmatch(name.lower()):
                 raise UsageError(

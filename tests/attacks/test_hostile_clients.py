@@ -230,7 +230,7 @@ def test_descriptors_bound_the_connections_and_the_soft_limit_is_raised(
     limits = {"soft": (64, 1024)}
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits["soft"])
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.update(soft=pair))
-    found = http_server.count_possible_connections()
+    found = http_server.raise_connection_limit()
     assert limits["soft"] == (1024, 1024)
     assert 0 < found <= (1024 - http_server.RESERVED_DESCRIPTORS) // 2
 

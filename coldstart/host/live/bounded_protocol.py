@@ -135,9 +135,6 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer a request that the parser or a limit rejected, and close the connection."""
         self._end(*self._refusal)
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Ignore an upgrade without uvicorn's warning, which lets any client fill the log."""
-
     def _add_to_head(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > self._limits.head_bytes:

@@ -17,6 +17,7 @@ from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.bounded_protocol import GatewayConfig
 from coldstart.host.live.shares import Shares
+from coldstart.system.file_state import FileState, read_state
 from coldstart.system.ipc import addresses
 
 BACKLOG = 2048
@@ -46,13 +47,12 @@ class GatewayServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def find_signature(endpoint: GatewayEndpoint) -> tuple[tuple[int, int], ...]:
-    """Return inode and time of change of the certificate and its key; empty without TLS."""
+def find_signature(endpoint: GatewayEndpoint) -> tuple[FileState, ...]:
+    """Return the states of the certificate and its key; empty without TLS."""
     try:
-        found = [path.stat() for path in (endpoint.tls_cert, endpoint.tls_key) if path is not None]
+        return tuple(read_state(path) for path in (endpoint.tls_cert, endpoint.tls_key) if path is not None)
     except OSError:
         return ()
-    return tuple((one.st_ino, one.st_mtime_ns) for one in found)
 
 
 def load_certificate(endpoint: GatewayEndpoint, context: ssl.SSLContext | None = None) -> None:
@@ -73,7 +73,7 @@ def load_certificate(endpoint: GatewayEndpoint, context: ssl.SSLContext | None =
 def create_server(app: Gateway) -> GatewayServer:
     """Return a server for `app` with the limits of its endpoint; raise this process's limit of open files."""
     limits = app.endpoint.limits
-    total = min(limits.connections, count_possible_connections())
+    total = min(limits.connections, raise_connection_limit())
     config = GatewayConfig(
         app,
         limits,
@@ -94,7 +94,7 @@ def create_server(app: Gateway) -> GatewayServer:
     return GatewayServer(config, app.endpoint)
 
 
-def count_possible_connections() -> int:
+def raise_connection_limit() -> int:
     """Raise the soft limit of descriptors to the hard limit; return how many clients can then be connected.
 
     A client takes two descriptors: its connection and one to the model's server.
@@ -116,8 +116,6 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
     endpoint.check()
     load_certificate(endpoint)
     host, port = endpoint.host, endpoint.port
-    if not 0 <= port <= 65535:  # getaddrinfo uses the lower 16 bits
-        raise UsageError(f"cannot listen at {host}:{port}: the port is above 65535", hint="--port NUMBER")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -28,6 +28,7 @@ from coldstart.host.live.meter import Meter, ProcessorMemory
 from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.host.live.servers import Starter
 from coldstart.system import paths, runtime
+from coldstart.system.file_state import FileState, read_state
 from coldstart.system.paths import Cache
 from coldstart.system.proc.locked_directory import owned
 
@@ -162,12 +163,11 @@ async def _within(work: Awaitable[object], seconds: float) -> bool:
     return True
 
 
-def _signature(path: Path | None) -> tuple[int, int, int] | None:
+def _signature(path: Path | None) -> FileState | None:
     try:
-        found = path.stat() if path else None
+        return read_state(path) if path else None
     except OSError:
         return None
-    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
 
 
 def own_directory() -> AbstractContextManager[Path]:

@@ -15,7 +15,7 @@ def renew() -> None:
     """Set the offline switch and torch's loggers as the environment of this process has them."""
     if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
         offline = HF_HUB_OFFLINE.read() or TRANSFORMERS_OFFLINE.read()
-        constants.HF_HUB_OFFLINE = offline.upper() in _TRUE  # type: ignore[attr-defined]
+        constants.HF_HUB_OFFLINE = offline.upper() in _TRUE  # type: ignore[attr-defined]  # module by name
     configure = getattr(sys.modules.get("torch._logging._internal"), "_init_logs", None)
     if TORCH_LOGS.read() and configure is not None:
         configure()
