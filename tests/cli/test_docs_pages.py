@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 from coldstart.commands._examples import EXAMPLES
+from tools import tiny_models
 from tools.command_line import parse
 from tools.shell import Run
+
+from coldstart.system.paths import Cache
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs"
@@ -67,6 +70,7 @@ def test_unknown_message_is_not_in_the_code() -> None:
 def test_messages_of_a_real_run(run: Run, home: Path) -> None:
     wrong = run("serve", "org/none", "--offline", code=4).stderr
     assert "it is not in the local hub cache" in wrong
+    tiny_models.place("tiny-llama", Cache.at().models)
     missed = run("serve", "tiny-llama", code=3).stderr
     assert re.search(r"No bundle for .* with key .* in the store; ", missed)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tools import tiny_models
 from tools.recorded import publish_recorded
 from tools.shell import Run
 
@@ -45,6 +46,7 @@ ARGUMENTS = ("--max-model-len", "512")
 def model(run: Run) -> str:
     if runtime.vllm_distribution() is None:
         pytest.skip("a key needs an installed vLLM")
+    tiny_models.place("tiny-llama", Cache.at().models)
     return "tiny-llama"
 
 

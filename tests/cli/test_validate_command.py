@@ -11,7 +11,7 @@ from coldstart.artifacts import blobs
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.commands import cli
-from tools import bundles
+from tools import bundles, tiny_models
 
 from coldstart.contract.arguments import Arguments
 from coldstart.models import keys, resolution
@@ -98,7 +98,9 @@ def test_errors_have_separate_exit_codes(bundle: Bundle, tmp_path: Path) -> None
 def test_a_model_with_arguments_is_looked_up_by_its_key(
     bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = resolution.resolve("tiny-llama", cache=Cache.at(bundle.layout.root.parent))
+    cache = Cache.at(bundle.layout.root.parent)
+    tiny_models.place("tiny-llama", cache.models)
+    model = resolution.resolve("tiny-llama", cache=cache)
     wanted = keys.compose(model, Arguments(["--seed", "7"]))
     made = bundles.publish(Store(bundle.layout.root), tmp_path / "scratch", wanted)
     assert validate(bundle, "--", "--seed", "7", word="tiny-llama") == 0
@@ -121,6 +123,7 @@ def test_validate_asks_for_the_model_directory(bundle: Bundle, capsys: pytest.Ca
 def test_validate_reports_a_bundle_that_serve_would_not_use(
     bundle: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    tiny_models.place("tiny-llama", Cache.at(bundle.layout.root.parent).models)
     assert validate(bundle, "--model", "tiny-llama", "--level", "load", "--format", "junit") == 1
     (failure,) = ElementTree.fromstring(capsys.readouterr().out).iter("failure")
     assert failure.attrib["type"] == "CS-NOT-SERVED"

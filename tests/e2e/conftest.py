@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from coldstart.artifacts import files
+from tools import tiny_models
 from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
 
 from coldstart.validate.completions import CompletionClient
 from coldstart.validate.launch import HOST, RunFiles, launch
 from coldstart.validate.launchers import Subject, VllmLauncher
+
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def machine() -> Iterator[Machine]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of all workers of this run; without workers, of this process."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if WORKER else base
+
+
+@pytest.fixture(scope="session")
+def machine(shared: Path) -> Iterator[Machine]:
     """The machine of all tests. Its path is short, because the length of Unix socket paths is limited."""
     kept = os.environ.get("COLDSTART_E2E_ROOT")
     root = Path(kept or tempfile.mkdtemp(prefix="cs-"))
-    yield Machine(root / os.environ.get("PYTEST_XDIST_WORKER", "here"))
+    made = Machine(root / (WORKER or "here"))
+    if WORKER and not made.root.exists():
+        _furnish(made, shared / "home")
+    yield made
     if not kept:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _furnish(machine: Machine, home: Path) -> None:
+    """Give a new machine the home of the worker that materialized tiny-llama first; the others wait for it."""
+    with files.locked(home.with_name("home.lock")):
+        if home.exists():
+            shutil.copytree(home, machine.root / "home", symlinks=True)
+            return
+        machine.run("materialize", "tiny-llama", "-q", "--", *VLLM)
+        shutil.copytree(machine.root / "home", home, symlinks=True)
 
 
 @pytest.fixture(scope="session")
@@ -55,12 +79,13 @@ def bundle(machine: Machine) -> BundleReference:
 
 
 @pytest.fixture(scope="session")
-def reference(machine: Machine, bundle: BundleReference, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
-    """Return the tokens of a stock vLLM server with empty caches."""
-    known = machine.root / "reference.json"
-    if not known.exists():
-        (model,) = (machine.cache / "models").glob("*/tiny-llama")
-        known.write_text(json.dumps(_stock_tokens(model, tmp_path_factory.mktemp("reference"))))
+def reference(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    """Return the tokens of a stock vLLM server with empty caches, asked once by all workers."""
+    known = shared / "reference.json"
+    with files.locked(shared / "reference.lock"):
+        if not known.exists():
+            model = tiny_models.shared("tiny-llama")
+            known.write_text(json.dumps(_stock_tokens(model, tmp_path_factory.mktemp("reference"))))
     return [tuple(tokens) for tokens in json.loads(known.read_text())]
 
 

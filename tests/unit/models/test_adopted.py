@@ -9,6 +9,7 @@ import pytest
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from support.engines import home
+from tools import tiny_models
 from tools.recorded import publish_recorded
 
 from coldstart.contract.arguments import Arguments
@@ -113,6 +114,7 @@ class TestVersion:
 
     @pytest.fixture
     def named(self, home: Path) -> str:
+        tiny_models.place("tiny-llama", Cache.at().models)
         return "tiny-llama"
 
     def look_up(self, word: str, given: tuple[str, ...] | None = None) -> Lookup:

@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tools import tiny_models
 
 from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import tiny
@@ -41,7 +42,7 @@ def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.slow
 def test_the_same_bytes_each_time(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    first, second = (tiny.build("tiny-llama", tmp_path / place) for place in ("a", "b"))
+    first, second = tiny_models.shared("tiny-llama"), tiny.build("tiny-llama", tmp_path)
     assert {f.name: f.read_bytes() for f in first.iterdir()} == {
         f.name: f.read_bytes() for f in second.iterdir()
     }

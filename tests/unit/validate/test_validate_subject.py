@@ -9,11 +9,11 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import InvalidReferenceError
 from coldstart.artifacts.store import BundleNotFoundError, Store
-from tools import bundles
+from tools import bundles, tiny_models
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundleError, UsageError
-from coldstart.models import keys, resolution, tiny
+from coldstart.models import keys, resolution
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.validate import subject
@@ -35,21 +35,12 @@ class Materialized:
         return Store(self.bundle.layout.root)
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build tiny-llama once, because this takes seconds."""
-    root = tmp_path_factory.mktemp("models")
-    tiny.build("tiny-llama", root)
-    return root
-
-
 @pytest.fixture
-def materialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Path) -> Materialized:
+def materialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Materialized:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     cache = Cache.at(tmp_path / "cache")
-    shutil.copytree(built, cache.models)
-    directory = shutil.copytree(tiny.build("tiny-llama", cache.models), tmp_path / "files")
+    directory = shutil.copytree(tiny_models.place("tiny-llama", cache.models), tmp_path / "files")
     key = keys.compose(resolution.resolve(str(directory), cache=cache), Arguments(ARGS))
     return Materialized(publish(cache, tmp_path, key), directory, Source(cache=cache, offline=True))
 
@@ -122,6 +113,7 @@ def test_a_directory_that_was_typed_is_the_model(materialized: Materialized) -> 
 
 
 def test_another_model_is_not_started(materialized: Materialized) -> None:
+    tiny_models.place("tiny-qwen2", materialized.source.cache.models)
     lookup = subject.look_up_bundle(
         materialized.bundle, "my-model", replace(materialized.source, model="tiny-qwen2")
     )

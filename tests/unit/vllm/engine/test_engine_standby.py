@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tools import tiny_models
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import server_process
-from coldstart.models import resolution
 from coldstart.system import timeline
 from coldstart.system.ipc import addresses, peers
-from coldstart.system.paths import Cache
 
 DOUBLE = Path(__file__).parents[3] / "support" / "sleeping_engine.py"
 READY_S = 240.0
@@ -61,7 +60,7 @@ class Resident:
 
 @pytest.fixture
 def resident(request: pytest.FixtureRequest, home: Path) -> Iterator[Resident]:
-    model = resolution.ensure_weights(resolution.resolve("tiny-llama", cache=Cache(home / "cache"))).path
+    model = tiny_models.shared("tiny-llama")
     arguments = ["--model", str(model), "--served-model-name", "tiny", "--max-model-len", "512"]
     arguments += ["--kv-cache-memory-bytes", str(1 << 27), "--enable-sleep-mode", "--enforce-eager"]
     place = home / "resident"

@@ -1,0 +1,26 @@
+"""Tiny models that all tests of this checkout share, because building one takes seconds."""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from importlib.metadata import version
+from pathlib import Path
+
+from coldstart.models import tiny
+
+_SHARED = Path(__file__).parents[2] / ".cache" / "tests"
+
+
+def place(name: str, models: Path) -> Path:
+    """Copy the shared model `name` to where `tiny.build` looks for it below `models`, and return the copy."""
+    target = models / f"tiny-v{tiny.GENERATION}" / name
+    if not target.is_dir():
+        shutil.copytree(shared(name), target)
+    return target
+
+
+def shared(name: str) -> Path:
+    """Return the shared model `name`, built on first use. Other code, or another transformers, builds another one."""
+    made_by = Path(tiny.__file__).read_bytes() + version("transformers").encode()
+    return tiny.build(name, _SHARED / f"{zlib.crc32(made_by):08x}")
