@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import subprocess
@@ -134,7 +133,7 @@ def test_server_stops_when_its_caller_was_interrupted_during_the_start(
 
     def slow(request: ServeRequest, plan: LaunchPlan) -> ladder.StartedServer:
         started.append(real(request, plan))
-        _thread.interrupt_main()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         interrupted.wait(20)
         return started[-1]
 
