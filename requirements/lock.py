@@ -3,6 +3,7 @@
 cpu.lock holds everything that the tests and the demo need without a GPU, but for torch, whose build `coldstart install cpu`
 chooses. Each pin has the digests of its files, which pip compares. torch-cuda.lock holds torch's CUDA build with its libraries,
 for machines that cannot reach a CPU build. It has no digests: `coldstart install cpu` passes it as a constraint on all builds.
+browser.lock holds the Chromium of the tests of pages, for an environment of its own.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
 EXTRAS = ("cpu", "all", "peers", "dev")
 TORCH = "torch==2.13.0"
+# Of axe-playwright-python only axe-core's script is used, so Playwright stays out.
+BROWSER, UNUSED = "PyQt6-WebEngine\naxe-playwright-python\n", "playwright\n"
 # pyproject.toml resolves for Linux and vLLM's Pythons only, so this condition is on every line and says nothing.
 EVERYWHERE = re.compile(r"python_full_version < '3\.15' and | and sys_platform == 'linux'")
 ONLY = re.compile(r" ; (python_full_version < '3\.15'|sys_platform == 'linux')(?=$| \\$)", re.MULTILINE)
@@ -24,12 +29,21 @@ ONLY = re.compile(r" ; (python_full_version < '3\.15'|sys_platform == 'linux')(?
 def main() -> None:
     """Write both lock files."""
     extras = [word for extra in EXTRAS for word in ("--extra", extra)]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as excluded:
-        excluded.write("torch\n")
-        excluded.flush()
-        sources = ("pyproject.toml", str(HERE / "cpu.in"))
-        compile_lock("cpu.lock", *extras, "--generate-hashes", "--excludes", excluded.name, *sources)
+    sources = ("pyproject.toml", str(HERE / "cpu.in"))
+    with listed("torch\n") as excluded:
+        compile_lock("cpu.lock", *extras, "--generate-hashes", "--excludes", excluded, *sources)
+    with listed(UNUSED) as excluded:
+        compile_lock("browser.lock", "--generate-hashes", "--excludes", excluded, "-", given=BROWSER)
     compile_lock("torch-cuda.lock", "--constraints", str(HERE / "cpu.lock"), "-", given=TORCH)
+
+
+@contextmanager
+def listed(names: str) -> Iterator[str]:
+    """Write names of packages to a file for the time of the block, and return its path."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(names)
+        file.flush()
+        yield file.name
 
 
 def compile_lock(name: str, *arguments: str, given: str | None = None) -> None:
