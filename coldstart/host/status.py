@@ -29,7 +29,8 @@ models                  in order of the configuration, each:
   since_s                          seconds in this state
   idle_s                           idle time after which it stops (null: never)
   mode, pid                        of the running server, null without one
-  last_start                       null, or {at_unix_s, mode, seconds, phases: {name: seconds}, fallbacks: [...]}
+  last_start                       null, or {at_unix_s, mode, seconds, phases: {name: seconds}, fallbacks: [...],
+                                   spans: [{name, track, start_s, end_s}], seconds since the first one began}
 
 All sizes are in bytes, all times in seconds. This module does no I/O: the driver of the live host supplies the facts
 that the core does not know.
@@ -53,13 +54,14 @@ RECENT = 100
 
 @dataclass(frozen=True, slots=True)
 class LastStart:
-    """A successful start. `phases` in seconds by name, `fallbacks` from the server's ready file."""
+    """A successful start. `phases` in seconds by name, `fallbacks` and `spans` from the server's ready file."""
 
     at_unix_s: float
     mode: str
     seconds: float
     phases: Mapping[str, float] = field(default_factory=dict)
     fallbacks: tuple[Fallback, ...] = ()
+    spans: Sequence[Mapping[str, Any]] = ()
 
     def build_document(self) -> dict[str, Any]:
         """Return the status document's `last_start`."""

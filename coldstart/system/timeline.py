@@ -151,6 +151,19 @@ class Timeline:
             total[span.name] = total.get(span.name, 0.0) + span.duration_s
         return total
 
+    def spans_since_origin(self) -> list[dict[str, object]]:
+        """Return name, track, start and end of each span in the order of their starts, in seconds since the earliest."""
+        origin = self.origin_s
+        return [
+            {
+                "name": span.name,
+                "track": span.track,
+                "start_s": round(span.start_s - origin, 6),
+                "end_s": round(span.end_s - origin, 6),
+            }
+            for span in sorted(self.spans, key=lambda span: (span.start_s, -span.end_s))
+        ]
+
     def build_chrome_trace(self) -> dict[str, object]:
         """Return Chrome trace-event JSON, with times in microseconds from the earliest span. It opens in Perfetto."""
         events: list[dict[str, object]] = []

@@ -1,17 +1,12 @@
-"""Checks of an HTML page: well formed, self-contained, plots with axes and hover values; rendered if Chromium is installed."""
+"""Checks of an HTML page: well formed, self-contained, plots with axes and hover values."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 VOID = {"meta", "br", "input"}
 
@@ -80,30 +75,3 @@ def _dicts(value: object) -> Iterator[dict[str, Any]]:
     elif isinstance(value, list):
         for inner in value:
             yield from _dicts(inner)
-
-
-def drawn(address: str, home: Path) -> tuple[str, str]:
-    """Return the document after its scripts ran in headless Chromium, and the browser's console output.
-
-    Skips the test if Chromium is not installed.
-    """
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
-        pytest.skip("Chromium is not installed: the page was parsed, not rendered (apt-get install chromium)")
-    # No name resolves, so that a request that violates the page's policy appears in the log.
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=6000",
-        "--enable-logging=stderr",
-    ]
-    options += [
-        f"--user-data-dir={home / 'browser'}",
-        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    ]
-    done = subprocess.run(
-        [browser, *options, "--dump-dom", address], capture_output=True, text=True, check=True, timeout=120
-    )
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return done.stdout, "\n".join(line for line in said if "document idle" not in line)

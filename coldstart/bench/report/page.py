@@ -18,16 +18,37 @@ if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure
 
 STYLE = """
-:root{color-scheme:light}
-body{font:15px/1.5 system-ui,sans-serif;max-width:68rem;margin:2rem auto;padding:0 1rem;background:#fff;color:#222}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
-th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #8884;white-space:nowrap}
+:root{color-scheme:light dark;--page:#fff;--text:#222;--line:#8886}
+@media(prefers-color-scheme:dark){:root{--page:#16181c;--text:#e6e6e6}}
+body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere;
+background:var(--page);color:var(--text)}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
 h2{margin-top:2rem}h3{margin-bottom:.2rem}
 """
 PLOT = '<div class="plot"'
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
-_DRAW = "for(const s of document.querySelectorAll('script.plot'))Bokeh.embed.embed_item(JSON.parse(s.textContent));"
+PAINT = """
+// Colours of the page for a plot; Bokeh draws on a canvas, which style sheets do not reach.
+function paint(plot) {
+  const style = getComputedStyle(document.body), text = style.color, line = style.getPropertyValue("--line");
+  Object.assign(plot, {background_fill_color: null, border_fill_color: null, outline_line_color: line});
+  if (plot.title) plot.title.text_color = text;
+  for (const part of [...plot.left, ...plot.right, ...plot.above, ...plot.below, ...plot.center]) {
+    const colours = {axis_label_text_color: text, major_label_text_color: text, label_text_color: text, axis_line_color: line,
+      major_tick_line_color: line, minor_tick_line_color: null, grid_line_color: line};
+    for (const [name, colour] of Object.entries(colours)) if (name in part) part[name] = colour;
+    if ("label_text_color" in part) Object.assign(part, {background_fill_color: null, border_line_color: null});
+  }
+}
+"""
+_DRAW = f"""{PAINT}
+const paintAll = () => Bokeh.documents.forEach(one => one.roots().forEach(paint));
+for (const one of document.querySelectorAll("script.plot")) Bokeh.embed.embed_item(JSON.parse(one.textContent)).then(paintAll);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);
+"""
 _numbers = count(1)
 
 
@@ -80,9 +101,11 @@ def embedded(document: Any) -> str:
 
 def table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return a table of text."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in headers)
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in headers)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    # A wide table scrolls by itself, by keyboard too.
+    start = '<div class="scroll" tabindex="0" role="region" aria-label="Table">'
+    return f"{start}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def items(texts: Iterable[str]) -> str:

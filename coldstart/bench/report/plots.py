@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from bokeh.models import (
+    BasicTicker,
     ColumnDataSource,
     DataRange1d,
     FactorRange,
@@ -31,8 +32,11 @@ from bokeh.plotting import figure as Figure
 # Okabe and Ito's palette: distinguishable with any colour vision. The last two are for "the rest".
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")
 DASHES = ("solid", "dashed", "dotted", "dotdash")
-ROW, FRAME, SERIES = 30, 90, 260
-"""Sizes in pixels: a row of bars, an axis with its labels, a plot over time."""
+ROW, FRAME, SERIES, LEGEND_ROW = 30, 90, 260, 26
+"""Sizes in pixels: a row of bars, an axis with its labels, a plot over time, a row of a legend."""
+
+SHORT = 18
+"""Number of characters of a name up to which two names of a legend fit beside each other on a telephone."""
 
 WIDE = 20.0
 """Ratio of the largest to the smallest value above which an axis is logarithmic."""
@@ -88,7 +92,7 @@ def ranges(entries: Sequence[ValueRange], label: str, unit: str = "s") -> Figure
         }
     )
     fig.add_layout(
-        Whisker(base="y", lower="low", upper="high", source=source, dimension="width", line_color="#333333")
+        Whisker(base="y", lower="low", upper="high", source=source, dimension="width", line_color="#808080")
     )
     medians = fig.scatter("value", "y", source=source, size=13, color="colour", marker="circle")
     shown = [
@@ -101,22 +105,27 @@ def ranges(entries: Sequence[ValueRange], label: str, unit: str = "s") -> Figure
 
 
 def stacks(entries: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Return a plot with one stack of phases (seconds by name) per entry; a phase has the same colour everywhere."""
+    """Return a plot with one stack of phases (seconds by name) per entry, as shares of the entry.
+
+    Starts differ by two orders of magnitude: on one axis of seconds only the slowest would show its phases. A phase has the
+    same colour everywhere.
+    """
     names = list(dict.fromkeys(name for phases in entries.values() for name in phases))
-    rows = list(entries)
-    total = max((sum(phases.values()) for phases in entries.values()), default=0.0)
+    total = {entry: sum(phases.values()) or 1.0 for entry, phases in entries.items()}
+    rows = [f"{entry}: {total[entry]:.3g} s" for entry in entries]
     fig = _figure(
-        height=max(FRAME + ROW * len(rows), 60 + 22 * len(names)),
+        height=FRAME + ROW * len(rows),
         y_range=FactorRange(factors=rows[::-1]),
-        x_range=(0, total * 1.03 or 1.0),
-        x_axis_label="time (s)",
+        x_range=(0, 1),
+        x_axis_label="share of the start",
     )
-    left = dict.fromkeys(rows, 0.0)
+    fig.xaxis.formatter = NumeralTickFormatter(format="0 %")
+    fig.xaxis.ticker = [0.0, 0.5, 1.0]
+    end = [0.0] * len(rows)
     for number, name in enumerate(names):
-        length = [entries[row].get(name, 0.0) for row in rows]
-        begin = [left[row] for row in rows]
-        end = [a + b for a, b in zip(begin, length, strict=True)]
-        left = dict(zip(rows, end, strict=True))
+        length = [phases.get(name, 0.0) for phases in entries.values()]
+        begin = end
+        end = [at + one / all_s for at, one, all_s in zip(begin, length, total.values(), strict=True)]
         columns = {"y": rows, "left": begin, "right": end, "phase": [name] * len(rows), "length": length}
         bars = fig.hbar(
             "y", left="left", right="right", height=0.7, source=ColumnDataSource(columns), legend_label=_short(name),
@@ -185,7 +194,7 @@ def distributions(values: Mapping[str, Sequence[tuple[float, float]]], label: st
         line = fig.line("x", "y", source=source, legend_label=name, line_width=2, **_line(number))
         shown = [("", name), ("at most", f"@x{{0.0000}} {unit}"), ("share", "@y{0.0 %}")]
         fig.add_tools(HoverTool(renderers=[line], tooltips=shown, mode="hline"))
-    _legend(fig, "above")
+    _legend(fig)
     return fig
 
 
@@ -215,7 +224,7 @@ def over_time(
         )
         shown = [("", one.name), (time, "@x{0.[00]}"), (label, "@y{0,0.[000]}")]
         fig.add_tools(HoverTool(renderers=[line], tooltips=shown, mode="vline"))
-    _legend(fig, "above")
+    _legend(fig)
     return fig
 
 
@@ -254,21 +263,24 @@ def _figure(**given: Any) -> Figure:
         axis.major_label_text_font_size = "12px"
         if given.get(kind) == "log":
             axis.formatter = PrintfTickFormatter(format="%.3g")
+        elif not isinstance(given.get(kind.replace("axis_type", "range")), FactorRange):
+            axis.ticker = BasicTicker(desired_num_ticks=4)  # more overlap on a telephone
     return fig
 
 
-def _legend(fig: Figure, place: str = "right") -> None:
-    """Place the legend, whose entries hide and show series; above the plot if all plots must have the same width."""
+def _legend(fig: Figure) -> None:
+    """Place the legend, whose entries hide and show series, below the plot, in columns that fit a narrow page."""
     if not fig.legend:
         return
-    legend = fig.legend[0]
-    fig.add_layout(legend, place)
+    legend, names = fig.legend[0], [str(item.label) for item in fig.legend[0].items]
+    fig.add_layout(legend, "below")
     legend.click_policy = "hide"
-    legend.label_text_font_size = "12px"
-    if place == "above":
-        legend.orientation = "horizontal"
-        legend.border_line_color = None
-        legend.visible = len(legend.items) > 1
+    legend.label_text_font_size = "11px"
+    legend.orientation, legend.location = "vertical", "top_left"
+    legend.ncols = 2 if max(map(len, names)) <= SHORT else 1
+    legend.visible = len(names) > 1
+    if legend.visible:
+        fig.height += LEGEND_ROW * math.ceil(len(names) / legend.ncols) + 20
 
 
 def _extent(values: Sequence[float]) -> tuple[float, float]:
@@ -282,4 +294,5 @@ def _wide(low: float, high: float) -> bool:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 40 else text[:39] + "…"
+    """Return a text that fits beside the bars of a telephone's page."""
+    return text if len(text) <= 28 else text[:27] + "…"

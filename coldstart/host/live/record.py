@@ -30,7 +30,8 @@ class Record:
         facts.starts += 1
         facts.mode, facts.pid = ready.mode, ready.pid
         phases, fallbacks = document.get("phases", {}), fallback.decode(document.get("fallbacks"))
-        facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks))
+        spans = document.get("spans", ())
+        facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks), spans)
         self._remember(name, mode, seconds, None)
         self.facts.start_s += seconds
         self.metrics.count_start(name, mode, seconds)

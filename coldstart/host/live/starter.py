@@ -139,7 +139,8 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     with recording(None, wanted=True) as recorded:
         started = ladder.start(request, plan)
         recorded.started()
-    document = started.document() | {"phases": recorded.timeline.phases(), "supervisor": os.getpid()}
+    told = {"phases": recorded.timeline.phases(), "spans": recorded.timeline.spans_since_origin()}
+    document = started.document() | told | {"supervisor": os.getpid()}
     channel.send({"ready": secrets.document(document)})
     return supervise.stay(started.running.process)
 

@@ -13,7 +13,7 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
-from coldstart.bench.report.page import library
+from coldstart.bench.report.page import PAINT, library
 
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _POLICY = (
@@ -27,7 +27,7 @@ def page() -> str:
     """Return the page as one HTML document that includes the plotting library. Raises FileNotFoundError without Bokeh."""
     text = files(__package__).joinpath("ui.html").read_text(encoding="utf-8")
     # str.format fails on the page's braces, and re.sub on the library's backslashes.
-    text = text.replace("/*library*/", library("api"), 1)
+    text = text.replace("/*paint*/", PAINT, 1).replace("/*library*/", library("api"), 1)
     return text.replace("<!--policy-->", escape(_policy(text), quote=False), 1)
 
 

@@ -45,9 +45,10 @@ def render(replay: HostReplay) -> str:
 def _over_time(outcome: HostOutcome, memory: int) -> str:
     if not outcome.series:
         return ""
-    time, residents, used, held = _sampled(
-        np.asarray([*outcome.series, (outcome.end_s, *outcome.series[-1][1:])])
-    )
+    # The replay ends with the last timer, long after the last change.
+    last_s, *level = outcome.series[-1]
+    end_s = min(outcome.end_s, 1.05 * last_s)
+    time, residents, used, held = _sampled(np.asarray([*outcome.series, (end_s, *level)]))
     taken = plots.Series("used", time, used / 2**30)
     limit = plots.Series("limit", [time[0], time[-1]], [memory / 2**30] * 2)
     return (

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import socket
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
 from starlette.testclient import TestClient
 from support import pages
-from tools.raw_server import Asked, answer, answering
 
 from coldstart.host import status
 from coldstart.host.core import Core
@@ -26,7 +21,7 @@ from coldstart.host.status import HostFacts, LastStart
 NAME = "org/<b>a</b> $$x$$"
 
 
-def _status() -> dict[str, Any]:
+def build_status() -> dict[str, Any]:
     """Return the status of a serving and a failed model."""
     core = Core(
         [ModelSpec.simple(NAME, 10 << 30, 5.0), ModelSpec.simple("b", 1 << 30, 7.0)],
@@ -44,12 +39,6 @@ def _status() -> dict[str, Any]:
     return status.document(core, facts, 8.0, 1e9)
 
 
-def _respond(connection: socket.socket, asked: Asked) -> None:
-    body = {"/ui": ui.page, "/status": lambda: json.dumps(_status())}.get(asked.path, str)().encode()
-    kind = "text/html" if asked.path == "/ui" else "application/json"
-    answer(connection, 200 if body else 404, {"Content-Type": kind}, body)
-
-
 def test_page_is_self_contained_and_requests_its_host_only() -> None:
     pages.check(ui.page())
     assert "connect-src 'self'" in ui.page() and "/*library*/" not in ui.page()
@@ -57,7 +46,7 @@ def test_page_is_self_contained_and_requests_its_host_only() -> None:
 
 
 def test_page_needs_no_key() -> None:
-    front = cast("Front", SimpleNamespace(status=_status))
+    front = cast("Front", SimpleNamespace(status=build_status))
     endpoint = GatewayEndpoint(api_key="k", allow_hosts=("testserver",))
     client = TestClient(Gateway(front, endpoint=endpoint))
     answer = client.get("/ui")
@@ -65,16 +54,3 @@ def test_page_needs_no_key() -> None:
     assert answer.headers["content-type"].startswith("text/html")
     assert client.get("/status").status_code == 401
     assert client.get("/status", headers={"Authorization": "Bearer k"}).json()["models"][0]["name"] == NAME
-
-
-@pytest.mark.slow
-def test_a_browser_shows_the_status_as_text_and_as_plots(tmp_path: Path) -> None:
-    with answering(_respond) as server:
-        drawn, said = pages.drawn(f"{server.url}/ui", tmp_path)
-    asked = [one.path for one in server.asked]
-    assert asked.count("/status") >= 2 and set(asked) <= {"/ui", "/status", "/favicon.ico"}
-    assert '<td class="text">org/&lt;b&gt;a&lt;/b&gt; $$x$$</td>' in drawn
-    assert "b: it fell &lt;i&gt;over&lt;/i&gt;" in drawn and "snapshot 3.25 s" in drawn
-    assert "10.0 GiB" in drawn and 'class="state failed"' in drawn and "version 1.2.3" in drawn
-    assert drawn.count("bk-Figure") >= 5
-    assert "ncaught" not in said

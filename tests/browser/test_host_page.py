@@ -1,0 +1,71 @@
+"""The host's page at /ui in a real browser: readable at each width, and its buttons do what they say."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tools import page_checks
+from tools.chromium import Page
+from tools.raw_server import Asked, answer, answering
+
+from coldstart.host.live import ui
+from tests.unit.host.live.test_gateway_ui import NAME, build_status
+
+SPANS = [
+    {"name": "import <b>vLLM</b>", "track": "server", "start_s": 0.0, "end_s": 1.0},
+    {"name": "read the plan", "track": "server", "start_s": 0.25, "end_s": 0.5},
+    {"name": "load weights", "track": "engine", "start_s": 1.0, "end_s": 2.0},
+]
+METRICS = "".join(
+    f'vllm:inter_token_latency_seconds_bucket{{engine="0",le="{le}",model="b"}} {count}\n'
+    for le, count in (("0.01", 0.0), ("0.02", 100.0), ("+Inf", 100.0))
+)
+
+
+def _respond(connection: Any, asked: Asked) -> None:
+    status = build_status()
+    status["models"][0]["last_start"]["spans"] = SPANS
+    known = {
+        "/ui": ("text/html", ui.page),
+        "/status": ("application/json", lambda: json.dumps(status | {"time_unix_s": time.time()})),
+        "/metrics": ("text/plain", lambda: METRICS),
+    }
+    kind, make = known.get(asked.path, ("text/plain", lambda: ""))
+    answer(connection, 200 if asked.path in known else 404, {"Content-Type": kind}, make().encode())
+
+
+@pytest.fixture
+def host_url() -> Iterator[str]:
+    with answering(_respond) as server:
+        yield server.url
+
+
+def test_page_fits_and_bars_nobody_at_any_width_and_scheme(shown: Page, axe: str, host_url: str) -> None:
+    shown.open(f"{host_url}/ui")
+    shown.wait_until(
+        "Object.keys(adding).length === 4 && document.querySelectorAll('.bk-Figure').length === 4"
+    )
+    page_checks.check(shown, axe)
+
+
+def test_page_shows_the_status_as_text(page: Page, host_url: str) -> None:
+    page.open(f"{host_url}/ui")
+    page.wait_until("document.querySelectorAll('#models tr').length === 2")
+    rows = page.evaluate("[...document.querySelectorAll('#models tr')].map(row => row.innerText)")
+    assert rows[0].startswith(NAME) and "ready" in rows[0] and "10.0 GiB" in rows[0]
+    assert "failed" in rows[1] and "15.0 ms / 19.5 ms" in rows[1]
+    assert page.evaluate("document.getElementById('errors').innerText") == "b: it fell <i>over</i>"
+
+
+def test_phases_are_a_waterfall_from_begin_to_end(page: Page, host_url: str) -> None:
+    page.open(f"{host_url}/ui")
+    page.wait_until("document.querySelectorAll('.phase').length === 3")
+    bars = page.evaluate(
+        "[...document.querySelectorAll('.phase i')].map(bar => [bar.style.left, bar.style.width])"
+    )
+    assert bars == [["0%", "50%"], ["12.5%", "12.5%"], ["50%", "50%"]]
+    assert page.evaluate("document.querySelector('.phase span').textContent") == "import <b>vLLM</b>"
