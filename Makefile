@@ -86,8 +86,6 @@ typing: ## Link the packages as they install into build/typing, for mypy.
 	@ln -s $(addprefix ../../../,$(filter-out %/__pycache__,$(wildcard coldstart/*)) artifacts commands) build/typing/coldstart/
 
 docs: $(STAMP) ## Build the documentation site in build/site; warnings are errors.
-	@$(BIN)/python -c 'import mkdocstrings, zensical' 2>/dev/null || \
-		$(BIN)/coldstart install docs --constraint requirements/cpu.lock
 	$(BIN)/python docs/_tools/stage.py
 	$(BIN)/python -m zensical build --strict
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
-EXTRAS = ("cpu", "all", "peers", "dev")
+EXTRAS = ("cpu", "all", "peers", "docs", "dev")
 TORCH = "torch==2.13.0"
 # Of axe-playwright-python only axe-core's script is used, so Playwright stays out.
 BROWSER, UNUSED = "PyQt6-WebEngine\naxe-playwright-python\n", "playwright\n"
