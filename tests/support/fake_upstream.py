@@ -30,6 +30,7 @@ from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import host_routes
 from coldstart.host.live.http_server import GatewayServer, create_server, format_url, listen, loop_factory
 from coldstart.host.live.meter import Meter
+from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.servers import Ready, StartFailedError
 
 
@@ -44,6 +45,8 @@ class FakeServer:
         self.servers, self.launch, self.socket, self.listen = servers, launch, path, listen
         # Copied at the start: a test may release later servers before this one has run.
         self.held = servers.hold
+        self.log = ServerLog(path.with_suffix(".log"))
+        self.log.path.write_text(f"{launch.name} said so\n")
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.gate, self.over = asyncio.Event(), asyncio.Event()
@@ -74,6 +77,7 @@ class FakeServer:
         finally:
             await runner.cleanup()
             self.socket.unlink(missing_ok=True)
+            self.log.remove()
             self.ended.set_result("the server ended with exit code 9")
 
     def _site(self, runner: web.AppRunner) -> web.BaseSite:
@@ -155,9 +159,6 @@ class FakeServer:
 
     def stop(self) -> None:
         self.over.set()
-
-    def tail(self, size: int) -> str:
-        return f"{self.launch.name} said so\n"[-size:]
 
     def retire(self) -> None:
         self.retired = True
