@@ -62,6 +62,8 @@ class FakeServer:
 
     async def _live(self) -> None:
         app = web.Application()
+        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/version", self._show_version)
         app.router.add_post("/{path:.*}", self._answer)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         try:
@@ -91,6 +93,14 @@ class FakeServer:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for one in waits:
                 one.cancel()
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        if self.launch.name in self.servers.hung:
+            await self.over.wait()
+        return web.Response(text=self.servers.metrics)
+
+    async def _show_version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "fake", "key": request.headers.get("Authorization")})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(request.path_qs)
@@ -187,7 +197,10 @@ class FakeTemplate(FakeServer):
 
 @dataclass
 class FakeServers:
-    """Starter of fake servers below `directory`. With `hold` each waits for its gate; `failing` servers do not start."""
+    """Starter of fake servers below `directory`. With `hold` each waits for its gate; `failing` servers do not start.
+
+    `metrics` is the answer of each at /metrics; the models in `hung` do not give it.
+    """
 
     directory: Path
     mode: str = "fake"
@@ -203,6 +216,8 @@ class FakeServers:
     break_after: int | None = None
     warming: int = 200
     last_s: float = 0.0
+    metrics: str = ""
+    hung: set[str] = field(default_factory=set)
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> FakeTemplate:
         template = FakeTemplate(self, launch, level, self.directory / "nobody.sock")

@@ -20,6 +20,7 @@ from coldstart.host.live.lifecycle import STOPPING, Lifecycle
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.record import Record
+from coldstart.host.live.residence import Residence
 from coldstart.host.live.servers import Servers
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket, unknown
 from coldstart.host.live.upstream import Replica
@@ -115,6 +116,16 @@ class Driver:
         """Return the model's state in one word, for a waiting client."""
         known = self.core.models.get(model)
         return str(known.state) if known else "gone"
+
+    def find_server(self, name: str) -> tuple[Residence | None, str]:
+        """Return the server of a model or alias, or the reason why there is none."""
+        route = self.catalogue.route(name)
+        if route is None:
+            return None, f"The model `{name}` does not exist."
+        residence = self.lifecycle.residences.get(route.model)
+        return residence, "" if residence else (
+            f"No server of {route.model} is running: it is {self.state(route.model)}."
+        )
 
     def _counted(self, refused: AdmissionRefusedError) -> AdmissionRefusedError:
         self.facts.refused[refused.status] += 1

@@ -22,7 +22,7 @@ from coldstart.host.live.upstream import DisconnectedError, Replica, StreamInter
 
 
 class Exchange:
-    """One request and its answer."""
+    """One request and its answer. `model` replaces the model that the body names."""
 
     def __init__(
         self,
@@ -33,9 +33,10 @@ class Exchange:
         *,
         memory: BoundedBody,
         heartbeat_s: float,
+        model: str | None = None,
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
-        self.memory, self.heartbeat_s = memory, heartbeat_s
+        self.memory, self.heartbeat_s, self.model = memory, heartbeat_s, model
         self.id = headers.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
@@ -72,7 +73,7 @@ class Exchange:
 
     async def _answer(self) -> None:
         try:
-            self.ticket = self.front.enter(self.asked)
+            self.ticket = self.front.enter(self.model or self.asked)
         except AdmissionRefusedError as refused:
             await self._refused(refused)
             return

@@ -4,6 +4,8 @@ GET   /running                the models that hold memory, with their states;
 GET   /logs/{name}            the end of the log of that model's server, while it runs; with ?follow also later lines;
 POST  /load/{name}            start a model, and respond once it is ready; with ?wait=false at once;
 POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request starts them again;
+GET   /metrics                Prometheus text of the host and of its running servers;
+GET   /upstream/{name}/{path}    a running server's answer at one of `server_reads.READABLE`;
 POST  /reload                 read the configuration again now;
 POST  /stop                   stop the host as SIGTERM does.
 """
@@ -18,8 +20,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from coldstart.errors import UsageError
-from coldstart.host.live import answers, loading, log_stream
+from coldstart.host.live import answers, loading, log_stream, server_reads
+from coldstart.host.live.app import split_target
 from coldstart.host.live.driver import Driver
+
+# Time in seconds that a server may take to answer a read.
+READ_S = 10.0
 
 
 def host_routes(driver: Driver) -> list[Route]:
@@ -30,6 +36,18 @@ def host_routes(driver: Driver) -> list[Route]:
 
     async def show_log(request: Request) -> Response:
         return log_stream.respond(driver, request)
+
+    async def show_metrics(request: Request) -> Response:
+        residences = driver.lifecycle.residences.values()
+        text = await server_reads.add_metrics(driver.metrics.text(), residences)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def read_server(request: Request) -> Response:
+        # The gateway passes a POST to a route for tokens on before.
+        target = split_target(request.scope["path"], server_reads.READABLE)
+        if target is None or request.method == "POST":
+            return answers.not_found(f"unknown path {request.scope['path']}")
+        return await _read_server(driver, *target)
 
     async def load(request: Request) -> Response:
         return await loading.respond(driver, request)
@@ -43,6 +61,8 @@ def host_routes(driver: Driver) -> list[Route]:
         return JSONResponse({"unloading": driver.unload(model)})
 
     return [
+        Route("/metrics", show_metrics),
+        Route("/upstream/{name:path}/{path:path}", read_server, methods=["GET", "POST"]),
         Route("/running", show_running),
         Route("/logs/{name:path}", show_log),
         Route("/load/{name:path}", load, methods=["POST"]),
@@ -72,6 +92,18 @@ def process_routes(reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callab
         Route("/reload", reload_configuration, methods=["POST"]),
         Route("/stop", stop_host, methods=["POST"]),
     ]
+
+
+async def _read_server(driver: Driver, name: str, path: str) -> Response:
+    residence, missing = driver.find_server(name)
+    if residence is None:
+        return answers.not_found(missing)
+    try:
+        status, kind, body = await server_reads.read(residence, path, READ_S)
+    except OSError as error:
+        reason = str(error) or f"no answer within {READ_S:g} s"
+        return answers.refuse(502, f"the server of {residence.name} cannot be read: {reason}")
+    return Response(body, status_code=status, media_type=kind)
 
 
 def _running(driver: Driver) -> list[dict[str, str]]:

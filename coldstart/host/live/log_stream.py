@@ -20,19 +20,15 @@ READ_S = 0.2
 
 def respond(driver: Driver, request: Request) -> Response:
     """Return the log of the model in the path; with the query member `follow`, also all later lines."""
-    name = request.path_params["name"]
-    route = driver.catalogue.route(name)
-    if route is None:
-        return answers.not_found(f"The model `{name}` does not exist.")
-    residence = driver.lifecycle.residences.get(route.model)
+    residence, missing = driver.find_server(request.path_params["name"])
     if residence is None:
-        return answers.not_found(f"No server of {route.model} is running: it is {driver.state(route.model)}.")
+        return answers.not_found(missing)
     if "follow" not in request.query_params:
         return PlainTextResponse(residence.server.log.tail(TAIL_BYTES))
     try:
         reader = residence.server.log.follow(TAIL_BYTES)
     except OSError as error:
-        return answers.not_found(f"The log of {route.model} cannot be read: {error.strerror}.")
+        return answers.not_found(f"The log of {residence.name} cannot be read: {error.strerror}.")
     return StreamingResponse(_follow(residence.server, reader), media_type="text/plain")
 
 
