@@ -95,7 +95,7 @@ class Driver:
     def leave(self, ticket: Ticket) -> None:
         """Tell the core that a request has ended, answered or not."""
         if self._tickets.pop(ticket.number, None) is not None:
-            self.emit(events.Ended(ticket.number))
+            self.emit(events.Ended(ticket.number, ticket.keep_s))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a stream again that can continue at the next server of its model; return None if it cannot.
@@ -178,11 +178,10 @@ class Driver:
         self.lifecycle.configure(file.catalogue.launches)
 
     def unload(self, model: str | None) -> list[str]:
-        """Stop a model, or all models that are not pinned, after their running requests; return their names."""
-        names = (
-            [model] if model is not None else [n for n, m in self.core.models.items() if not m.spec.pinned]
-        )
-        gone = [name for name in names if self.core.models[name].state in (State.READY, State.ASLEEP)]
+        """Stop a model, or all that the host does not start by itself, after their running requests; return their names."""
+        models, returns = self.core.models, self.core.residents.returns
+        names = [model] if model is not None else [name for name, one in models.items() if not returns(one)]
+        gone = [name for name in names if models[name].state in (State.READY, State.ASLEEP)]
         for name in gone:
             self.log.say("unload", model=name)
             self.emit(events.Outdated(name))

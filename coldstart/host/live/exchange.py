@@ -42,6 +42,7 @@ class Exchange:
         self.status = 0
         self.asked: str | None = None
         self.streams = False
+        self.keep_s: float | None = None
         self.server_key = ""
         self.ticket: Ticket | None = None
         self.body = b""
@@ -62,6 +63,7 @@ class Exchange:
         try:
             self.body = await self.memory.read(self.receive)
             self.asked, self.streams = body.parse_routing(self.body)
+            self.keep_s = headers.find_keep_alive(self.scope)
             return True
         except ClientGoneError:
             pass
@@ -94,7 +96,7 @@ class Exchange:
             await self._error(400, str(error))
             return
         while True:
-            ticket.stream = self.stream
+            ticket.stream, ticket.keep_s = self.stream, self.keep_s
             try:
                 replica = await self._granted(ticket)
             except AdmissionRefusedError as refused:

@@ -10,7 +10,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from coldstart.host.live import answers
+from coldstart.host.live import answers, headers
 from coldstart.host.live.client import ClientGoneError, run_while_connected
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
@@ -22,9 +22,14 @@ async def respond(driver: Driver, request: Request) -> Response:
     if waits not in ("true", "false"):
         return answers.refuse(400, f"wait is {waits!r}; it is true or false")
     try:
+        keep_s = headers.find_keep_alive(request.scope)
+    except ValueError as error:
+        return answers.refuse(400, str(error))
+    try:
         ticket = driver.enter(request.path_params["name"])
     except AdmissionRefusedError as refused:
         return answers.refuse(refused.status, refused.reason, refused.retry_after_s)
+    ticket.keep_s = keep_s
     ticket.granted.add_done_callback(lambda _: _end(driver, ticket))
     if waits == "true":
         try:
