@@ -4,8 +4,9 @@ A key goes to the origin that the user named: no redirect is followed, no proxy 
 no netrc is read. Bodies and times are bounded. This module does not interpret answers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from urllib.request import getproxies, proxy_bypass
 
 from coldstart.artifacts.net.http_client import Answer, ForbiddenError, HttpClient, redirected
@@ -31,14 +32,23 @@ class Reply:
 class ServerClient:
     """Client of one server. `key` holds the headers that carry a key; they go to the origin of `url` alone."""
 
-    def __init__(self, url: str, key: Mapping[str, str], out: Output, *, wait_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: Mapping[str, str],
+        out: Output,
+        *,
+        wait_s: float,
+        silent_s: float = _WINDOW_S,
+    ) -> None:
         """Check the address and the key.
 
         Args:
             url: Address of the server.
             key: Headers that carry a key, empty for none.
             out: Receives a warning where the key is not encrypted on the way.
-            wait_s: Time until the status and headers of an answer, in seconds. An answer ends at most 40 s later.
+            wait_s: Time until the status and headers of an answer, in seconds.
+            silent_s: Time in seconds that a body may take at its start, and MAX_BYTES take at most.
 
         Raises:
             UsageError: `url` is not http or https, the key cannot be a header, or a proxy would read it.
@@ -49,7 +59,7 @@ class ServerClient:
             _check_key(_parse(url), key, out)
         else:
             _parse(url)
-        bounds = Bounds(connect_s=10, head_s=wait_s, window_s=_WINDOW_S, floor=MAX_BYTES / _WINDOW_S)
+        bounds = Bounds(connect_s=10, head_s=wait_s, window_s=silent_s, floor=MAX_BYTES / silent_s)
         self._http = HttpClient(bounds)
 
     def get(self, path: str) -> Reply:
@@ -65,16 +75,31 @@ class ServerClient:
         """
         return self._request("POST", path, body)
 
+    def follow(self, path: str) -> Iterator[Reply]:
+        """Yield the parts of an endless answer to a GET as they arrive, or one complete error. Raises as `post`."""
+        with self._ask("GET", path, None) as answer:
+            if answer.status != HTTPStatus.OK:
+                yield Reply(answer.status, answer.read_up_to(MAX_BYTES))
+                return
+            while part := answer.read(MAX_BYTES):
+                yield Reply(answer.status, part)
+
     def _request(self, method: str, path: str, body: bytes | None) -> Reply:
+        answer = self._ask(method, path, body)
+        content = answer.read_up_to(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            url = redact_url(self._url + path)
+            raise CommandFailedError(f"{url} answers with more than {human_bytes(MAX_BYTES)}.")
+        return Reply(answer.status, content)
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
         url = self._url + path
-        answer = self._http.ask(method, url, headers=self._key, body=body, redirects=False)
+        headers = self._key if body is None else {**self._key, "Content-Type": "application/json"}
+        answer = self._http.ask(method, url, headers=headers, body=body, redirects=False)
         if 300 <= answer.status < 400:
             answer.close()
             raise _redirect_error(url, answer)
-        content = answer.read_up_to(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise CommandFailedError(f"{redact_url(url)} answers with more than {human_bytes(MAX_BYTES)}.")
-        return Reply(answer.status, content)
+        return answer
 
 
 def _parse(url: str) -> Origin:

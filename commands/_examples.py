@@ -21,6 +21,11 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "coldstart host tiny-llama tiny-qwen2 --memory 900MiB",
         "coldstart host --host-file /etc/coldstart/host.toml",
     ),
+    "host load": ("coldstart host load tiny-llama", "coldstart host load tiny-llama --no-wait"),
+    "host unload": ("coldstart host unload tiny-llama", "coldstart host unload --format json"),
+    "host logs": ("coldstart host logs tiny-llama", "coldstart host logs tiny-llama --follow"),
+    "host reload": ("coldstart host reload", "coldstart host reload --url http://127.0.0.1:8001"),
+    "host stop": ("coldstart host stop", "coldstart host stop --url https://gpu.example --api-key-file key"),
     "host status": ("coldstart host status --watch 1", "coldstart host status --format json"),
     "template start": (
         "coldstart template start tiny-llama -- --max-model-len 1024",

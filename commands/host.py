@@ -1,22 +1,19 @@
 """Serve many models behind one endpoint of this machine: a model starts on its first request, and a policy evicts it."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from coldstart.commands import _host_live
 from coldstart.commands._options import Common, OnMissing
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 from typer.core import TyperGroup
 
-from coldstart.errors import CommandFailedError, UsageError
+from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
 
 if TYPE_CHECKING:
-    from coldstart.commands._client import ServerClient
-
     from coldstart.host.configuration import HostFile
 
 RUN = "run"
@@ -39,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     help=__doc__,
-    epilog="coldstart host MODEL... is coldstart host run MODEL...",
+    epilog="coldstart host MODEL... is coldstart host run MODEL..., which also takes a MODEL named like a command.",
 )
 
 
@@ -188,57 +185,4 @@ def run(
     raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
 
 
-@app.command(help="Show the state of a running host: models, tiers, memory, requests, last starts.")
-@declare()
-def status(
-    common: Common,
-    url: Annotated[str, _flag("--url", help="URL of the host.")] = "http://127.0.0.1:8000",
-    watch: Annotated[
-        float | None, _flag("--watch", metavar="SECONDS", help="Refresh at this interval until Ctrl-C.")
-    ] = None,
-    api_key: Annotated[
-        str | None, _flag("--api-key", metavar="KEY", help="API key of the host, if it requires one.")
-    ] = None,
-) -> None:
-    """Print the status once, or refresh it."""
-    from coldstart.commands._client import ServerClient
-    from coldstart.commands._host_table import render, watching
-
-    key = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    server = ServerClient(url, key, common.out, wait_s=10)
-    if watch is None:
-        found = _ask(server, url)
-        common.out.result(found, lambda: render(found))
-        return
-    if watch <= 0:
-        raise UsageError("--watch must be above 0 seconds.", hint="--watch 1")
-    if common.out.format == "json":
-        raise UsageError("--watch and --format json exclude each other.", hint="remove one of them")
-    watching(lambda: _ask(server, url), watch)
-
-
-def _ask(server: "ServerClient", url: str) -> Mapping[str, Any]:
-    """Return the status of a host.
-
-    Raises:
-        CommandFailedError: no host answers at `url`.
-    """
-    from coldstart.artifacts.net.http_client import RemoteUnreachableError
-
-    try:
-        reply = server.get("/status")
-    except RemoteUnreachableError as error:
-        raise CommandFailedError(
-            f"no host responds at {url}: {error}", hint="coldstart host MODEL..., or --url URL"
-        ) from error
-    if reply.status == 401:
-        raise CommandFailedError(f"{url} requires an API key", hint="--api-key-file FILE")
-    try:
-        found = json.loads(reply.body)
-        if reply.status != 200 or not {"host", "models"} <= found.keys():
-            raise ValueError
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CommandFailedError(
-            f"{url} is not a host (HTTP status {reply.status})", hint="--url URL"
-        ) from error
-    return dict(found)
+_host_live.register(app)

@@ -144,7 +144,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
     settings = decode(HostSettings, top)
     parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
     launches = {name: _launch(name, given) for name, given in models.items()}
-    catalogue = Catalogue(launches.values())
+    catalogue = Catalogue(launches.values(), settings.default_model)
     figures = {name: _figures(name, given, idle_s) for name, given in models.items()}
     known = {name: _profile(one, launches[name], profiles) for name, one in figures.items()}
     if settings.runtime_template:

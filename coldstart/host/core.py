@@ -14,7 +14,8 @@ from coldstart.host import admission, events
 from coldstart.host.events import Action, Event
 from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
-from coldstart.host.pending import PendingRequest, PendingRequests
+from coldstart.host.own_starts import list_own_starts
+from coldstart.host.pending import PendingRequests
 from coldstart.host.residents import Residents
 from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
 
@@ -57,12 +58,16 @@ class Core:
         ahead = (time for time in runs_out if time > self._now)
         return min(self._next_check, oldest.since + self.settings.hold_s, *ahead)
 
+    def idle_limit(self, model: Model) -> float:
+        """Return the seconds without a request after which the model stops; infinity: never."""
+        return inf if self.residents.returns(model) else model.idle_limit
+
     def _note(self, event: Event, now: float) -> Iterator[Action]:
         match event:
             case events.Arrived(request, name):
                 yield from self._arrived(request, name, now)
-            case events.Ended(request):
-                self._ended(request, now)
+            case events.Ended(request, keep_s):
+                self._ended(request, keep_s, now)
             case events.Configured(specs, settings):
                 yield from self._configured(specs, settings or self.settings, now)
             case events.TemplateHeld(memory):
@@ -109,12 +114,12 @@ class Core:
         self.residents.requested(model, now)
         self.pending.add(request, name, now)
 
-    def _ended(self, request: str, now: float) -> None:
+    def _ended(self, request: str, keep_s: float | None, now: float) -> None:
         name = self._serving.pop(request, None)
         if name is None:
             self.pending.drop(request)
         elif name in self.models:
-            self.models[name].end_request(request, now)
+            self.models[name].end_request(request, now, keep_s)
             self._watch(self.models[name])
 
     def _failed(self, model: Model, reason: str, now: float) -> Iterator[Action]:
@@ -176,9 +181,9 @@ class Core:
             return model.since + self.settings.start_deadline_s
         if model.retired and model.state in (State.READY, State.ASLEEP):
             return -inf
-        if model.spec.pinned:
-            return model.retry_at if model.state is State.FAILED else inf
-        return model.since + model.spec.idle_s if model.idle and model.spec.idle_s is not None else inf
+        if model.state is State.FAILED and self.residents.returns(model):
+            return model.retry_at
+        return model.since + self.idle_limit(model) if model.idle else inf
 
     def _dispatched(self) -> Iterator[Action]:
         for oldest in self.pending.oldest_of_each_model():
@@ -191,7 +196,8 @@ class Core:
                 yield events.Dispatch(waiting.request, waiting.model)
 
     def _started(self, now: float) -> Iterator[Action]:
-        for waiting in [*self.pending.oldest_of_each_model(), *self._pinned(now)]:
+        own = list_own_starts(self.residents, len(self.pending), now)
+        for waiting in [*self.pending.oldest_of_each_model(), *own]:
             model = self.models[waiting.model]
             if model.state not in STARTABLE or now < model.retry_at:
                 continue
@@ -215,9 +221,6 @@ class Core:
         if not self._giving_up and any(map(self.residents.crowded_out, models)):
             self._giving_up = True
             yield events.GiveUp()
-
-    def _pinned(self, now: float) -> list[PendingRequest]:
-        return [PendingRequest("", name, now) for name in self.residents.pinned]
 
     def _too_large(self, model: Model) -> Iterator[Action]:
         for one in self.pending.take(model.spec.name):

@@ -9,15 +9,19 @@ from coldstart.host.model_state import Model
 from coldstart.host.residents import Residents
 
 
+def has_room(residents: Residents, model: Model) -> bool:
+    """Return whether `model` can start now without an eviction."""
+    return residents.wanted(model) <= residents.device.free() and _surplus(residents) <= 0
+
+
 def free_memory_for(residents: Residents, model: Model, now: float, evict_busy: bool) -> bool:
     """Return whether `model` can start now. Where it cannot, drain victims that free enough memory.
 
     Models with requests in flight are victims only with `evict_busy`, and only where idle ones do not suffice.
     """
-    need = residents.wanted(model) - residents.device.free()
-    surplus = _surplus(residents)
-    if need <= 0 and surplus <= 0:
+    if has_room(residents, model):
         return True
+    need, surplus = residents.wanted(model) - residents.device.free(), _surplus(residents)
     need, surplus = need - residents.leaving(), surplus - residents.draining()
     if need <= 0 and surplus <= 0:
         return False

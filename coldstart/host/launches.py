@@ -101,11 +101,20 @@ class Route:
 
 
 class Catalogue:
-    """Launches of a host, by model and by requested name. Raises UsageError if a name refers to two models."""
+    """Launches of a host, by model and by requested name.
 
-    def __init__(self, launches: Iterable[Launch]) -> None:
+    Raises UsageError if a name refers to two models, or `default` to none.
+    """
+
+    def __init__(self, launches: Iterable[Launch], default: str | None = None) -> None:
         self.launches: Mapping[str, Launch] = {launch.name: launch for launch in launches}
         self._routes: dict[str, Route] = {}
+        if default is not None and default not in self.launches:
+            raise UsageError(
+                f"default_model: no model is named {default!r}",
+                hint=f"name one of: {', '.join(self.launches)}",
+            )
+        self._default = default
         for launch in self.launches.values():
             for name, served in launch.names():
                 known = self._routes.setdefault(name, Route(launch.name, served))
@@ -118,9 +127,9 @@ class Catalogue:
     def route(self, asked: str | None) -> Route | None:
         """Return the route of a request for the model name `asked`, or None.
 
-        A request without a model name goes to the only model, if there is exactly one.
+        A request without a model name goes to the default model, or to the only model.
         """
-        if asked is None and len(self.launches) == 1:
-            (launch,) = self.launches.values()
-            return Route(launch.name, launch.served)
+        if asked is None:
+            only = next(iter(self.launches)) if len(self.launches) == 1 else None
+            return self._routes.get(self._default or only or "")
         return self._routes.get(asked or "")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 from coldstart.host.specification import ModelSpec, Observed, Tier
 
@@ -38,7 +39,7 @@ class Model:
 
     `tier` is its current tier, or the tier that its start began from; `target` is the target tier of a draining
     model. `entered` is the time at which the state was entered, `since` that or the time at which the last request ended. A
-    retired model is no longer configured.
+    retired model is no longer configured. `keep_s` replaces the idle time of the specification until the next state.
     """
 
     spec: ModelSpec
@@ -53,6 +54,7 @@ class Model:
     retry_at: float = 0.0
     since: float = 0.0
     entered: float | None = None
+    keep_s: float | None = None
     aborted: bool = False
     retired: bool = False
 
@@ -100,9 +102,10 @@ class Model:
         self.retry_at = now + min(backoff_max_s, backoff_s * 2 ** min(self.failures - 1, 60))
         self._enter(State.FAILED, now)
 
-    def end_request(self, request: str, now: float) -> None:
-        """Remove a request that has ended."""
+    def end_request(self, request: str, now: float, keep_s: float | None = None) -> None:
+        """Remove a request that has ended; the last one decides how long the model stays idle."""
         self.in_flight.discard(request)
+        self.keep_s = keep_s
         if self.idle:
             self.since = now
 
@@ -120,12 +123,18 @@ class Model:
         return self.state is State.READY and not self.in_flight
 
     @property
+    def idle_limit(self) -> float:
+        """Return the seconds without a request after which the model stops; infinity: never."""
+        given = self.spec.idle_s if self.keep_s is None else self.keep_s
+        return inf if given is None else given
+
+    @property
     def resident(self) -> bool:
         return self.state in RESIDENT
 
     def _enter(self, state: State, now: float) -> None:
         self.state, self.since, self.aborted, self.leaving = state, now, False, False
-        self.entered = now
+        self.entered, self.keep_s = now, None
         if state is not State.DRAINING:
             self.target = None
 

@@ -93,6 +93,10 @@ class Residents:
         holds = self.device.reserved(name) > 0 and model.state is not State.DRAINING
         self.policy.requested(name, now, holds)
 
+    def returns(self, model: Model) -> bool:
+        """Return whether the host starts the model again by itself: it is pinned, or the default model."""
+        return model.spec.pinned or model.spec.name == self.settings.default_model
+
     def count(self) -> int:
         return sum(model.resident for model in self.models.values())
 

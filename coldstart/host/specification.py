@@ -81,7 +81,8 @@ class HostSettings:
     `when_full` decides about a request whose model cannot evict another one: it waits, or is rejected. A request that
     waits longer than `patience_s` makes busy models drain: they finish their requests, accept no new ones, and are
     evicted. With `runtime_template` a live host retains a process with the runtime imported, from which starts are
-    forked. With `resume_streams` a stream whose server died continues, once, at the next server of its model.
+    forked. With `resume_streams` a stream whose server died continues, once, at the next server of its model. `default_model`
+    answers requests that name no model. It has no idle time, and starts again when memory is free.
     """
 
     memory: Size
@@ -99,6 +100,7 @@ class HostSettings:
     backoff_max_s: float = 300.0
     runtime_template: bool = True
     resume_streams: bool = False
+    default_model: str | None = None
 
     def __post_init__(self) -> None:
         if self.when_full not in (QUEUE, REFUSE):

@@ -6,7 +6,7 @@ host                    url, pid, version, uptime_s, stopping (bool), policy,
                         memory_bytes, memory_used_bytes    of all models: the limit, and the reserved memory
                         runtime_template_bytes    reserved for the host's own template; 0 without one
                         host_memory_bytes, host_memory_used_bytes    the same beside the device
-                        max_held, loaders, min_residents, max_residents (or null)
+                        max_held, loaders, min_residents, max_residents (or null), default_model (or null)
                         config: {path (or null), loaded_unix_s, error}    error: why the current file is not used
 requests                total, hits, hit_ratio (0 to 1, null before the first), held, in_flight,
                         refused: {HTTP status as text: count}
@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import isinf
 from typing import Any
 
 from coldstart.contract import fallback
@@ -154,6 +155,7 @@ def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
         "loaders": settings.loaders,
         "min_residents": settings.min_residents,
         "max_residents": settings.max_residents,
+        "default_model": settings.default_model,
         "config": {
             "path": facts.config_path,
             "loaded_unix_s": facts.config_loaded_unix_s,
@@ -189,7 +191,7 @@ def _model(
         "error": model.error,
         "retry_in_s": max(0.0, model.retry_at - now) if failed and model.retry_at > now else None,
         "since_s": max(0.0, now - (began if model.entered is None else model.entered)),
-        "idle_s": model.spec.idle_s,
+        "idle_s": None if isinf(idle := core.idle_limit(model)) else idle,
         "mode": facts.mode,
         "pid": facts.pid,
         "last_start": facts.last_start.build_document() if facts.last_start else None,

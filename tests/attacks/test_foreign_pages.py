@@ -44,7 +44,7 @@ async def ask(stage: Stage, path: str, method: str = "GET", **headers: str | Non
 @pytest.mark.parametrize("kind", FORMS)
 def test_foreign_form_changes_nothing(tmp_path: Path, kind: str | None) -> None:
     async def work(stage: Stage) -> None:
-        for path in ("/unload", "/unload/a", "/v1/completions"):
+        for path in ("/unload", "/unload/a", "/load/b", "/v1/completions"):
             # With and without an Origin header, which old browsers do not send.
             assert (await ask(stage, path, "POST", Content_Type=kind))[0] == 415
             assert (await ask(stage, path, "POST", Content_Type=kind, Origin=FOREIGN))[0] == 403

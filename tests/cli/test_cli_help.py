@@ -34,7 +34,7 @@ PAGES = [
     ),
     *((group, name) for group in ("prefetch", "template") for name in ("start", "status", "stop")),
     *(("template", name) for name in ("freeze", "discard")),
-    *(("host", name) for name in ("run", "status")),
+    *(("host", name) for name in ("run", "status", "load", "unload", "logs", "reload", "stop")),
 ]
 
 

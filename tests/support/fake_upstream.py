@@ -30,6 +30,7 @@ from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import host_routes
 from coldstart.host.live.http_server import GatewayServer, create_server, format_url, listen, loop_factory
 from coldstart.host.live.meter import Meter
+from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.servers import Ready, StartFailedError
 
 
@@ -44,6 +45,8 @@ class FakeServer:
         self.servers, self.launch, self.socket, self.listen = servers, launch, path, listen
         # Copied at the start: a test may release later servers before this one has run.
         self.held = servers.hold
+        self.log = ServerLog(path.with_suffix(".log"))
+        self.log.path.write_text(f"{launch.name} said so\n")
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.gate, self.over = asyncio.Event(), asyncio.Event()
@@ -59,6 +62,8 @@ class FakeServer:
 
     async def _live(self) -> None:
         app = web.Application()
+        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/version", self._show_version)
         app.router.add_post("/{path:.*}", self._answer)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         try:
@@ -74,6 +79,7 @@ class FakeServer:
         finally:
             await runner.cleanup()
             self.socket.unlink(missing_ok=True)
+            self.log.remove()
             self.ended.set_result("the server ended with exit code 9")
 
     def _site(self, runner: web.AppRunner) -> web.BaseSite:
@@ -87,6 +93,14 @@ class FakeServer:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for one in waits:
                 one.cancel()
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        if self.launch.name in self.servers.hung:
+            await self.over.wait()
+        return web.Response(text=self.servers.metrics)
+
+    async def _show_version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "fake", "key": request.headers.get("Authorization")})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(request.path_qs)
@@ -156,9 +170,6 @@ class FakeServer:
     def stop(self) -> None:
         self.over.set()
 
-    def tail(self, size: int) -> str:
-        return f"{self.launch.name} said so\n"[-size:]
-
     def retire(self) -> None:
         self.retired = True
 
@@ -186,7 +197,10 @@ class FakeTemplate(FakeServer):
 
 @dataclass
 class FakeServers:
-    """Starter of fake servers below `directory`. With `hold` each waits for its gate; `failing` servers do not start."""
+    """Starter of fake servers below `directory`. With `hold` each waits for its gate; `failing` servers do not start.
+
+    `metrics` is the answer of each at /metrics; the models in `hung` do not give it.
+    """
 
     directory: Path
     mode: str = "fake"
@@ -202,6 +216,8 @@ class FakeServers:
     break_after: int | None = None
     warming: int = 200
     last_s: float = 0.0
+    metrics: str = ""
+    hung: set[str] = field(default_factory=set)
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> FakeTemplate:
         template = FakeTemplate(self, launch, level, self.directory / "nobody.sock")

@@ -43,6 +43,7 @@ THROUGH = {
         "_declared": "cli/test_command_options.py",
         "_fleet_live": "cli/test_fleet_command.py",
         "_fleet_manifest": "cli/test_fleet_command.py",
+        "_host_live": "unit/host/live/test_host_control.py",
         "_received": "cli/test_cli_store.py",
         "inspect": "cli/test_cli_store.py",
         "pull": REGISTRY, "push": REGISTRY,
@@ -53,6 +54,7 @@ THROUGH = {
     ),
     "coldstart.host.live": {
         **dict.fromkeys(("body", "bounded_protocol", "shares"), "attacks/test_hostile_clients.py"),
+        **dict.fromkeys(("loading", "log_stream"), "unit/host/live/test_host_control.py"),
         "site_policy": "attacks/test_foreign_pages.py",
         **dict.fromkeys(("lifecycle", "record", "server_observer"), "unit/host/live/test_driver.py"),
     },

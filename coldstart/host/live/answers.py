@@ -35,7 +35,13 @@ def error(status: int, reason: str, param: str | None = None) -> bytes:
 
 def not_found(reason: str) -> Response:
     """Return a complete 404 response."""
-    return Response(error(404, reason), status_code=404, media_type="application/json")
+    return refuse(404, reason)
+
+
+def refuse(status: int, reason: str, retry_after_s: float | None = None) -> Response:
+    """Return a complete error response."""
+    headers = {} if retry_after_s is None else {"retry-after": str(max(1, ceil(retry_after_s)))}
+    return Response(error(status, reason), status_code=status, headers=headers, media_type="application/json")
 
 
 def event(data: bytes) -> bytes:

@@ -5,6 +5,7 @@ GET   /v1/models, /v1/models/{name}    all models and aliases, whether they are 
 GET   /health                 200, or 503 once the gateway is stopping; needs no key
 GET   /metrics                Prometheus text
 GET   /status                 the status document of the host or the fleet
+POST  /upstream/NAME/PATH      to NAME's server, whatever model the body names; PATH is one of PASSED
 GET   /ui                     the status as a page; the page contains no host data and needs no key
 
 A host adds the routes of `host_routes`, a fleet those of its operators. vLLM routes that change a server (/sleep,
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -53,13 +54,25 @@ OPEN = ("/", HEALTH, "/ui")
 """Paths that need no key: they reveal nothing about the models."""
 
 HEARTBEAT_S = 5.0
+UPSTREAM = "/upstream/"
+
+
+def split_target(path: str, known: Iterable[str]) -> tuple[str, str] | None:
+    """Return the model and the server's path in UPSTREAM + MODEL + PATH; None unless the path is one of `known`.
+
+    A model's name may contain slashes, so the longest known path at the end is taken.
+    """
+    named = path.removeprefix(UPSTREAM)
+    found = max((one for one in known if named.endswith(one)), key=len, default=None)
+    return None if found is None or found == named else (named.removesuffix(found), found)
 
 
 class Gateway:
     """ASGI application over one front.
 
     The API key of `endpoint` is required everywhere except at OPEN and at the routes `more`, which have keys of their
-    own. `routes` are additional routes that require it. Requests without a key are checked by `SitePolicy`.
+    own. `routes` are additional routes that require it; they replace routes with the same path. Requests without a key
+    are checked by `SitePolicy`.
     """
 
     def __init__(
@@ -82,6 +95,7 @@ class Gateway:
         self._created = int(time.time())
         self._own = Starlette(
             routes=[
+                *routes,
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
                 Route("/health", self._health),
@@ -89,7 +103,6 @@ class Gateway:
                 Route("/status", self._status),
                 Route("/", self._root),
                 Route("/ui", self._ui),
-                *routes,
                 *more,
             ]
         )
@@ -109,10 +122,24 @@ class Gateway:
                 allow = [(b"allow", b"POST")]
                 await answers.send_error(send, 405, f"{scope['path']} takes POST", headers=allow)
                 return
-            body = self._memory.create_body(scope)
-            await Exchange(self.front, scope, receive, send, memory=body, heartbeat_s=self.heartbeat_s).run()
+            await self._pass(scope, receive, send, None)
+        elif (target := self._find_target(scope)) is not None:
+            model, path = target
+            await self._pass({**scope, "path": path, "raw_path": path.encode()}, receive, send, model)
         else:
             await self._other(scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, model: str | None) -> None:
+        body = self._memory.create_body(scope)
+        await Exchange(
+            self.front, scope, receive, send, memory=body, heartbeat_s=self.heartbeat_s, model=model
+        ).run()
+
+    def _find_target(self, scope: Scope) -> tuple[str, str] | None:
+        """Return model and path of a POST to UPSTREAM; None for any other request."""
+        if scope["method"] != "POST" or not scope["path"].startswith(UPSTREAM):
+            return None
+        return split_target(scope["path"], PASSED)
 
     def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Return status and reason for a request that the client may not send; None for any other."""

@@ -20,6 +20,7 @@ from coldstart.host.live.lifecycle import STOPPING, Lifecycle
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.record import Record
+from coldstart.host.live.residence import Residence
 from coldstart.host.live.servers import Servers
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket, unknown
 from coldstart.host.live.upstream import Replica
@@ -94,7 +95,7 @@ class Driver:
     def leave(self, ticket: Ticket) -> None:
         """Tell the core that a request has ended, answered or not."""
         if self._tickets.pop(ticket.number, None) is not None:
-            self.emit(events.Ended(ticket.number))
+            self.emit(events.Ended(ticket.number, ticket.keep_s))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a stream again that can continue at the next server of its model; return None if it cannot.
@@ -115,6 +116,16 @@ class Driver:
         """Return the model's state in one word, for a waiting client."""
         known = self.core.models.get(model)
         return str(known.state) if known else "gone"
+
+    def find_server(self, name: str) -> tuple[Residence | None, str]:
+        """Return the server of a model or alias, or the reason why there is none."""
+        route = self.catalogue.route(name)
+        if route is None:
+            return None, f"The model `{name}` does not exist."
+        residence = self.lifecycle.residences.get(route.model)
+        return residence, "" if residence else (
+            f"No server of {route.model} is running: it is {self.state(route.model)}."
+        )
 
     def _counted(self, refused: AdmissionRefusedError) -> AdmissionRefusedError:
         self.facts.refused[refused.status] += 1
@@ -167,11 +178,10 @@ class Driver:
         self.lifecycle.configure(file.catalogue.launches)
 
     def unload(self, model: str | None) -> list[str]:
-        """Stop a model, or all models that are not pinned, after their running requests; return their names."""
-        names = (
-            [model] if model is not None else [n for n, m in self.core.models.items() if not m.spec.pinned]
-        )
-        gone = [name for name in names if self.core.models[name].state in (State.READY, State.ASLEEP)]
+        """Stop a model, or all that the host does not start by itself, after their running requests; return their names."""
+        models, returns = self.core.models, self.core.residents.returns
+        names = [model] if model is not None else [name for name, one in models.items() if not returns(one)]
+        gone = [name for name in names if models[name].state in (State.READY, State.ASLEEP)]
         for name in gone:
             self.log.say("unload", model=name)
             self.emit(events.Outdated(name))

@@ -22,7 +22,7 @@ from coldstart.host.live.upstream import DisconnectedError, Replica, StreamInter
 
 
 class Exchange:
-    """One request and its answer."""
+    """One request and its answer. `model` replaces the model that the body names."""
 
     def __init__(
         self,
@@ -33,14 +33,16 @@ class Exchange:
         *,
         memory: BoundedBody,
         heartbeat_s: float,
+        model: str | None = None,
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
-        self.memory, self.heartbeat_s = memory, heartbeat_s
+        self.memory, self.heartbeat_s, self.model = memory, heartbeat_s, model
         self.id = headers.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
         self.asked: str | None = None
         self.streams = False
+        self.keep_s: float | None = None
         self.server_key = ""
         self.ticket: Ticket | None = None
         self.body = b""
@@ -61,6 +63,7 @@ class Exchange:
         try:
             self.body = await self.memory.read(self.receive)
             self.asked, self.streams = body.parse_routing(self.body)
+            self.keep_s = headers.find_keep_alive(self.scope)
             return True
         except ClientGoneError:
             pass
@@ -72,7 +75,7 @@ class Exchange:
 
     async def _answer(self) -> None:
         try:
-            self.ticket = self.front.enter(self.asked)
+            self.ticket = self.front.enter(self.model or self.asked)
         except AdmissionRefusedError as refused:
             await self._refused(refused)
             return
@@ -93,7 +96,7 @@ class Exchange:
             await self._error(400, str(error))
             return
         while True:
-            ticket.stream = self.stream
+            ticket.stream, ticket.keep_s = self.stream, self.keep_s
             try:
                 replica = await self._granted(ticket)
             except AdmissionRefusedError as refused:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
+from coldstart.host.keep_alive import parse_keep_alive
 from coldstart.host.live import answers
 from coldstart.host.live.answers import Headers, Scope
 from coldstart.host.live.tickets import Ticket
@@ -20,7 +21,8 @@ _HOP = frozenset(
 )
 # A client's keys and cookies are for the gateway alone.
 _SECRET = frozenset((b"authorization", b"x-api-key", b"cookie", b"x-coldstart-admin-key"))
-_NOT_SENT = _HOP | _SECRET | {b"host", b"content-length", b"x-request-id", b"expect"}
+_KEEP_ALIVE = b"x-coldstart-keep-alive"
+_NOT_SENT = _HOP | _SECRET | {_KEEP_ALIVE, b"host", b"content-length", b"x-request-id", b"expect"}
 _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=/+@-]{1,128}")
 EVENTS = b"text/event-stream"
@@ -32,6 +34,12 @@ def choose_request_id(scope: Scope) -> bytes:
     """Return the client's request id, or a new one if it has none that can be forwarded."""
     given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
     return given if _REQUEST_ID.fullmatch(given) else uuid4().hex.encode()
+
+
+def find_keep_alive(scope: Scope) -> float | None:
+    """Return the seconds that the model should stay idle after the request; None if it does not say. Raises ValueError."""
+    given = dict(scope["headers"]).get(_KEEP_ALIVE)
+    return None if given is None else parse_keep_alive(given.decode("latin-1"))
 
 
 def forward_request(scope: Scope, number: bytes, key: str) -> Headers:

@@ -1,20 +1,31 @@
 """HTTP routes of a single host, whose servers run on this machine.
 
 GET   /running                the models that hold memory, with their states;
-GET   /logs/{name}            the end of the log of that model's server, while it runs;
-POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request starts them again.
+GET   /logs/{name}            the end of the log of that model's server, while it runs; with ?follow also later lines;
+POST  /load/{name}            start a model, and respond once it is ready; with ?wait=false at once;
+POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request starts them again;
+GET   /metrics                Prometheus text of the host and of its running servers;
+GET   /upstream/{name}/{path}    a running server's answer at one of `server_reads.READABLE`;
+POST  /reload                 read the configuration again now;
+POST  /stop                   stop the host as SIGTERM does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from coldstart.host.live import answers
+from coldstart.errors import UsageError
+from coldstart.host.live import answers, loading, log_stream, server_reads
+from coldstart.host.live.app import split_target
 from coldstart.host.live.driver import Driver
 
-LOG_TAIL_BYTES = 64 << 10
+# Time in seconds that a server may take to answer a read.
+READ_S = 10.0
 
 
 def host_routes(driver: Driver) -> list[Route]:
@@ -24,23 +35,75 @@ def host_routes(driver: Driver) -> list[Route]:
         return JSONResponse({"running": _running(driver)})
 
     async def show_log(request: Request) -> Response:
-        residence = driver.lifecycle.residences.get(request.path_params["name"])
-        if residence is None:
-            return answers.not_found("No server of this model is running.")
-        return PlainTextResponse(residence.server.tail(LOG_TAIL_BYTES))
+        return log_stream.respond(driver, request)
+
+    async def show_metrics(request: Request) -> Response:
+        residences = driver.lifecycle.residences.values()
+        text = await server_reads.add_metrics(driver.metrics.text(), residences)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def read_server(request: Request) -> Response:
+        # The gateway passes a POST to a route for tokens on before.
+        target = split_target(request.scope["path"], server_reads.READABLE)
+        if target is None or request.method == "POST":
+            return answers.not_found(f"unknown path {request.scope['path']}")
+        return await _read_server(driver, *target)
+
+    async def load(request: Request) -> Response:
+        return await loading.respond(driver, request)
 
     async def unload(request: Request) -> Response:
         name = request.path_params.get("name")
-        if name is not None and name not in driver.core.models:
+        route = driver.catalogue.route(name) if name is not None else None
+        model = route.model if route else name
+        if model is not None and model not in driver.core.models:
             return answers.not_found(f"The model `{name}` does not exist.")
-        return JSONResponse({"unloading": driver.unload(name)})
+        return JSONResponse({"unloading": driver.unload(model)})
 
     return [
+        Route("/metrics", show_metrics),
+        Route("/upstream/{name:path}/{path:path}", read_server, methods=["GET", "POST"]),
         Route("/running", show_running),
         Route("/logs/{name:path}", show_log),
+        Route("/load/{name:path}", load, methods=["POST"]),
         Route("/unload", unload, methods=["POST"]),
         Route("/unload/{name:path}", unload, methods=["POST"]),
     ]
+
+
+def process_routes(reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callable[[], int]) -> list[Route]:
+    """Return the routes for the host's process.
+
+    Args:
+        reload: Reads the configuration again and returns the changes. Raises UsageError.
+        stop: Begins to stop the host; returns the number of running requests.
+    """
+
+    async def reload_configuration(request: Request) -> Response:
+        try:
+            return JSONResponse(await reload())
+        except UsageError as error:
+            return answers.refuse(400, error.message)
+
+    async def stop_host(request: Request) -> Response:
+        return JSONResponse({"stopping": True, "in_flight": stop()}, status_code=202)
+
+    return [
+        Route("/reload", reload_configuration, methods=["POST"]),
+        Route("/stop", stop_host, methods=["POST"]),
+    ]
+
+
+async def _read_server(driver: Driver, name: str, path: str) -> Response:
+    residence, missing = driver.find_server(name)
+    if residence is None:
+        return answers.not_found(missing)
+    try:
+        status, kind, body = await server_reads.read(residence, path, READ_S)
+    except OSError as error:
+        reason = str(error) or f"no answer within {READ_S:g} s"
+        return answers.refuse(502, f"the server of {residence.name} cannot be read: {reason}")
+    return Response(body, status_code=status, media_type=kind)
 
 
 def _running(driver: Driver) -> list[dict[str, str]]:

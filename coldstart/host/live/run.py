@@ -1,7 +1,7 @@
 """Process of the host: listens, reloads its configuration file, and stops in order.
 
-On SIGTERM or SIGINT, new requests are rejected, running requests are answered, every server ends, and then this
-process. A second signal, or `drain_s`, ends everything at once. On SIGHUP, or when the file changes, it is read
+On SIGTERM, SIGINT or POST /stop, new requests are rejected, running requests are answered, every server ends, and then this
+process. A second signal, or `drain_s`, ends everything at once. On SIGHUP or POST /reload, or when the file changes, it is read
 again; an invalid file changes nothing.
 """
 
@@ -12,17 +12,21 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from coldstart.errors import UsageError
+from coldstart.host.changes import describe_changes
 from coldstart.host.configuration import HostFile
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.explanation import explain
-from coldstart.host.live.host_routes import host_routes
+from coldstart.host.live.host_routes import host_routes, process_routes
 from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
+from coldstart.host.live.lifecycle import STOPPING
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter, ProcessorMemory
 from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
@@ -84,14 +88,14 @@ class ModelHost:
                 self.driver,
                 heartbeat_s=self.options.heartbeat_s,
                 endpoint=self.options.endpoint,
-                routes=host_routes(self.driver),
+                routes=[*host_routes(self.driver), *process_routes(self.reload, self._stop_on_request)],
             )
         )
         self._facts(sock)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
-        self._reread = asyncio.Event()
+        self._reread, self._reloading = asyncio.Event(), asyncio.Lock()
         loop.add_signal_handler(signal.SIGHUP, self._reread.set)
         watcher = loop.create_task(self._watch())
         self.driver.begin()
@@ -124,6 +128,12 @@ class ModelHost:
             self.server.should_exit = self.server.force_exit = True
             self.driver.lifecycle.kill()
 
+    def _stop_on_request(self) -> int:
+        """Stop as the first SIGTERM does; return the number of running requests. Repeated orders change nothing."""
+        if not self.caught:
+            self._stop(signal.SIGTERM)
+        return sum(len(model.in_flight) for model in self.driver.core.models.values())
+
     async def _watch(self) -> None:
         """Read the file again when it changes, or on SIGHUP."""
         config = self.options.config
@@ -135,24 +145,36 @@ class ModelHost:
                 continue
             self._reread.clear()
             known = seen
-            await self.reload()
+            with suppress(UsageError):
+                await self.reload()
 
-    async def reload(self) -> None:
-        """Apply the current configuration; if it is invalid, log the reason and retain the last one."""
+    async def reload(self) -> dict[str, Any]:
+        """Apply the current configuration; return the changes.
+
+        Raises:
+            UsageError: The configuration is invalid, and the last one is retained, or the host is stopping.
+        """
+        # An older reading of the file must not replace a newer one.
+        async with self._reloading:
+            return await self._reload()
+
+    async def _reload(self) -> dict[str, Any]:
         facts = self.driver.facts
         try:
             # Look-ups of bundles are slow: run them in a thread so that the loop is not blocked.
             file = await asyncio.to_thread(self.source)
-            if facts.stopping:
-                return
-            self.driver.configure(file)
-        except Exception as error:  # noqa: BLE001 - an invalid configuration must not stop running servers
+            if not facts.stopping:
+                self.driver.configure(file)
+        except Exception as error:  # an invalid configuration must not stop running servers
             facts.config_error = explain(error) or f"{type(error).__name__}: {error}"
             self.log.say("configuration refused", reason=facts.config_error)
-            return
-        self.file = file
+            raise UsageError(facts.config_error) from error
+        if facts.stopping:
+            raise UsageError(STOPPING)
+        changes, self.file = describe_changes(self.file, file), file
         facts.config_error, facts.config_loaded_unix_s = "", time.time()
         self.log.say("configuration read", models=list(file.catalogue.launches))
+        return changes
 
 
 async def _within(work: Awaitable[object], seconds: float) -> bool:

@@ -17,9 +17,39 @@ from coldstart.system.proc import logs
 LIMIT = 4 << 20
 """Limit of the file in bytes; the previous file has the same limit."""
 
+BLOCK = 64 << 10
+
+
+class LogReader:
+    """Lines of one log from a position on, also after the file was truncated or deleted."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Begin with the last `size` bytes. Raises OSError."""
+        self._file = path.open("rb")
+        start = max(0, os.fstat(self._file.fileno()).st_size - size)
+        self._file.seek(start)
+        if start:
+            self._file.readline(BLOCK)
+        self._rest = b""
+
+    def read(self, *, last: bool = False) -> str:
+        """Return the complete lines since the last call, with secrets masked; with `last` also an incomplete line."""
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():
+            self._file.seek(0)
+        text = self._rest + self._file.read(BLOCK)
+        # A secret could be split at the end of a part, so parts end with a line; a line longer than a block is
+        # passed on in parts.
+        end = len(text) if last or len(text) > BLOCK else text.rfind(b"\n") + 1
+        text, self._rest = text[:end], text[end:]
+        return secrets.text(text.decode(errors="replace"))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
 
 class ServerLog:
-    """File that a server appends to. No method raises OSError: a log must not end a server."""
+    """File that a server appends to. Only `follow` raises OSError: a log must not end a server."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.before = path, path.with_name(f"{path.name}.1")
@@ -45,6 +75,10 @@ class ServerLog:
         if len(text) > size:
             text = text[-size:].partition(b"\n")[2]
         return secrets.text(text.decode(errors="replace"))
+
+    def follow(self, size: int) -> LogReader:
+        """Return a reader of the last `size` bytes and of all later lines. Raises OSError."""
+        return LogReader(self.path, size)
 
     def find_error(self) -> str:
         """Return the error that ended the server, as `logs.words` finds it; empty if the log contains none."""

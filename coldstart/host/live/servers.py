@@ -53,6 +53,7 @@ class ModelServer(Protocol):
     """
 
     socket: Path
+    log: ServerLog
     ready: asyncio.Future[Ready]
     ended: asyncio.Future[str]
 
@@ -61,9 +62,6 @@ class ModelServer(Protocol):
 
     def retire(self) -> None:
         """Retire a template: fork no further process, and end after all forked processes."""
-
-    def tail(self, size: int) -> str:
-        """Return the last `size` bytes of its log."""
 
 
 class Servers(Protocol):
@@ -115,10 +113,6 @@ class Supervised:
     def retire(self) -> None:
         """Retire a template."""
         self._signal(signal.SIGUSR1)
-
-    def tail(self, size: int) -> str:
-        """Return the last `size` bytes of its log."""
-        return self.log.tail(size)
 
     def _signal(self, number: int) -> None:
         if not self.ended.done():

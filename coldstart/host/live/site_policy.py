@@ -29,7 +29,13 @@ def allow_origins(app: Application, origins: Sequence[str]) -> Application:
         app,
         allow_origins=[origin.lower() for origin in origins],
         allow_methods=["GET", "POST"],
-        allow_headers=["Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"],
+        allow_headers=[
+            "Authorization",
+            "Content-Type",
+            "X-Api-Key",
+            "X-Coldstart-Keep-Alive",
+            "X-Request-Id",
+        ],
         expose_headers=["Server-Timing", "X-Coldstart-Mode", "X-Request-Id"],
     )
 

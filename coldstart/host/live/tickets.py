@@ -38,7 +38,7 @@ class Ticket:
 
     Requests that waited together are sent in order: each after the request `before` it is `sent`. `stream` is the
     state of an answer that can continue at another server, `answer` the current answer. The request was admitted
-    `tries` times before.
+    `tries` times before. `keep_s`: seconds that its model stays idle after it; None: those of its configuration.
     """
 
     number: str
@@ -52,6 +52,7 @@ class Ticket:
     stream: Continuation | None = None
     answer: UpstreamAnswer | None = None
     tries: int = 0
+    keep_s: float | None = None
 
     def refuse(self, refused: AdmissionRefusedError) -> None:
         """Let `granted` raise this error, unless the request already has a server."""

@@ -1,0 +1,215 @@
+"""Commands that call a running host over HTTP."""
+
+import codecs
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+from coldstart.commands._output import printable
+
+from coldstart.errors import CommandFailedError, UsageError
+
+if TYPE_CHECKING:
+    from coldstart.commands._client import ServerClient
+
+# A start may take as long as the host allows; the host ends the wait.
+_PATIENT_S = 7 * 86400.0
+
+Url = Annotated[str, typer.Option("--url", metavar="URL", help="URL of the host.")]
+Key = Annotated[
+    str | None,
+    typer.Option("--api-key", metavar="KEY", help="API key of the host, if it requires one."),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name or alias of a model of the host.")]
+URL = "http://127.0.0.1:8000"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for function, text in COMMANDS.items():
+        app.command(help=text)(declare()(function))
+
+
+def status(
+    common: Common,
+    url: Url = URL,
+    watch: Annotated[
+        float | None,
+        typer.Option("--watch", metavar="SECONDS", help="Refresh at this interval until Ctrl-C."),
+    ] = None,
+    api_key: Key = None,
+) -> None:
+    """Print the status once, or refresh it."""
+    from coldstart.commands._host_table import render, watching
+
+    host = _connect(common, url, api_key)
+    if watch is None:
+        found = _read_status(host, url)
+        common.out.result(found, lambda: render(found))
+        return
+    if watch <= 0:
+        raise UsageError("--watch must be above 0 seconds.", hint="--watch 1")
+    if common.out.format == "json":
+        raise UsageError("--watch and --format json exclude each other.", hint="remove one of them")
+    watching(lambda: _read_status(host, url), watch)
+
+
+def load(
+    common: Common,
+    name: Name,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the model is ready, or return at once.")
+    ] = True,
+    url: Url = URL,
+    api_key: Key = None,
+) -> None:
+    """Start a model as a request would."""
+    host = _connect(common, url, api_key, wait_s=_PATIENT_S)
+    with common.out.phase(f"Loading {name}"):
+        found = _order(host, url, f"/load/{quote(name)}" + ("" if wait else "?wait=false"))
+    seconds = f" after {found['waited_s']:.1f} s" if "waited_s" in found else ""
+    common.out.result(found, f"{found['model']} is {found['state']}{seconds}")
+
+
+def unload(
+    common: Common,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Name or alias; default: all models that are not pinned."),
+    ] = None,
+    url: Url = URL,
+    api_key: Key = None,
+) -> None:
+    """Stop one model, or all that are not pinned."""
+    path = "/unload" if name is None else f"/unload/{quote(name)}"
+    found = _order(_connect(common, url, api_key), url, path)
+    names = ", ".join(found["unloading"])
+    common.out.result(found, f"unloading {names}" if names else "no model to unload")
+
+
+def logs(
+    common: Common,
+    name: Name,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Also print later lines, until the server ends or Ctrl-C.")
+    ] = False,
+    url: Url = URL,
+    api_key: Key = None,
+) -> None:
+    """Print the end of the log of a model's server."""
+    path = f"/logs/{quote(name)}"
+    if not follow:
+        with _explaining(url):
+            reply = _connect(common, url, api_key).get(path)
+        _require_success(url, reply.status, reply.body)
+        log = reply.body.decode(errors="replace")
+        common.out.result({"model": name, "log": log}, log)
+        return
+    if common.out.format == "json" or common.out.out_file is not None:
+        raise UsageError("--follow prints text to stdout only.", hint="remove --format and -o")
+    # A part may end within a character.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    with _explaining(url):
+        for part in _connect(common, url, api_key, silent_s=_PATIENT_S).follow(path + "?follow"):
+            _require_success(url, part.status, part.body)
+            sys.stdout.write(printable(decoder.decode(part.body)))
+            sys.stdout.flush()
+
+
+def reload(common: Common, url: Url = URL, api_key: Key = None) -> None:
+    """Make the host read its configuration again."""
+    # The host may look up a bundle for each new model.
+    found = _order(_connect(common, url, api_key, wait_s=600), url, "/reload")
+    parts = [
+        f"{kind} {', '.join(found[kind])}"
+        for kind in ("added", "removed", "changed", "settings")
+        if found[kind]
+    ]
+    common.out.result(found, "; ".join(parts) or "nothing changed")
+
+
+def stop(common: Common, url: Url = URL, api_key: Key = None) -> None:
+    """Stop the host as SIGTERM does."""
+    found = _order(_connect(common, url, api_key), url, "/stop")
+    common.out.result(found, f"the host stops after its running requests: {found['in_flight']}")
+
+
+def _connect(
+    common: Common, url: str, key: str | None, *, wait_s: float = 10.0, silent_s: float = 15.0
+) -> "ServerClient":
+    from coldstart.commands._client import ServerClient
+
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return ServerClient(url, headers, common.out, wait_s=wait_s, silent_s=silent_s)
+
+
+def _order(host: "ServerClient", url: str, path: str) -> dict[str, Any]:
+    """Return the answer to a POST of an order. Raises CommandFailedError if the host cannot carry it out."""
+    with _explaining(url):
+        reply = host.post(path, b"{}")
+    return _require_success(url, reply.status, reply.body)
+
+
+def _read_status(host: "ServerClient", url: str) -> Mapping[str, Any]:
+    with _explaining(url):
+        reply = host.get("/status")
+    found = _require_success(url, reply.status, reply.body)
+    if not {"host", "models"} <= found.keys():
+        raise _not_a_host(url, reply.status)
+    return found
+
+
+@contextmanager
+def _explaining(url: str) -> Iterator[None]:
+    from coldstart.artifacts.net.http_client import RemoteUnreachableError
+
+    try:
+        yield
+    except RemoteUnreachableError as error:
+        raise CommandFailedError(
+            f"no host responds at {url}: {error}", hint="coldstart host MODEL..., or --url URL"
+        ) from error
+
+
+def _require_success(url: str, status: int, body: bytes) -> dict[str, Any]:
+    """Return the document of a successful answer; empty for one that is no JSON object.
+
+    Raises:
+        CommandFailedError: the host refuses, with its reason, or another server answers.
+    """
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = {}
+    found = found if isinstance(found, dict) else {}
+    if status in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
+        return found
+    if status == HTTPStatus.UNAUTHORIZED:
+        raise CommandFailedError(f"{url} requires an API key", hint="--api-key-file FILE")
+    error = found.get("error")
+    if not isinstance(error, dict) or "message" not in error:
+        raise _not_a_host(url, status)
+    raise CommandFailedError(
+        f"the host refuses: {error['message']}", hint=f"coldstart host status --url {url}"
+    )
+
+
+def _not_a_host(url: str, status: int) -> CommandFailedError:
+    return CommandFailedError(f"{url} is not a host (HTTP status {status})", hint="--url URL")
+
+
+COMMANDS: dict[Callable[..., None], str] = {
+    status: "Show the state of a running host: models, tiers, memory, requests, last starts.",
+    load: "Start a model of a running host without a request.",
+    unload: "Stop a model of a running host, or all that are not pinned, after their running requests.",
+    logs: "Print the end of the log of a model's running server.",
+    reload: "Make a running host read its configuration again now, and print the changes.",
+    stop: "Stop a running host as SIGTERM does: running requests end first.",
+}

@@ -1,0 +1,228 @@
+"""Control of a running host over HTTP and by its commands: load, unload, logs, reload and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.fake_upstream import TWO, Stage, run, staged, wait_until
+from support.hosted import Served
+
+from coldstart.host.endpoint import GatewayEndpoint
+
+
+async def _post(stage: Stage, path: str, **headers: str) -> tuple[int, dict[str, Any]]:
+    async with stage.client.post(stage.url + path, json={}, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+def test_load_returns_once_the_model_is_ready(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, hold=True) as stage:
+            loading = asyncio.create_task(_post(stage, "/load/alpha"))
+            await stage.servers.begins(1)
+            assert not loading.done()
+            stage.servers.begun[0].gate.set()
+            status, said = await loading
+            assert (status, said["model"], said["state"], said["mode"]) == (200, "a", "ready", "fake")
+            assert stage.servers.begun[0].asked == [] and stage.idle()
+            assert (await _post(stage, "/load/a"))[0] == 200
+            assert len(stage.servers.begun) == 1
+
+    run(work())
+
+
+def test_load_without_waiting_returns_before_the_model_is_ready(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, hold=True) as stage:
+            assert await _post(stage, "/load/a?wait=false") == (202, {"model": "a", "state": "starting"})
+            await stage.servers.begins(1)
+            stage.servers.begun[0].gate.set()
+            await wait_until(lambda: stage.model("a")["state"] == "ready" and stage.idle())
+
+    run(work())
+
+
+def test_load_reports_why_a_model_does_not_start(tmp_path: Path) -> None:
+    models = {**TWO, "big": {"memory": 100, "start_s": 1.0}}
+
+    async def work() -> None:
+        async with staged(tmp_path, models) as stage:
+            stage.servers.failing["b"] = "no weights"
+            status, said = await _post(stage, "/load/nobody")
+            assert status == 404 and "nobody" in said["error"]["message"]
+            status, said = await _post(stage, "/load/big")
+            assert status == 507 and "big needs" in said["error"]["message"]
+            status, said = await _post(stage, "/load/b")
+            assert status == 503 and "no weights" in said["error"]["message"]
+            status, said = await _post(stage, "/load/a?wait=maybe")
+            assert status == 400 and "maybe" in said["error"]["message"]
+            assert stage.idle()
+
+    run(work())
+
+
+def test_load_is_withdrawn_when_its_client_disconnects(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, hold=True) as stage:
+            starting = asyncio.create_task(_post(stage, "/load/a"))
+            await stage.servers.begins(1)
+            waiting = asyncio.create_task(_post(stage, "/load/b"))
+            await wait_until(lambda: stage.model("b")["held"] == 1)
+            waiting.cancel()
+            await wait_until(lambda: stage.model("b")["held"] == 0)
+            stage.servers.begun[0].gate.set()
+            assert (await starting)[0] == 200
+
+    run(work())
+
+
+def test_control_needs_the_key(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, gateway={"endpoint": GatewayEndpoint(api_key="k")}) as stage:
+            assert (await _post(stage, "/load/a"))[0] == 401
+            assert not stage.servers.begun
+            assert (await _post(stage, "/load/a", Authorization="Bearer k"))[0] == 200
+
+    run(work())
+
+
+def test_followed_log_ends_with_the_last_line_of_the_server(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            await _post(stage, "/load/a")
+            log = stage.servers.last("a").log.path
+            async with stage.client.get(stage.url + "/logs/alpha?follow") as answer:
+                assert await answer.content.readline() == b"a said so\n"
+                with log.open("a") as file:
+                    file.write("API_KEY=hf_abcdefghijklmnopqrst\nhalf a")
+                assert await answer.content.readline() == b"API_KEY=***\n"
+                with log.open("a") as file:
+                    file.write(" line\nlast words")
+                assert await answer.content.readline() == b"half a line\n"
+                await _post(stage, "/unload/alpha")
+                assert await answer.content.read() == b"last words"
+            async with stage.client.get(stage.url + "/logs/a?follow") as answer:
+                assert answer.status == 404 and "it is stopped" in await answer.text()
+
+    run(work())
+
+
+def test_header_sets_how_long_the_model_stays(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+
+            async def ask(path: str, keep: str) -> int:
+                headers = {"X-Coldstart-Keep-Alive": keep}
+                body = {"model": "a", "prompt": 1}
+                async with stage.client.post(stage.url + path, json=body, headers=headers) as answer:
+                    return answer.status
+
+            assert await ask("/v1/completions", "5m") == 200
+            await wait_until(stage.idle)
+            assert stage.model("a")["idle_s"] == 300.0
+            assert "x-coldstart-keep-alive" not in stage.servers.begun[0].headers[0]
+            for path in ("/v1/completions", "/load/a"):
+                assert await ask(path, "soon") == 400
+            assert await ask("/load/a", "0") == 200
+            await wait_until(lambda: stage.model("a")["state"] == "stopped")
+
+    run(work())
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    return Served(tmp_path, monkeypatch)
+
+
+async def _command(served: Served, *words: str, code: int = 0) -> str:
+    """Run `coldstart host WORDS` against the host; return its output."""
+    process = await _start_command(served, *words)
+    output, _ = await process.communicate()
+    assert process.returncode == code, output.decode()
+    return output.decode()
+
+
+async def _start_command(served: Served, *words: str) -> asyncio.subprocess.Process:
+    command = [sys.executable, "-m", "coldstart.commands.cli", "host", *words, "--url", served.urls[0]]
+    return await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def test_commands_control_a_running_host(served: Served) -> None:
+    async def work(served: Served) -> None:
+        assert "a is ready after" in await _command(served, "load", "a")
+        assert "a said so" in await _command(served, "logs", "a")
+        assert "No server of b" in await _command(served, "logs", "b", code=1)
+        assert "`nobody` does not exist" in await _command(served, "load", "nobody", code=1)
+        assert "unloading a" in await _command(served, "unload")
+        await wait_until(lambda: served.host.driver.core.models["a"].state == "stopped")
+        assert "no model to unload" in await _command(served, "unload", "a")
+        assert "b is starting" in await _command(served, "load", "b", "--no-wait")
+        following = await _start_command(served, "logs", "b", "-f")
+        assert following.stdout is not None
+        assert await following.stdout.readline() == b"b said so\n"
+        assert "the host stops after its running requests: 0" in await _command(served, "stop")
+        assert await following.wait() == 0
+
+    assert served.run(work) == 143
+
+
+def test_reload_returns_the_changes_and_keeps_the_configuration_on_an_error(served: Served) -> None:
+    async def work(served: Served) -> None:
+        assert "nothing changed" in await _command(served, "reload")
+        # The watcher may apply the file first: change it and read it without a pause between.
+        async with aiohttp.ClientSession() as client:
+            served.file.unlink()
+            async with client.post(served.urls[0] + "/reload", json={}) as answer:
+                assert answer.status == 400 and "cannot read the host file" in await answer.text()
+            served.write(memory=20, max_held=3)
+            async with client.post(served.urls[0] + "/reload", json={}) as answer:
+                said = await answer.json()
+        assert served.host.driver.core.settings.max_held == 3
+        assert said["models"] == ["a", "b"] and said["added"] == []
+        served.write(memory="much")
+        assert "invalid size 'much'" in await _command(served, "reload", code=1)
+        assert served.host.driver.core.settings.max_held == 3
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert served.run(work) == 143
+
+
+def test_stop_lets_a_stream_end_and_a_second_stop_changes_nothing(served: Served) -> None:
+    async def work(served: Served) -> None:
+        body = {"model": "a", "prompt": "x", "stream": True, "pieces": 40, "pause_s": 0.01}
+        url = served.urls[0]
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(url + "/v1/completions", json=body) as answer,
+        ):
+            await answer.content.readline()
+            # Both arrive while the socket is open: the second on a connection from before.
+            async with aiohttp.ClientSession() as other:
+                async with other.get(url + "/health") as healthy:
+                    assert healthy.status == 200
+                stops = await asyncio.gather(*(_stop(one, url) for one in (client, other)))
+            assert [status for status in stops if status == 202]
+            assert b"[DONE]" in await answer.content.read()
+
+    assert served.run(work) == 143
+    assert [event for event in served.events() if event == "stopping"] == ["stopping"]
+
+
+async def _stop(client: aiohttp.ClientSession, url: str) -> int:
+    try:
+        async with client.post(url + "/stop", json={}) as answer:
+            assert json.loads(await answer.read())["stopping"] is True
+            return answer.status
+    except aiohttp.ClientError:  # the host accepts no connection any more
+        return 0

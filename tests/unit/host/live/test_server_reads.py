@@ -1,0 +1,107 @@
+"""Routes of a running server that the host passes on: its metrics, and /upstream."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+from support.fake_upstream import TWO, Stage, run, staged
+
+from coldstart.host.live import server_reads
+
+METRICS = """# HELP vllm:num_requests_running Running.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="m"} 2.0
+"""
+READ = "coldstart_host_server_metrics_read"
+
+
+async def _samples(stage: Stage) -> dict[tuple[str, str | None], float]:
+    async with stage.client.get(stage.url + "/metrics") as answer:
+        assert answer.status == 200 and answer.content_type == "text/plain"
+        text = await answer.text()
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    return {(one.name, one.labels.get("model")): one.value for family in families for one in family.samples}
+
+
+def test_metrics_contain_those_of_each_running_server(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, memory=20) as stage:
+            assert (READ, "a") not in await _samples(stage)
+            stage.servers.metrics = METRICS
+            for name in "ab":
+                await stage.ask(model=name, prompt=1)
+            found = await _samples(stage)
+            for name in "ab":
+                assert found["vllm:num_requests_running", name] == 2.0 and found[READ, name] == 1.0
+            assert found["coldstart_host_requests_total", None] == 2.0
+
+    run(work())
+
+
+def test_metrics_do_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, memory=20) as stage:
+            stage.servers.metrics = METRICS
+            stage.servers.hung = {"b"}
+            for name in "ab":
+                await stage.ask(model=name, prompt=1)
+            began = time.monotonic()
+            found = await _samples(stage)
+            assert time.monotonic() - began < server_reads.METRICS_S + 5
+            assert found["vllm:num_requests_running", "a"] == 2.0
+            assert (found[READ, "a"], found[READ, "b"]) == (1.0, 0.0)
+            stage.servers.metrics = "<html>"
+            assert (await _samples(stage))[READ, "a"] == 0.0
+
+    run(work())
+
+
+def test_upstream_reads_safe_routes_of_a_running_server(tmp_path: Path) -> None:
+    models = {"org/a": {**TWO["a"], "args": ["--api-key", "own"]}, "b": TWO["b"]}
+
+    async def work() -> None:
+        async with staged(tmp_path, models) as stage:
+
+            async def get(path: str) -> tuple[int, str]:
+                async with stage.client.get(stage.url + path) as answer:
+                    return answer.status, await answer.text()
+
+            status, text = await get("/upstream/org/a/version")
+            assert status == 404 and "it is stopped" in text and not stage.servers.begun
+            assert (await stage.ask(model="org/a", prompt=1))[0] == 200
+            for name in ("org/a", "alpha"):
+                assert await get(f"/upstream/{name}/version") == (
+                    200,
+                    '{"version": "fake", "key": "Bearer own"}',
+                )
+            asked = list(stage.servers.begun[0].paths)
+            for path in ("sleep", "wake_up", "v1/load_lora_adapter", "server_info", "v1/models"):
+                assert (await get(f"/upstream/org/a/{path}"))[0] == 404
+                async with stage.client.post(f"{stage.url}/upstream/org/a/{path}", json={}) as answer:
+                    assert answer.status == 404
+            assert (await get("/upstream/nobody/version"))[0] == 404
+            assert (await get("/upstream/version"))[0] == 404
+            assert stage.servers.begun[0].paths == asked
+
+    run(work())
+
+
+def test_upstream_sends_a_request_to_the_named_model(tmp_path: Path) -> None:
+    models = {"org/a": TWO["a"], "b": TWO["b"]}
+
+    async def work() -> None:
+        async with staged(tmp_path, models) as stage:
+            path = "/upstream/org/a/v1/completions"
+            for body in ({}, {"model": "b"}, {"model": "nobody"}):
+                status, _, said = await stage.ask(path=path, prompt=1, **body)
+                assert status == 200 and said["model"] == "org/a"
+            (server,) = stage.servers.begun
+            assert server.paths == ["/v1/completions"] * 3
+            assert (await stage.ask(path="/upstream/nobody/v1/completions", prompt=1))[0] == 404
+            assert (await stage.ask(path="/upstream/v1/completions", prompt=1))[0] == 404
+            assert stage.idle()
+
+    run(work())

@@ -1,0 +1,161 @@
+"""Models that start without a request, and idle times that a request sets."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from coldstart.errors import UsageError
+from coldstart.host import configuration, status
+from coldstart.host.core import Core
+from coldstart.host.events import (
+    Action,
+    Arrived,
+    Configured,
+    Ended,
+    Event,
+    Failed,
+    Leave,
+    Left,
+    Outdated,
+    Start,
+    Started,
+    Tick,
+)
+from coldstart.host.model_state import State
+from coldstart.host.specification import HostSettings, ModelSpec
+from coldstart.host.status import HostFacts
+
+A, B = ModelSpec.simple("a", 10, 5.0, idle_s=100.0), ModelSpec.simple("b", 10, 7.0)
+
+
+class Host:
+    """Host with the models a, which stops after 100 s, and b, in memory for one of them."""
+
+    def __init__(self, *specs: ModelSpec, **settings: Any) -> None:
+        self.core = Core(specs or (A, B), HostSettings(**{"memory": 15, "policy": "lru", **settings}))
+
+    def __call__(self, now: float, *events: Event) -> list[str]:
+        made: list[Action] = [action for event in events for action in self.core.handle(event, now)]
+        return [f"{type(one).__name__} {one.model}" for one in made if isinstance(one, (Start, Leave))]
+
+    def serve(self, name: str, now: float, keep_s: float | None = None) -> list[str]:
+        """Answer one request at `now`, of a model that is ready or may start."""
+        begun = self(now, Arrived(f"r{now}", name))
+        if begun:
+            self(now, Started(name, 1.0))
+        return self(now, Ended(f"r{now}", keep_s))
+
+
+def test_last_request_decides_how_long_the_model_stays() -> None:
+    host = Host()
+    host.serve("a", 0.0, keep_s=300.0)
+    assert host(299.0, Tick()) == [] and host.core.deadline() == 300.0
+    host.serve("a", 299.0)
+    assert host(300.0, Tick()) == [] and host.core.deadline() == 399.0
+    host.serve("a", 300.0, keep_s=inf)
+    assert host(1e9, Tick()) == [] and host.core.deadline() == inf
+    assert host.serve("a", 1e9, keep_s=0.0) == ["Leave a"]
+
+
+def test_keep_alive_of_zero_waits_for_other_requests() -> None:
+    host = Host()
+    host.serve("a", 0.0)
+    host(1.0, Arrived("1", "a"), Arrived("2", "a"))
+    assert host(2.0, Ended("1", 0.0)) == []
+    assert host(3.0, Ended("2", 0.0)) == ["Leave a"]
+
+
+def test_keep_alive_ends_with_the_server() -> None:
+    host = Host()
+    host.serve("a", 0.0, keep_s=inf)
+    host(1.0, Outdated("a"), Left("a"))
+    host.serve("a", 2.0)
+    assert host(101.9, Tick()) == [] and host(102.0, Tick()) == ["Leave a"]
+
+
+def test_keep_alive_does_not_protect_from_eviction() -> None:
+    host = Host()
+    host.serve("a", 0.0, keep_s=inf)
+    assert host(1.0, Arrived("1", "b")) == ["Leave a"]
+
+
+def test_status_shows_the_idle_time_that_applies() -> None:
+    host = Host()
+    for keep_s, shown in ((5.0, 5.0), (inf, None), (None, 100.0)):
+        host.serve("a", 1.0, keep_s)
+        models: Any = status.document(host.core, HostFacts(), 1.0, 1e9)["models"]
+        assert models[0]["idle_s"] == shown
+
+
+def test_default_model_starts_at_once_and_has_no_idle_time() -> None:
+    host = Host(default_model="a")
+    assert host(0.0, Tick()) == ["Start a"]
+    host(1.0, Started("a", 1.0))
+    assert host(1e6, Tick()) == [] and host.core.deadline() == inf
+    assert host.serve("a", 2e6, keep_s=0.0) == []
+
+
+def test_default_model_returns_once_nothing_else_needs_the_memory() -> None:
+    host = Host(default_model="a")
+    host(0.0, Tick(), Started("a", 1.0))
+    assert host(1.0, Arrived("1", "b")) == ["Leave a"]
+    assert host(2.0, Left("a")) == ["Start b"]
+    host(3.0, Started("b", 1.0))
+    assert host(4.0, Ended("1", 0.0)) == ["Leave b"]
+    assert host(5.0, Left("b")) == ["Start a"]
+
+
+def test_default_model_evicts_nothing_and_waits_for_requests() -> None:
+    host = Host(A, B, ModelSpec.simple("c", 4, 1.0), default_model="b")
+    assert host(0.0, Arrived("1", "a")) == ["Start a"]
+    host(1.0, Started("a", 1.0))
+    assert host(2.0, Ended("1")) == []
+    assert host(3.0, Arrived("2", "c")) == ["Start c"]
+    host(4.0, Started("c", 1.0))
+    host(5.0, Outdated("a"))
+    assert host(6.0, Left("a")) == []
+    assert host(7.0, Ended("2")) == ["Start b"]
+
+
+def test_default_model_respects_the_number_of_residents() -> None:
+    host = Host(memory=100, max_residents=1, default_model="b")
+    assert host(0.0, Arrived("1", "a")) == ["Start a"]
+    assert host(1.0, Started("a", 1.0), Ended("1")) == []
+    assert host(200.0, Tick()) == ["Leave a"]
+    assert host(201.0, Left("a")) == ["Start b"]
+
+
+def test_default_model_that_failed_is_started_again_after_the_delay() -> None:
+    host = Host(default_model="a", backoff_s=8.0)
+    host(0.0, Tick())
+    assert host(1.0, Failed("a", "no weights")) == []
+    assert host.core.deadline() == 9.0 and host(9.0, Tick()) == ["Start a"]
+
+
+def test_default_model_does_not_return_when_it_is_no_longer_configured() -> None:
+    host = Host(default_model="a")
+    host(0.0, Tick(), Started("a", 1.0))
+    assert host(1.0, Configured(())) == ["Leave a"]
+    assert host(2.0, Left("a")) == [] and "a" not in host.core.models
+
+
+def test_pinned_model_starts_before_the_default_model() -> None:
+    pinned = ModelSpec.simple("b", 10, 7.0, pinned=True)
+    host = Host(A, pinned, default_model="a")
+    assert host(0.0, Tick()) == ["Start b"]
+    host(1.0, Started("b", 1.0))
+    assert host.core.models["a"].state is State.STOPPED
+
+
+def test_request_without_a_model_goes_to_the_default_model() -> None:
+    models = {name: {"memory": 1, "start_s": 1.0} for name in "ab"}
+    table = {"memory": 15, "default_model": "b", "models": models}
+    route = configuration.parse(table).catalogue.route
+    assert (getattr(route(None), "model", None), route("")) == ("b", None)
+    with pytest.raises(UsageError, match="default_model: no model is named 'c'"):
+        configuration.parse({**table, "default_model": "c"})
+    with pytest.raises(UsageError, match="default_model: expected a string"):
+        configuration.parse({**table, "default_model": 3})
