@@ -23,7 +23,7 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.system import timeline
 from coldstart.system.ipc import json_lines, peers
-from coldstart.system.proc import processes
+from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 
 # vLLM's server raises this where the engine's process has logged the cause before.
@@ -49,7 +49,9 @@ class ServerProcess(Protocol):
 
 
 class ServerExitedError(CommandFailedError):
-    """The server exited before it was ready."""
+    """The server exited before it was ready, with `code` (128 + n after signal n)."""
+
+    code: int | None = None
 
 
 @dataclass
@@ -251,10 +253,13 @@ def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: fl
             from coldstart.system import probes  # what else it imports, no start needs
 
             code = process.wait()
-            ended = f"The server ended with exit code {code} before it was ready"
-            raise ServerExitedError(
-                f"{ended}: {cause}" if cause else f"{ended}; its log has the reason.", hint=probes.exhausted()
+            ended = f"The server {exits.describe(code)} before it was ready"
+            because = "." if exits.is_kill(code) else "; its log has the reason."
+            died = ServerExitedError(
+                f"{ended}: {cause}" if cause else ended + because, hint=probes.exhausted()
             )
+            died.code = code
+            raise died
         *lines, unread = (unread + chunk).split(b"\n")
         for line in map(json.loads, lines):
             # An error alone ends nothing: the server may still become ready.

@@ -52,6 +52,7 @@ class FakeServer:
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.gone: list[Any] = []
+        self.was_killed = self.stopped = self.hangs = False
         self.env: dict[str, str] = {}
         self.pace: PacedFetch | None = None
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
@@ -60,6 +61,7 @@ class FakeServer:
     async def _live(self) -> None:
         app = web.Application()
         app.router.add_post("/{path:.*}", self._answer)
+        app.router.add_get("/{path:health|metrics}", self._observed)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         try:
             reason = self.servers.failing.get(self.launch.name)
@@ -80,6 +82,11 @@ class FakeServer:
         if not self.listen:
             return web.UnixSite(runner, str(self.socket), backlog=self.servers.backlog)
         return web.TCPSite(runner, self.listen[1], int(self.listen[3]), backlog=self.servers.backlog)
+
+    async def _observed(self, request: web.Request) -> web.Response:
+        if self.hangs:
+            await self.over.wait()
+        return web.Response(text=self.servers.counters if request.path == "/metrics" else "")
 
     async def _first(self, gate: asyncio.Event) -> None:
         if self.held:
@@ -156,6 +163,16 @@ class FakeServer:
     def stop(self) -> None:
         self.over.set()
 
+    def kill(self) -> None:
+        self.was_killed = True
+        self.over.set()
+
+    def is_stopped(self) -> bool:
+        return self.stopped
+
+    def used_processor_s(self) -> float:
+        return self.servers.computes_s
+
     def tail(self, size: int) -> str:
         return f"{self.launch.name} said so\n"[-size:]
 
@@ -202,6 +219,8 @@ class FakeServers:
     break_after: int | None = None
     warming: int = 200
     last_s: float = 0.0
+    counters: str = ""
+    computes_s: float = 0.0
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> FakeTemplate:
         template = FakeTemplate(self, launch, level, self.directory / "nobody.sock")

@@ -26,7 +26,7 @@ from coldstart.host.live.http_server import create_server, format_url, listen, l
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter, ProcessorMemory
 from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
-from coldstart.host.live.servers import Starter
+from coldstart.host.live.starter_client import Starter
 from coldstart.system import paths, runtime
 from coldstart.system.file_state import FileState, read_state
 from coldstart.system.paths import Cache

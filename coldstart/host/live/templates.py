@@ -18,7 +18,7 @@ from coldstart.host.events import Event
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
-from coldstart.host.live.residence import MEASURE_FIRST_S, PATIENCE_S, Residence
+from coldstart.host.live.residence import MEASURE_FIRST_S, Residence, end_by_force
 from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailedError
 from coldstart.host.live.tasks import Tasks
 from coldstart.host.specification import TEMPLATE, HostSettings
@@ -194,10 +194,7 @@ class Templates:
         template = self._engines.pop(model, None)
         if template is None:
             return
-        template.process.stop()
-        await asyncio.wait([template.process.ended], timeout=PATIENCE_S)
-        template.process.stop()
-        await template.process.ended
+        await end_by_force(template.process)
 
     def abort(self, model: str) -> None:
         """End the model's template if it is still being built."""
@@ -220,7 +217,7 @@ class Templates:
         for name in list(self._engines):
             await self.drop(name)
         if self.runtime is not None:
-            self.runtime.process.stop()
+            await end_by_force(self.runtime.process)
         await self._tasks.wait()
 
     def _begin(self, launch: Launch, level: str) -> TemplateProcess | None:
