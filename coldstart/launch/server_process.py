@@ -26,6 +26,8 @@ from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 
+# Time in seconds in which a template must answer; a fork of a large engine takes less than one.
+TEMPLATE_ANSWER_S = 10.0
 # vLLM's server raises this where the engine's process has logged the cause before.
 _ENGINE_FAILED = "See root cause above"
 
@@ -52,6 +54,10 @@ class ServerExitedError(CommandFailedError):
     """The server exited before it was ready, with `code` (128 + n after signal n)."""
 
     code: int | None = None
+
+
+class TemplateHungError(peers.PeerError):
+    """The template accepted a connection and did not answer."""
 
 
 @dataclass
@@ -107,6 +113,8 @@ class Leased:
         self.connection, self.guardian = connection, guardian
         self._replies = connection.replies()
         self._code: int | None = None
+        if not select.select([connection], [], [], TEMPLATE_ANSWER_S)[0]:
+            raise TemplateHungError(f"the template did not answer within {TEMPLATE_ANSWER_S:g} s")
         answer = next(self._replies, {})
         if "pid" not in answer:
             raise peers.PeerError(answer.get("error", "the template closed the connection"))

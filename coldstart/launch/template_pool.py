@@ -232,7 +232,14 @@ def stop(warm: Warm, *, force: bool = False) -> None:
     shutil.rmtree(warm.directory, ignore_errors=True)
 
 
-def _end(pid: int, directory: Path) -> None:
+def discard(warm: Warm) -> None:
+    """Let no further start use a template that does not answer; kill it if no server would end with it."""
+    warm.socket.unlink(missing_ok=True)
+    if warm.pid is not None and not _servers(warm.pid):
+        _end(warm.pid, warm.directory, patience_s=0.0)
+
+
+def _end(pid: int, directory: Path, patience_s: float = 10.0) -> None:
     with suppress(ProcessLookupError):  # it may have ended meanwhile
         descriptor = os.pidfd_open(pid)
         try:
@@ -240,7 +247,7 @@ def _end(pid: int, directory: Path) -> None:
             if not _lives(pid, directory, None):
                 return
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-            if not select.select([descriptor], [], [], 10)[0]:
+            if not select.select([descriptor], [], [], patience_s)[0]:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os.close(descriptor)

@@ -200,7 +200,10 @@ def _template(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
 
 
 def _guard(warm: Warm, channel: json_lines.Channel, pid: int, stop: Callable[[], None]) -> int:
-    """Wait until a template ends or its lease does; after SIGUSR1, hide it and end it after its last forked process."""
+    """Wait until a template ends or its lease does.
+
+    After SIGUSR1, or when a start has hidden it because it did not answer, end it after its last forked process.
+    """
     import select
 
     assert warm.pid is not None
@@ -217,7 +220,8 @@ def _guard(warm: Warm, channel: json_lines.Channel, pid: int, stop: Callable[[],
     try:
         channel.send({"ready": {"mode": f"template-{warm.level}", "pid": pid}})
         while not select.select([pidfd], [], [], RETIRES_S)[0]:
-            if retired and (not pid or not processes.children(warm.pid)):
+            hidden = retired or (pid and not warm.socket.exists())
+            if hidden and (not pid or not processes.children(warm.pid)):
                 break
     finally:
         stop()

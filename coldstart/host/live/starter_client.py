@@ -18,8 +18,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import psutil
-
 from coldstart.contract import environment
 from coldstart.contract.weights import PacedFetch
 from coldstart.errors import UsageError
@@ -28,6 +26,7 @@ from coldstart.host.live.servers import ModelServer
 from coldstart.host.live.supervised import Supervised
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
+from coldstart.system.proc.tree import is_stopped
 
 _LONGEST_SOCKET = 107
 # Interval in seconds at which the starter process is checked; it is replaced if it is stopped at two checks in a row.
@@ -97,9 +96,7 @@ class Starter:
                 self.warm()
 
     def _is_stopped(self) -> bool:
-        with suppress(psutil.Error):
-            return self._process is not None and psutil.Process(self._process.pid).status() == "stopped"
-        return False
+        return self._process is not None and is_stopped(self._process.pid)
 
     def begin(
         self,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from coldstart.host import events
 from coldstart.host.events import Event
@@ -19,24 +18,16 @@ from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.residence import MEASURE_FIRST_S, Residence, end_by_force
-from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailedError
+from coldstart.host.live.servers import Ready, Servers, StartFailedError
 from coldstart.host.live.tasks import Tasks
+from coldstart.host.live.template_process import TemplateProcess
 from coldstart.host.specification import TEMPLATE, HostSettings
 
 RUNTIME, ENGINE = "runtime", "engine"
-# Time in seconds until a template that died or failed to start is built again.
-AGAIN_S = 60.0
+# Time in seconds until a template that failed to start is built again; one that was ready for STABLE_S is so at once.
+AGAIN_S, STABLE_S = 60.0, 5.0
 # Interval in seconds between measurements: pages that the template shares with its servers are not its own.
 LOOK_S = 10.0
-
-
-@dataclass(eq=False)
-class TemplateProcess:
-    """A template process; `pid` is 0 until it is ready, and for the user's own template, which is used but never ended."""
-
-    launch: Launch
-    process: ModelServer
-    pid: int = 0
 
 
 class Templates:
@@ -90,15 +81,19 @@ class Templates:
 
     async def _live(self, template: TemplateProcess | None) -> None:
         """Supervise the runtime template until it has ended."""
+        again_s, loop = AGAIN_S, asyncio.get_running_loop()
         if template is not None:
             if await self._ready(template, RUNTIME):
+                ready_s = loop.time()
                 await self._measure(template)
+                again_s = 0.0 if loop.time() - ready_s > STABLE_S else AGAIN_S
             await template.process.ended
+            again_s = 0.0 if template.process.was_killed else again_s
             self.runtime = None
         self.emit(events.TemplateHeld(0))
         if not self._given_up and not self._draining:
-            self.log.say("template gone", level=RUNTIME, again_s=AGAIN_S)
-            self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._retry_runtime)
+            self.log.say("template gone", level=RUNTIME, again_s=again_s)
+            self._again = loop.call_later(again_s, self._retry_runtime)
 
     def _retry_runtime(self) -> None:
         if self.runtime is None:
@@ -151,7 +146,7 @@ class Templates:
         elif self.runtime is not None and launch.mode in FORKED:
             # A start without a template would have to import the same modules.
             with suppress(StartFailedError, TimeoutError):
-                limit = self.settings.start_deadline_s
+                limit = min(self.settings.start_deadline_s, self.settings.hang_timeout_s)
                 await asyncio.wait_for(asyncio.shield(self.runtime.process.ready), limit)
 
     async def _build(self, launch: Launch) -> None:
@@ -227,7 +222,9 @@ class Templates:
         except OSError as error:
             self.log.say("template failed", model=launch.name, level=level, reason=str(error))
             return None
-        return TemplateProcess(launch, process)
+        template = TemplateProcess(launch, process)
+        self._tasks.spawn(template.end_if_stopped(self.residences, self.log))
+        return template
 
     async def _ready(self, template: TemplateProcess, level: str) -> bool:
         name = template.launch.name

@@ -30,7 +30,7 @@ class ProcessTree:
 
     def is_stopped(self) -> bool:
         """Return whether a signal has stopped one of the processes."""
-        return any(_status(one) == psutil.STATUS_STOPPED for one in self.look())
+        return any(is_stopped(one.pid) for one in self.look())
 
     def used_processor_s(self) -> float:
         """Return the processor time in seconds of the descendants since the last call; of the process if it has none."""
@@ -48,11 +48,11 @@ class ProcessTree:
                 one.kill()
 
 
-def _status(process: psutil.Process) -> str:
-    try:
-        return str(process.status())
-    except psutil.Error:
-        return ""
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped the process; False if it does not exist."""
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
 
 
 def _processor_s(process: psutil.Process) -> float:
