@@ -4,8 +4,8 @@ A server hangs if one of these conditions holds at each check during `hang_timeo
 
 - during its start, a signal has stopped one of its processes;
 - its API process does not answer GET /health;
-- requests wait for the next byte of their answers, and none arrived; and no counter of the engine in GET /metrics has
-  changed; and its processes, except the API process, have used almost no processor time.
+- requests wait for the next byte of their answers, and no body of any answer grew; and no counter of the engine in
+  GET /metrics has changed; and its processes, except the API process, have used almost no processor time.
 
 A long prefill or compilation is no hang: the API process answers, and the engine computes. A client that does not read
 its answer is no hang: no byte is waited for. Without the engine's counters (`--disable-log-stats`) the third condition
@@ -31,7 +31,7 @@ _COUNTER = b"vllm:"
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Observation of one check: bytes of all answers, and the engine's counters, None if they were not readable."""
+    """Observation of one check: bytes of all bodies, and the engine's counters, None if they were not readable."""
 
     received: int
     counters: bytes | None

@@ -32,6 +32,7 @@ from coldstart.system.proc.lifeline import die_with_supervisor
 
 if TYPE_CHECKING:
     from coldstart.launch.request import ServeRequest
+    from coldstart.launch.server_process import ServerProcess
     from coldstart.launch.template_pool import Warm
 
 # Time in seconds from the end of the lease until the server is killed.
@@ -134,7 +135,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     channel.send({"process": os.getpid()})
     if message["template"] is not None:
         return _template(message, channel)
-    from coldstart.launch import ladder, planning, supervise
+    from coldstart.launch import ladder, planning
     from coldstart.system import secrets
     from coldstart.system.recording import recording
 
@@ -148,10 +149,15 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
         recorded.started()
     document = started.document() | {"phases": recorded.timeline.phases(), "supervisor": os.getpid()}
     channel.send({"ready": secrets.document(document)})
-    process = started.running.process
+    return stay(started.running.process, channel)
+
+
+def stay(process: ServerProcess, channel: json_lines.Channel) -> int:
+    """Supervise a server that is ready, report how it ended, and return this process's exit code."""
+    from coldstart.launch import supervise
+
     code = supervise.stay(process)
-    _say(channel, {"code": process.wait()}, code)
-    return code
+    return _say(channel, {"code": process.wait()}, code)
 
 
 def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:

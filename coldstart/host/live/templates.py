@@ -146,7 +146,7 @@ class Templates:
         elif self.runtime is not None and launch.mode in FORKED:
             # A start without a template would have to import the same modules.
             with suppress(StartFailedError, TimeoutError):
-                limit = min(self.settings.start_deadline_s, self.settings.hang_timeout_s)
+                limit = self.settings.start_deadline_s
                 await asyncio.wait_for(asyncio.shield(self.runtime.process.ready), limit)
 
     async def _build(self, launch: Launch) -> None:

@@ -200,7 +200,6 @@ class _Connection(asyncio.Protocol):
         return self._answer is not None and self._answer.awaits_bytes
 
     def data_received(self, data: bytes) -> None:
-        self.upstream.received += len(data)
         answer = self._answer
         if answer is None:
             self.transport.abort()
@@ -241,6 +240,8 @@ class _Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         assert self._answer is not None
         self._answer.take(body)
+        if self._answer.status == 200:
+            self.upstream.received += len(body)
 
     def on_message_complete(self) -> None:
         assert self._answer is not None
@@ -250,7 +251,7 @@ class _Connection(asyncio.Protocol):
 class Upstream:
     """Connections to the server at `place`, a unix socket or host and port. One unused for KEEP_ALIVE_S is closed.
 
-    `received` is the number of bytes of all answers.
+    `received` is the number of bytes in the bodies of all answers with status 200.
     """
 
     def __init__(self, place: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
