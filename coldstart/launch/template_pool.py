@@ -175,8 +175,9 @@ def spawn(
     plan = template_environment.redact_plan(plan)
     supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound else {}
     reader, writer = os.pipe()
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        file.write(json.dumps(plan.document()))
+    # A file without a name is not left behind by a kill.
+    with tempfile.TemporaryFile("w") as file:
+        json.dump(plan.document(), file)
         file.flush()
         process = subprocess.Popen(
             [
@@ -186,14 +187,14 @@ def spawn(
                 "coldstart.vllm.engine.template",
                 str(socket),
                 level,
-                file.name,
+                str(file.fileno()),
                 str(writer),
                 *(["alone"] if alone else []),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=(writer,),
+            pass_fds=(writer, file.fileno()),
             start_new_session=True,
             cwd="/",
             env=template_environment.select_allowed(os.environ) | supervisor,
