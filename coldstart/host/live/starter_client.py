@@ -26,7 +26,7 @@ from coldstart.host.live.servers import ModelServer
 from coldstart.host.live.supervised import Supervised
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
-from coldstart.system.proc.tree import is_stopped
+from coldstart.system.proc.processes import is_stopped
 
 _LONGEST_SOCKET = 107
 # Interval in seconds at which the starter process is checked; it is replaced if it is stopped at two checks in a row.

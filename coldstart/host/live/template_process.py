@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from coldstart.host.launches import Launch
 from coldstart.host.live.log import Log
 from coldstart.host.live.servers import ModelServer
-from coldstart.system.proc.tree import is_stopped
+from coldstart.system.proc.processes import is_stopped
 
 # Interval in seconds between checks; a template that is stopped at two checks in a row is ended.
 CHECK_S = 2.0

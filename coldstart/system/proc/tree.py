@@ -9,6 +9,8 @@ from contextlib import suppress
 
 import psutil
 
+from coldstart.system.proc import processes
+
 
 class ProcessTree:
     """A process and the descendants that were seen so far. A process that does not exist has no descendants."""
@@ -30,7 +32,7 @@ class ProcessTree:
 
     def is_stopped(self) -> bool:
         """Return whether a signal has stopped one of the processes."""
-        return any(is_stopped(one.pid) for one in self.look())
+        return any(processes.is_stopped(one.pid) for one in self.look())
 
     def used_processor_s(self) -> float:
         """Return the processor time in seconds of the descendants since the last call; of the process if it has none."""
@@ -46,13 +48,6 @@ class ProcessTree:
         for one in sorted(self.look(), key=psutil.Process.create_time):
             with suppress(psutil.Error):
                 one.kill()
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped the process; False if it does not exist."""
-    with suppress(psutil.Error):
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    return False
 
 
 def _processor_s(process: psutil.Process) -> float:
