@@ -99,6 +99,14 @@ def run(
         float | None,
         _flag("--start-deadline", metavar="SECONDS", help="Abort a start that takes longer; default: 600."),
     ] = None,
+    hang_timeout: Annotated[
+        float | None,
+        _flag(
+            "--hang-timeout",
+            metavar="SECONDS",
+            help="Kill a server that makes no progress for this time; default: 120.",
+        ),
+    ] = None,
     when_full: Annotated[
         str | None,
         _flag(
@@ -145,6 +153,7 @@ def run(
         "max_held": max_held,
         "max_residents": max_residents,
         "start_deadline_s": start_deadline,
+        "hang_timeout_s": hang_timeout,
         "when_full": when_full,
     }
     typed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}

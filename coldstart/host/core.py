@@ -92,8 +92,8 @@ class Core:
             case events.Failed() if model.leaving:
                 # The host had already ordered this process to end.
                 self.residents.complete_leave(model, now)
-            case events.Failed(_, reason):
-                yield from self._failed(model, reason, now)
+            case events.Failed(_, reason, external):
+                yield from self._failed(model, reason, now, external)
             case events.Left():
                 self.residents.complete_leave(model, now)
             case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
@@ -122,10 +122,10 @@ class Core:
             self.models[name].end_request(request, now, keep_s)
             self._watch(self.models[name])
 
-    def _failed(self, model: Model, reason: str, now: float) -> Iterator[Action]:
+    def _failed(self, model: Model, reason: str, now: float, external: bool) -> Iterator[Action]:
         for request in model.in_flight:
             self._serving.pop(request, None)
-        self.residents.failed(model, reason, now)
+        self.residents.failed(model, reason, now, external)
         for waiting in self.pending.take(model.spec.name):
             yield admission.failed(model, waiting.request, now)
 

@@ -40,10 +40,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A start failed or a server process died; no process of the model remains."""
+    """A start failed or a server process died; no process of the model remains.
+
+    `external`: the cause is not the model, such as a killed process.
+    """
 
     model: str
     reason: str
+    external: bool = False
 
 
 @dataclass(frozen=True, slots=True)

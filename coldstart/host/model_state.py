@@ -4,7 +4,8 @@ stopped, asleep --start--> starting --ready--> ready --drain--> draining --left-
 starting --fail--> failed (until retry_at) --start--> starting;  any with a process --fail--> failed
 
 Invariants: at most one start at a time; a model leaves only without requests in flight; after the n-th failure in a
-row it is not started for backoff * 2^(n-1) seconds, at most `backoff_max`; a successful start resets the count.
+row it is not started for backoff * 2^(n-1) seconds, at most `backoff_max`; a successful start resets the count. A
+failure whose cause is not the model does not count: a killed start is repeated after `backoff`, a killed server at once.
 """
 
 from __future__ import annotations
@@ -95,11 +96,17 @@ class Model:
         self.tier = self.target
         self._enter(State.STOPPED if self.tier is self.spec.tiers[-1] else State.ASLEEP, now)
 
-    def fail(self, reason: str, now: float, backoff_s: float, backoff_max_s: float) -> None:
+    def fail(
+        self, reason: str, now: float, backoff_s: float, backoff_max_s: float, *, external: bool = False
+    ) -> None:
         """Record that the process died or did not start; its requests end on their own."""
         self._only("fail", *RESIDENT, State.ASLEEP)
-        self.failures, self.error, self.tier = self.failures + 1, reason, self.spec.tiers[-1]
-        self.retry_at = now + min(backoff_max_s, backoff_s * 2 ** min(self.failures - 1, 60))
+        self.error, self.tier = reason, self.spec.tiers[-1]
+        if not external:
+            self.failures += 1
+            self.retry_at = now + min(backoff_max_s, backoff_s * 2 ** min(self.failures - 1, 60))
+        else:
+            self.retry_at = now + min(backoff_max_s, backoff_s) if self.state is State.STARTING else now
         self._enter(State.FAILED, now)
 
     def end_request(self, request: str, now: float, keep_s: float | None = None) -> None:

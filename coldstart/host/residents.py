@@ -223,10 +223,10 @@ class Residents:
             self.device.record(model.spec.name, model.observed.memory_in(model.tier))
         self.price(model)
 
-    def failed(self, model: Model, reason: str, now: float) -> None:
+    def failed(self, model: Model, reason: str, now: float, external: bool) -> None:
         if model.state is not State.DRAINING:
             self.policy.evicted(model.spec.name, now)
-        model.fail(reason, now, self.settings.backoff_s, self.settings.backoff_max_s)
+        model.fail(reason, now, self.settings.backoff_s, self.settings.backoff_max_s, external=external)
         model.in_flight.clear()
         self._draining.pop(model.spec.name, None)
         self._starting.discard(model.spec.name)

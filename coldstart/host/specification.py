@@ -16,7 +16,14 @@ from coldstart.host.tables import Seconds, Size
 
 AWAKE, TEMPLATE, STOPPED = "awake", "template", "stopped"
 QUEUE, REFUSE = "queue", "refuse"
-_LEAST = {"memory": 1, "host_memory": 0, "loaders": 1, "max_held": 0, "min_residents": 0}
+_LEAST = {
+    "memory": 1,
+    "host_memory": 0,
+    "loaders": 1,
+    "max_held": 0,
+    "min_residents": 0,
+    "hang_timeout_s": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,8 @@ class HostSettings:
     `when_full` decides about a request whose model cannot evict another one: it waits, or is rejected. A request that
     waits longer than `patience_s` makes busy models drain: they finish their requests, accept no new ones, and are
     evicted. With `runtime_template` a live host retains a process with the runtime imported, from which starts are
-    forked. With `resume_streams` a stream whose server died continues, once, at the next server of its model. `default_model`
+    forked. A server that makes no progress for `hang_timeout_s` is killed (`live.hang` has the rule). With
+    `resume_streams` a stream whose server died continues, once, at the next server of its model. `default_model`
     answers requests that name no model. It has no idle time, and starts again when memory is free.
     """
 
@@ -96,6 +104,7 @@ class HostSettings:
     min_residents: int = 0
     max_residents: int | None = None
     start_deadline_s: float = 600.0
+    hang_timeout_s: Seconds = 120.0
     backoff_s: float = 1.0
     backoff_max_s: float = 300.0
     runtime_template: bool = True
@@ -114,7 +123,7 @@ class HostSettings:
             _require_at_least("max_residents", self.max_residents, max(1, self.min_residents))
 
 
-def _require_at_least(key: str, found: int, least: int) -> None:
+def _require_at_least(key: str, found: float, least: int) -> None:
     if found < least:
         raise UsageError(
             f"{key}: expected {least} or more, found {found}", hint=f"write {key} = {least}, or more"

@@ -13,7 +13,7 @@ from coldstart.artifacts.oci import Descriptor
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError
 from coldstart.launch import process_snapshot
-from coldstart.models import inspection
+from coldstart.models import inspection, tiny
 from coldstart.system import paths, reclaim
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
@@ -66,6 +66,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     if not dry_run:
         scratch.sweep()
         process_snapshot.sweep()
+        tiny.sweep(cache.models)
     freed = pruned.freed + unpacked.freed + frozen.freed
     every = (*pruned.paths, *unpacked.paths, *frozen.paths)
     return PruneReport(removed, pruned.files, unpacked.paths, frozen.paths, freed, pruned.note, every)

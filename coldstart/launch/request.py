@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ class ServeRequest:
     - `weights_from`: source of the weights, None for the model's own directory. `weights_pace` limits the rate.
     - `fetch_rest`: fetch the weights that this node's pipeline ranks do not need in the background.
     - `templates`: directory of additional templates.
+    - `observe`: called with the PID of each server process that the start creates.
     """
 
     lookup: Lookup
@@ -45,6 +46,7 @@ class ServeRequest:
     weights_pace: PacedFetch | None = None
     fetch_rest: bool = False
     templates: Path | None = None
+    observe: Callable[[int], None] = lambda pid: None
 
 
 @dataclass(frozen=True)

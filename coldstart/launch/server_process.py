@@ -23,9 +23,11 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.system import timeline
 from coldstart.system.ipc import json_lines, peers
-from coldstart.system.proc import processes
+from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 
+# Time in seconds in which a template must answer; a fork of a large engine takes less than one.
+TEMPLATE_ANSWER_S = 10.0
 # vLLM's server raises this where the engine's process has logged the cause before.
 _ENGINE_FAILED = "See root cause above"
 
@@ -49,7 +51,13 @@ class ServerProcess(Protocol):
 
 
 class ServerExitedError(CommandFailedError):
-    """The server exited before it was ready."""
+    """The server exited before it was ready, with `code` (128 + n after signal n)."""
+
+    code: int | None = None
+
+
+class TemplateHungError(peers.PeerError):
+    """The template accepted a connection and did not answer."""
 
 
 @dataclass
@@ -105,6 +113,8 @@ class Leased:
         self.connection, self.guardian = connection, guardian
         self._replies = connection.replies()
         self._code: int | None = None
+        if not select.select([connection], [], [], TEMPLATE_ANSWER_S)[0]:
+            raise TemplateHungError(f"the template did not answer within {TEMPLATE_ANSWER_S:g} s")
         answer = next(self._replies, {})
         if "pid" not in answer:
             raise peers.PeerError(answer.get("error", "the template closed the connection"))
@@ -251,10 +261,13 @@ def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: fl
             from coldstart.system import probes  # what else it imports, no start needs
 
             code = process.wait()
-            ended = f"The server ended with exit code {code} before it was ready"
-            raise ServerExitedError(
-                f"{ended}: {cause}" if cause else f"{ended}; its log has the reason.", hint=probes.exhausted()
+            ended = f"The server {exits.describe(code)} before it was ready"
+            because = "." if exits.is_kill(code) else "; its log has the reason."
+            died = ServerExitedError(
+                f"{ended}: {cause}" if cause else ended + because, hint=probes.exhausted()
             )
+            died.code = code
+            raise died
         *lines, unread = (unread + chunk).split(b"\n")
         for line in map(json.loads, lines):
             # An error alone ends nothing: the server may still become ready.

@@ -175,8 +175,9 @@ def spawn(
     plan = template_environment.redact_plan(plan)
     supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound else {}
     reader, writer = os.pipe()
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        file.write(json.dumps(plan.document()))
+    # A file without a name is not left behind by a kill.
+    with tempfile.TemporaryFile("w") as file:
+        json.dump(plan.document(), file)
         file.flush()
         process = subprocess.Popen(
             [
@@ -186,14 +187,14 @@ def spawn(
                 "coldstart.vllm.engine.template",
                 str(socket),
                 level,
-                file.name,
+                str(file.fileno()),
                 str(writer),
                 *(["alone"] if alone else []),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=(writer,),
+            pass_fds=(writer, file.fileno()),
             start_new_session=True,
             cwd="/",
             env=template_environment.select_allowed(os.environ) | supervisor,
@@ -232,7 +233,14 @@ def stop(warm: Warm, *, force: bool = False) -> None:
     shutil.rmtree(warm.directory, ignore_errors=True)
 
 
-def _end(pid: int, directory: Path) -> None:
+def discard(warm: Warm) -> None:
+    """Let no further start use a template that does not answer; kill it if no server would end with it."""
+    warm.socket.unlink(missing_ok=True)
+    if warm.pid is not None and not _servers(warm.pid):
+        _end(warm.pid, warm.directory, patience_s=0.0)
+
+
+def _end(pid: int, directory: Path, patience_s: float = 10.0) -> None:
     with suppress(ProcessLookupError):  # it may have ended meanwhile
         descriptor = os.pidfd_open(pid)
         try:
@@ -240,7 +248,7 @@ def _end(pid: int, directory: Path) -> None:
             if not _lives(pid, directory, None):
                 return
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-            if not select.select([descriptor], [], [], 10)[0]:
+            if not select.select([descriptor], [], [], patience_s)[0]:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os.close(descriptor)

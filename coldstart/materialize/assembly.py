@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,9 +29,9 @@ from coldstart.materialize.progress import Phase, Steps
 from coldstart.models.inspection import NOT_MADE
 from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling
-from coldstart.system import paths, runtime, secrets, timeline
+from coldstart.system import runtime, secrets, timeline
 from coldstart.system.proc import logs, processes
-from coldstart.system.proc.scratch import scratch
+from coldstart.system.proc.scratch import PROOF, private_directory, scratch
 from coldstart.system.timeline import Timeline
 from coldstart.weights import weights_plan as weights
 
@@ -171,9 +170,9 @@ class Assembly:
         # A short path, because the path of a unix socket can have 107 bytes.
         with (
             (self.work / "proof.log").open("wb") as log,
-            tempfile.TemporaryDirectory(dir=paths.runtime_dir()) as directory,
+            private_directory(PROOF) as directory,
         ):
-            plan, began = self._proof_plan(Path(directory) / "socket"), timeline.now()
+            plan, began = self._proof_plan(directory / "socket"), timeline.now()
             process, reader = server_process.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
                 running = server_process.acknowledged(process, reader, began, timeout=None)

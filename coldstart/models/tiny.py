@@ -14,11 +14,13 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts import files
 from coldstart.errors import ColdstartError, UsageError
+from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_supervisor
 
 GENERATION = 1
 NAMES = ("tiny-llama", "tiny-qwen2", "tiny-opt")
@@ -53,8 +55,25 @@ def build(name: str, models: Path) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     with files.locked(final.parent / f".{name}.lock"):
         if not final.is_dir():
+            _remove_drafts(final)
             _build_locked(name, final)
     return final
+
+
+def sweep(models: Path) -> None:
+    """Remove the drafts of builds that were killed."""
+    for final in (path / name for path in models.glob("tiny-v*") for name in NAMES):
+        with suppress(OSError):  # a read-only cache
+            lock = files.try_lock(final.parent / f".{final.name}.lock")
+            if lock is not None:
+                _remove_drafts(final)
+                os.close(lock)
+
+
+def _remove_drafts(final: Path) -> None:
+    for draft in final.parent.glob(f".{final.name}.*"):
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def _build_locked(name: str, final: Path) -> None:
@@ -72,6 +91,7 @@ def _run_child(name: str, draft: Path) -> None:
     command = [sys.executable, "-P", "-m", "coldstart.models.tiny", name, str(draft)]
     # Pass the path, so that a caller that is only on the path and not installed builds the same model.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
+    env[str(SUPERVISOR_ENV)] = str(os.getpid())
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -171,4 +191,5 @@ def _write(name: str, target: Path) -> None:
 
 
 if __name__ == "__main__":
+    die_with_supervisor()
     _write(sys.argv[1], Path(sys.argv[2]))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from coldstart.system.proc import scratch
 from coldstart.system.timeline import EVENTS_VARIABLE, Timeline, emit, now
 
 
@@ -47,13 +47,14 @@ def recording(save_to: Path | None, *, wanted: bool) -> Iterator[TimelineRecordi
 
     Raises:
         OSError: The file cannot be written.
+        UsageError: No private directory can be created.
     """
     outside = os.environ.get(EVENTS_VARIABLE)
     if outside is None and not wanted and save_to is None:
         yield TimelineRecording(None, None)
         return
-    with tempfile.TemporaryDirectory(prefix="coldstart-", ignore_cleanup_errors=True) as directory:
-        events = outside or str(Path(directory) / "events")
+    with scratch.private_directory(scratch.RECORDING) as directory:
+        events = outside or str(directory / "events")
         os.environ[EVENTS_VARIABLE] = events
         timeline_recording = TimelineRecording(events, save_to, temporary=outside is None)
         emit("coldstart", process_started(), now(), track="command")

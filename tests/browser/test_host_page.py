@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from tools.raw_server import Asked, answer, answering
 
 from coldstart.host.live import ui
 from tests.unit.host.live.test_gateway_ui import NAME, build_status
+from tests.unit.host.live.test_run import Served
 
 SPANS = [
     {"name": "import <b>vLLM</b>", "track": "server", "start_s": 0.0, "end_s": 1.0},
@@ -69,3 +74,41 @@ def test_phases_are_a_waterfall_from_begin_to_end(page: Page, host_url: str) -> 
     )
     assert bars == [["0%", "50%"], ["12.5%", "12.5%"], ["50%", "50%"]]
     assert page.evaluate("document.querySelector('.phase span').textContent") == "import <b>vLLM</b>"
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    return Served(tmp_path, monkeypatch)
+
+
+def test_a_model_is_loaded_asked_and_unloaded_by_keyboard(page: Page, served: Served) -> None:
+    def use(url: str) -> None:
+        page.open(f"{url}/ui")
+        page.wait_until("document.querySelectorAll('#models tr').length === 2")
+        _press(page, "Load a")
+        page.wait_until("document.querySelector('#models .ready')")
+        page.evaluate("document.getElementById('which').value = 'a'")
+        page.evaluate("document.querySelector('#try button').click()")
+        page.wait_until("document.getElementById('said').textContent.length > 0")
+        page.wait_until("document.getElementById('pace').textContent.startsWith('first token after')")
+        _press(page, "Unload a")
+        page.wait_until("""document.querySelector('[aria-label="Load a"]')""")
+        assert page.errors() == []
+
+    async def work(served: Served) -> None:
+        await asyncio.to_thread(use, served.urls[0])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert served.run(work) == 143
+
+
+def _press(page: Page, label: str) -> None:
+    """Move the focus by Tab to the button with this label, and press Enter."""
+    for _ in range(40):
+        page.press("Tab", 9)
+        if page.evaluate("document.activeElement.getAttribute('aria-label')") == label:
+            page.press("Enter", 13, "\r")
+            return
+    raise AssertionError(f"Tab does not reach {label}")

@@ -1,4 +1,4 @@
-"""Model without weights whose events are those of vLLM's /v1/completions.
+"""Model without weights whose events are those of vLLM's /v1/completions and, as far as clients read them, of its chat.
 
 Each token depends on all tokens before it, so that a continued stream differs from a restarted one.
 """
@@ -24,15 +24,16 @@ def generated(prompt: str, count: int) -> list[int]:
 
 def events(body: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
     """Yield one event per token of a streamed completion, and an event with the usage if the request includes it."""
-    prompt = body["prompt"]
+    prompt = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
     ids = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
     begun, left, shown = len(ids), int(body["max_tokens"]), bool(body.get("return_token_ids"))
     head = {"id": name, "object": "text_completion", "created": 1, "model": body["model"]}
     for number in range(left):
         ids.append(next_token(ids))
+        text = f" {ids[-1]}"
         choice = {
             "index": 0,
-            "text": f" {ids[-1]}",
+            **({"delta": {"content": text}} if "messages" in body else {"text": text}),
             "logprobs": None,
             "finish_reason": "length" if number == left - 1 else None,
             "stop_reason": None,

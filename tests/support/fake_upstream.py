@@ -55,6 +55,7 @@ class FakeServer:
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.gone: list[Any] = []
+        self.was_killed = self.stopped = self.hangs = False
         self.env: dict[str, str] = {}
         self.pace: PacedFetch | None = None
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
@@ -62,9 +63,9 @@ class FakeServer:
 
     async def _live(self) -> None:
         app = web.Application()
-        app.router.add_get("/metrics", self._show_metrics)
         app.router.add_get("/version", self._show_version)
         app.router.add_post("/{path:.*}", self._answer)
+        app.router.add_get("/{path:health|metrics}", self._observed)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         try:
             reason = self.servers.failing.get(self.launch.name)
@@ -87,17 +88,17 @@ class FakeServer:
             return web.UnixSite(runner, str(self.socket), backlog=self.servers.backlog)
         return web.TCPSite(runner, self.listen[1], int(self.listen[3]), backlog=self.servers.backlog)
 
+    async def _observed(self, request: web.Request) -> web.Response:
+        if self.hangs or self.launch.name in self.servers.hung:
+            await self.over.wait()
+        return web.Response(text=self.servers.metrics if request.path == "/metrics" else "")
+
     async def _first(self, gate: asyncio.Event) -> None:
         if self.held:
             waits = [asyncio.ensure_future(one.wait()) for one in (gate, self.over)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for one in waits:
                 one.cancel()
-
-    async def _show_metrics(self, request: web.Request) -> web.Response:
-        if self.launch.name in self.servers.hung:
-            await self.over.wait()
-        return web.Response(text=self.servers.metrics)
 
     async def _show_version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": "fake", "key": request.headers.get("Authorization")})
@@ -107,7 +108,7 @@ class FakeServer:
         if request.path in ("/sleep", "/wake_up"):
             return web.Response(status=200 if self.servers.sleeps else 404)
         body = json.loads(await request.read())
-        prompt = body["prompt"]
+        prompt = body["prompt"] if "prompt" in body else body["messages"]
         self.asked.append(prompt)
         self.bodies.append(body)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
@@ -170,6 +171,16 @@ class FakeServer:
     def stop(self) -> None:
         self.over.set()
 
+    def kill(self) -> None:
+        self.was_killed = True
+        self.over.set()
+
+    def is_stopped(self) -> bool:
+        return self.stopped
+
+    def used_processor_s(self) -> float:
+        return self.servers.computes_s
+
     def retire(self) -> None:
         self.retired = True
 
@@ -218,6 +229,7 @@ class FakeServers:
     last_s: float = 0.0
     metrics: str = ""
     hung: set[str] = field(default_factory=set)
+    computes_s: float = 0.0
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> FakeTemplate:
         template = FakeTemplate(self, launch, level, self.directory / "nobody.sock")

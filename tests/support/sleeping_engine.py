@@ -1,6 +1,6 @@
 """Template that sleeps on vLLM's CPU build: the platform reports sleep mode, and the worker's memory is simulated.
 
-    python -P tests/support/sleeping_engine.py SOCKET LEVEL PLAN_FILE READY_FD
+    python -P tests/support/sleeping_engine.py SOCKET LEVEL PLAN_FD READY_FD
 
 Its worker loses every weight when it sleeps, as on a device: at level 1 a copy restores them, at level 2 they are loaded again.
 Its calls are written beside the socket. The engine, the scheduler's pause and the reload of weights are vLLM's.

@@ -101,10 +101,11 @@ class Page:
                 raise TimeoutError(f"never true: {script}")
             time.sleep(0.05)
 
-    def press(self, key: str, code: int) -> None:
-        """Press and release a key, such as ("Tab", 9)."""
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+    def press(self, key: str, code: int, text: str = "") -> None:
+        """Press and release a key, such as ("Tab", 9); a button takes Enter only with its text, "\\r"."""
+        given = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **given)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **given)
 
     def picture(self, file: Path) -> None:
         """Save the whole page, also what is below the window, as PNG."""

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from coldstart.errors import UsageError
 from coldstart.fleet.live import messages
 from coldstart.fleet.live.contact import ControllerAwayError
 from coldstart.fleet.live.front import FleetFront
@@ -35,7 +36,7 @@ def routes(front: FleetFront, key: str, down: Callable[[], Awaitable[None]]) -> 
                 found = await work(request)
             except ControllerAwayError as error:
                 return JSONResponse({"error": f"the controller cannot be reached: {error}"}, status_code=503)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError, UsageError) as error:
                 return JSONResponse({"error": f"invalid order: {error}"}, status_code=400)
             return JSONResponse(found, status_code=400 if "error" in found else 200)
 

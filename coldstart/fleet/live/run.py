@@ -28,7 +28,7 @@ from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
-from coldstart.host.live.log import Log
+from coldstart.host.live.log import Log, capture_loggers
 from coldstart.system.paths import Cache
 
 DOWN_S, WATCH_S = 30.0, 0.5
@@ -74,6 +74,7 @@ class FleetUp:
         """
         options = self.options
         with (
+            capture_loggers(self.log),
             listen(options.endpoint) as sock,
             own_ray(options.server, options.cache) if options.address is None else nullcontext() as ray,
             asyncio.Runner(loop_factory=loop_factory()) as runner,

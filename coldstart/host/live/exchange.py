@@ -220,7 +220,7 @@ class Exchange:
 
     async def _broken(self, replica: Replica, error: Exception) -> None:
         """Report the failure of the server or its connection in the form in which the answer began."""
-        reason = f"the server of {replica.name} disconnected"
+        reason = f"the server of {replica.name} {replica.fault or 'disconnected'}"
         self.front.log.say(
             "broken",
             model=replica.name,

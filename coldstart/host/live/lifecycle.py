@@ -88,7 +88,17 @@ class Lifecycle:
         await self.templates.prepare(launch)
         server = self._begin(launch, began)
         if server is not None:
-            await self._live(Residence(launch, server, began, observer=self, log=self.log, clock=self.clock))
+            await self._live(
+                Residence(
+                    launch,
+                    server,
+                    began,
+                    observer=self,
+                    log=self.log,
+                    clock=self.clock,
+                    hang_timeout_s=lambda: self.core.settings.hang_timeout_s,
+                )
+            )
 
     async def _live(self, residence: Residence) -> None:
         name = residence.name

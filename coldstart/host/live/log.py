@@ -7,7 +7,10 @@ request, seconds, mode, reason, ...).
 from __future__ import annotations
 
 import json
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import IO, Any
 
@@ -36,6 +39,38 @@ class Log:
             sink.flush()
         except (OSError, ValueError):
             self._quiet = True
+
+
+class _Lines(logging.Handler):
+    """Handler that writes each record as one line of a log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record, with its exception as one line (logging.Handler)."""
+        error = record.exc_info[1] if record.exc_info else None
+        about = None if error is None else f"{type(error).__name__}: {error}"
+        self._log.say("message", logger=record.name, level=record.levelname, text=_text(record), error=about)
+
+
+def _text(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage().strip()
+    except (TypeError, ValueError):  # the arguments do not fit the text
+        return str(record.msg)
+
+
+@contextmanager
+def capture_loggers(log: Log) -> Iterator[None]:
+    """Write what libraries log during the block, such as uvicorn and asyncio, as lines of `log`."""
+    handler, root = _Lines(log), logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
 
 
 def _format_json(line: dict[str, Any]) -> str:

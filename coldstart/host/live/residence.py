@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from coldstart.host import events
 from coldstart.host.launches import Launch
+from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.log import Log
 from coldstart.host.live.server_observer import ServerObserver
 from coldstart.host.live.servers import ModelServer, Ready, StartFailedError
@@ -20,6 +21,8 @@ from coldstart.host.specification import STOPPED, TEMPLATE
 
 # Time in seconds that a server has to end before it is ended by force.
 PATIENCE_S = 20.0
+# Time in seconds in which its supervisor ends it by force, before all its processes are killed.
+FORCE_S = 5.0
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
 _SLEEP = "asleep-"
 
@@ -36,8 +39,10 @@ class Residence(Replica):
         observer: ServerObserver,
         log: Log,
         clock: Callable[[], float],
+        hang_timeout_s: Callable[[], float],
     ) -> None:
         super().__init__(launch.name, Upstream(server.socket))
+        self.hang_timeout_s = hang_timeout_s
         self.launch, self.server, self.began = launch, server, began
         self.observer, self.log, self.clock = observer, log, clock
         self.ready = Ready("", 0, {})
@@ -51,12 +56,21 @@ class Residence(Replica):
 
     async def live(self) -> None:
         """Run until the server has ended; report when it is ready. `end_event` then returns how it ended."""
+        watch = asyncio.create_task(self._end_if_hung())
         try:
             if await self._came_up():
                 await self._serve()
         finally:
+            watch.cancel()
             self.upstream.close()
             self._reason = self._reason or await self.server.ended
+
+    async def _end_if_hung(self) -> None:
+        """Kill the server if it hangs; its end is then a failure."""
+        found = await HangDetector(self.server, self.upstream).find(self.hang_timeout_s)
+        self.fault, self._reason = "hung and was killed", f"the server hung and was killed: {found}"
+        self.log.say("server hung", model=self.name, reason=found)
+        self.server.kill()
 
     async def _came_up(self) -> bool:
         try:
@@ -89,7 +103,7 @@ class Residence(Replica):
             return events.Left(self.name)
         if self.start_s:
             self.log.say("server died", model=self.name, reason=self._reason)
-        return events.Failed(self.name, self._reason)
+        return events.Failed(self.name, self._reason, external=self.server.was_killed or bool(self.fault))
 
     async def leave(self, tier: str) -> None:
         """Put the server to sleep for a sleeping tier; end it for another tier, or if it cannot sleep."""
@@ -126,12 +140,18 @@ class Residence(Replica):
         """Ask the server to end, and force it after PATIENCE_S; `reason` is reported to waiting requests."""
         self._ending = True
         self._reason = self._reason or reason
-        self.server.stop()
-        await asyncio.wait([self.server.ended], timeout=PATIENCE_S)
-        self.server.stop()
+        await end_by_force(self.server)
 
     def kill(self) -> None:
         """End the server at once."""
         self._ending = True
         self.server.stop()
         self.server.stop()
+
+
+async def end_by_force(server: ModelServer) -> None:
+    """Ask a server to end, then have its supervisor end it, then kill all its processes; return when it has ended."""
+    for ask, wait_s in ((server.stop, PATIENCE_S), (server.stop, FORCE_S), (server.kill, None)):
+        ask()
+        if (await asyncio.wait([server.ended], timeout=wait_s))[0]:
+            return

@@ -27,10 +27,10 @@ from coldstart.host.live.explanation import explain
 from coldstart.host.live.host_routes import host_routes, process_routes
 from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.lifecycle import STOPPING
-from coldstart.host.live.log import Log
+from coldstart.host.live.log import Log, capture_loggers
 from coldstart.host.live.meter import Meter, ProcessorMemory
 from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
-from coldstart.host.live.servers import Starter
+from coldstart.host.live.starter_client import Starter
 from coldstart.system import paths, runtime
 from coldstart.system.file_state import FileState, read_state
 from coldstart.system.paths import Cache
@@ -69,6 +69,7 @@ class ModelHost:
     def run(self) -> int:
         """Run until a signal; return the exit code, 128 + its number. Raises UsageError if the host cannot listen."""
         with (
+            capture_loggers(self.log),
             listen(self.options.endpoint) as sock,
             own_directory() as directory,
             asyncio.Runner(loop_factory=loop_factory()) as runner,

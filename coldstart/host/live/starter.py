@@ -5,7 +5,8 @@ in the gateway, whose event loop must not block. A supervisor is a small process
 server as `coldstart serve` does, without the interpreter start and the imports (0.4 s) each time.
 
 The gateway has one connection to the starter and one to each supervisor. The latter is a lease: its end, for any
-reason, ends the server. Messages of a supervisor: {"ready": document}, {"failed": reason}, {"exit": code}; to it:
+reason, ends the server. Messages of a supervisor: {"process": pid} for itself and for each process of its start,
+{"ready": document}, {"failed": reason, "killed": bool}, {"code": exit code of the server}, {"exit": code}; to it:
 {"signal": n}. A template is supervised in the same way. It is in the host's own directory, for servers of this host
 only, and ends with its lease.
 """
@@ -18,6 +19,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -25,11 +27,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from coldstart.host.live.explanation import explain
 from coldstart.system.ipc import json_lines
-from coldstart.system.proc import processes
+from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import die_with_supervisor
 
 if TYPE_CHECKING:
     from coldstart.launch.request import ServeRequest
+    from coldstart.launch.server_process import ServerProcess
     from coldstart.launch.template_pool import Warm
 
 # Time in seconds from the end of the lease until the server is killed.
@@ -88,7 +91,8 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
     except Exception as error:  # noqa: BLE001 - the gateway reports any error to the client
-        return _say(channel, {"failed": _reason(error)}, 1)
+        killed = exits.is_kill(getattr(error, "code", None))
+        return _say(channel, {"failed": _reason(error), **({"killed": True} if killed else {})}, 1)
     return _say(channel, {"exit": code}, code)
 
 
@@ -128,13 +132,17 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
 
     Raises what planning and starting raise.
     """
+    channel.send({"process": os.getpid()})
     if message["template"] is not None:
         return _template(message, channel)
-    from coldstart.launch import ladder, planning, supervise
+    from coldstart.launch import ladder, planning
     from coldstart.system import secrets
     from coldstart.system.recording import recording
 
-    request = _request(message, (*message["listen"], "--served-model-name", *message["served"]))
+    request = replace(
+        _request(message, (*message["listen"], "--served-model-name", *message["served"])),
+        observe=lambda pid: channel.send({"process": pid}),
+    )
     plan = planning.plan(request)
     with recording(None, wanted=True) as recorded:
         started = ladder.start(request, plan)
@@ -142,7 +150,15 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     told = {"phases": recorded.timeline.phases(), "spans": recorded.timeline.spans_since_origin()}
     document = started.document() | told | {"supervisor": os.getpid()}
     channel.send({"ready": secrets.document(document)})
-    return supervise.stay(started.running.process)
+    return stay(started.running.process, channel)
+
+
+def stay(process: ServerProcess, channel: json_lines.Channel) -> int:
+    """Supervise a server that is ready, report how it ended, and return this process's exit code."""
+    from coldstart.launch import supervise
+
+    code = supervise.stay(process)
+    return _say(channel, {"code": process.wait()}, code)
 
 
 def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:
@@ -191,7 +207,10 @@ def _template(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
 
 
 def _guard(warm: Warm, channel: json_lines.Channel, pid: int, stop: Callable[[], None]) -> int:
-    """Wait until a template ends or its lease does; after SIGUSR1, hide it and end it after its last forked process."""
+    """Wait until a template ends or its lease does.
+
+    After SIGUSR1, or when a start has hidden it because it did not answer, end it after its last forked process.
+    """
     import select
 
     assert warm.pid is not None
@@ -208,7 +227,8 @@ def _guard(warm: Warm, channel: json_lines.Channel, pid: int, stop: Callable[[],
     try:
         channel.send({"ready": {"mode": f"template-{warm.level}", "pid": pid}})
         while not select.select([pidfd], [], [], RETIRES_S)[0]:
-            if retired and (not pid or not processes.children(warm.pid)):
+            hidden = retired or (pid and not warm.socket.exists())
+            if hidden and (not pid or not processes.children(warm.pid)):
                 break
     finally:
         stop()

@@ -11,32 +11,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from coldstart.host import events
 from coldstart.host.events import Event
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
-from coldstart.host.live.residence import MEASURE_FIRST_S, PATIENCE_S, Residence
-from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailedError
+from coldstart.host.live.residence import MEASURE_FIRST_S, Residence, end_by_force
+from coldstart.host.live.servers import Ready, Servers, StartFailedError
 from coldstart.host.live.tasks import Tasks
+from coldstart.host.live.template_process import TemplateProcess
 from coldstart.host.specification import TEMPLATE, HostSettings
 
 RUNTIME, ENGINE = "runtime", "engine"
-# Time in seconds until a template that died or failed to start is built again.
-AGAIN_S = 60.0
+# Time in seconds until a template that failed to start is built again; one that was ready for STABLE_S is so at once.
+AGAIN_S, STABLE_S = 60.0, 5.0
 # Interval in seconds between measurements: pages that the template shares with its servers are not its own.
 LOOK_S = 10.0
-
-
-@dataclass(eq=False)
-class TemplateProcess:
-    """A template process; `pid` is 0 until it is ready, and for the user's own template, which is used but never ended."""
-
-    launch: Launch
-    process: ModelServer
-    pid: int = 0
 
 
 class Templates:
@@ -90,15 +81,19 @@ class Templates:
 
     async def _live(self, template: TemplateProcess | None) -> None:
         """Supervise the runtime template until it has ended."""
+        again_s, loop = AGAIN_S, asyncio.get_running_loop()
         if template is not None:
             if await self._ready(template, RUNTIME):
+                ready_s = loop.time()
                 await self._measure(template)
+                again_s = 0.0 if loop.time() - ready_s > STABLE_S else AGAIN_S
             await template.process.ended
+            again_s = 0.0 if template.process.was_killed else again_s
             self.runtime = None
         self.emit(events.TemplateHeld(0))
         if not self._given_up and not self._draining:
-            self.log.say("template gone", level=RUNTIME, again_s=AGAIN_S)
-            self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._retry_runtime)
+            self.log.say("template gone", level=RUNTIME, again_s=again_s)
+            self._again = loop.call_later(again_s, self._retry_runtime)
 
     def _retry_runtime(self) -> None:
         if self.runtime is None:
@@ -194,10 +189,7 @@ class Templates:
         template = self._engines.pop(model, None)
         if template is None:
             return
-        template.process.stop()
-        await asyncio.wait([template.process.ended], timeout=PATIENCE_S)
-        template.process.stop()
-        await template.process.ended
+        await end_by_force(template.process)
 
     def abort(self, model: str) -> None:
         """End the model's template if it is still being built."""
@@ -220,7 +212,7 @@ class Templates:
         for name in list(self._engines):
             await self.drop(name)
         if self.runtime is not None:
-            self.runtime.process.stop()
+            await end_by_force(self.runtime.process)
         await self._tasks.wait()
 
     def _begin(self, launch: Launch, level: str) -> TemplateProcess | None:
@@ -230,7 +222,9 @@ class Templates:
         except OSError as error:
             self.log.say("template failed", model=launch.name, level=level, reason=str(error))
             return None
-        return TemplateProcess(launch, process)
+        template = TemplateProcess(launch, process)
+        self._tasks.spawn(template.end_if_stopped(self.residences, self.log))
+        return template
 
     async def _ready(self, template: TemplateProcess, level: str) -> bool:
         name = template.launch.name

@@ -130,6 +130,11 @@ class UpstreamAnswer:
             self._error = error
             self.wake()
 
+    @property
+    def awaits_bytes(self) -> bool:
+        """Return whether its reader waits for the server."""
+        return self._waiter is not None
+
     def take(self, body: bytes) -> None:
         """Append a part of the body."""
         self._pieces.append(body)
@@ -189,6 +194,11 @@ class _Connection(asyncio.Protocol):
         if self._socket is not None:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
+    @property
+    def awaits_bytes(self) -> bool:
+        """Return whether the reader of its answer waits for the server."""
+        return self._answer is not None and self._answer.awaits_bytes
+
     def data_received(self, data: bytes) -> None:
         answer = self._answer
         if answer is None:
@@ -230,6 +240,8 @@ class _Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         assert self._answer is not None
         self._answer.take(body)
+        if self._answer.status == 200:
+            self.upstream.received += len(body)
 
     def on_message_complete(self) -> None:
         assert self._answer is not None
@@ -237,13 +249,21 @@ class _Connection(asyncio.Protocol):
 
 
 class Upstream:
-    """Connections to the server at `place`, a unix socket or host and port. One unused for KEEP_ALIVE_S is closed."""
+    """Connections to the server at `place`, a unix socket or host and port. One unused for KEEP_ALIVE_S is closed.
+
+    `received` is the number of bytes in the bodies of all answers with status 200.
+    """
 
     def __init__(self, place: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
-        self.place, self.connect_s = place, connect_s
+        self.place, self.connect_s, self.received = place, connect_s, 0
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._closed = False
+
+    @property
+    def awaits_bytes(self) -> bool:
+        """Return whether a reader waits for the server."""
+        return any(connection.awaits_bytes for connection in self._all)
 
     async def request(
         self,
@@ -318,10 +338,10 @@ class Replica:
     """A server that answers for the model `name` over `upstream`.
 
     `mode` is its start mode, `start_s` the duration of its start in seconds. `tail` is done when the last of the
-    requests that waited together was sent.
+    requests that waited together was sent. `fault` is why the host ended it, for its requests; empty if it did not.
     """
 
     def __init__(self, name: str, upstream: Upstream) -> None:
         self.name, self.upstream = name, upstream
-        self.mode, self.start_s = "", 0.0
+        self.mode, self.start_s, self.fault = "", 0.0, ""
         self.tail: asyncio.Future[None] | None = None

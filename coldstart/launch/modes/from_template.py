@@ -53,7 +53,12 @@ class TemplateMode:
             if (reason := template_pool.obstacle(warm, start.plan)) is not None:
                 raise LaunchRefusedError(reason, "run coldstart template stop, then start the template again")
 
-        return await_ready(start, server_process.forked(start.plan, warm.socket, judge=judge))
+        try:
+            launched = server_process.forked(start.plan, warm.socket, judge=judge)
+        except server_process.TemplateHungError as error:
+            template_pool.discard(warm)
+            raise LaunchRefusedError(str(error), "coldstart template status") from error
+        return await_ready(start, launched)
 
     def remaining(self, costs: StartCosts) -> StartCosts | None:
         """Return `costs` without importing libraries, None for a template that holds the weights."""

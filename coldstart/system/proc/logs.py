@@ -14,14 +14,19 @@ _NOISE = re.compile(
 )
 # The end of a pydantic validation error. Its first line has only the number of errors.
 _FAULT = re.compile(r"^\s+(?:Value|Assertion) error, (.+?)(?: \[type=.*)?$", re.MULTILINE)
+# Lines that mention an error which ended nothing: a log line below the level ERROR, or vLLM's reference to the cause.
+_MENTION = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b.*|.*See root cause above.*")
 _END_LINES, _CAUSES = 15, 5
 
 
 def words(log: Path) -> str | None:
-    """Return the error that ended a process as one line: a rejected configuration's error, else the last one in the log."""
-    text = log.read_text(errors="replace")
-    named = _FAULT.findall(text)[:1] or [match[0] for match in _CAUSE.finditer(text)][-1:]
-    return secrets.text(named[0].strip()) if named else None
+    """Return the error that ended a process as one line: the last error in the log, without mere mentions of errors."""
+    for line in reversed(log.read_text(errors="replace").splitlines()):
+        if _MENTION.search(line):
+            continue
+        if found := _FAULT.match(line) or _CAUSE.search(line):
+            return secrets.text(found[found.lastindex or 0].strip())
+    return None
 
 
 def end(log: Path) -> str:

@@ -30,6 +30,13 @@ def birth(pid: int) -> str | None:
     return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped the process; False if it does not exist."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T"
+    return False
+
+
 def memory_bytes(pid: int) -> int:
     """Return the proportional set size of a process and its descendants in bytes. Each shared page counts by its share.
 

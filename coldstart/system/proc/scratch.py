@@ -18,11 +18,19 @@ from coldstart.system import paths
 from coldstart.system.proc.locked_directory import owned, remove_dead
 
 SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
-PREFIX = "server-"
+PREFIX, RECORDING, PROOF = "server-", "recording-", "proof-"
 _GATE = "scratch.lock"
 # A unix socket's path can have 107 bytes. vLLM's socket names are UUIDs.
 _LONGEST = 107 - 1 - 36
 _PATIENCE_S = 10.0
+
+
+@contextmanager
+def private_directory(prefix: str) -> Iterator[Path]:
+    """Yield a directory of this process that is removed after the block, or by `sweep` after a kill. Raises as `scratch`."""
+    base = _base()
+    with owned(base, base / _GATE, prefix) as own:
+        yield own
 
 
 @contextmanager
@@ -33,8 +41,7 @@ def scratch() -> Iterator[Path]:
         OSError: The directory cannot be created.
         UsageError: No private directory can be created.
     """
-    base = _base()
-    with owned(base, base / _GATE, PREFIX) as own:
+    with private_directory(PREFIX) as own:
         before = _use(own)
         try:
             yield own
@@ -43,7 +50,7 @@ def scratch() -> Iterator[Path]:
 
 
 def sweep(ended: int | None = None) -> None:
-    """Remove the directories of killed servers. Wait for forks of the server with PID `ended`, which may still be ending.
+    """Remove the directories of killed processes. Wait for forks of the server with PID `ended`, which may still be ending.
 
     Raises:
         OSError: The directory cannot be read.
@@ -52,7 +59,7 @@ def sweep(ended: int | None = None) -> None:
     base, deadline_s = _base(), time.monotonic() + _PATIENCE_S
     while True:
         with files.locked(base / _GATE):
-            owners = remove_dead(base, PREFIX)
+            owners = [owner for one in (PREFIX, RECORDING, PROOF) for owner in remove_dead(base, one)]
         if str(ended) not in owners or time.monotonic() > deadline_s:
             return
         time.sleep(0.05)

@@ -259,15 +259,17 @@ def _go_on_in_child() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run `template SOCKET LEVEL PLAN_FILE READY_FD [alone]`: build, listen, acknowledge with one byte, fork until stopped.
+    """Run `template SOCKET LEVEL PLAN_FD READY_FD [alone]`: build, listen, acknowledge with one byte, fork until stopped.
 
     At a sleep level nothing is forked: the process itself wakes up. With `alone` a child of this process takes its place,
     without the threads that building has created.
     """
     if SUPERVISOR_ENV in os.environ:
         die_with_supervisor()
-    path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
-    plan = LaunchPlan.parse(plan_file.read_text())
+    path, level, ready = Path(argv[0]), argv[1], int(argv[3])
+    with os.fdopen(int(argv[2])) as plan_file:  # servers and snapshots must not inherit it
+        plan_file.seek(0)
+        plan = LaunchPlan.parse(plan_file.read())
     gc.disable()
     # Files that building leaves in the temporary directory are removed with the template's directory.
     tempfile.tempdir = tempfile.mkdtemp(prefix="tmp-", dir=path.parent)

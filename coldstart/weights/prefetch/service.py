@@ -149,7 +149,7 @@ class Service:
         known = [[number, *span] for number, ranges in enumerate(model.board.ready) for span in ranges]
         self._enlist(client, wanted_names, bool(message.get("background")))
         region = model.region.reader() if model.region is not None else None
-        client.say({"attached": model.key, "ready": known}, region)
+        client.say({"attached": model.key, "ready": known, "pid": os.getpid()}, region)
 
     def _paced(self, name: str, rate: float | None) -> dict[str, Any] | None:
         """Set the rate of a fetch; return its progress and whether it has ended, or None if it has not begun."""

@@ -178,6 +178,13 @@ def test_a_failed_start_answers_its_own_requests_and_no_others() -> None:
     assert _brief(host(5.0, Arrived("4", "a"))) == [_start("a")]
 
 
+def test_a_killed_server_starts_again_for_the_next_request() -> None:
+    host = Driver()
+    host.up("a", 1.0)
+    assert host(2.0, Failed("a", "killed", external=True)) == []
+    assert _brief(host(2.0, Arrived("r", "a"))) == [_start("a")]
+
+
 def test_a_server_that_dies_frees_its_memory() -> None:
     host = Driver()
     host.up("a", 1.0)

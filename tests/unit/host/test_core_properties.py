@@ -142,7 +142,7 @@ class Host(RuleBasedStateMachine):
     def server_dies(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(set(self.running.values()))))
         self.running = {request: model for request, model in self.running.items() if model != name}
-        self.tell(Failed(name, "killed"))
+        self.tell(Failed(name, "killed", external=data.draw(st.booleans())))
 
     @invariant()
     def memory_adds_up(self) -> None:

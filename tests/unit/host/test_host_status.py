@@ -61,7 +61,7 @@ def test_a_start_that_succeeded_and_one_that_failed() -> None:
     (a, _) = status.document(core, facts, 7.5, 1e9)["models"]
     assert (a["state"], a["error"], a["retry_in_s"], a["failures"]) == ("failed", "it fell over", 0.5, 1)
     assert a["last_start"] == {
-        "at_unix_s": 1e9, "mode": "fresh", "seconds": 3.0, "phases": {"load": 1.0}, "fallbacks": []
+        "at_unix_s": 1e9, "mode": "fresh", "seconds": 3.0, "phases": {"load": 1.0}, "fallbacks": [], "spans": ()
     }  # fmt: skip
     assert status.document(core, facts, 9.0, 1e9)["models"][0]["retry_in_s"] is None
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -21,6 +22,8 @@ from support.waiting import wait_until
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import server_process, template_pool
+from coldstart.launch.modes.mode import LaunchRefusedError
+from coldstart.launch.modes.template_runtime import TEMPLATE_RUNTIME
 from coldstart.system import timeline
 from coldstart.system.proc import processes
 
@@ -159,6 +162,39 @@ def test_forked_server_waits_for_the_check_of_the_template(fake_engine: FakeEngi
     process, reader = server_process.forked(PLAN, warm.socket, judge=lambda: None)
     assert server_process.acknowledged(process, reader, timeline.now(), 20).report
     template_pool.stop(warm, force=True)
+
+
+def test_stopped_template_is_killed_and_reported_as_fallback(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    monkeypatch.setattr(server_process, "TEMPLATE_ANSWER_S", 0.5)
+    warm = template_pool.start("runtime", PLAN, "tiny", 20)
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGSTOP)
+    start = SimpleNamespace(request=SimpleNamespace(templates=None), plan=PLAN)
+    with pytest.raises(LaunchRefusedError, match=r"the template did not answer within 0\.5 s"):
+        TEMPLATE_RUNTIME.launch(cast("Any", start))
+    wait_until(lambda: processes.birth(cast("int", warm.pid)) is None)
+    assert template_pool.find("runtime", PLAN.key) is None
+
+
+def test_stopped_template_with_a_server_is_hidden_and_retained(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    monkeypatch.setattr(server_process, "TEMPLATE_ANSWER_S", 0.5)
+    warm = template_pool.start("runtime", PLAN, "tiny", 20)
+    process, reader = server_process.forked(PLAN, warm.socket)
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGSTOP)
+    with pytest.raises(server_process.TemplateHungError):
+        server_process.forked(PLAN, warm.socket)
+    template_pool.discard(warm)
+    assert processes.birth(process.pid) and not warm.ready
+    os.kill(warm.pid, signal.SIGCONT)
+    template_pool.stop(warm, force=True)
+    os.close(reader)
 
 
 def test_a_killed_template_is_gone_and_can_be_replaced(fake_engine: FakeEngine) -> None:

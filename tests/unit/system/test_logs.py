@@ -53,6 +53,19 @@ def test_short_log_is_shown_completely(tmp_path: Path) -> None:
             "RuntimeError: and last",
         ),
         ("Killed", None),
+        (
+            "WARNING 11-25 [utils.py:7] OSError: [Errno 24] Too many open files\n"
+            "ValueError: User-specified max_model_len (99999) is greater than the derived max_model_len\n"
+            "INFO 11-25 [api.py:9] retried after OSError: [Errno 24] Too many open files\n"
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n",
+            "ValueError: User-specified max_model_len (99999) is greater than the derived max_model_len",
+        ),
+        (
+            "OSError: [Errno 24] Too many open files\n"
+            "pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+            "  Value error, User-specified max_model_len (99999) is too great. [type=value_error]\n",
+            "User-specified max_model_len (99999) is too great.",
+        ),
     ],
 )
 def test_last_error_is_one_line(tmp_path: Path, said: str, expected: str | None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.fake_upstream import run, wait_until
 from support.fleet_rig import FleetStage, deployment, fleet
 
@@ -16,6 +18,32 @@ async def _asked(stage: FleetStage, path: str, body: Any = None, key: str = "adm
     verb = "GET" if body is None else "POST"
     async with stage.client.request(verb, stage.rig.url + path, json=body, headers=headers) as answer:
         return answer.status, await answer.json()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b'"deploy"',
+        b"nothing",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"method": "scale", "args": ["a", 1], "more": 1, "args": 7}',
+        b'{"method": "deploy", "args": [{}]}',
+        json.dumps({"method": "deploy", "args": [wire.document(deployment("a"))]})
+        .replace('"auto"', '"strange"')
+        .encode(),
+    ],
+)
+def test_malformed_order_is_refused_with_a_reason(tmp_path: Path, body: bytes) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path, keys=("client", "admin")) as stage:
+            headers = {admin.HEADER: "admin", "Content-Type": "application/json"}
+            url = stage.rig.url + "/fleet/order"
+            async with stage.client.post(url, data=body, headers=headers) as answer:
+                assert answer.status == 400 and (await answer.json())["error"]
+
+    run(work())
 
 
 def test_admin_key_and_client_key_open_their_routes_only(tmp_path: Path) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 
-from coldstart.host.live.log import Log
+import pytest
+
+from coldstart.host.live.log import Log, capture_loggers
 
 
 class Terminal(io.StringIO):
@@ -31,3 +34,25 @@ def test_log_is_json_without_secrets_and_never_fails() -> None:
     assert "geheim" not in sink.getvalue() and line["ts"].endswith("+00:00")
     sink.close()
     Log(sink).say("start", model="m")
+
+
+def test_loggers_of_libraries_write_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = io.StringIO()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    uvicorn, asyncio = logging.getLogger("uvicorn.error"), logging.getLogger("asyncio")
+    with capture_loggers(Log(sink)):
+        try:
+            raise RuntimeError("two\nlines of http://me:geheim@host/x")
+        except RuntimeError:
+            uvicorn.exception("Exception in ASGI application\n")
+        asyncio.error("%s was never retrieved", "Task")
+        asyncio.error("%d", "no number")
+    uvicorn.error("after the block")
+    lines = [json.loads(line) for line in sink.getvalue().splitlines()]
+    assert [line["text"] for line in lines] == [
+        "Exception in ASGI application",
+        "Task was never retrieved",
+        "%d",
+    ]
+    assert lines[0]["logger"] == "uvicorn.error" and lines[0]["error"].startswith("RuntimeError: two\nlines")
+    assert "geheim" not in sink.getvalue()

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import run
+from support.fake_upstream import run, wait_until
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.host.launches import Launch
-from coldstart.host.live.servers import Starter, StartFailedError, Supervised
+from coldstart.host.live import starter_client
+from coldstart.host.live.servers import StartFailedError
+from coldstart.host.live.starter_client import Starter
+from coldstart.host.live.supervised import Supervised
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
+from coldstart.system.proc import exits, processes
 
 
 class Leased:
-    """Return a server whose supervisor is this test."""
+    """A server whose supervisor is this test. `orders` is the number of its orders; each has begun unless `ignored`."""
 
-    def __init__(self, directory: Path) -> None:
-        ours, theirs = socket.socketpair()
-        self.there = json_lines.Channel(theirs)
+    def __init__(self, directory: Path, *, ignored: bool = False) -> None:
+        self.orders, self.ignored = 0, ignored
         (directory / "s").touch()
         (directory / "log").write_text("INFO fine\nValueError: too little memory\n")
-        self.server = Supervised(directory / "s", directory / "log", ours)
+        self.server = Supervised(directory / "s", directory / "log", self.order)
+
+    def order(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self.orders += 1
+        self.there = json_lines.Channel(theirs)
+        if not self.ignored:
+            self.there.send({"process": 0})
+        return ours
 
     async def end(self, *messages: dict[str, Any]) -> str:
         for message in messages:
@@ -79,14 +93,16 @@ def test_malformed_message_ends_the_server(tmp_path: Path) -> None:
     run(work())
 
 
-def test_starter_receives_the_order_and_restarts_after_a_crash(
+def test_starter_sends_the_order_again_when_its_process_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process is a fake that stores one order in a file and dies."""
+    """The process is a fake that stores one order in a file and dies; the second one begins its order first."""
     script = (
-        "import sys, socket, json; from coldstart.system.ipc import json_lines;"
+        "import sys, socket, json; from pathlib import Path; from coldstart.system.ipc import json_lines;"
         "c = json_lines.Channel(socket.socket(fileno=int(sys.argv[4])));"
-        f"m = next(c.replies()); open({str(tmp_path / 'orders')!r}, 'a').write(json.dumps(m) + '\\n')"
+        f"m = next(c.replies()); orders = Path({str(tmp_path / 'orders')!r}); again = orders.exists();"
+        "orders.open('a').write(json.dumps(m) + '\\n');"
+        "again and json_lines.Channel(socket.socket(fileno=c.take())).send({'process': 0})"
     )
     interpreter = tmp_path / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{script}" "$@"\n')
@@ -96,18 +112,98 @@ def test_starter_receives_the_order_and_restarts_after_a_crash(
     async def work() -> None:
         starter = Starter(tmp_path, Cache(tmp_path / "cache"), offline=True)
         launch = Launch("a", "tiny-llama", Arguments(("--seed", "1")), mode="fresh", untrusted=True)
-        for _ in range(2):
-            server = starter.begin(launch, 9.0)
-            assert await server.ended == "the server's supervisor was killed"
-            assert starter._process is not None
-            await asyncio.to_thread(starter._process.wait)
+        server = starter.begin(launch, 9.0)
+        assert await server.ended == "the server's supervisor was killed" and server.was_killed
         await starter.close()
 
     run(work())
     first, second = (tmp_path / "orders").read_text().splitlines()
+    assert first == second
     assert '"model": "tiny-llama", "args": ["--seed", "1"], "served": ["a"], "mode": "fresh"' in first
     assert '"offline": true' in first and '"ready_timeout": 9.0' in first and "1.sock" in first
-    assert "2.sock" in second
+
+
+def test_order_fails_when_no_process_begins_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        leased = Leased(tmp_path, ignored=True)
+        while not leased.server.ended.done():
+            leased.there.close()
+            await asyncio.sleep(0.001)
+        assert leased.server.ended.result() == "no process began the start" and leased.orders == 3
+        assert not leased.server.was_killed
+
+    run(work())
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.slow
+def test_starter_process_is_replaced_before_an_order_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(starter_client, "RESTART_S", 0.0)
+
+    async def work() -> None:
+        starter = Starter(tmp_path, Cache(tmp_path / "cache"), offline=True)
+        starter.warm()
+        first = starter._process
+        assert first is not None
+        os.kill(first.pid, number)
+        await wait_until(lambda: starter._process is not None and starter._process is not first)
+        with pytest.raises(StartFailedError, match="/nowhere"):
+            await starter.begin(Launch("a", "/nowhere"), 9.0).ready
+        await starter.close()
+        assert first.wait() == -signal.SIGKILL
+
+    run(work())
+
+
+def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
+    async def work() -> None:
+        leased = Leased(tmp_path)
+        tree = subprocess.Popen(["/bin/sh", "-c", "sleep 60 & echo; wait"], stdout=subprocess.PIPE)
+        assert tree.stdout is not None and tree.stdout.readline() == b"\n"
+        leased.there.send({"process": tree.pid})
+        await wait_until(lambda: len(leased.server._trees) == 2)
+        assert not leased.server.is_stopped()
+        (child,) = processes.children(tree.pid)
+        os.kill(child, signal.SIGSTOP)
+        await wait_until(leased.server.is_stopped)
+        leased.server.kill()
+        assert tree.wait() == -signal.SIGKILL
+        await wait_until(lambda: processes.birth(child) is None)
+        await leased.end()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason", "killed"),
+    [
+        ([{"code": 137}, {"exit": 1}], "the server was killed by signal 9 (SIGKILL)", True),
+        ([{"code": 139}, {"exit": 1}], "the server was killed by signal 11 (SIGSEGV)", False),
+        ([{"code": 1}, {"exit": 1}], "the server ended with exit code 1", False),
+        ([{"failed": "no", "killed": True}], "no", True),
+    ],
+)
+def test_end_names_the_signal(tmp_path: Path, messages: list[Any], reason: str, killed: bool) -> None:
+    async def work() -> None:
+        leased = Leased(tmp_path)
+        assert await leased.end(*messages) == reason
+        assert leased.server.was_killed is killed
+
+    run(work())
+
+
+def test_end_names_the_kernel_when_memory_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        leased = Leased(tmp_path)
+        monkeypatch.setattr(exits, "count_memory_kills", lambda: 10**9)
+        assert await leased.end({"code": 137}) == (
+            "the server was killed by signal 9 (SIGKILL): out of memory, the kernel killed a process"
+        )
+        assert not leased.server.was_killed
+
+    run(work())
 
 
 def test_a_directory_too_deep_for_sockets_is_refused() -> None:

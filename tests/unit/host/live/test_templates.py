@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
 from coldstart.host import configuration
-from coldstart.host.live import templates
+from coldstart.host.live import template_process, templates
 from coldstart.host.live.meter import Meter
 
 ENGINE = {**TWO["a"], "engine_template": True}
@@ -91,6 +93,40 @@ def test_unrelated_server_shares_no_memory_with_the_template(
             assert _kept(stage) == 4 and meter.asked == 0
 
     run(work())
+
+
+def _forks(stage: Stage) -> Any:
+    return stage.driver.lifecycle.templates.runtime
+
+
+@pytest.mark.parametrize("when", ["ready", "ready with a server", "starting"])
+def test_stopped_template_is_ended_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr(template_process, "CHECK_S", 0.05)
+    monkeypatch.setattr(templates, "STABLE_S", 0.0)
+    sleeper = subprocess.Popen(["sleep", "60"])
+
+    async def work() -> None:
+        async with staged(
+            tmp_path, runtime_template=True, template_bytes=4, memory=20, hold=when == "starting"
+        ) as stage:
+            first, stage.servers.hold = stage.servers.templates[0], False
+            if when != "starting":
+                await wait_until(lambda: _forks(stage).pid)
+                _forks(stage).pid = sleeper.pid
+            if when == "ready with a server":
+                assert (await stage.ask(model="a", prompt=1))[0] == 200
+            first.stopped = True
+            sleeper.send_signal(signal.SIGSTOP)
+            await wait_until(lambda: len(stage.servers.templates) == 2)
+            # A server that was forked from it must not end with it.
+            assert first.retired is (when == "ready with a server") is not first.was_killed
+            assert (await stage.ask(model="b", prompt=2))[0] == 200
+
+    run(work())
+    sleeper.kill()
+    sleeper.wait()
 
 
 def test_template_without_memory_for_a_model_is_not_started(tmp_path: Path) -> None:

@@ -67,9 +67,10 @@ def resident(request: pytest.FixtureRequest, home: Path) -> Iterator[Resident]:
     place.mkdir(mode=0o700)
     LaunchPlan(arguments, key="k").save(place / "plan.json")
     reader, writer = os.pipe()
-    argv = [sys.executable, "-P", DOUBLE, place / "socket", request.param, place / "plan.json", str(writer)]
-    with (place / "log").open("wb") as log:
-        process = subprocess.Popen(argv, pass_fds=(writer,), stdout=log, stderr=log, start_new_session=True)
+    with (place / "log").open("wb") as log, (place / "plan.json").open() as plan:
+        descriptors = (plan.fileno(), writer)
+        argv = [sys.executable, "-P", DOUBLE, place / "socket", request.param, *map(str, descriptors)]
+        process = subprocess.Popen(argv, pass_fds=descriptors, stdout=log, stderr=log, start_new_session=True)
     os.close(writer)
     try:
         assert os.read(reader, 1) == b"1", (place / "log").read_text()[-3000:]

@@ -14,6 +14,7 @@ from support.range_server import RangeServer, serving
 from support.range_settings import FOREVER
 
 from coldstart.contract.weights import PacedFetch
+from coldstart.system.proc import processes
 from coldstart.weights.prefetch import attached as attached_module
 from coldstart.weights.prefetch import client
 
@@ -214,6 +215,26 @@ def test_silent_prefetcher_times_out(
                 client.attach(server.url, weights.plan, directory=runtime)
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+def test_stopped_prefetcher_is_killed_and_replaced(
+    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.settings.rate = 1e5
+    monkeypatch.setattr(attached_module, "CHECK_S", 0.1)
+    with client.attach(server.url, weights.plan, directory=runtime) as waiting:
+        pid = _pid(runtime)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(client.PrefetchLostError, match="was stopped by a signal, and was killed"):
+            waiting.complete()
+        assert processes.birth(pid) is None
+    server.settings.rate = None
+    with client.attach(server.url, weights.plan, directory=runtime):
+        pid = _pid(runtime)
+        os.kill(pid, signal.SIGSTOP)
+        with client.attach(server.url, weights.plan, directory=runtime) as attached:
+            check_whole(attached, weights)
+        assert _pid(runtime) != pid and processes.birth(pid) is None
 
 
 def test_memory_that_runs_short_is_named_and_its_source_is_not_blamed(

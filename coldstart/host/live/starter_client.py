@@ -1,0 +1,179 @@
+"""Factory of servers that sends orders to the starter process.
+
+Invariant: a starter process that has ended, is stopped or does not begin an order is replaced. The supervisors that it
+has forked continue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from coldstart.contract import environment
+from coldstart.contract.weights import PacedFetch
+from coldstart.errors import UsageError
+from coldstart.host.launches import Launch
+from coldstart.host.live.servers import ModelServer
+from coldstart.host.live.supervised import Supervised
+from coldstart.system.ipc import json_lines
+from coldstart.system.paths import Cache
+from coldstart.system.proc.processes import is_stopped
+
+_LONGEST_SOCKET = 107
+# Interval in seconds at which the starter process is checked; it is replaced if it is stopped at two checks in a row.
+CHECK_S = 1.0
+# Time in seconds in which it must begin an order: at the first one it still imports modules, on a busy machine.
+BEGIN_S = 30.0
+# Time in seconds after which a process that has ended is restarted before an order needs it.
+RESTART_S = 5.0
+
+
+class Starter:
+    """Factory of servers that uses the starter process, and restarts it if it died."""
+
+    module = "coldstart.host.live.starter"
+
+    def __init__(
+        self, directory: Path, cache: Cache, *, offline: bool, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.env = os.environ if env is None else env
+        self.directory, self.cache, self.offline = directory, cache, offline
+        if len(str(directory / "99999.sock")) > _LONGEST_SOCKET:
+            raise UsageError(
+                f"the path {directory} is too long for a unix socket",
+                hint="set XDG_RUNTIME_DIR to a shorter path",
+            )
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: json_lines.Channel | None = None
+        self._number = 0
+        self._living: set[Supervised] = set()
+        self._was_stopped, self._began_s = False, 0.0
+        self._checks: asyncio.TimerHandle | None = None
+
+    def warm(self) -> None:
+        """Start the starter process, so that its imports are done before the first start; restart it if it has ended."""
+        if self._checks is None:
+            self._checks = asyncio.get_running_loop().call_later(CHECK_S, self._check)
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._channel is not None:
+            self._channel.close()
+        ours, theirs = socket.socketpair()
+        supervisor = {str(environment.SUPERVISOR_PID): str(os.getpid())}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", self.module, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                env={**self.env, **supervisor},
+                stdin=subprocess.DEVNULL,
+                # Only the gateway handles Ctrl-C at the terminal; it then ends the servers.
+                start_new_session=True,
+            )
+        self._channel, self._began_s = json_lines.Channel(ours), asyncio.get_running_loop().time()
+
+    def _check(self) -> None:
+        """Replace the process if it is stopped or late, and restart it if it has ended."""
+        loop = asyncio.get_running_loop()
+        self._checks = loop.call_later(CHECK_S, self._check)
+        was_stopped, self._was_stopped = self._was_stopped, self._is_stopped()
+        due = loop.time() - BEGIN_S
+        is_late = any(not one.is_begun and one.ordered_s < due for one in self._living)
+        if self._process is not None and (is_late or (was_stopped and self._was_stopped)):
+            self._process.kill()
+            loop.run_in_executor(None, self._process.wait)
+            self._process = None
+        if loop.time() - self._began_s > RESTART_S:
+            with suppress(OSError):  # no memory or descriptor: the next check tries again
+                self.warm()
+
+    def _is_stopped(self) -> bool:
+        return self._process is not None and is_stopped(self._process.pid)
+
+    def begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+        pace: PacedFetch | None = None,
+    ) -> ModelServer:
+        """Start a server (Servers)."""
+        return self._begin(launch, deadline_s, None, listen, env, pace)
+
+    def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
+        """Start a template (Servers)."""
+        return self._begin(launch, deadline_s, level)
+
+    def _begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        level: str | None,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+        pace: PacedFetch | None = None,
+    ) -> ModelServer:
+        self._number += 1
+        path = self.directory / f"{self._number}.sock"
+        log = self.directory / f"{self._number}.log"
+        message = {
+            "model": launch.model,
+            "args": list(launch.args),
+            "served": launch.served_names,
+            "mode": launch.mode,
+            "on_miss": launch.on_miss,
+            "revision": launch.revision,
+            "untrusted": launch.untrusted,
+            "cache": str(self.cache.root),
+            "offline": self.offline,
+            "environment": dict(env),
+            "listen": list(listen or ("--uds", str(path))),
+            "ready_timeout": deadline_s,
+            "weights_from": launch.weights_from,
+            "pace": None if pace is None else asdict(pace),
+            "template": level,
+            "templates": str(self.directory / "templates"),
+        }
+
+        def order() -> socket.socket:
+            with log.open("ab") as file:
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    # If this fails, closing `theirs` ends the lease at once.
+                    self._order(message, (theirs.fileno(), file.fileno()))
+                return ours
+
+        server = Supervised(path, log, order)
+        self._living.add(server)
+        server.ended.add_done_callback(lambda _: self._living.discard(server))
+        return server
+
+    def _order(self, message: Mapping[str, Any], descriptors: tuple[int, ...]) -> None:
+        for _ in range(2):
+            with suppress(OSError):
+                self.warm()
+                assert self._channel is not None
+                self._channel.send(message, descriptors)
+                return
+            self._process = None
+
+    async def close(self) -> None:
+        """Wait until every server and the starter process have ended."""
+        while self._living:
+            await asyncio.wait([one.ended for one in self._living])
+        if self._checks is not None:
+            self._checks.cancel()
+        if self._process is not None and self._channel is not None:
+            self._channel.close()
+            if self._is_stopped():
+                self._process.kill()
+            await asyncio.to_thread(self._process.wait)

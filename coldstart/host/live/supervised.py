@@ -1,0 +1,159 @@
+"""Server process that is observed over its lease, a connection to its supervisor.
+
+The end of the lease reports the end of the server, for any reason. The socket and log of a server are deleted when it
+ends. An order that the starter process did not begin, because it was killed or replaced, is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from coldstart.host.live.server_log import ServerLog
+from coldstart.host.live.servers import Ready, StartFailedError
+from coldstart.launch.modes.standby import STANDBY
+from coldstart.system.ipc import json_lines
+from coldstart.system.ipc.peers import PeerError
+from coldstart.system.proc import exits
+from coldstart.system.proc.tree import ProcessTree
+
+# Interval in seconds at which the size of a server's log is checked.
+LOOK_AT_LOG_S = 10.0
+# Number of times that an order is sent.
+ORDERS = 3
+
+
+class Supervised:
+    """Server process (ModelServer). `order` sends its order to the starter and returns the lease."""
+
+    def __init__(self, path: Path, log: Path, order: Callable[[], socket.socket]) -> None:
+        loop = asyncio.get_running_loop()
+        self.socket, self.log = path, ServerLog(log)
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self.ordered_s = loop.time()
+        self.is_begun = self.was_killed = False
+        # Mark the exception as retrieved: a caller may use only one of the two futures.
+        self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._loop, self._order, self._orders, self._reason = loop, order, ORDERS, ""
+        self._stopping = False
+        self._trees: list[ProcessTree] = []
+        self._kernel_kills = exits.count_memory_kills()
+        self._send()
+        self._looks = loop.call_later(LOOK_AT_LOG_S, self._look)
+
+    def _send(self) -> None:
+        self._orders -= 1
+        self.ordered_s = self._loop.time()
+        lease = self._order()
+        lease.setblocking(False)
+        self._channel = json_lines.Channel(lease)
+        self._loop.add_reader(lease, self._heard)
+
+    def stop(self) -> None:
+        """Ask the server to end; a second call ends it at once."""
+        self._stopping = True
+        self._signal(signal.SIGTERM)
+
+    def retire(self) -> None:
+        """Retire a template."""
+        self._signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """Kill the server and its supervisor, also if they are stopped or do not answer."""
+        self._stopping = True
+        for tree in self._trees:
+            tree.kill()
+        if not self.is_begun and not self.ended.done():
+            self._close()
+
+    def is_stopped(self) -> bool:
+        """Return whether a signal has stopped one of its processes."""
+        return any(tree.is_stopped() for tree in self._trees)
+
+    def used_processor_s(self) -> float:
+        """Return the processor time in seconds of its processes, without the API server, since the last call."""
+        return self._trees[-1].used_processor_s() if self._trees else 0.0
+
+    def _signal(self, number: int) -> None:
+        if not self.ended.done():
+            with suppress(OSError):
+                self._channel.send({"signal": int(number)})
+
+    def _look(self) -> None:
+        self._loop.run_in_executor(None, self.log.bound)
+        self._looks = self._loop.call_later(LOOK_AT_LOG_S, self._look)
+
+    def _heard(self) -> None:
+        try:
+            messages = self._channel.receive(None)
+        except PeerError as error:
+            self._reason, messages = str(error), None
+        if messages is None:
+            self._lost()
+            return
+        for message in messages:
+            self._take(message)
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        self.is_begun = True
+        if "process" in message:
+            self._trees.append(ProcessTree(int(message["process"])))
+        elif "ready" in message and not self.ready.done():
+            document = message["ready"]
+            ready = Ready(document["mode"], int(document["pid"]), document)
+            # The process of a standby engine continues after its server has ended.
+            if ready.pid and ready.mode != STANDBY.name:
+                self._trees.append(ProcessTree(ready.pid))
+            self.ready.set_result(ready)
+        elif "failed" in message:
+            self._reason = str(message["failed"])
+            self.was_killed = bool(message.get("killed"))
+        elif "code" in message:
+            self._reason = f"the server {exits.describe(message['code'])}"
+            self.was_killed = exits.is_kill(message["code"])
+        elif "exit" in message:
+            self._reason = self._reason or f"the server ended with exit code {message['exit']}"
+
+    def _lost(self) -> None:
+        """Send the order again if no supervisor has begun it; else the server has ended."""
+        if self.is_begun or self._reason or self._stopping or not self._orders:
+            self._close()
+            return
+        self._release()
+        try:
+            self._send()
+        except OSError as error:
+            self._reason = f"cannot start a server: {error.strerror or error}"
+            self._close()
+
+    def _release(self) -> None:
+        self._loop.remove_reader(self._channel.socket)
+        self._channel.close()
+
+    def _close(self) -> None:
+        self._release()
+        self._looks.cancel()
+        if not self._reason:
+            self._reason = (
+                "the server's supervisor was killed" if self.is_begun else "no process began the start"
+            )
+            self.was_killed = self.is_begun
+            # The supervisor ends a server with its session; without it, a stopped process would remain.
+            for tree in self._trees:
+                tree.kill()
+        if self.was_killed and exits.count_memory_kills() > self._kernel_kills:
+            self.was_killed = False
+            self._reason = f"{self._reason}: out of memory, the kernel killed a process"
+        if not self.ready.done():
+            cause = self.log.find_error()
+            reason = f"{self._reason}: {cause}" if cause and cause not in self._reason else self._reason
+            self.ready.set_exception(StartFailedError(reason))
+        self.socket.unlink(missing_ok=True)
+        self.log.remove()
+        self.ended.set_result(self._reason)

@@ -1,0 +1,58 @@
+"""A process with its descendants: processor time, whether one of them is stopped, and its end by SIGKILL.
+
+psutil identifies a process by PID and start time, so no signal reaches another process with a reused PID.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psutil
+
+from coldstart.system.proc import processes
+
+
+class ProcessTree:
+    """A process and the descendants that were seen so far. A process that does not exist has no descendants."""
+
+    def __init__(self, pid: int) -> None:
+        self._seen: set[psutil.Process] = set()
+        self._processor_s: dict[psutil.Process, float] = {}
+        self.pid = pid
+        with suppress(psutil.Error):
+            self._seen.add(psutil.Process(pid))
+
+    def look(self) -> set[psutil.Process]:
+        """Return the living processes of the tree, and remember them: descendants of a dead process cannot be found."""
+        for one in list(self._seen):
+            with suppress(psutil.Error):
+                self._seen.update(one.children(recursive=True))
+        self._seen = {one for one in self._seen if one.is_running()}
+        return self._seen
+
+    def is_stopped(self) -> bool:
+        """Return whether a signal has stopped one of the processes."""
+        return any(processes.is_stopped(one.pid) for one in self.look())
+
+    def used_processor_s(self) -> float:
+        """Return the processor time in seconds of the descendants since the last call; of the process if it has none."""
+        living = self.look()
+        counted = {one for one in living if one.pid != self.pid} or living
+        now = {one: _processor_s(one) for one in counted}
+        used = sum(time_s - self._processor_s.get(one, 0.0) for one, time_s in now.items())
+        self._processor_s = now
+        return used
+
+    def kill(self) -> None:
+        """Send SIGKILL to every process, parents first, which also ends stopped ones."""
+        for one in sorted(self.look(), key=psutil.Process.create_time):
+            with suppress(psutil.Error):
+                one.kill()
+
+
+def _processor_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)

@@ -1,0 +1,121 @@
+"""Files and processes of killed commands: the next one of their kind, or prune, removes them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from coldstart.artifacts import files
+from support.waiting import wait_until
+from tools.shell import Run
+
+from coldstart.models import tiny
+from coldstart.system import paths
+from coldstart.system.paths import Cache
+from coldstart.system.recording import recording
+
+RECORD = """
+import sys
+from coldstart.system.recording import recording
+with recording(None, wanted=True):
+    print("up", flush=True)
+    sys.stdin.read()
+"""
+SPAWN = """
+import subprocess, sys
+from pathlib import Path
+from coldstart.contract.plan import LaunchPlan
+from coldstart.launch import template_pool
+popen = subprocess.Popen
+def slow(*command, **options):
+    print("up", flush=True)
+    sys.stdin.read()
+template_pool.subprocess.Popen = slow
+template_pool.spawn("runtime", LaunchPlan([]), Path("socket"), -3, 20)
+"""
+BUILD = """
+import sys
+from pathlib import Path
+from coldstart.models import tiny
+print("up", flush=True)
+tiny.build("tiny-llama", Path(sys.argv[1]))
+"""
+
+
+def _killed(script: str, *arguments: str) -> None:
+    """Run a script until it reports, and kill it."""
+    command = [sys.executable, "-c", script, *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"up\n"
+    process.kill()
+    process.wait()
+
+
+def _recordings() -> list[Path]:
+    return list(paths.temporary_dir().glob("recording-*"))
+
+
+@pytest.mark.parametrize("by", ["prune", "recording"])
+def test_killed_recording_is_removed(run: Run, home: Path, by: str) -> None:
+    _killed(RECORD)
+    assert len(_recordings()) == 1
+    if by == "prune":
+        run("prune")
+    else:
+        with recording(None, wanted=True):
+            assert len(_recordings()) == 1
+    assert _recordings() == []
+
+
+def test_running_recording_is_retained(run: Run, home: Path) -> None:
+    with recording(None, wanted=True):
+        run("prune")
+        assert len(_recordings()) == 1
+
+
+def test_killed_start_of_a_template_leaves_no_file(home: Path) -> None:
+    before = set(home.rglob("*"))
+    _killed(SPAWN)
+    assert not [path for path in set(home.rglob("*")) - before if path.is_file()]
+
+
+def _draft(models: Path) -> Path:
+    draft = models / f"tiny-v{tiny.GENERATION}" / ".tiny-llama.killed"
+    draft.mkdir(parents=True)
+    (draft / "model.safetensors").write_text("part")
+    return draft
+
+
+def test_draft_of_a_killed_build_is_removed_by_prune_but_not_a_running_one(run: Run, home: Path) -> None:
+    draft = _draft(Cache.at().models)
+    with files.locked(draft.parent / ".tiny-llama.lock"):
+        run("prune")
+        assert draft.is_dir()
+    run("prune")
+    assert not draft.exists()
+
+
+def test_draft_of_a_killed_build_is_removed_by_the_next_build(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = _draft(home)
+    monkeypatch.setattr(tiny, "_run_child", lambda name, target: (target / "config.json").write_text("{}"))
+    tiny.build("tiny-llama", home)
+    assert not draft.exists()
+
+
+@pytest.mark.slow
+def test_builder_of_a_tiny_model_ends_with_its_parent(home: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", BUILD, str(home / "models")])
+    children: list[psutil.Process] = []
+    while not children:
+        children = psutil.Process(parent.pid).children()
+    wait_until(lambda: "coldstart.models.tiny" in " ".join(children[0].cmdline()))
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert psutil.wait_procs(children, 30)[1] == []
