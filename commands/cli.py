@@ -24,6 +24,8 @@ from coldstart.errors import ERROR, ColdstartError
 
 # name: (module, help in one line, heading)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
+    "up": ("coldstart.commands.up", "Build, prepare and serve a model with one command.", "Cold start"),
+    "down": ("coldstart.commands.down", "Stop what up started.", "Cold start"),
     "materialize": (
         "coldstart.commands.materialize",
         "Build the bundle of a model, once, offline.",
