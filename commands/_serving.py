@@ -83,7 +83,7 @@ def run(
     """Start the server, pass the report of its start to `announce`, wait until it ends, and return the exit code."""
     from coldstart.commands import _faster
 
-    from coldstart.launch import ladder, listening, planning, prediction, supervise
+    from coldstart.launch import ladder, listening, planning, prediction, start_history, supervise
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
 
@@ -93,11 +93,14 @@ def run(
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
+            if request.weights_from is None:
+                key, cache = request.lookup.key.digest, request.lookup.cache
+                start_history.record_start(key, report["mode"], report["ready_s"], cache)
             announce(report)
             if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
                 common.out.warn(exposure)
             unavailable = decode(report["absent"])
-            if advice := _faster.advise(request.lookup, report["ready_s"], unavailable):
+            if advice := _faster.advise(request.lookup, report["ready_s"], unavailable, request.weights_from):
                 common.out.note(advice)
             common.out.detail(*draw(recorded.timeline).splitlines())
             return supervise.stay(started.running.process)
