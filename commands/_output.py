@@ -163,8 +163,15 @@ def _err(message: str) -> None:
     sys.stderr.flush()
 
 
-def complain(lines: Sequence[str], hint: str | None) -> None:
-    """Print the error that ends a command, and its hint. Only the hint begins a line with its label."""
+def complain(lines: Sequence[str], hint: str | None, json_code: int | None = None) -> None:
+    """Print the error that ends a command, and its hint. Only the hint begins a line with its label.
+
+    With `json_code`, the exit code, both are one line of JSON.
+    """
+    if json_code is not None:
+        document = {"error": "\n".join(lines), "hint": hint, "exit_code": json_code}
+        _err(json.dumps(public(document)))
+        return
     first, *more = lines
     _err(f"error: {first}")
     for line in more:

@@ -171,11 +171,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )  # Other users must not be able to write the files that are created here.
     catch()
     _ignore_service_variables()
+    as_json = False
     try:
-        app(own, prog_name="coldstart", obj=rest, default_map=_defaults(own))
+        defaults = _defaults(own)
+        as_json = config_file.find_format(own, defaults) == "json"
+        # With standalone_mode the parser itself prints its errors, as text.
+        code = app(own, prog_name="coldstart", obj=rest, default_map=defaults, standalone_mode=not as_json)
     except Exception as error:  # noqa: BLE001 - here each failure becomes an exit code
-        sys.exit(_report(error, own))
-    sys.exit(0)
+        as_json = as_json or config_file.find_format(own, {}) == "json"
+        sys.exit(_report(error, own, as_json=as_json))
+    sys.exit(code or 0)
 
 
 def _ignore_service_variables() -> None:
@@ -235,7 +240,7 @@ def _raise(code: int) -> NoReturn:
     raise _Stopped(code)
 
 
-def _report(error: Exception, argv: Sequence[str] = ()) -> int:
+def _report(error: Exception, argv: Sequence[str] = (), *, as_json: bool = False) -> int:
     if environment.DEBUG.read():
         import traceback
 
@@ -244,7 +249,7 @@ def _report(error: Exception, argv: Sequence[str] = ()) -> int:
 
     missing = _explain_missing(error, argv) if isinstance(error, ModuleNotFoundError) else None
     lines, hint, code = missing or _explain(error)
-    complain(lines, hint)
+    complain(lines, hint, code if as_json else None)
     return code
 
 
@@ -269,6 +274,9 @@ def _explain(error: Exception) -> tuple[Sequence[str], str | None, int]:
         code = getattr(error, "code", None)
         *before, last = error.lines
         return [*before, last + (f" [{code}]" if code else "")], error.hint, error.exit_code
+    if describe := getattr(error, "format_message", None):  # an error of the parser
+        context = getattr(error, "ctx", None)
+        return [describe()], f"{context.command_path} --help" if context else None, ERROR
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         return [f"{place}{error.strerror}."], None, ERROR

@@ -8,6 +8,8 @@ The file is TOML: one table per command with its options as keys, and the common
 """
 
 import difflib
+import itertools
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,25 @@ def check(names: Collection[str], known: Collection[str], where: str) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(sorted(known))}"
             raise UsageError(f"unknown setting {name!r} in {where}.", hint=hint)
+
+
+def find_format(argv: Sequence[str], defaults: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the output format that `argv`, the environment or `defaults` set, also if the parser rejects `argv`."""
+    typed = [following for word, following in itertools.pairwise(argv) if word == "--format"]
+    typed += [word.partition("=")[2] for word in argv if word.startswith("--format=")]
+    if typed:
+        return typed[-1]
+    command = [word for word in argv if not word.startswith("-")][:2]
+    prefixes = ["_".join([PREFIX, *command[:count]]) for count in range(1, len(command) + 1)]
+    variables = [f"{prefix}_format".upper().replace("-", "_") for prefix in prefixes]
+    table: Any = defaults
+    found = None
+    for word in command:
+        table = table.get(word)
+        if not isinstance(table, Mapping):
+            break
+        found = table.get("format", found)
+    return next((os.environ[name] for name in variables if os.environ.get(name)), found)
 
 
 def _flag(argv: Sequence[str]) -> str | None:
