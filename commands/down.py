@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from coldstart.commands._completion import complete_model
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 def command(
     common: Common,
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Model to stop; default: all models.")
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]", help="Model to stop; default: all models.", autocompletion=complete_model
+        ),
     ] = None,
 ) -> None:
     """Stop the servers of the model, then its templates. Bundles and frozen runtimes remain."""
