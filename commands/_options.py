@@ -184,6 +184,8 @@ def _exporting(
 # Parameters of a command that are created from several options.
 _GIVEN = ("common", "choice", "exports", "endpoint")
 SHARED = tuple(inspect.signature(_common).parameters)
+# Shared options that the configuration file can set for all commands; it cannot name itself.
+FILE_KEYS = tuple(name for name in SHARED if name != "config")
 
 
 def group(text: str | None) -> typer.Typer:

@@ -86,8 +86,11 @@ class LazyGroup(TyperGroup):
             near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         loaded = load(name)
-        given = (ctx.default_map or {}).get(name, {})
-        config_file.check(given, _parameters(loaded, ctx), f"[{name}] of the configuration")
+        if ctx.default_map is not None and (given := ctx.default_map.get(name)):
+            from coldstart.commands._bindings import bind_table
+            from coldstart.commands._options import FILE_KEYS
+
+            ctx.default_map[name] = bind_table(loaded, given, FILE_KEYS, name)
         return loaded
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
@@ -102,6 +105,7 @@ class LazyGroup(TyperGroup):
 def load(name: str) -> Any:
     """Return the command object of one entry of COMMANDS."""
     from coldstart.commands import _examples
+    from coldstart.commands._bindings import bind_variables
 
     module = importlib.import_module(COMMANDS[name][0])
     app = getattr(module, "app", None)
@@ -112,7 +116,9 @@ def load(name: str) -> Any:
     loaded.name = name
     _examples.add(loaded, name)
     # Not for the group: COLDSTART_VERSION in a container would then set --version.
-    loaded.context_settings["auto_envvar_prefix"] = f"{config_file.PREFIX}_{name}".upper().replace("-", "_")
+    prefix = f"{config_file.PREFIX}_{name}".upper().replace("-", "_")
+    loaded.context_settings["auto_envvar_prefix"] = prefix
+    bind_variables(loaded, prefix)
     return loaded
 
 
@@ -126,14 +132,6 @@ def _command_class(command: Any) -> type[TyperCommand]:
 
 def _new_app() -> typer.Typer:
     return typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
-
-
-def _parameters(loaded: Any, ctx: typer.Context) -> set[str]:
-    from coldstart.commands._options import SHARED
-
-    own = {parameter.name for parameter in loaded.params}
-    below = set(loaded.list_commands(ctx)) if hasattr(loaded, "list_commands") else set()
-    return {*own, *below, *SHARED}
 
 
 app = typer.Typer(
@@ -195,9 +193,9 @@ def _ignore_service_variables() -> None:
 def _defaults(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
     if config_file.locate(argv) is None:
         return {}
-    from coldstart.commands._options import SHARED
+    from coldstart.commands._options import FILE_KEYS
 
-    return config_file.load(argv, [*COMMANDS], SHARED)
+    return config_file.load(argv, [*COMMANDS], FILE_KEYS)
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:

@@ -121,6 +121,28 @@ def test_unknown_settings_of_a_command_are_refused(run: Run, home: Path) -> None
     assert "colour" in run("list", "--config", "c.toml", code=2).stderr
 
 
+def test_the_configuration_file_sets_options_of_subcommands_by_their_names(run: Run, home: Path) -> None:
+    file = home / "c.toml"
+    file.write_text('format = "json"\n[fleet]\nquiet = true\n[fleet.manifest]\nfor = "nothing"\n')
+    assert json.loads(run("template", "stop", "--config", "c.toml").stdout)["stopped"] == 0
+    refused = json.loads(run("fleet", "manifest", "--image", "x", "--config", "c.toml", code=2).stderr)
+    assert "'nothing' is not one of 'kuberay', 'lws'" in refused["error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[fleet.status]\ncolour = 1\n", "unknown setting 'colour' in [fleet.status] of the configuration"),
+        ("[fleet]\nstatus = 1\n", "fleet.status of the configuration is 1: expected a table"),
+        ('config = "other.toml"\n', "unknown setting 'config'"),
+    ],
+)
+def test_wrong_settings_of_subcommands_are_refused(text: str, error: str, run: Run, home: Path) -> None:
+    (home / "c.toml").write_text(text)
+    said = run("fleet", "status", "--config", "c.toml", code=2).stderr
+    assert error in said and "hint: " in said
+
+
 def test_sink_without_quiet_text_keeps_text(capsys: pytest.CaptureFixture[str]) -> None:
     Output(quiet=True).result({"a": 1}, lambda: "text")
     assert capsys.readouterr().out == "text\n"
