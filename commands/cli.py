@@ -6,6 +6,7 @@ subcommands).
 """
 
 import difflib
+import errno
 import importlib
 import os
 import signal
@@ -69,6 +70,16 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
 ALIASES: Mapping[str, str] = {"ls": "list"}
 # Commands that need an extra of coldstart.
 EXTRAS: Mapping[str, str] = {"host": "host", "fleet": "fleet", "trace-replay": "lab", "bench": "report"}
+# What helps after an error of the operating system.
+_HINTS: Mapping[int, str] = {
+    errno.ENOENT: "name a path that exists",
+    errno.EISDIR: "name a file, not a directory",
+    errno.ENOTDIR: "name a directory, not a file",
+    errno.EACCES: "run as the owner of the file, or name another path",
+    errno.EPERM: "run as the owner of the file, or name another path",
+    errno.EROFS: "use a disk that can be written: --cache-dir DIR",
+    errno.ENOSPC: "free space with coldstart prune, or use another disk: --cache-dir DIR",
+}
 HEADINGS = ("Cold start", "Bundles", "Measure", "Machine")
 
 
@@ -277,7 +288,7 @@ def _explain(error: Exception) -> tuple[Sequence[str], str | None, int]:
         return [describe()], f"{context.command_path} --help" if context else None, ERROR
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
-        return [f"{place}{error.strerror}."], None, ERROR
+        return [f"{place}{error.strerror}."], _HINTS.get(error.errno or 0), ERROR
     return (
         [f"internal error: {type(error).__name__}: {error}"],
         "run it again with COLDSTART_DEBUG=1 and report what it prints",

@@ -31,7 +31,8 @@ def locate(argv: Sequence[str]) -> Path | None:
     if path.is_file():
         return path
     if named:
-        raise UsageError(f"The configuration file {path} does not exist.", hint="name another: --config FILE")
+        why = "is not a regular file" if path.exists() else "does not exist"
+        raise UsageError(f"The configuration file {path} {why}.", hint="name another: --config FILE")
     return None
 
 
@@ -95,9 +96,10 @@ def _read(path: Path) -> dict[str, Any]:
 
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} cannot be read: {error}.", hint="correct it, or name another: --config FILE"
+            f"{path} cannot be read: {error}.",
+            hint="write TOML, such as [serve] and below it port = 8000, or name another: --config FILE",
         ) from error
 
 

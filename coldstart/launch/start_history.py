@@ -29,10 +29,9 @@ def find_last(key: str, mode: str, cache: Cache) -> float | None:
     """Return the seconds of the last start of the key in this mode, None before the first."""
     own = _read(cache).get(key)
     seconds = own.get(mode) if isinstance(own, dict) else None
-    is_time = (
-        isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < float("inf")
-    )
-    return float(seconds) if is_time else None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        return None
+    return float(seconds) if 0 < seconds < float("inf") else None
 
 
 def _file(cache: Cache) -> Path:
