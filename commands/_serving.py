@@ -81,9 +81,7 @@ def run(
     timeline: Path | None = None,
 ) -> int:
     """Start the server, pass the report of its start to `announce`, wait until it ends, and return the exit code."""
-    from coldstart.commands import _faster
-
-    from coldstart.launch import ladder, listening, planning, prediction, start_history, supervise
+    from coldstart.launch import ladder, planning, prediction, start_history, supervise
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
 
@@ -97,13 +95,22 @@ def run(
                 key, cache = request.lookup.key.digest, request.lookup.cache
                 start_history.record_start(key, report["mode"], report["ready_s"], cache)
             announce(report)
-            if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
-                common.out.warn(exposure)
-            unavailable = decode(report["absent"])
-            if advice := _faster.advise(request.lookup, report["ready_s"], unavailable, request.weights_from):
-                common.out.note(advice)
+            advise(common, request, plan, report)
             common.out.detail(*draw(recorded.timeline).splitlines())
             return supervise.stay(started.running.process)
+
+
+def advise(common: Common, request: "ServeRequest", plan: "LaunchPlan", report: Mapping[str, Any]) -> None:
+    """Warn about a server that others can use, and name what would make the next start faster."""
+    from coldstart.commands import _faster
+
+    from coldstart.launch import listening
+
+    if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
+        common.out.warn(exposure)
+    unavailable = decode(report["absent"])
+    if advice := _faster.advise(request.lookup, report["ready_s"], unavailable, request.weights_from):
+        common.out.note(advice)
 
 
 def describe(report: Mapping[str, Any]) -> str:

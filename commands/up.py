@@ -98,6 +98,7 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
     log = start.directory.log
     report = start_detached(log, lambda announce: _serve(start, plan, announce))
     _announce(common, report | {"log": str(log)})
+    _serving.advise(common, request, plan, report)
     return 0
 
 

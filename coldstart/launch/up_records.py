@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -25,6 +26,7 @@ from coldstart.system.proc import processes
 
 STOP_TIMEOUT_S = 30.0
 _RECORD = "record.json"
+_VERSION = re.compile(r":v\d+$|@sha256:[0-9a-f]+$")
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ def list_names(word: str) -> set[str]:
     """Return the values of `argument` and `path` that `word` can mean on a command line; no model is looked up."""
     if word.lower() not in NAMES and paths.expand(word).is_dir():
         return {str(paths.expand(word).resolve())}
+    word = _VERSION.sub("", word)
     names = {word, word.lower()}
     return names | {alias for alias, repository in ALIASES.items() if repository in names or alias in names}
 

@@ -112,6 +112,11 @@ def test_list_names_covers_alias_repository_and_directory(
     assert "llama2-7b" in up_records.list_names("meta-llama/Llama-2-7b-hf")
     assert "llama2-7b" in up_records.list_names("Llama2-7B")
     assert up_records.list_names("org/other") == {"org/other"}
+    assert (
+        up_records.list_names("tiny-llama:v2")
+        == up_records.list_names("tiny-llama@sha256:12ab")
+        == {"tiny-llama"}
+    )
 
 
 def test_models_with_one_key_have_separate_records(lookup: Lookup, tmp_path: Path) -> None:
