@@ -8,6 +8,11 @@ from typing import Any
 
 # Keys are the words of the command.
 EXAMPLES: Mapping[str, Sequence[str]] = {
+    "up": (
+        "coldstart up tiny-llama -- --max-model-len 1024",
+        "coldstart up ./my-model --detach --port 8001",
+    ),
+    "down": ("coldstart down", "coldstart down tiny-llama"),
     "materialize": (
         "coldstart materialize tiny-llama -- --max-model-len 1024",
         "coldstart materialize ./my-model --snapshot",

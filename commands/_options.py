@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from coldstart.artifacts.net.origin import redact_url
 from coldstart.commands import _keys
+from coldstart.commands._completion import complete_model
 from coldstart.commands._declared import declare_settings, list_parameters
 from coldstart.commands._output import Format, Output, Progress
 
@@ -31,7 +32,12 @@ if TYPE_CHECKING:
     from coldstart.models.inspection import Lookup
     from coldstart.scheduling.settings import SchedulerSettings
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Alias, repository id, or local directory.", autocompletion=complete_model
+    ),
+]
 Revision = Annotated[
     str | None,
     typer.Option(
@@ -178,6 +184,8 @@ def _exporting(
 # Parameters of a command that are created from several options.
 _GIVEN = ("common", "choice", "exports", "endpoint")
 SHARED = tuple(inspect.signature(_common).parameters)
+# Shared options that the configuration file can set for all commands; it cannot name itself.
+FILE_KEYS = tuple(name for name in SHARED if name != "config")
 
 
 def group(text: str | None) -> typer.Typer:

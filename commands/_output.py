@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from coldstart.commands import _progress, _tables
+
 from coldstart.contract import environment
 from coldstart.errors import UsageError
 from coldstart.system import secrets
@@ -25,7 +27,10 @@ Progress = Literal["auto", "plain", "none", "json"]
 
 @dataclass
 class Output:
-    """Output of one command, which supplies data and a rendering; the format decides which is printed."""
+    """Output of one command, which supplies data and a rendering; the format decides which is printed.
+
+    `phases` is the number of phases that the command enters, 0 if it is not known.
+    """
 
     format: Format = "text"
     out_file: Path | None = None
@@ -33,6 +38,8 @@ class Output:
     verbose: bool = False
     progress: Progress = "auto"
     started: float = field(default_factory=time.monotonic)
+    phases: int = 0
+    _entered: int = 0
 
     def result(
         self, data: Mapping[str, object], text: str | Callable[[], str], *, brief: str | None = None
@@ -69,20 +76,30 @@ class Output:
 
     @contextmanager
     def phase(self, name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
-        """Show that the phase ``name`` runs, and that an earlier run took ``expected_s`` seconds.
+        """Show that the phase ``name`` runs and for how long, and that an earlier run took ``expected_s`` seconds.
 
         The yielded function shows a step within the phase.
         """
-        mode = self._progress_mode()
-        about = f" ({expected_s:.0f} s the last time)" if expected_s is not None else ""
-        if mode == "bar":
-            with _spinner(name + about) as step:
-                yield step
-            return
-        begin = time.monotonic()
-        _heartbeat(mode, name, "begin", 0.0, about=about, expected_s=expected_s)
-        yield lambda step: _heartbeat(mode, name, "step", time.monotonic() - begin, about=step)
-        _heartbeat(mode, name, "end", time.monotonic() - begin)
+        mode, begin = self._progress_mode(), time.monotonic()
+        self._entered += 1
+        number = f"[{self._entered} of {self.phases}] " if self.phases else ""
+        progress = _progress.Progress(number + name, expected_s)
+
+        def say(event: str, seconds: float) -> None:
+            _heartbeat(mode, progress, name, event, seconds)
+
+        def step(text: str) -> None:
+            progress.step = text
+            say("step", time.monotonic() - begin)
+
+        say("begin", 0.0)
+        with (
+            _progress.show_on_terminal(progress, lambda text: one_line(secrets.text(text)))
+            if mode == "bar"
+            else _progress.repeat(lambda seconds: say("running", seconds))
+        ):
+            yield step
+        say("end", time.monotonic() - begin)
 
     def _progress_mode(self) -> Literal["bar", "plain", "none", "json"]:
         if self.progress == "auto":
@@ -114,12 +131,15 @@ def public(data: Mapping[str, object]) -> dict[str, Any]:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows below ``headers`` in aligned columns, numbers to the right."""
+    """Return rows below ``headers`` in aligned columns, numbers to the right, within the width of a terminal."""
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(headers), *cells]) for i in range(len(headers))]
     right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
+    width = _tables.find_width()
+    if rows and width is not None and sum(widths) + len(_tables.GAP) * (len(headers) - 1) > width:
+        return _tables.fit(headers, cells, right, width)
     lines = [
-        "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True))
+        _tables.GAP.join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True))
         for line in [list(headers), *cells]
     ]
     return "\n".join(line.rstrip() for line in lines)
@@ -134,28 +154,20 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def _heartbeat(
-    mode: str, name: str, event: str, seconds: float, *, about: str = "", expected_s: float | None = None
-) -> None:
+def _heartbeat(mode: str, progress: _progress.Progress, name: str, event: str, seconds: float) -> None:
     if mode == "json":
         said: dict[str, object] = {"phase": name, "event": event, "seconds": seconds}
-        said |= {"step": about} if event == "step" else {}
-        said |= {"expected_s": expected_s} if expected_s is not None else {}
+        said |= {"step": progress.step} if event == "step" else {}
+        said |= {"expected_s": progress.expected_s} if progress.expected_s is not None else {}
         _err(json.dumps({"schema_version": SCHEMA_VERSION, **said}))
     elif mode == "plain" and event == "begin":
-        _err(f"{name}{about} ...")
+        expected = progress.expected_s
+        about = f" ({expected:.0f} s the last time)" if expected is not None else ""
+        _err(f"{progress.name}{about} ...")
     elif mode == "plain" and event == "step":
-        _err(f"  {about}")
-
-
-@contextmanager
-def _spinner(name: str) -> Iterator[Callable[[str], None]]:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(stderr=True)
-    with console.status(Text(one_line(name))) as status:
-        yield lambda step: status.update(Text(one_line(secrets.text(f"{name}: {step}"))))
+        _err(f"  {progress.step}")
+    elif mode == "plain" and event == "running":
+        _err(f"  {progress.describe(seconds)}")
 
 
 def _err(message: str) -> None:
@@ -163,8 +175,15 @@ def _err(message: str) -> None:
     sys.stderr.flush()
 
 
-def complain(lines: Sequence[str], hint: str | None) -> None:
-    """Print the error that ends a command, and its hint. Only the hint begins a line with its label."""
+def complain(lines: Sequence[str], hint: str | None, json_code: int | None = None) -> None:
+    """Print the error that ends a command, and its hint. Only the hint begins a line with its label.
+
+    With `json_code`, the exit code, both are one line of JSON.
+    """
+    if json_code is not None:
+        document = {"error": "\n".join(lines), "hint": hint, "exit_code": json_code}
+        _err(json.dumps(public(document)))
+        return
     first, *more = lines
     _err(f"error: {first}")
     for line in more:

@@ -64,7 +64,8 @@ def command(
         offline=common.offline,
         cache=common.cache,
     )
-    document = run(replace(request, command_line=_command_line(request)), common.out.note)
+    with common.out.phase("measure cold starts") as step:
+        document = run(replace(request, command_line=_command_line(request)), step)
     result = Result(
         f"Cold start of {document['model']}",
         document,

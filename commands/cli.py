@@ -6,6 +6,7 @@ subcommands).
 """
 
 import difflib
+import errno
 import importlib
 import os
 import signal
@@ -24,6 +25,8 @@ from coldstart.errors import ERROR, ColdstartError
 
 # name: (module, help in one line, heading)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
+    "up": ("coldstart.commands.up", "Build, prepare and serve a model with one command.", "Cold start"),
+    "down": ("coldstart.commands.down", "Stop what up started.", "Cold start"),
     "materialize": (
         "coldstart.commands.materialize",
         "Build the bundle of a model, once, offline.",
@@ -67,6 +70,16 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
 ALIASES: Mapping[str, str] = {"ls": "list"}
 # Commands that need an extra of coldstart.
 EXTRAS: Mapping[str, str] = {"host": "host", "fleet": "fleet", "trace-replay": "lab", "bench": "report"}
+# What helps after an error of the operating system.
+_HINTS: Mapping[int, str] = {
+    errno.ENOENT: "name a path that exists",
+    errno.EISDIR: "name a file, not a directory",
+    errno.ENOTDIR: "name a directory, not a file",
+    errno.EACCES: "run as the owner of the file, or name another path",
+    errno.EPERM: "run as the owner of the file, or name another path",
+    errno.EROFS: "use a disk that can be written: --cache-dir DIR",
+    errno.ENOSPC: "free space with coldstart prune, or use another disk: --cache-dir DIR",
+}
 HEADINGS = ("Cold start", "Bundles", "Measure", "Machine")
 
 
@@ -84,8 +97,11 @@ class LazyGroup(TyperGroup):
             near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         loaded = load(name)
-        given = (ctx.default_map or {}).get(name, {})
-        config_file.check(given, _parameters(loaded, ctx), f"[{name}] of the configuration")
+        if ctx.default_map is not None and (given := ctx.default_map.get(name)):
+            from coldstart.commands._bindings import bind_table
+            from coldstart.commands._options import FILE_KEYS
+
+            ctx.default_map[name] = bind_table(loaded, given, FILE_KEYS, name)
         return loaded
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
@@ -100,6 +116,7 @@ class LazyGroup(TyperGroup):
 def load(name: str) -> Any:
     """Return the command object of one entry of COMMANDS."""
     from coldstart.commands import _examples
+    from coldstart.commands._bindings import bind_variables
 
     module = importlib.import_module(COMMANDS[name][0])
     app = getattr(module, "app", None)
@@ -110,7 +127,9 @@ def load(name: str) -> Any:
     loaded.name = name
     _examples.add(loaded, name)
     # Not for the group: COLDSTART_VERSION in a container would then set --version.
-    loaded.context_settings["auto_envvar_prefix"] = f"{config_file.PREFIX}_{name}".upper().replace("-", "_")
+    prefix = f"{config_file.PREFIX}_{name}".upper().replace("-", "_")
+    loaded.context_settings["auto_envvar_prefix"] = prefix
+    bind_variables(loaded, prefix)
     return loaded
 
 
@@ -124,14 +143,6 @@ def _command_class(command: Any) -> type[TyperCommand]:
 
 def _new_app() -> typer.Typer:
     return typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
-
-
-def _parameters(loaded: Any, ctx: typer.Context) -> set[str]:
-    from coldstart.commands._options import SHARED
-
-    own = {parameter.name for parameter in loaded.params}
-    below = set(loaded.list_commands(ctx)) if hasattr(loaded, "list_commands") else set()
-    return {*own, *below, *SHARED}
 
 
 app = typer.Typer(
@@ -169,11 +180,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )  # Other users must not be able to write the files that are created here.
     catch()
     _ignore_service_variables()
+    as_json = False
     try:
-        app(own, prog_name="coldstart", obj=rest, default_map=_defaults(own))
+        defaults = _defaults(own)
+        as_json = config_file.find_format(own, defaults) == "json"
+        # With standalone_mode the parser itself prints its errors, as text.
+        code = app(own, prog_name="coldstart", obj=rest, default_map=defaults, standalone_mode=not as_json)
     except Exception as error:  # noqa: BLE001 - here each failure becomes an exit code
-        sys.exit(_report(error, own))
-    sys.exit(0)
+        as_json = as_json or config_file.find_format(own, {}) == "json"
+        sys.exit(_report(error, own, as_json=as_json))
+    sys.exit(code or 0)
 
 
 def _ignore_service_variables() -> None:
@@ -188,9 +204,9 @@ def _ignore_service_variables() -> None:
 def _defaults(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
     if config_file.locate(argv) is None:
         return {}
-    from coldstart.commands._options import SHARED
+    from coldstart.commands._options import FILE_KEYS
 
-    return config_file.load(argv, [*COMMANDS], SHARED)
+    return config_file.load(argv, [*COMMANDS], FILE_KEYS)
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
@@ -233,7 +249,7 @@ def _raise(code: int) -> NoReturn:
     raise _Stopped(code)
 
 
-def _report(error: Exception, argv: Sequence[str] = ()) -> int:
+def _report(error: Exception, argv: Sequence[str] = (), *, as_json: bool = False) -> int:
     if environment.DEBUG.read():
         import traceback
 
@@ -242,7 +258,7 @@ def _report(error: Exception, argv: Sequence[str] = ()) -> int:
 
     missing = _explain_missing(error, argv) if isinstance(error, ModuleNotFoundError) else None
     lines, hint, code = missing or _explain(error)
-    complain(lines, hint)
+    complain(lines, hint, code if as_json else None)
     return code
 
 
@@ -267,9 +283,12 @@ def _explain(error: Exception) -> tuple[Sequence[str], str | None, int]:
         code = getattr(error, "code", None)
         *before, last = error.lines
         return [*before, last + (f" [{code}]" if code else "")], error.hint, error.exit_code
+    if describe := getattr(error, "format_message", None):  # an error of the parser
+        context = getattr(error, "ctx", None)
+        return [describe()], f"{context.command_path} --help" if context else None, ERROR
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
-        return [f"{place}{error.strerror}."], None, ERROR
+        return [f"{place}{error.strerror}."], _HINTS.get(error.errno or 0), ERROR
     return (
         [f"internal error: {type(error).__name__}: {error}"],
         "run it again with COLDSTART_DEBUG=1 and report what it prints",

@@ -8,6 +8,8 @@ The file is TOML: one table per command with its options as keys, and the common
 """
 
 import difflib
+import itertools
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ def locate(argv: Sequence[str]) -> Path | None:
     if path.is_file():
         return path
     if named:
-        raise UsageError(f"The configuration file {path} does not exist.", hint="name another: --config FILE")
+        why = "is not a regular file" if path.exists() else "does not exist"
+        raise UsageError(f"The configuration file {path} {why}.", hint="name another: --config FILE")
     return None
 
 
@@ -60,6 +63,25 @@ def check(names: Collection[str], known: Collection[str], where: str) -> None:
             raise UsageError(f"unknown setting {name!r} in {where}.", hint=hint)
 
 
+def find_format(argv: Sequence[str], defaults: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the output format that `argv`, the environment or `defaults` set, also if the parser rejects `argv`."""
+    typed = [following for word, following in itertools.pairwise(argv) if word == "--format"]
+    typed += [word.partition("=")[2] for word in argv if word.startswith("--format=")]
+    if typed:
+        return typed[-1]
+    command = [word for word in argv if not word.startswith("-")][:2]
+    prefixes = ["_".join([PREFIX, *command[:count]]) for count in range(1, len(command) + 1)]
+    variables = [f"{prefix}_format".upper().replace("-", "_") for prefix in prefixes]
+    table: Any = defaults
+    found = None
+    for word in command:
+        table = table.get(word)
+        if not isinstance(table, Mapping):
+            break
+        found = table.get("format", found)
+    return next((os.environ[name] for name in variables if os.environ.get(name)), found)
+
+
 def _flag(argv: Sequence[str]) -> str | None:
     for index, token in enumerate(argv):
         if token.startswith("--config="):
@@ -74,9 +96,10 @@ def _read(path: Path) -> dict[str, Any]:
 
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} cannot be read: {error}.", hint="correct it, or name another: --config FILE"
+            f"{path} cannot be read: {error}.",
+            hint="write TOML, such as [serve] and below it port = 8000, or name another: --config FILE",
         ) from error
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from coldstart.artifacts.archive import export_archive
+from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import SNAPSHOT, Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
@@ -15,7 +16,7 @@ from coldstart.models import inspection
 @declare()
 def command(
     common: Common,
-    refs: Annotated[list[str], typer.Argument(help="Bundles to write.")],
+    refs: Annotated[list[str], typer.Argument(help="Bundles to write.", autocompletion=complete_reference)],
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="Archive to write; default: NAME-vN.oci.tar.")
     ] = None,

@@ -12,10 +12,15 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._received import report
 
+from coldstart.errors import UsageError
+
 
 @declare()
 def command(common: Common, file: Annotated[Path, typer.Argument(help="Archive to read.")]) -> None:
     """Import the bundles and verify each digest."""
+    if not file.is_file():
+        why = "it is not a regular file" if file.exists() else "no such file"
+        raise UsageError(f"Cannot read the archive {file}: {why}.", hint=f"coldstart export NAME --to {file}")
     with common.out.phase(f"read {file.name}"):
         bundles = import_archive(common.store(), file)
     report(common, bundles, f"Imported {len(bundles)} bundles")

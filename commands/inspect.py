@@ -10,6 +10,7 @@ import typer
 from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.commands import _bundle_views
 from coldstart.commands._bundle_views import BundleView
+from coldstart.commands._completion import complete_model
 from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
@@ -23,7 +24,12 @@ from coldstart.models import inspection
 def command(
     common: Common,
     exports: Exports,
-    ref: Annotated[str, typer.Argument(metavar="MODEL|REF", help="Model, or reference of a bundle.")],
+    ref: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|REF", help="Model, or reference of a bundle.", autocompletion=complete_model
+        ),
+    ],
     manifest: Annotated[bool, typer.Option("--manifest", help="Print the manifest as it is stored.")] = False,
     tree: Annotated[bool, typer.Option("--tree", help="List the files of each section.")] = False,
     key: Annotated[bool, typer.Option("--key", help="Print the fields of the key.")] = False,

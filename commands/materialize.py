@@ -64,6 +64,9 @@ def command(
     if (ahead := planned.estimate()) is not None:
         minutes, size = ahead.seconds / 60, human_bytes(ahead.disk_bytes)
         common.out.note(f"estimated duration: {minutes:.0f} minutes and {size} besides weights")
+    if (earlier_s := planned.earlier_seconds()) is not None:
+        common.out.note(f"the last materialization of this model took {earlier_s:.0f} s here")
+    common.out.phases = planned.count_stages() or 0
     there = {earlier.digest for earlier in common.store().list()}
     bundle = planned.run(common.out.phase)
     is_new = bundle.digest not in there

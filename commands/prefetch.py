@@ -9,6 +9,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
 from coldstart.errors import UsageError
+from coldstart.units import parse_size
 
 app = group(__doc__)
 _SOURCE = typer.Option(
@@ -18,8 +19,11 @@ _SOURCE = typer.Option(
 )
 _NAME = typer.Option("--name", metavar="TENSOR", help="Fetch only this tensor; repeatable.")
 _MEMORY = typer.Option(
-    "--memory-bytes", help="Maximum memory of the prefetcher; default: half of the available memory."
+    "--memory",
+    metavar="SIZE",
+    help="Maximum memory of the prefetcher, such as 60GiB; default: half of the available memory.",
 )
+_MEMORY_BYTES = typer.Option("--memory-bytes", hidden=True, help="Earlier name of --memory.")
 _STREAMS = typer.Option("--streams", help="Number of parallel connections; default: 4.")
 _IDLE = typer.Option(
     "--idle",
@@ -35,7 +39,8 @@ def start(
     model: Model,
     weights_from: Annotated[str | None, _SOURCE] = None,
     name: Annotated[list[str] | None, _NAME] = None,
-    memory_bytes: Annotated[int | None, _MEMORY] = None,
+    memory: Annotated[str | None, _MEMORY] = None,
+    memory_bytes: Annotated[str | None, _MEMORY_BYTES] = None,
     streams: Annotated[int | None, _STREAMS] = None,
     idle: Annotated[float | None, _IDLE] = None,
     untrusted: Untrusted = False,
@@ -43,6 +48,8 @@ def start(
     """Fetch the weights and wait until they are in memory."""
     from coldstart.weights.prefetch import ask, configuration
 
+    size = memory or memory_bytes
+    limit = None if size is None else parse_size(size)
     common.require_network(weights_from or "")
     with common.out.phase("look up"):
         wanted = ask.resolve(
@@ -55,7 +62,7 @@ def start(
         )
     for note in wanted.notes:
         common.out.warn(note)
-    settings = configuration.format_variables(memory_bytes=memory_bytes, streams=streams, idle_s=idle)
+    settings = configuration.format_variables(memory_bytes=limit, streams=streams, idle_s=idle)
     common.require_network(wanted.source)
     with common.out.phase("fetch"):
         stats = ask.fetch_all(wanted, name or None, settings)

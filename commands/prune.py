@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, one_line
@@ -14,7 +15,10 @@ from coldstart.launch import pruning
 def command(
     common: Common,
     refs: Annotated[
-        list[str] | None, typer.Argument(help="Bundles to remove in addition to old versions.")
+        list[str] | None,
+        typer.Argument(
+            help="Bundles to remove in addition to old versions.", autocompletion=complete_reference
+        ),
     ] = None,
     keep: Annotated[int, typer.Option("--keep", min=0, help="Number of versions of each key to retain.")] = 1,
     dry_run: Annotated[

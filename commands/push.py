@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from coldstart.artifacts import remote
+from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import SNAPSHOT, Common
 from coldstart.commands._options import command as declare
 
@@ -16,7 +17,9 @@ from coldstart.models import inspection
 @declare()
 def command(
     common: Common,
-    ref: Annotated[str, typer.Argument(metavar="REF", help="Bundle to send.")],
+    ref: Annotated[
+        str, typer.Argument(metavar="REF", help="Bundle to send.", autocompletion=complete_reference)
+    ],
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="DIR, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG].")
     ],

@@ -2,12 +2,12 @@
 
 import json
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from coldstart.commands import _serving
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
@@ -18,11 +18,8 @@ from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import secrets
 
 if TYPE_CHECKING:
-    from coldstart.artifacts.bundle import Trust
-
     from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.request import ServeRequest
-    from coldstart.models.inspection import Lookup
 
     Mode = str
 else:
@@ -49,29 +46,10 @@ def command(
             help="Without a matching bundle: fail, start stock vLLM with a warning, or build a bundle first.",
         ),
     ] = "fail",
-    host: Annotated[
-        str | None,
-        typer.Option(
-            "--host",
-            metavar="ADDRESS",
-            help="Address to listen on; default: 127.0.0.1 (this machine only).",
-        ),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            "--port", min=0, max=65535, metavar="N", help="Port to listen on, as for vLLM; default: 8000."
-        ),
-    ] = None,
+    host: _serving.Host = None,
+    port: _serving.Port = None,
     revision: Revision = None,
-    ready_timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--ready-timeout",
-            metavar="SECONDS",
-            help="Abort a start that takes longer, in seconds; default: no limit.",
-        ),
-    ] = None,
+    ready_timeout: _serving.ReadyTimeout = None,
     ready_file: Annotated[
         Path | None,
         typer.Option(
@@ -112,28 +90,25 @@ def command(
 ) -> None:
     """Start the server, report when it is ready, and wait until it ends."""
     from coldstart.artifacts.bundle import anyone
-    from coldstart.commands import _faster
 
-    from coldstart.launch import ladder, listening, planning, prediction, supervise
+    from coldstart.launch import listening, planning
     from coldstart.launch.request import ServeRequest
     from coldstart.launch.scheduler import check
-    from coldstart.system.drawing import draw
-    from coldstart.system.recording import recording
 
     for file in filter(None, (ready_file, timeline)):
         _require_place(file)
     # Report wrong options before any look-up.
     check(choice, common.vllm_args)
-    lookup = _find(common, model, revision, anyone if untrusted else None)
+    lookup = _serving.find(common, model, revision, anyone if untrusted else None)
     lookup = lookup.drop_weights() if weights_from is not None else lookup
-    _show_arguments(common, lookup)
+    _serving.show_arguments(common, lookup)
     check(choice, lookup.vllm_args)
     listen = listening.choose_address(host, port, lookup.vllm_args)
     if not dry_run:
         listening.require_free_port(lookup.vllm_args, listen)
     materializes = lookup.bundle is None and on_miss == "materialize"
     request = ServeRequest(
-        lookup if dry_run or not materializes else _materialized(common, lookup),
+        lookup if dry_run or not materializes else _serving.materialize(common, lookup),
         listen,
         mode=mode,
         without_bundle=on_miss == "warn" or (dry_run and materializes),
@@ -150,29 +125,10 @@ def command(
         planned = _describe(request, plan) | {"materializes": materializes}
         common.out.result(planned, lambda: _dry_run_text(planned))
         return
-    with recording(timeline, wanted=common.out.verbose) as recorded:
-        started = ladder.start(request, plan)
-        with supervise.end_on_error(started.running.process):
-            report = started.document() | {"url": planning.url(plan)}
-            recorded.started()
-            report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
-            _say(common, report, ready_file)
-            unavailable = decode(report["absent"])
-            if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
-                common.out.warn(exposure)
-            if advice := _faster.advise(request.lookup, report["ready_s"], unavailable):
-                common.out.note(advice)
-            common.out.detail(*draw(recorded.timeline).splitlines())
-            code = supervise.stay(started.running.process)
+    code = _serving.run(
+        common, request, plan, lambda report: _say(common, report, ready_file), timeline=timeline
+    )
     raise typer.Exit(code)
-
-
-def _materialized(common: Common, lookup: "Lookup") -> "Lookup":
-    from coldstart.materialize import materialize
-    from coldstart.materialize.options import Options
-
-    materialize.materialize(lookup, Options(), common.out.phase)
-    return lookup.refresh()
 
 
 def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
@@ -199,41 +155,12 @@ def _dry_run_text(planned: Mapping[str, Any]) -> str:
     )
 
 
-def _find(common: Common, model: str, revision: str | None, accepts: "Trust | None") -> "Lookup":
-    """Look up the model, or the one version that `model` names; without `--` with the arguments of a bundle."""
-    from coldstart.models import recorded
-
-    if bundle := recorded.find_versioned(common.store(), model):
-        return recorded.look_up_version(
-            bundle,
-            common.vllm_args if common.typed_args else None,
-            cache=common.cache,
-            offline=common.offline,
-            revision=revision,
-            accepts=accepts,
-        )
-    lookup = common.look_up(model, revision, accepts)
-    return lookup if common.typed_args else recorded.adopt_arguments(lookup)
-
-
-def _show_arguments(common: Common, lookup: "Lookup") -> None:
-    if lookup.lender is not None and lookup.vllm_args:
-        lender = f"{lookup.lender.name}:v{lookup.lender.version}"
-        common.out.note(f"Using the arguments of {lender}: {shlex.join(lookup.vllm_args)}")
-
-
 def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> None:
     for fallback in decode(report["fallbacks"]):
         common.out.warn(str(fallback))
     if ready_file:
         _write(ready_file, json.dumps(secrets.document(report)))
-    common.out.result(report, lambda: _ready(report))
-
-
-def _ready(report: Mapping[str, Any]) -> str:
-    predicted = report["predicted"]
-    beside = f" (predicted {predicted['ttft_s']:.2f} s)" if predicted else ""
-    return f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}"
+    common.out.result(report, lambda: _serving.describe(report))
 
 
 def _require_place(file: Path) -> None:

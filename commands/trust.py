@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from coldstart.artifacts.bundle import Bundle
+from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import one_line, table
@@ -73,7 +74,9 @@ def show_own(common: Common) -> None:
 
 @app.command("why")
 @declare()
-def why(common: Common, ref: Annotated[str, typer.Argument(help="A bundle.")]) -> None:
+def why(
+    common: Common, ref: Annotated[str, typer.Argument(help="A bundle.", autocompletion=complete_reference)]
+) -> None:
     """Explain why a bundle is trusted or not, signature by signature, and which version is selected."""
     store = common.store()
     bundle = store.get(ref, trust=inspection.trust)

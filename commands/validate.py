@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from coldstart.commands._completion import complete_model
 from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
@@ -42,7 +43,10 @@ def command(
     common: Common,
     exports: Exports,
     words: Annotated[
-        list[str], typer.Argument(metavar="MODEL|REF...", help="Models, or references of bundles.")
+        list[str],
+        typer.Argument(
+            metavar="MODEL|REF...", help="Models, or references of bundles.", autocompletion=complete_model
+        ),
     ],
     level: Annotated[Level, typer.Option("--level", help="Last level to check.")] = "checksum",
     against: Annotated[

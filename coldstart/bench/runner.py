@@ -7,7 +7,8 @@ makes the benchmark fail (see `result.failures`).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,6 +59,26 @@ class BenchRuns:
 
 
 @dataclass
+class RunCounter:
+    """Number of runs that are left in each mode, and the number and the begin of those that were started."""
+
+    left: dict[str, int] = field(default_factory=dict)
+    started: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def count(self, mode: str, dropped: Collection[str]) -> str:
+        """Count a run that starts now, and return its number, the number of all runs, and the expected rest."""
+        left = sum(runs for name, runs in self.left.items() if name not in dropped)
+        finished, self.started = self.started, self.started + 1
+        self.left[mode] = max(0, self.left.get(mode, 0) - 1)
+        number = f"{self.started} of {finished + max(1, left)}"
+        if finished == 0:
+            return number
+        seconds = (time.monotonic() - self.began) / finished * max(1, left)
+        return f"{number}, about {seconds:.0f} s left"
+
+
+@dataclass
 class Bench:
     """One benchmark over `launchers`; `work` is an empty directory for caches, logs and events.
 
@@ -70,6 +91,7 @@ class Bench:
     progress: Progress
     measure_floor: bool = True
     two_at_once: bool = True
+    _counter: RunCounter = field(default_factory=RunCounter)
 
     def measure(self, runs: int, warmup: int) -> BenchRuns:
         """Run the benchmark; every process that it started has ended afterwards, also on errors.
@@ -82,13 +104,14 @@ class Bench:
         measured = BenchRuns(modes)
         schedule = run_order.rounds(modes, runs)
         cold_first = schedule[0][0] == run_order.VLLM_COLD
+        warmups = {mode: run_order.warmups(mode, warmup, cold_first=cold_first) for mode in modes}
+        self._counter = RunCounter({mode: count + runs for mode, count in warmups.items()})
         with process_tree.adopting_orphans():
             before = process_tree.snapshot()
             try:
                 for launcher in self.launchers:
                     self._prepare(launcher, measured)
-                    count = run_order.warmups(launcher.mode, warmup, cold_first=cold_first)
-                    self._warm(launcher, count, measured)
+                    self._warm(launcher, warmups[launcher.mode], measured)
                 for index, order in enumerate(schedule):
                     self._round(index, order, measured)
                 if self.settings.steady and self.two_at_once:
@@ -130,7 +153,9 @@ class Bench:
 
     def _run(self, launcher: Launcher, name: str, index: int, measured: BenchRuns) -> None:
         directory = self.work / launcher.mode / name
-        self.progress(f"{launcher.mode} {name} ...")
+        self.progress(
+            f"{launcher.mode} {name} ({self._counter.count(launcher.mode, measured.unavailable)}) ..."
+        )
         try:
             alone = self.settings.steady and not self.two_at_once
             done = run(launcher, directory, replace(self.settings, steady=alone), index)

@@ -81,7 +81,6 @@ class Assembly:
             env |= caches.environment(self.work / "caches")
         plan = LaunchPlan(self._arguments(), key=self.key, env=env)
         with self._stage("run the engine offline"):
-            self._say(f"this includes the iteration profile: {self.profile_s:.0f} s at most")
             self._engine("offline", plan, str(self.out), str(self.profile_s))
             if (self.out / "compatibility.json").exists():
                 for reason in self._read("compatibility").values():

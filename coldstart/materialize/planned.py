@@ -10,9 +10,13 @@ from coldstart.artifacts.key import Key
 from coldstart.materialize.options import Options
 from coldstart.materialize.progress import Phase, no_progress
 from coldstart.models.inspection import Lookup
+from coldstart.system import runtime
 
 if TYPE_CHECKING:
     from coldstart.materialize.expectation import Expectation
+
+# Weights, offline run, digests of the weights, proof and publication.
+_STAGES_ON_CPU = 5
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,22 @@ class MaterializationPlan:
         from coldstart.materialize import expectation  # numpy, which a program that only serves does without
 
         return expectation.expected(self.lookup, self.options)
+
+    def earlier_seconds(self) -> float | None:
+        """Return the time of the model's last materialization on this hardware; None without one, or if nothing is built."""
+        if self.existing is not None and not self.options.force:
+            return None
+        from coldstart.materialize import expectation
+
+        return sum(expectation.estimates(self.lookup).values()) or None
+
+    def count_stages(self) -> int | None:
+        """Return the number of stages of `run`; None on a GPU, where the engine decides how many graphs are recorded."""
+        if not runtime.targets_cpu():
+            return None
+        builds = self.existing is None or self.options.force
+        freezes = self.options.snapshot and (builds or not (self.existing and self.existing.has("snapshot")))
+        return builds * _STAGES_ON_CPU + freezes
 
     def run(self, on_progress: Phase | None = None) -> Bundle:
         """Build and publish the bundle, or return the existing one.

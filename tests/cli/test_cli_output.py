@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
+from coldstart.commands import _progress, _tables
 from coldstart.commands._output import Output, human_bytes, table
+from support.waiting import wait_until
 from tools.shell import Run
 
 from coldstart.errors import UsageError
@@ -66,7 +69,7 @@ def test_terminal_shows_a_progress_line(home: Path, monkeypatch: pytest.MonkeyPa
     os.close(slave)
     shown = os.read(master, 1 << 16)
     os.close(master)
-    assert b"examine this machine" in shown
+    assert b"examine this machine: 0 s" in shown
     assert b"examine this machine ..." not in shown
     assert json.loads(done.stdout)["schema_version"] == 2
 
@@ -99,6 +102,45 @@ def test_json_progress_has_the_expectation_and_the_steps(capsys: pytest.CaptureF
     assert [one["event"] for one in (begin, middle, end)] == ["begin", "step", "end"]
 
 
+def test_phases_are_numbered_when_their_number_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Output(progress="plain", phases=2)
+    for name in ("build", "prove"):
+        with out.phase(name):
+            pass
+    assert capsys.readouterr().err.splitlines() == ["[1 of 2] build ...", "[2 of 2] prove ..."]
+
+
+@pytest.mark.parametrize("mode", ["plain", "json"])
+def test_a_long_phase_repeats_its_time_estimate_and_last_step(
+    mode: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_progress, "HEARTBEAT_S", 0.01)
+    lines: list[str] = []
+
+    def is_repeated() -> bool:
+        lines.extend(capsys.readouterr().err.splitlines())
+        return any('"running"' in line or "; last: " in line for line in lines)
+
+    with Output(progress=mode).phase("build", 70.0) as step:
+        step("compile: 3.0 s")
+        wait_until(is_repeated)
+    if mode == "plain":
+        assert "  build: 0 s of about 70 s; last: compile: 3.0 s" in lines
+    else:
+        beats = [one for one in map(json.loads, lines) if one["event"] == "running"]
+        assert beats[0]["phase"] == "build" and beats[0]["expected_s"] == 70.0
+
+
+def test_no_line_about_a_phase_follows_its_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_progress, "HEARTBEAT_S", 0.001)
+    before = threading.active_count()
+    with pytest.raises(KeyError), Output(progress="plain").phase("build"):
+        raise KeyError
+    assert threading.active_count() == before
+
+
 def test_flag_overrides_the_environment(
     run: Run, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
@@ -121,6 +163,28 @@ def test_unknown_settings_of_a_command_are_refused(run: Run, home: Path) -> None
     assert "colour" in run("list", "--config", "c.toml", code=2).stderr
 
 
+def test_the_configuration_file_sets_options_of_subcommands_by_their_names(run: Run, home: Path) -> None:
+    file = home / "c.toml"
+    file.write_text('format = "json"\n[fleet]\nquiet = true\n[fleet.manifest]\nfor = "nothing"\n')
+    assert json.loads(run("template", "stop", "--config", "c.toml").stdout)["stopped"] == 0
+    refused = json.loads(run("fleet", "manifest", "--image", "x", "--config", "c.toml", code=2).stderr)
+    assert "'nothing' is not one of 'kuberay', 'lws'" in refused["error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[fleet.status]\ncolour = 1\n", "unknown setting 'colour' in [fleet.status] of the configuration"),
+        ("[fleet]\nstatus = 1\n", "fleet.status of the configuration is 1: expected a table"),
+        ('config = "other.toml"\n', "unknown setting 'config'"),
+    ],
+)
+def test_wrong_settings_of_subcommands_are_refused(text: str, error: str, run: Run, home: Path) -> None:
+    (home / "c.toml").write_text(text)
+    said = run("fleet", "status", "--config", "c.toml", code=2).stderr
+    assert error in said and "hint: " in said
+
+
 def test_sink_without_quiet_text_keeps_text(capsys: pytest.CaptureFixture[str]) -> None:
     Output(quiet=True).result({"a": 1}, lambda: "text")
     assert capsys.readouterr().out == "text\n"
@@ -133,6 +197,44 @@ def test_sink_refuses_a_directory(tmp_path: Path) -> None:
 
 def test_table_aligns_numbers_right() -> None:
     assert table(("name", "n"), [("a", 1), ("bb", 100)]) == "name    n\na       1\nbb    100"
+
+
+LONG = [("vllm", "ok", "0.32.0 of the CPU build", 3), ("compiler", "missing", "no c++ in PATH", 12)]
+
+
+def test_table_wraps_at_spaces_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tables, "find_width", lambda: 36)
+    lines = table(("name", "state", "found", "n"), LONG).splitlines()
+    assert max(map(len, lines)) <= 36
+    assert lines[0].split() == ["name", "state", "found", "n"]
+    assert {word for row in LONG for cell in row for word in str(cell).split()} <= set(
+        " ".join(lines).split()
+    )
+
+
+def test_table_has_a_line_per_cell_where_words_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tables, "find_width", lambda: 20)
+    shown = table(("name", "state", "found", "n"), LONG)
+    first = "name   vllm\nstate  ok\nfound  0.32.0 of the CPU build\nn      3"
+    assert shown.startswith(first + "\n\nname   compiler\n")
+    assert table(("name", "state"), []) == "name  state"
+
+
+def test_table_is_not_wrapped_in_a_pipe() -> None:
+    assert max(map(len, table(("name", "state"), [("a", "word " * 40)]).splitlines())) > 200
+
+
+def test_a_terminal_of_60_columns_breaks_no_word(
+    home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    master, slave = os.openpty()
+    program = [sys.executable, "-m", "coldstart.commands.cli", "list"]
+    subprocess.run(program, stdout=slave, check=True, timeout=60)
+    os.close(slave)
+    lines = os.read(master, 1 << 16).decode().splitlines()
+    os.close(master)
+    assert max(map(len, lines)) <= 60 and any("org/tiny:v1" in line for line in lines)
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB")])

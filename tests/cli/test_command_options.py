@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-from coldstart.commands import cli
+from coldstart.commands import _bindings, cli
 from coldstart.commands._examples import EXAMPLES
 from tools.command_line import parse
 
@@ -114,3 +114,28 @@ def test_exports_use_one_option() -> None:
     assert exporting == {"bench", "trace-replay", "inspect", "validate"}
     shown = {flag for command in EVERY.values() for one in options(command) for flag in one.opts}
     assert not shown & {"--html", "--csv", "--json", "--markdown"}
+
+
+def contexts() -> Iterator[tuple[tuple[str, ...], typer.Context]]:
+    """Yield each command with the context in which the command line parses it."""
+    for name in cli.COMMANDS:
+        loaded = cli.load(name)
+        context = typer.Context(loaded, info_name=name, **loaded.context_settings)
+        yield (name,), context
+        for word, below in getattr(loaded, "commands", {}).items():
+            yield (name, word), typer.Context(below, info_name=word, parent=context)
+
+
+@pytest.mark.parametrize(
+    ("words", "context"), [pytest.param(*one, id=" ".join(one[0])) for one in contexts()]
+)
+def test_each_option_has_the_variable_and_the_key_of_its_name(
+    words: tuple[str, ...], context: typer.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for option in (one for one in context.command.params if one.opts[0].startswith("-")):
+        key = max(option.opts, key=len).removeprefix("--").replace("-", "_")
+        variable = "_".join(["coldstart", *words, key]).replace("-", "_").upper()
+        with monkeypatch.context() as environment:
+            environment.setenv(variable, "typed")
+            assert option.resolve_envvar_value(context) == "typed", variable
+        assert _bindings.bind_table(context.command, {key: 7}, (), "x")[str(option.name)] == 7

@@ -17,6 +17,7 @@ import pytest
 import typer
 from coldstart.commands import cli
 from tools.command_line import parse
+from tools.shell import Run
 
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(r"\bcoldstart (?=[a-z])(.*?)(?=$|[,;()]|\. )")
@@ -114,3 +115,23 @@ def test_hints_are_found() -> None:
 def test_parse_refuses_invalid_commands(words: list[str]) -> None:
     with pytest.raises(Exception, match=r"No such|Missing|has no option"):
         parse(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("inspect", "/etc"), "pass a directory that contains config.json"),
+        (("import", "nofile.tar"), "coldstart export NAME --to nofile.tar"),
+        (("import", "/etc"), "coldstart export NAME --to /etc"),
+        (
+            ("import", "/etc/hostname"),
+            "name a directory or archive that coldstart export or an OCI client wrote",
+        ),
+        (("list", "--config", "bad.toml"), "write TOML, such as [serve] and below it port = 8000"),
+        (("list", "--config", "/etc"), "name another: --config FILE"),
+        (("trust", "add", "nofile.pem"), ""),
+    ],
+)
+def test_each_error_has_a_hint(words: tuple[str, ...], hint: str, run: Run, home: Path) -> None:
+    (home / "bad.toml").write_text("[serve\n")
+    assert f"\nhint: {hint}" in run(*words, code=None).stderr

@@ -35,7 +35,7 @@ def model(home: Path) -> Iterator[Path]:
 def test_start_status_stop(run: Run, model: Path) -> None:
     size = (model / "model.safetensors").stat().st_size
     with serving(model) as server:
-        done = run("prefetch", "start", str(model), "--weights-from", server.url, "--memory-bytes", "1000000")
+        done = run("prefetch", "start", str(model), "--weights-from", server.url, "--memory", "1MB")
         assert done.stdout.startswith("mine: ") and "Next: coldstart prefetch status" in done.stderr
         assert server.total() == size
         again = run("prefetch", "start", str(model), "--weights-from", server.url, "--format", "json")
@@ -76,6 +76,7 @@ def test_start_reports_invalid_requests(run: Run, model: Path) -> None:
         offline = ("--weights-from", server.url, "--offline")
         assert "--offline is set" in run("prefetch", "start", str(model), *offline, code=4).stderr
     client.request("stop")
+    assert "invalid size 'lots'" in run("prefetch", "start", str(model), "--memory", "lots", code=2).stderr
     assert "STREAMS" in run("prefetch", "start", str(model), "--streams", "0", code=2).stderr
     (model / "model.safetensors").unlink()
     assert "--weights-from" in run("prefetch", "start", str(model), code=2).stderr

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from coldstart.commands import cli, config_file
-from coldstart.commands._options import SHARED
+from coldstart.commands._options import FILE_KEYS, SHARED
 
 from coldstart import errors
 from coldstart.fleet import configuration as fleet_file
@@ -113,6 +113,11 @@ def test_configuration_page_names_every_key_of_a_fleet_file() -> None:
     assert rows(section(part, "Keys of a table `[models.NAME]`:")) == names_of(FleetModel, Costs) - hidden | {
         "count"
     }
+
+
+def test_configuration_page_has_the_keys_of_all_commands() -> None:
+    part = read("configuration.md").partition("## Configuration of the command line")[2].partition("## ")[0]
+    assert {name.replace("-", "_") for name in rows(part)} == set(FILE_KEYS)
 
 
 def test_configuration_example_loads(tmp_path: Path) -> None:

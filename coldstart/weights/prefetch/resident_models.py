@@ -94,7 +94,7 @@ class Memory:
         if needed > self.budget:
             raise PrefetchRefusedError(
                 f"The request needs {needed} bytes, but the prefetcher may hold {self.budget} "
-                "(coldstart prefetch stop, then start --memory-bytes N)."
+                "(coldstart prefetch stop, then start --memory SIZE)."
             )
         unused = sorted(
             (m for m in self.models.values() if not m.leases and m is not model), key=lambda m: m.used

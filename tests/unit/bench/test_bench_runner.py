@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from coldstart.bench import floor, result, steady
 from coldstart.bench.measure import RunSettings
-from coldstart.bench.runner import Bench
+from coldstart.bench.runner import Bench, RunCounter
 from coldstart.bench.steady import SLICES_PER_RUN, Pair
 from coldstart.errors import NoBundleError
 from coldstart.validate.completions import CompletionClient, NoAnswerError
@@ -176,3 +177,11 @@ def test_an_interrupted_bench_leaves_no_process(fake: Fake, settings: RunSetting
         bench([stray], settings, tmp_path)
     assert stray.closed == 1
     assert children[0].wait(30) in (0, -signal.SIGKILL)  # 0: the bench was first to wait for it
+
+
+def test_runs_are_counted_with_the_expected_rest_and_without_dropped_modes() -> None:
+    counter = RunCounter({"fresh": 2, "snapshot": 2}, began=time.monotonic() - 10)
+    assert counter.count("fresh", ()) == "1 of 4"
+    assert counter.count("snapshot", ()) == "2 of 4, about 30 s left"
+    assert counter.count("fresh", ("snapshot",)) == "3 of 3, about 5 s left"
+    assert counter.count("fresh", ("snapshot",)) == "4 of 4, about 3 s left"  # warmed again after a failure

@@ -65,3 +65,16 @@ def test_load_gives_a_hint_when_the_file_is_no_toml(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.toml cannot be read") as caught:
         config_file.load(["--config", str(tmp_path / "config.toml")], ["serve"], ["format"])
     assert "--config FILE" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("text", ["[serve", "a = [", "a=" + "[" * 5000, "\x00", "port = 08"])
+def test_load_shows_the_form_of_the_file_when_it_is_no_toml(text: str, file: Path) -> None:
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"config\.toml cannot be read") as caught:
+        load(file)
+    assert str(caught.value.hint).startswith("write TOML, such as [serve]")
+
+
+def test_a_directory_is_no_configuration_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a regular file"):
+        load(tmp_path)

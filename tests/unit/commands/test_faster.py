@@ -1,21 +1,39 @@
-"""After a slow start one line names the command that prepares a faster mode."""
+"""After a slow start one line names the command that prepares a faster mode, and the gain where earlier starts show it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from coldstart.commands._faster import SLOW_S, advise
+from support.engines import Publish, home, publish
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
+from coldstart.launch import start_history
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
 
+__all__ = ["home", "publish"]
+SPANS = {"import torch": 3.5, "configure": 1.5, "start engine": 4.0, "load": 2.0, "build app": 0.0}
+STAGES = {"ready_s": 10.0, "spans": SPANS}
+WEIGHTS = {"files": [{"tensors": [{"size": 1000}]}]}
 TEMPLATE = Fallback("template-engine", "none runs", "coldstart template start tiny --level engine")
 SNAPSHOT = Fallback("snapshot", "the bundle has none", "coldstart materialize MODEL --snapshot")
 FREEZE = Fallback("runtime-snapshot", "no runtime is frozen", "coldstart template freeze")
 FOREIGN = Fallback("snapshot", "no CUDA state", "vllm snapshot create MODEL")
+
+
+RUNTIME = Fallback("template-runtime", "none runs", "coldstart template start tiny --level runtime")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return Cache.at()
 
 
 def look_up(*arguments: str) -> Lookup:
@@ -43,3 +61,23 @@ def test_advise_is_silent_after_a_fast_start_or_without_a_faster_mode() -> None:
 def test_advise_shows_no_secret() -> None:
     line = advise(look_up("--api-key", "very-secret"), SLOW_S, [TEMPLATE])
     assert line is not None and "very-secret" not in line
+
+
+def test_advise_names_the_time_of_the_last_start_in_that_mode(cache: Cache) -> None:
+    start_history.record_start(key().digest, "template-engine", 0.44, cache)
+    line = advise(look_up(), 65.26, [TEMPLATE])
+    assert line is not None
+    assert "(template-engine, the last one here: 0.4 s instead of 65.3 s): coldstart template start" in line
+
+
+def test_advise_names_the_time_that_the_stages_of_the_bundle_predict(publish: Publish) -> None:
+    lookup = replace(look_up(), bundle=publish(stages=STAGES, weights=WEIGHTS))
+    line = advise(lookup, 10.0, [RUNTIME])
+    assert line is not None and "(template-runtime, by the bundle's stages: 6.5 s instead of 10.0 s)" in line
+    assert "instead" not in str(advise(lookup, 10.0, [TEMPLATE]))  # no stage shows what a built engine spares
+
+
+def test_advise_claims_no_gain_that_the_figures_do_not_show(cache: Cache) -> None:
+    start_history.record_start(key().digest, "template-engine", 70.0, cache)
+    assert "instead" not in str(advise(look_up(), 65.26, [TEMPLATE]))
+    assert "instead" not in str(advise(look_up(), 65.26, [SNAPSHOT]))

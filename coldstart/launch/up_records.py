@@ -1,0 +1,155 @@
+"""Records of the servers that `coldstart up` started: one directory per model and key, with the record, a lock and a log.
+
+The record names the process that supervises the server, by PID and birth. A record of a process that has ended, such as
+one from before a reboot or with a reused PID, counts as no record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from coldstart.artifacts import files
+from coldstart.models.aliases import ALIASES, NAMES
+from coldstart.models.inspection import Lookup
+from coldstart.system import paths
+from coldstart.system.proc import processes
+
+STOP_TIMEOUT_S = 30.0
+_RECORD = "record.json"
+_VERSION = re.compile(r":v\d+$|@sha256:[0-9a-f]+$")
+
+
+@dataclass(frozen=True)
+class UpRecord:
+    """A supervised server. `url` and `mode` are None while it is prepared or starts.
+
+    `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor.
+    """
+
+    argument: str
+    path: str
+    key: str
+    pid: int
+    birth: str | None
+    url: str | None = None
+    mode: str | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the supervisor still runs."""
+        return self.birth is not None and self.birth == processes.birth(self.pid)
+
+
+@dataclass(frozen=True)
+class UpDirectory:
+    """Files of one model and key."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        """Return the log of a server in the background."""
+        return self.path / "log"
+
+    def read(self) -> UpRecord | None:
+        """Return the record of a supervisor that runs, None without one."""
+        record = _parse(self.path / _RECORD)
+        return record if record is not None and record.is_alive else None
+
+    def write(self, record: UpRecord) -> None:
+        """Replace the record. Raises OSError."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        files.write_atomic(self.path / _RECORD, json.dumps(asdict(record)).encode(), mode=0o600)
+
+    def end(self) -> None:
+        """Remove the record, and retain the log."""
+        (self.path / _RECORD).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove the files, unless a process starts a server of this model now."""
+        if (handle := files.try_lock(self._lock)) is not None:
+            if self.read() is None:
+                shutil.rmtree(self.path, ignore_errors=True)
+            os.close(handle)
+
+    @contextmanager
+    def locked(self, await_other: Callable[[], None]) -> Iterator[None]:
+        """Hold the lock under which a server of this model starts. Call `await_other` before waiting for another start."""
+        if (handle := files.try_lock(self._lock)) is None:
+            await_other()
+            with files.locked(self._lock):
+                yield
+            return
+        try:
+            yield
+        finally:
+            os.close(handle)
+
+    @property
+    def _lock(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.lock")
+
+
+def find_directory(lookup: Lookup) -> UpDirectory:
+    """Return the directory of the look-up's model and key. Raises UsageError as `paths.runtime_dir`."""
+    identity = hashlib.sha256(f"{lookup.model.path}\0{lookup.key.digest}".encode()).hexdigest()[:12]
+    return UpDirectory(_root() / identity)
+
+
+def describe_own(lookup: Lookup) -> UpRecord:
+    """Return the record of this process as the supervisor of the look-up's server, before it starts."""
+    pid, model = os.getpid(), lookup.model
+    return UpRecord(model.argument, str(model.path), lookup.key.digest, pid, processes.birth(pid))
+
+
+def list_directories() -> list[UpDirectory]:
+    """Return the directories of all models, with or without a server that runs. Raises UsageError as `paths.runtime_dir`."""
+    return [UpDirectory(path) for path in sorted(_root().iterdir()) if path.is_dir()]
+
+
+def stop(record: UpRecord, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    """End the supervisor, and its server with it: SIGTERM, then SIGKILL after `timeout_s` seconds."""
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        descriptor = os.pidfd_open(record.pid)
+        try:
+            # Check again while the descriptor holds the process: its PID may have been reused since it was read.
+            if not record.is_alive:
+                return
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            if not select.select([descriptor], [], [], timeout_s)[0]:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                select.select([descriptor], [], [])
+        finally:
+            os.close(descriptor)
+
+
+def list_names(word: str) -> set[str]:
+    """Return the values of `argument` and `path` that `word` can mean on a command line; no model is looked up."""
+    if word.lower() not in NAMES and paths.expand(word).is_dir():
+        return {str(paths.expand(word).resolve())}
+    word = _VERSION.sub("", word)
+    names = {word, word.lower()}
+    return names | {alias for alias, repository in ALIASES.items() if repository in names or alias in names}
+
+
+def _root() -> Path:
+    root = paths.runtime_dir() / "up"
+    root.mkdir(mode=0o700, exist_ok=True)
+    return root
+
+
+def _parse(path: Path) -> UpRecord | None:
+    try:
+        return UpRecord(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,36 @@
+"""Shell completion of models and of bundle references. A failure completes nothing, because a shell shows no errors."""
+
+from collections.abc import Iterator
+
+import typer
+
+from coldstart.errors import ColdstartError
+
+
+def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the models known without the hub, and the references of bundles, which begin with `incomplete`."""
+    from coldstart.models.aliases import NAMES
+
+    references = complete_reference(ctx, incomplete)
+    names = [name for name in (one.partition(":")[0] for one in references) if "/" in name]
+    known = [name for name in NAMES if name.startswith(incomplete.lower())]
+    return list(dict.fromkeys((*known, *names, *references)))
+
+
+def complete_reference(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the references of bundles that begin with `incomplete`, as NAME:vN."""
+    try:
+        return [one for one in _list_references(ctx) if one.startswith(incomplete)]
+    except (ColdstartError, OSError, ValueError):
+        return []
+
+
+def _list_references(ctx: typer.Context) -> Iterator[str]:
+    from coldstart.artifacts import oci
+    from coldstart.artifacts.store import Store
+
+    from coldstart.system.paths import Cache
+
+    for bundle in Store(Cache.at(ctx.params.get("cache_dir")).bundles).list():
+        if name := bundle.descriptor.annotations.get(oci.NAME):
+            yield f"{name}:v{bundle.version}"

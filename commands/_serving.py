@@ -1,0 +1,120 @@
+"""Steps that `serve` and `up` share: find the model's bundle, build it, start the server, and report the start."""
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from coldstart.commands._options import Common
+
+from coldstart.contract.fallback import decode
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.bundle import Trust
+
+    from coldstart.contract.plan import LaunchPlan
+    from coldstart.launch.request import ServeRequest
+    from coldstart.models.inspection import Lookup
+
+Host = Annotated[
+    str | None,
+    typer.Option(
+        "--host", metavar="ADDRESS", help="Address to listen on; default: 127.0.0.1 (this machine only)."
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--port", min=0, max=65535, metavar="N", help="Port to listen on, as for vLLM; default: 8000."
+    ),
+]
+ReadyTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--ready-timeout",
+        metavar="SECONDS",
+        help="Abort a start that takes longer, in seconds; default: no limit.",
+    ),
+]
+
+
+def find(common: Common, model: str, revision: str | None, accepts: "Trust | None") -> "Lookup":
+    """Look up the model, or the one version that `model` names; without `--` with the arguments of a bundle."""
+    from coldstart.models import recorded
+
+    if bundle := recorded.find_versioned(common.store(), model):
+        return recorded.look_up_version(
+            bundle,
+            common.vllm_args if common.typed_args else None,
+            cache=common.cache,
+            offline=common.offline,
+            revision=revision,
+            accepts=accepts,
+        )
+    lookup = common.look_up(model, revision, accepts)
+    return lookup if common.typed_args else recorded.adopt_arguments(lookup)
+
+
+def show_arguments(common: Common, lookup: "Lookup") -> None:
+    """Print the arguments that a bundle lends."""
+    if lookup.lender is not None and lookup.vllm_args:
+        lender = f"{lookup.lender.name}:v{lookup.lender.version}"
+        common.out.note(f"Using the arguments of {lender}: {shlex.join(lookup.vllm_args)}")
+
+
+def materialize(common: Common, lookup: "Lookup") -> "Lookup":
+    """Build the bundle of the look-up and return the look-up that has it."""
+    from coldstart.materialize.options import Options
+    from coldstart.materialize.planned import MaterializationPlan
+
+    MaterializationPlan(lookup, Options()).run(common.out.phase)
+    return lookup.refresh()
+
+
+def run(
+    common: Common,
+    request: "ServeRequest",
+    plan: "LaunchPlan",
+    announce: Callable[[dict[str, Any]], None],
+    timeline: Path | None = None,
+) -> int:
+    """Start the server, pass the report of its start to `announce`, wait until it ends, and return the exit code."""
+    from coldstart.launch import ladder, planning, prediction, start_history, supervise
+    from coldstart.system.drawing import draw
+    from coldstart.system.recording import recording
+
+    with recording(timeline, wanted=common.out.verbose) as recorded:
+        started = ladder.start(request, plan)
+        with supervise.end_on_error(started.running.process):
+            report = started.document() | {"url": planning.url(plan)}
+            recorded.started()
+            report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
+            if request.weights_from is None:
+                key, cache = request.lookup.key.digest, request.lookup.cache
+                start_history.record_start(key, report["mode"], report["ready_s"], cache)
+            announce(report)
+            advise(common, request, plan, report)
+            common.out.detail(*draw(recorded.timeline).splitlines())
+            return supervise.stay(started.running.process)
+
+
+def advise(common: Common, request: "ServeRequest", plan: "LaunchPlan", report: Mapping[str, Any]) -> None:
+    """Warn about a server that others can use, and name what would make the next start faster."""
+    from coldstart.commands import _faster
+
+    from coldstart.launch import listening
+
+    if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
+        common.out.warn(exposure)
+    unavailable = decode(report["absent"])
+    if advice := _faster.advise(request.lookup, report["ready_s"], unavailable, request.weights_from):
+        common.out.note(advice)
+
+
+def describe(report: Mapping[str, Any]) -> str:
+    """Return URL, mode and time of a start in one line."""
+    predicted = report["predicted"]
+    beside = f" (predicted {predicted['ttft_s']:.2f} s)" if predicted else ""
+    return f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}"

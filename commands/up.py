@@ -1,0 +1,145 @@
+"""Bring a model up on this machine: build its bundle if none fits, prepare the fastest start mode, and serve."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from coldstart.commands import _serving
+from coldstart.commands._options import Common, Model, Revision, Untrusted
+from coldstart.commands._options import command as declare
+
+from coldstart.contract.fallback import decode
+from coldstart.errors import ColdstartError
+
+if TYPE_CHECKING:
+    from coldstart.contract.plan import LaunchPlan
+    from coldstart.launch.request import ServeRequest
+    from coldstart.launch.up_records import UpDirectory, UpRecord
+    from coldstart.models.inspection import Lookup
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A server of a model that is being brought up. `release` ends the lock under which it starts."""
+
+    common: Common
+    directory: "UpDirectory"
+    request: "ServeRequest"
+    release: Callable[[], None]
+
+
+@declare(takes_vllm_args=True)
+def command(
+    common: Common,
+    model: Model,
+    host: _serving.Host = None,
+    port: _serving.Port = None,
+    revision: Revision = None,
+    ready_timeout: _serving.ReadyTimeout = None,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach",
+            "-d",
+            help="Return when the server is ready, and leave it running until coldstart down.",
+        ),
+    ] = False,
+    untrusted: Untrusted = False,
+) -> None:
+    """Build what is missing, start the server, and wait until it ends, or with --detach until it is ready."""
+    from coldstart.artifacts.bundle import anyone
+
+    from coldstart.launch import listening, up_records
+    from coldstart.launch.request import ServeRequest
+
+    lookup = _serving.find(common, model, revision, anyone if untrusted else None)
+    _serving.show_arguments(common, lookup)
+    listen = listening.choose_address(host, port, lookup.vllm_args)
+    directory = up_records.find_directory(lookup)
+    with ExitStack() as lock:
+        lock.enter_context(directory.locked(lambda: common.out.note(f"Waiting for another start of {model}")))
+        if (running := directory.read()) is not None:
+            _show_running(common, running)
+            return
+        listening.require_free_port(lookup.vllm_args, listen)
+        directory.write(up_records.describe_own(lookup))
+        try:
+            request = ServeRequest(
+                _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
+            )
+            start = _Start(common, directory, request, lock.close)
+            code = _bring_up(start, detach=detach)
+        except BaseException:
+            directory.end()
+            raise
+    raise typer.Exit(code)
+
+
+def _bring_up(start: _Start, *, detach: bool) -> int:
+    """Prepare the server and start it. Return 0 with `detach` when it is ready, else its exit code when it ends."""
+    from coldstart.launch import planning, preparation
+
+    common, request = start.common, start.request
+    for note in request.lookup.notes:
+        common.out.warn(note)
+    # The address belongs to the server alone: a template forks servers for any.
+    prepared = preparation.prepare_fastest(
+        request.lookup, planning.plan(replace(request, listen=())), common.out.phase, request.ready_timeout
+    )
+    for failure in prepared.failures:
+        common.out.note(f"not prepared: {failure}")
+    plan = planning.plan(request)
+    if not detach:
+        return _serve(start, plan, lambda report: _announce(common, report))
+    from coldstart.commands._detach import start_detached
+
+    log = start.directory.log
+    report = start_detached(log, lambda announce: _serve(start, plan, announce))
+    _announce(common, report | {"log": str(log)})
+    _serving.advise(common, request, plan, report)
+    return 0
+
+
+def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
+    """Return the look-up with a bundle. If it cannot be built, report why and return the look-up without one."""
+    if lookup.bundle is not None:
+        common.out.note(f"Using the bundle {lookup.bundle.name}:v{lookup.bundle.version}")
+        return lookup
+    try:
+        return _serving.materialize(common, lookup)
+    except (ColdstartError, OSError) as error:
+        hint = getattr(error, "hint", None)
+        common.out.warn(f"no bundle was built: {error}" + (f" (hint: {hint})" if hint else ""))
+        return lookup
+
+
+def _serve(start: _Start, plan: "LaunchPlan", announce: Callable[[dict[str, Any]], None]) -> int:
+    """Record the server under this process, start it, and return its exit code when it ends."""
+    from coldstart.launch import up_records
+
+    own = up_records.describe_own(start.request.lookup)
+    start.directory.write(own)
+
+    def announce_recorded(report: dict[str, Any]) -> None:
+        start.directory.write(replace(own, url=report["url"], mode=report["mode"]))
+        start.release()
+        announce(report)
+
+    try:
+        return _serving.run(start.common, start.request, plan, announce_recorded)
+    finally:
+        start.directory.end()
+
+
+def _announce(common: Common, report: dict[str, Any]) -> None:
+    for fallback in decode(report["fallbacks"]):
+        common.out.warn(str(fallback))
+    common.out.result(report, lambda: _serving.describe(report))
+    common.out.success("Brought the server up", then="coldstart down")
+
+
+def _show_running(common: Common, running: "UpRecord") -> None:
+    data = {"url": running.url, "mode": running.mode, "pid": running.pid, "already_up": True}
+    common.out.result(data, f"{running.url}  {running.mode}, already up")

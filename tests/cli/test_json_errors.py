@@ -1,0 +1,76 @@
+"""Errors under --format json are one JSON object in the last line of standard error; standard output remains empty."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coldstart.commands import config_file
+from tools.shell import Run
+
+
+def read_error(run: Run, *words: str, code: int = 2) -> dict[str, Any]:
+    done = run(*words, code=code)
+    assert done.stdout == ""
+    error: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
+    assert error["exit_code"] == code and error["schema_version"] >= 2
+    return error
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message", "hint"),
+    [
+        (("inspect", "no-such-bundle"), 2, "no-such-bundle", "use one of tiny-llama"),
+        (
+            ("serve", "tiny-llama", "--port", "99999"),
+            2,
+            "99999 is not in the range",
+            "coldstart serve --help",
+        ),
+        (("serve",), 2, "Missing argument 'MODEL'", "coldstart serve --help"),
+        (("list", "--no-such-option"), 2, "No such option: --no-such-option", "coldstart list --help"),
+        (("fleet", "status", "--odd"), 2, "No such option: --odd", "coldstart fleet status --help"),
+        (("lisst",), 2, "Did you mean 'list'?", "coldstart --help"),
+        (
+            ("template", "stop", "--level", "none"),
+            2,
+            "'none' is not one of",
+            "coldstart template stop --help",
+        ),
+        (("list", "--config", "/nonexistent.toml"), 2, "does not exist", "name another: --config FILE"),
+        (("import", "/nonexistent.tar"), 2, "/nonexistent.tar", ""),
+    ],
+)
+def test_each_error_is_one_object(
+    words: tuple[str, ...], code: int, message: str, hint: str, run: Run
+) -> None:
+    for form in (("--format", "json"), ("--format=json",)):
+        error = read_error(run, *words, *form, code=code)
+        assert message in error["error"] and hint in (error["hint"] or "")
+
+
+def test_the_environment_and_the_file_select_json_too(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = home / ".config" / "coldstart" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('format = "json"\n')
+    assert "--odd" in read_error(run, "list", "--odd")["error"]
+    config.write_text('[fleet.status]\nformat = "json"\n')
+    assert "--odd" in read_error(run, "fleet", "status", "--odd")["error"]
+    assert run("list", "--odd", code=2).stderr.startswith("Usage: ")
+    monkeypatch.setenv("COLDSTART_LIST_FORMAT", "json")
+    assert "--odd" in read_error(run, "list", "--odd")["error"]
+    assert run("list", "--odd", "--format", "text", code=2).stderr.startswith("Usage: ")
+
+
+def test_success_and_help_are_unchanged(run: Run) -> None:
+    assert json.loads(run("list", "--format", "json").stdout)["bundles"] == []
+    assert run("list", "--format", "json", "--help").stdout.startswith("Usage: ")
+    assert run("--version").stdout.startswith("coldstart ")
+
+
+def test_find_format_reads_the_last_option() -> None:
+    assert config_file.find_format(["list", "--format", "json", "--format=text"], {}) == "text"
+    assert config_file.find_format(["--format"], {}) is None
+    assert config_file.find_format([], {"list": {"format": "json"}}) is None

@@ -1,0 +1,76 @@
+"""coldstart up prepares and serves a model, a second one finds it, and coldstart down leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tools.machine import PROMPTS, READY_S, VLLM, Machine, remaining
+
+from coldstart.system.ipc.addresses import free_port
+from coldstart.validate import process_tree
+from coldstart.validate.completions import CompletionClient
+from coldstart.validate.launch import HOST
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def up(machine: Machine, bundle: Any) -> Iterator[dict[str, Any]]:
+    """Bring tiny-llama up in the background."""
+    port = str(free_port())
+    words = ("up", "tiny-llama", "--detach", "--port", port, "--format", "json")
+    yield json.loads(machine.run(*words, "--", *VLLM))
+    machine.run("down")
+
+
+def shown(machine: Machine, *words: str) -> dict[str, Any]:
+    return dict(json.loads(machine.run(*words, "--format", "json")))
+
+
+def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up: dict[str, Any]) -> None:
+    assert up["mode"] == "template-engine" and up["fallbacks"] == []
+    client = CompletionClient(HOST, urlsplit(up["url"]).port or 0)
+    assert len(client.complete(PROMPTS[0], 16).tokens) == 16
+    again = shown(machine, "up", "tiny-llama")
+    assert again["already_up"] and again["url"] == up["url"] and again["mode"] == up["mode"]
+    family = process_tree.snapshot()
+    started = [family[pid] for pid in process_tree.tree(family, [again["pid"]])]
+    assert [one.pid for one in started] == [again["pid"]]  # the template's child is the server
+    started += [family[up["pid"]]]
+    stopped = shown(machine, "down", "tiny-llama")
+    assert [one["url"] for one in stopped["servers"]] == [up["url"]]
+    assert [one["level"] for one in stopped["templates"]] == ["engine"]
+    assert remaining(started) == []
+    assert shown(machine, "template", "status")["templates"] == []
+    assert not [path for path in (machine.root / "run" / "coldstart" / "up").iterdir() if path.is_dir()]
+    nothing = shown(machine, "down")
+    assert nothing["servers"] == nothing["templates"] == []
+
+
+def test_a_killed_supervisor_ends_the_server_and_its_record(machine: Machine, up: dict[str, Any]) -> None:
+    supervisor = shown(machine, "up", "tiny-llama")["pid"]
+    family = process_tree.snapshot()
+    os.kill(supervisor, signal.SIGKILL)
+    assert remaining([family[supervisor], family[up["pid"]]]) == []
+    port = str(free_port())
+    again = shown(machine, "up", "tiny-llama", "--detach", "--port", port)
+    assert again["mode"] == "template-engine" and urlsplit(again["url"]).port == int(port)
+
+
+def test_ctrl_c_ends_the_server_and_retains_the_template(machine: Machine, bundle: Any) -> None:
+    words = ("up", "tiny-llama", "--port", str(free_port()), "--", *VLLM)
+    process = machine.start(*words, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None and b"template-engine, ready in" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(READY_S) == 130
+    (template,) = shown(machine, "template", "status")["templates"]
+    assert template["ready"] and template["servers"] == []
+    stopped = shown(machine, "down")
+    assert stopped["servers"] == [] and [one["pid"] for one in stopped["templates"]] == [template["pid"]]

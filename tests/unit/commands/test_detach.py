@@ -1,0 +1,87 @@
+"""A server in the background reports its start to the command, and its error if it does not start."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coldstart.commands._detach import Announce, start_detached
+from support.waiting import wait_until
+
+from coldstart.errors import CommandFailedError, UsageError
+from coldstart.system.proc import processes
+
+
+def test_the_process_outlives_the_command_in_its_own_session(tmp_path: Path) -> None:
+    def run(announce: Announce) -> int:
+        announce({"pid": os.getpid(), "session": os.getsid(0), "long": "x" * 100_000})
+        os.write(1, b"to stdout\n")
+        os.write(2, b"to stderr\n")
+        signal.pause()
+        return 0
+
+    log = tmp_path / "log"
+    report = start_detached(log, run)
+    pid = report["pid"]
+    try:
+        assert pid != os.getpid() and report["session"] == pid and len(report["long"]) == 100_000
+        wait_until(lambda: log.read_text() == "to stdout\nto stderr\n")
+        assert log.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def fail(error: BaseException) -> Any:
+    def run(announce: Announce) -> int:
+        os.write(2, b"the engine's last words\n")
+        raise error
+
+    return run
+
+
+def test_the_error_of_the_process_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailedError) as caught:
+        start_detached(tmp_path / "log", fail(UsageError(["no memory", "for it"], hint="use less")))
+    assert caught.value.lines[:2] == ("no memory", "for it") and caught.value.hint == "use less"
+    assert "the engine's last words" in caught.value.lines
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("odd")])
+def test_a_process_that_ends_without_a_report_is_an_error(error: BaseException, tmp_path: Path) -> None:
+    with pytest.raises(CommandFailedError, match=r"before it was ready|KeyboardInterrupt|ValueError: odd"):
+        start_detached(tmp_path / "log", fail(error))
+
+
+def test_a_killed_process_is_an_error(tmp_path: Path) -> None:
+    def run(announce: Announce) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    with pytest.raises(CommandFailedError, match="ended before it was ready"):
+        start_detached(tmp_path / "log", run)
+
+
+def test_an_interrupted_command_ends_the_process(tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+
+    def run(announce: Announce) -> int:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        pids.write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGUSR1)
+        signal.pause()
+        return 0
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_detached(tmp_path / "log", run)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert processes.birth(int(pids.read_text())) is None

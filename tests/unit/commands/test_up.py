@@ -1,0 +1,102 @@
+"""coldstart up and down without an engine: what a failed build changes, and what is stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from coldstart.commands import _serving, cli, up
+from coldstart.commands._options import Common
+from coldstart.commands._output import Output
+from support.engines import Publish, home, model, publish
+from tools.bundles import key
+
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import CommandFailedError
+from coldstart.launch import up_records
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system.paths import Cache
+from coldstart.system.proc import processes
+
+__all__ = ["home", "model", "publish"]
+
+
+@pytest.fixture
+def lookup(home: Path, model: ResolvedModel) -> Lookup:
+    return Lookup(model, Arguments(), Cache.at(), key())
+
+
+@pytest.fixture
+def common(lookup: Lookup) -> Common:
+    return Common(Output(), False, lookup.cache, Arguments())
+
+
+@pytest.fixture
+def supervisor(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is recorded as the supervisor of the model."""
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        own = up_records.describe_own(lookup)
+        record = replace(
+            own, pid=process.pid, birth=processes.birth(process.pid), url="http://x:1", mode="fresh"
+        )
+        up_records.find_directory(lookup).write(record)
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    "error", [CommandFailedError("no memory", hint="use less"), OSError(28, "No space left")]
+)
+def test_a_model_is_served_without_a_bundle_if_none_can_be_built(
+    error: Exception,
+    lookup: Lookup,
+    common: Common,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> Lookup:
+        raise error
+
+    monkeypatch.setattr(_serving, "materialize", fail)
+    assert up._ensure_bundle(common, lookup) is lookup
+    assert f"warning: no bundle was built: {error}" in capsys.readouterr().err
+
+
+def test_an_existing_bundle_is_not_built_again(
+    lookup: Lookup, common: Common, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_serving, "materialize", None)
+    known = replace(lookup, bundle=publish())
+    assert up._ensure_bundle(common, known) is known
+
+
+def down(*words: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["down", *words])
+    assert caught.value.code == 0
+
+
+def test_down_stops_the_named_model_alone(
+    supervisor: subprocess.Popen[bytes], model: ResolvedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down("another-model")
+    assert capsys.readouterr().out == "nothing of another-model is up\n" and supervisor.poll() is None
+    down(str(model.path))
+    assert capsys.readouterr().out == f"stopped the server of {model.path} at http://x:1\n"
+    assert supervisor.wait(20) == -15 and up_records.list_directories() == []
+
+
+def test_down_without_a_model_stops_all(
+    supervisor: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    down("--format", "json")
+    (server,) = json.loads(capsys.readouterr().out)["servers"]
+    assert server["pid"] == supervisor.pid and supervisor.wait(20) == -15
+    down()
+    assert capsys.readouterr().out == "nothing of any model is up\n"

@@ -1,0 +1,125 @@
+"""Records of servers that are up: only a supervisor that runs is trusted, and each model has one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.waiting import wait_until
+
+from coldstart.launch import up_records
+from coldstart.launch.up_records import UpRecord
+from coldstart.models.inspection import Lookup
+from coldstart.system.proc import processes
+
+STUBBORN = (
+    "import signal, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\nsignal.pause()"
+)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends at SIGTERM."""
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as one:
+        yield one
+        one.kill()
+
+
+def record_of(lookup: Lookup, pid: int) -> UpRecord:
+    return replace(up_records.describe_own(lookup), pid=pid, birth=processes.birth(pid))
+
+
+def test_record_is_read_while_the_supervisor_runs(lookup: Lookup, process: subprocess.Popen[bytes]) -> None:
+    directory = up_records.find_directory(lookup)
+    assert directory.read() is None
+    record = replace(record_of(lookup, process.pid), url="http://127.0.0.1:1", mode="fresh")
+    directory.write(record)
+    assert directory.read() == record
+    up_records.stop(record)
+    process.wait()
+    assert process.returncode == -signal.SIGTERM and directory.read() is None
+    up_records.stop(record)  # it has ended
+
+
+def test_record_of_a_reused_pid_is_not_trusted(lookup: Lookup, process: subprocess.Popen[bytes]) -> None:
+    directory = up_records.find_directory(lookup)
+    stale = replace(record_of(lookup, process.pid), birth="the boot before:17")
+    directory.write(stale)
+    assert directory.read() is None
+    up_records.stop(stale)
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff", b"x" * 10_000])
+def test_damaged_record_counts_as_none_and_is_removed(lookup: Lookup, content: bytes) -> None:
+    directory = up_records.find_directory(lookup)
+    directory.write(up_records.describe_own(lookup))
+    (record,) = directory.path.iterdir()
+    record.write_bytes(content)
+    assert directory.read() is None
+    directory.remove()
+    assert up_records.list_directories() == []
+
+
+def test_stop_kills_a_supervisor_that_ignores_sigterm(lookup: Lookup) -> None:
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        up_records.stop(record_of(lookup, process.pid), timeout_s=0.1)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_remove_retains_the_files_of_a_start_in_progress(lookup: Lookup) -> None:
+    directory = up_records.find_directory(lookup)
+    directory.write(up_records.describe_own(lookup))
+    directory.remove()  # it runs
+    assert directory.read() is not None
+    directory.end()
+    with directory.locked(lambda: None):
+        directory.remove()
+        assert directory.path.is_dir()
+    directory.remove()
+    assert up_records.list_directories() == []
+
+
+def test_a_second_start_waits_for_the_first(lookup: Lookup) -> None:
+    directory, events = up_records.find_directory(lookup), list[str]()
+
+    def second() -> None:
+        with directory.locked(lambda: events.append("waits")):
+            events.append("starts")
+
+    thread = threading.Thread(target=second)
+    with directory.locked(lambda: None):
+        thread.start()
+        wait_until(lambda: events)
+        assert events == ["waits"]
+    thread.join()
+    assert events == ["waits", "starts"]
+
+
+def test_list_names_covers_alias_repository_and_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert up_records.list_names("./mine") == {str(tmp_path / "mine")}
+    assert "llama2-7b" in up_records.list_names("meta-llama/Llama-2-7b-hf")
+    assert "llama2-7b" in up_records.list_names("Llama2-7B")
+    assert up_records.list_names("org/other") == {"org/other"}
+    assert (
+        up_records.list_names("tiny-llama:v2")
+        == up_records.list_names("tiny-llama@sha256:12ab")
+        == {"tiny-llama"}
+    )
+
+
+def test_models_with_one_key_have_separate_records(lookup: Lookup, tmp_path: Path) -> None:
+    other = replace(lookup, model=replace(lookup.model, path=tmp_path / "other"))
+    assert up_records.find_directory(lookup) != up_records.find_directory(other)
+    assert up_records.find_directory(lookup).path.parent.stat().st_mode & 0o777 == 0o700

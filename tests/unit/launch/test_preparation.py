@@ -1,0 +1,167 @@
+"""The fastest mode that the machine allows is prepared; a failure selects the next slower one and is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.launch import preparation, runtime_snapshot, server_process, template_pool
+from coldstart.launch.preparation import prepare_fastest
+from coldstart.models.inspection import Lookup
+from coldstart.system import runtime
+from coldstart.system.snapshot import runtime_image
+
+FakeEngine = Callable[[str], None]
+
+
+@pytest.fixture
+def plan(lookup: Lookup) -> LaunchPlan:
+    return LaunchPlan(["serves"], key=lookup.key.digest)
+
+
+@pytest.fixture(autouse=True)
+def templates(home: Path) -> Iterator[None]:
+    yield
+    for warm in template_pool.listed():
+        template_pool.stop(warm, force=True)
+
+
+@pytest.fixture
+def no_template(monkeypatch: pytest.MonkeyPatch, fake_engine: FakeEngine) -> None:
+    fake_engine("dies")
+
+
+@pytest.fixture
+def phases() -> tuple[list[str], Callable[[str], AbstractContextManager[None]]]:
+    names: list[str] = []
+
+    def phase(name: str) -> AbstractContextManager[None]:
+        names.append(name)
+        return nullcontext()
+
+    return names, phase
+
+
+def prepare(lookup: Lookup, plan: LaunchPlan) -> preparation.Preparation:
+    return prepare_fastest(lookup, plan, lambda name: nullcontext(), 20)
+
+
+def test_an_engine_template_is_started_once_and_found_again(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, phases: tuple[list[str], preparation.Phase]
+) -> None:
+    fake_engine("serves")
+    names, phase = phases
+    first = prepare_fastest(lookup, plan, phase, 20)
+    assert (first.mode, first.is_new, first.failures) == ("template-engine", True, ())
+    second = prepare_fastest(lookup, plan, phase, 20)
+    assert (second.mode, second.is_new, second.failures) == ("template-engine", False, ())
+    assert names == ["start a template (engine)"]
+    ((warm, owner),) = preparation.list_prepared()
+    assert owner == [str(lookup.model.path)] * 2 and warm.level == "engine"
+
+
+def test_a_template_of_the_user_is_used_and_not_owned(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine
+) -> None:
+    fake_engine("serves")
+    template_pool.start("engine", plan, lookup.model.name, 20)
+    assert prepare(lookup, plan).mode == "template-engine"
+    assert list(preparation.list_prepared()) == []
+
+
+def test_an_unusable_template_is_replaced(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    first = template_pool.start("engine", plan, lookup.model.name, 20)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the template was started without it
+    assert prepare(lookup, plan).is_new
+    (second,) = template_pool.listed()
+    assert second.pid != first.pid
+
+
+def test_a_template_with_servers_is_not_replaced(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("engine", plan, lookup.model.name, 20)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the template was started without it
+    process, _ = server_process.forked(plan, warm.socket)
+    prepared = prepare(lookup, plan)
+    assert prepared.mode == "template-runtime" and process.poll() is None
+    assert "1 server(s) forked from this template still run" in prepared.failures[0].reason
+
+
+def test_the_template_of_another_model_with_this_key_is_retained(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine
+) -> None:
+    fake_engine("serves")
+    other = template_pool.start("engine", plan, "other", 20)
+    prepared = prepare(lookup, plan)
+    assert prepared.mode == "template-runtime"
+    assert prepared.failures[0].reason == "the template of other has the same key"
+    assert template_pool.find("engine", plan.key) == other
+
+
+def test_a_gpu_gets_a_template_of_the_runtime(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+    prepared = prepare(lookup, plan)
+    assert prepared.mode == "template-runtime"
+    assert "a built GPU engine cannot be forked" in prepared.failures[0].reason
+
+
+def test_the_runtime_is_frozen_where_no_template_starts(
+    lookup: Lookup, plan: LaunchPlan, no_template: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[float] = []
+
+    def freeze(cache: object, timeout: float) -> Path:
+        made.append(timeout)
+        return tmp_path
+
+    monkeypatch.setattr(runtime_snapshot, "freeze", freeze)
+    prepared = prepare(lookup, plan)
+    assert (prepared.mode, prepared.is_new, made) == ("runtime-snapshot", True, [20])
+    assert [one.stage for one in prepared.failures] == ["template-engine", "template-runtime"]
+    assert all("no memory for the template" in one.reason for one in prepared.failures)
+
+
+def test_a_usable_frozen_runtime_is_found(
+    lookup: Lookup, plan: LaunchPlan, no_template: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    image = runtime_image.Image(tmp_path, "python", "vllm", "now", 1, None)
+    monkeypatch.setattr(runtime_snapshot, "find_image", lambda cache: tmp_path)
+    monkeypatch.setattr(runtime_image, "described", lambda place: image)
+    prepared = prepare(lookup, plan)
+    assert (prepared.mode, prepared.is_new) == ("runtime-snapshot", False)
+
+
+def test_every_failure_is_reported_where_nothing_can_be_prepared(
+    lookup: Lookup, plan: LaunchPlan, no_template: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_CRIU", "/nonexistent/criu")
+    prepared = prepare(lookup, plan)
+    assert prepared.mode is None
+    last = prepared.failures[-1]
+    assert last.stage == "runtime-snapshot" and "/nonexistent/criu was not found" in last.reason
+
+
+def test_a_full_disk_prevents_no_start(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    monkeypatch.setenv("COLDSTART_CRIU", "/nonexistent/criu")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(template_pool, "start", full)
+    prepared = prepare(lookup, plan)
+    assert prepared.mode is None and "No space left on device" in prepared.failures[0].reason
