@@ -48,7 +48,9 @@ def convert(gguf: Path, directory: Path) -> None:
     """Write the model, tokenizer and chat template of a GGUF file as a model directory with float32 weights."""
     from torch import float32
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     unpack = GgufConfig(gguf.name, dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(**source, quantization_config=unpack, dtype=float32)
@@ -60,9 +62,10 @@ def main() -> None:
     """Download and convert the model. The directory appears once it is complete."""
     parser = argparse.ArgumentParser(description="Write SmolLM2-135M-Instruct as a model directory.")
     parser.add_argument("directory", type=Path, help="Directory to create.")
-    target: Path = parser.parse_args().directory.absolute()
+    given: Path = parser.parse_args().directory
+    target = given.absolute()
     if target.exists():
-        sys.exit(f"error: cannot write the model: {target} exists\nhint: name a new directory")
+        sys.exit(f"error: cannot write the model: {given} exists\nhint: name a new directory")
     if not importlib.util.find_spec("transformers"):
         sys.exit(
             "error: cannot convert the model: transformers is not installed\nhint: coldstart install cpu"
@@ -75,7 +78,7 @@ def main() -> None:
         sys.path.append(str(packages))
         convert(packages / GGUF, Path(scratch, "model"))
         Path(scratch, "model").rename(target)
-    print(f"Wrote {target}")
+    print(f"Wrote {given}")
 
 
 if __name__ == "__main__":
