@@ -6,6 +6,8 @@ STAMP  := $(VENV)/installed
 MODEL  ?= tiny-llama
 ARGS   ?= --max-model-len 1024 --kv-cache-memory-bytes 268435456
 RUNS   ?= 1
+TARGET  ?= tar
+SECONDS ?= 600
 # One for each core, but each takes the memory of a vLLM.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 SERVING ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? n : 2)))
@@ -16,7 +18,7 @@ BESIDE  := -n $(WORKERS) --dist loadfile
 SUITES  := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/)))
 
 # Those that import no vLLM.
-CHECKED := tests/unit --ignore tests/unit/vllm tests/attacks tests/adversarial tests/cli tests/golden \
+CHECKED := tests/unit --ignore tests/unit/vllm tests/attacks tests/adversarial tests/cli tests/fuzz tests/golden \
 	tests/property/artifacts tests/property/core tests/property/graphs
 
 # The user's own bundles, keys and templates are neither used nor touched.
@@ -26,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled modules every start would compile this package anew, and would be measured doing so.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install hooks lock demo demo-host test check lint format typing docs bench dist clean
+.PHONY: help install hooks lock demo demo-host test check lint format typing docs bench fuzz dist clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.* ## /\1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -89,8 +91,20 @@ docs: $(STAMP) ## Build the documentation site in build/site; warnings are error
 	$(BIN)/python docs/_tools/stage.py
 	$(BIN)/python -m zensical build --strict
 
-dist: $(STAMP) ## Build wheel and sdist in dist/.
+build/tools: requirements/tools.lock $(STAMP)
+	rm -rf $@ $@.new
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --only-binary :all: --target $@.new -r $<
+	mv $@.new $@
+
+fuzz: build/tools ## Search inputs that break a reader: make fuzz TARGET=tar SECONDS=600; see CONTRIBUTING.md.
+	@mkdir -p build/fuzz/$(TARGET)
+	PYTHONPATH=build/tools $(BIN)/python tests/fuzz/fuzz.py $(TARGET) -max_total_time=$(SECONDS) -timeout=10 \
+		-rss_limit_mb=2048 -artifact_prefix=build/fuzz/$(TARGET)- build/fuzz/$(TARGET) tests/fuzz/corpus/$(TARGET)
+
+dist: build/tools ## Build wheel, sdist, SBOM and sums in dist/; RELEASE_KEY=FILE signs the sums.
+	rm -rf dist
 	$(BIN)/python -m build --no-isolation
+	RELEASE_KEY='$(RELEASE_KEY)' $(BIN)/python requirements/release.py write dist
 
 clean: ## Remove build outputs and caches; .venv is retained.
 	rm -rf build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -69,9 +69,17 @@ def host_key(state_dir: Path) -> HostKey:
     with named_os_errors("creating the signing key"):
         if not path.exists():
             _create_private(path)
-    key = HostKey(_load_private(path))
+    key = read_key(path)
     trust(trust_dir(state_dir), _public_pem(key), name="host")
     return key
+
+
+def read_key(path: Path) -> HostKey:
+    """Return the private key in a PEM file.
+
+    Raises OSError, and InvalidSignatureError for a file that others can read or that is not an ed25519 key.
+    """
+    return HostKey(_load_private(path))
 
 
 def trust_dir(state_dir: Path) -> Path:

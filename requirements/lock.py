@@ -4,6 +4,7 @@ cpu.lock holds everything that the tests and the demo need without a GPU, but fo
 chooses. Each pin has the digests of its files, which pip compares. torch-cuda.lock holds torch's CUDA build with its libraries,
 for machines that cannot reach a CPU build. It has no digests: `coldstart install cpu` passes it as a constraint on all builds.
 browser.lock holds the Chromium of the tests of pages, for an environment of its own.
+tools.lock holds programs of single targets of the Makefile, which installs them below build/.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,20 +22,30 @@ EXTRAS = ("cpu", "all", "peers", "docs", "dev")
 TORCH = "torch==2.13.0"
 # Of axe-playwright-python only axe-core's script is used, so Playwright stays out.
 BROWSER, UNUSED = "PyQt6-WebEngine\naxe-playwright-python\n", "playwright\n"
+TOOLS = """\
+atheris==3.0.0 ; platform_machine == "x86_64" and python_version < "3.14"
+cyclonedx-bom>=7.5,<8
+"""
 # pyproject.toml resolves for Linux and vLLM's Pythons only, so this condition is on every line and says nothing.
 EVERYWHERE = re.compile(r"python_full_version < '3\.15' and | and sys_platform == 'linux'")
 ONLY = re.compile(r" ; (python_full_version < '3\.15'|sys_platform == 'linux')(?=$| \\$)", re.MULTILINE)
 
 
 def main() -> None:
-    """Write both lock files."""
-    extras = [word for extra in EXTRAS for word in ("--extra", extra)]
-    sources = ("pyproject.toml", str(HERE / "cpu.in"))
-    with listed("torch\n") as excluded:
-        compile_lock("cpu.lock", *extras, "--generate-hashes", "--excludes", excluded, *sources)
+    """Write the lock files."""
+    compile_pins("cpu.lock", EXTRAS, str(HERE / "cpu.in"))
     with listed(UNUSED) as excluded:
         compile_lock("browser.lock", "--generate-hashes", "--excludes", excluded, "-", given=BROWSER)
     compile_lock("torch-cuda.lock", "--constraints", str(HERE / "cpu.lock"), "-", given=TORCH)
+    compile_lock("tools.lock", "--generate-hashes", "-", given=TOOLS)
+
+
+def compile_pins(name: str, extras: Sequence[str], *sources: str) -> None:
+    """Resolve extras of the project, without torch, and further requirement files into one lock file with digests."""
+    options = [word for extra in extras for word in ("--extra", extra)]
+    with listed("torch\n") as excluded:
+        options += ["--generate-hashes", "--excludes", excluded]
+        compile_lock(name, *options, "pyproject.toml", *sources)
 
 
 @contextmanager

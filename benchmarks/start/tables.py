@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.tables import Part, Table, listed
@@ -125,11 +125,30 @@ def size_facts(result: Row) -> str:
 
 def transcript(page: str, command: str) -> Part:
     """Return the part of a page of the tutorial with one command and its output."""
+    return Part(f"docs/tutorial/{page}.md", command, "transcript", (console(command),), "start/transcript")
+
+
+def console(command: str) -> Callable[[Row], str]:
+    """Return a function that shows a command of a transcript with its output."""
+    return lambda shown: (
+        f"```console\n$ {shown[command]['command']}\n{shown[command]['printed'].rstrip()}\n```"
+    )
+
+
+def real_model(command: str) -> Part:
+    """Return the part of the tutorial about a real model with one command and its output."""
 
     def text(result: Row) -> str:
-        return f"```console\n$ {result[command]['command']}\n{result[command]['printed'].rstrip()}\n```"
+        return console(command)(result["printed"])
 
-    return Part(f"docs/tutorial/{page}.md", command, "transcript", (text,), "start/transcript")
+    return Part("docs/tutorial/real-model.md", command, "real-model-cpu", (text,), "start/real_model")
+
+
+def real_tokens(result: Row) -> str:
+    """Return the comparison with transformers in one sentence."""
+    modes = ", ".join(f"{mode} {'equal' if same else 'different'}" for mode, same in result["equal"].items())
+    count = sum(len(row["transformers"]) for row in result["prompts"])
+    return f"{len(result['prompts'])} prompts, {count} tokens: {modes}; measured {result['date'][:10]}."
 
 
 COLD = ("cold-start-cpu", "start/cold_start")
@@ -190,4 +209,9 @@ PARTS = [
         transcript("first-fast-start", name)
         for name in ("serve", "request", "template", "serve-template", "stop")
     ),
+    *(
+        real_model(name)
+        for name in ("write", "materialize", "serve", "chat", "template", "serve-template", "stop")
+    ),
+    Part("docs/tutorial/real-model.md", "tokens", "real-model-cpu", (real_tokens,), "start/real_model"),
 ]

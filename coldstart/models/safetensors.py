@@ -9,6 +9,7 @@ import json
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,11 @@ def _read(path: Path) -> list[TensorEntry]:
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     tensors = [_entry(name, value, 8 + length) for name, value in header.items()]
-    return sorted(tensors, key=lambda entry: (entry.offset, entry.name))
+    tensors.sort(key=lambda entry: (entry.offset, entry.size, entry.name))
+    for before, after in pairwise(tensors):
+        if after.offset < before.offset + before.size:
+            raise ValueError(f"tensors {before.name!r} and {after.name!r} overlap")
+    return tensors
 
 
 def _entry(name: str, value: Any, base: int) -> TensorEntry:

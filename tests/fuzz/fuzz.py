@@ -1,0 +1,35 @@
+"""Search inputs that break a target, guided by coverage, with the options of libFuzzer: `make fuzz` runs this.
+
+python fuzz.py TARGET [-max_total_time=SECONDS] [CORPUS ...]
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+try:
+    import atheris
+except ModuleNotFoundError:
+    sys.exit(
+        "error: cannot fuzz: atheris is not installed\nhint: make fuzz, on x86-64 with Python 3.11 to 3.13"
+    )
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+with atheris.instrument_imports(include=["coldstart", "support.fuzz_targets", "json"]):
+    from support.fuzz_targets import TARGETS
+
+
+def main() -> None:
+    """Fuzz the target that the first argument names."""
+    name = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    if name not in TARGETS:
+        sys.exit(f"error: cannot fuzz {name!r}: no such target\nhint: use one of {', '.join(TARGETS)}")
+    logging.disable()
+    atheris.Setup(sys.argv, TARGETS[name])
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Readers of untrusted bytes, as functions of one input: `make fuzz` searches inputs that break them.
+
+A target returns for input that it accepts or refuses with a named error. Every other exception is a finding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from coldstart.artifacts import manifest, oci, tar
+from coldstart.artifacts.errors import BundleError
+
+from coldstart.errors import UsageError
+from coldstart.host.limits import GatewayLimits
+from coldstart.host.live import body
+from coldstart.host.live.bounded_protocol import GatewayConfig
+from coldstart.host.live.client import ClientGoneError
+from coldstart.host.live.shares import Shares
+from coldstart.weights import checkpoint, weights_plan
+
+SEPARATOR = b"\0"
+"""Separates the image manifest from the config in an input of `read_manifest`."""
+MOST = 1 << 20
+"""Bytes of a member that `read_tar` reads; larger members are skipped by `tar.members`."""
+_ANSWER_S = 5.0
+_STATUS = re.compile(rb"^HTTP/1\.1 (\d+) ", re.M)
+_ANSWERS = {100, 200, 400, 408, 413, 429, 431, 503}
+
+
+def read_manifest(data: bytes) -> None:
+    """Parse an image manifest and a config. What is accepted must be written as the same manifest."""
+    image, _, config = data.partition(SEPARATOR)
+    try:
+        found = manifest.parse(config, oci.parse_manifest(image))
+        written = found.config()
+    except BundleError:
+        return
+    assert manifest.parse(written, found.image()) == found
+
+
+def read_tar(data: bytes) -> None:
+    """Read all members of a tar archive. Their names must be readable again after they are written."""
+    try:
+        members = [(member, len(contents.read(MOST))) for member, contents in tar.members(io.BytesIO(data))]
+    except BundleError:
+        return
+    for member, _ in members:
+        empty = tar.Member(member.name, 0, member.is_directory)
+        ((again, _),) = tar.members(io.BytesIO(tar.header(empty) + tar.END))
+        assert (again.name, again.is_directory) == (empty.name, empty.is_directory)
+
+
+def read_safetensors(data: bytes) -> None:
+    """Read the header of a weight file. The plan of what is accepted must be a valid plan."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        path = Path(directory, "model.safetensors")
+        path.write_bytes(data)
+        try:
+            plan = weights_plan.headers([path])
+        except UsageError:
+            return
+    weights_plan.digest(plan)
+    checkpoint.parse(plan)
+
+
+def read_weights_plan(data: bytes) -> None:
+    """Parse a weights plan. What is accepted must be written as the same plan."""
+    try:
+        document: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    try:
+        plan = checkpoint.parse(document)
+    except checkpoint.InvalidWeightsPlanError:
+        return
+    assert checkpoint.parse(plan.document()) == plan
+
+
+def read_request(data: bytes) -> None:
+    """Send bytes to a connection of a gateway. It answers with a known status and releases all that it counted."""
+    asyncio.run(_connect(data))
+
+
+TARGETS: Mapping[str, Callable[[bytes], None]] = {
+    "manifest": read_manifest,
+    "tar": read_tar,
+    "safetensors": read_safetensors,
+    "weights-plan": read_weights_plan,
+    "request": read_request,
+}
+
+
+class _Transport(asyncio.Transport):
+    """Transport that keeps what the server writes; its socket is not connected."""
+
+    def __init__(self, client: socket.socket) -> None:
+        super().__init__({"socket": client, "peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.written, self.closed = b"", asyncio.Event()
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closed.is_set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def abort(self) -> None:
+        self.closed.set()
+
+    def pause_reading(self) -> None:
+        """Do nothing: all bytes have arrived."""
+
+    def resume_reading(self) -> None:
+        """Do nothing: all bytes have arrived."""
+
+
+async def _connect(data: bytes) -> None:
+    limits, open_connections, errors = GatewayLimits(), Shares(2, 1), list[Any]()
+    memory = body.BodyMemory(limits)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        status = 400
+        request = memory.create_body(scope)
+        try:
+            content = await request.read(receive)
+            body.parse_routing(content)
+            body.parse_routing(body.replace_model(content, "other"))
+            body.parse(content)
+            status = 200
+        except ClientGoneError:
+            return
+        except (ValueError, body.BodyMemoryFullError):
+            pass
+        finally:
+            request.release()
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    config = GatewayConfig(app, limits, open_connections, lifespan="off", log_config=None, access_log=False)
+    config.load()
+    with socket.socket() as client:
+        transport = _Transport(client)
+        state = uvicorn.server.ServerState()
+        protocol = config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[operator]
+        protocol.connection_made(transport)
+        half = len(data) // 2
+        for part in (data[:half], data[half:]):
+            protocol.data_received(part)
+            await asyncio.sleep(0)
+        protocol.eof_received()
+        protocol.connection_lost(None)
+        async with asyncio.timeout(_ANSWER_S):
+            await asyncio.gather(*state.tasks)
+    assert not errors, errors
+    assert (open_connections.used, memory.shares.used) == (0, 0)
+    assert {int(status) for status in _STATUS.findall(transport.written)} <= _ANSWERS, transport.written[:200]
