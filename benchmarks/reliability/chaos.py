@@ -33,6 +33,7 @@ import psutil
 from benchmarks.common import ROOT, command_line, finish
 from benchmarks.host.servers import ARGS, table
 from coldstart.bench import facts
+from coldstart.system.proc.tree import ProcessTree
 from coldstart.validate.launchers import console
 
 STREAMS, TOKENS, PROMPTS, HANG_S, WITHIN_S, SHARE = 30, 60, 5, 3, 10.0, 0.8
@@ -92,14 +93,13 @@ class Campaign:
                 self.errors[error.partition(" (request")[0][:100]] += 1
                 await asyncio.sleep(0.2)
 
-    async def strike(
-        self, host: psutil.Process, until_s: float, every_s: float, chance: random.Random
-    ) -> None:
+    async def strike(self, tree: ProcessTree, until_s: float, every_s: float, chance: random.Random) -> None:
         """Send SIGKILL or SIGSTOP to a random process until `until_s` on the monotonic clock."""
         while time.monotonic() < until_s:
             await asyncio.sleep(chance.uniform(0.5, 1.5) * every_s)
             with suppress(psutil.Error, IndexError):
-                target, number = chance.choice(host.children(recursive=True)), chance.choice(SIGNALS)
+                family = [one for one in tree.look() if one.pid != tree.pid]
+                target, number = chance.choice(family), chance.choice(SIGNALS)
                 name = target.name()
                 target.send_signal(number)
                 self.hits[f"{number.name} {name}"] += 1
@@ -117,7 +117,7 @@ class Campaign:
         took[model] = round(time.monotonic() - began, 2)
 
 
-def _host(directory: Path, *, real: bool, every_s: float) -> subprocess.Popen[bytes]:
+def _host(directory: Path, *, real: bool) -> subprocess.Popen[bytes]:
     """Start the host with directories of its own."""
     models: dict[str, Any] = {name: {"memory": "1GiB", "start_s": 1.0} for name in REAL}
     if real:
@@ -144,7 +144,9 @@ def _host(directory: Path, *, real: bool, every_s: float) -> subprocess.Popen[by
         )
 
 
-async def _campaign(process: subprocess.Popen[bytes], given: argparse.Namespace) -> dict[str, Any]:
+async def _campaign(
+    process: subprocess.Popen[bytes], tree: ProcessTree, given: argparse.Namespace
+) -> dict[str, Any]:
     assert process.stdout is not None
     url = (await asyncio.to_thread(process.stdout.readline)).split()[0].decode()
     limits = aiohttp.ClientTimeout(total=300)
@@ -153,7 +155,7 @@ async def _campaign(process: subprocess.Popen[bytes], given: argparse.Namespace)
         await campaign.learn()
         chance, until_s = random.Random(given.seed), time.monotonic() + 60 * given.minutes
         streams = [asyncio.create_task(campaign.ask_forever(chance)) for _ in range(STREAMS)]
-        await campaign.strike(psutil.Process(process.pid), until_s, given.every, chance)
+        await campaign.strike(tree, until_s, given.every, chance)
         took = await campaign.recover()
         for one in streams:
             one.cancel()
@@ -200,10 +202,12 @@ def main() -> None:
     given = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
-        process = _host(Path(name), real=given.real, every_s=given.every)
+        process = _host(Path(name), real=given.real)
         try:
-            result = asyncio.run(_campaign(process, given))
-            family = psutil.Process(process.pid).children(recursive=True)
+            # Supervisors are no longer descendants of the host when their starter has died: the tree remembers them.
+            tree = ProcessTree(process.pid)
+            result = asyncio.run(_campaign(process, tree, given))
+            family = [one for one in tree.look() if one.pid != tree.pid]
             process.terminate()
             code = process.wait(90)
             result["findings"] += [f"the host ended with {code}"] if code != 143 else []

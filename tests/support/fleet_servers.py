@@ -101,6 +101,7 @@ class _Server(ThreadingHTTPServer):
 
 def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     """Serve in this process instead of planning and starting a server."""
+    channel.send({"process": os.getpid()})
     if message["model"] == "broken":
         raise UsageError("no weights at /nowhere")
     words = list(message["args"])

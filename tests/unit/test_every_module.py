@@ -76,7 +76,7 @@ THROUGH = {
         "placement.view": RULES,
     },
     "coldstart.launch": dict.fromkeys(
-        ("modes.from_template", "modes.template_engine", "modes.template_runtime", "modes.thawing"),
+        ("modes.from_template", "modes.template_engine", "modes.thawing"),
         "unit/launch/test_serve.py",
     ),
     "coldstart.lab": {

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from coldstart.host.live.explanation import explain
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc import exits, processes
-from coldstart.system.proc.lifeline import die_with_supervisor
+from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 
 if TYPE_CHECKING:
     from coldstart.launch.request import ServeRequest
@@ -45,6 +45,7 @@ Run = Callable[[Mapping[str, Any], json_lines.Channel], int]
 def main(descriptor: int) -> None:
     """Fork a supervisor for each message until the gateway's end of the connection closes."""
     die_with_supervisor()
+    die_with_parent(signal.SIGKILL)  # also ends it while it is stopped
     _import()
     serve_forever(json_lines.Channel(socket.socket(fileno=descriptor)), supervise)
 

@@ -140,10 +140,8 @@ class Supervised:
         self._release()
         self._looks.cancel()
         if not self._reason:
-            self._reason = (
-                "the server's supervisor was killed" if self.is_begun else "no process began the start"
-            )
-            self.was_killed = self.is_begun
+            died = "supervisor" if self.is_begun else "starter process"
+            self._reason, self.was_killed = f"the server's {died} was killed", True
             # The supervisor ends a server with its session; without it, a stopped process would remain.
             for tree in self._trees:
                 tree.kill()

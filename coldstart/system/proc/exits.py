@@ -35,7 +35,11 @@ def count_memory_kills() -> int:
 
 def _counters() -> Iterator[Path]:
     """Yield the files that count the kills of this process's control group, of version 2 and 1."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return  # a kernel without control groups
+    for line in lines:
         _, controllers, group = line.split(":", 2)
         if not controllers:
             yield Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events"

@@ -27,7 +27,8 @@ class ProcessTree:
         for one in list(self._seen):
             with suppress(psutil.Error):
                 self._seen.update(one.children(recursive=True))
-        self._seen = {one for one in self._seen if one.is_running()}
+        # A copy, because another thread may look at the same time.
+        self._seen = {one for one in list(self._seen) if one.is_running()}
         return self._seen
 
     def is_stopped(self) -> bool:

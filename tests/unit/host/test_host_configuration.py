@@ -44,6 +44,8 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ),
         ("memory = 0\n" + MODEL, "memory: expected 1 or more, found 0"),
         ('memory = "1GiB"\nloaders = 0\n' + MODEL, "loaders: expected 1 or more, found 0"),
+        ('memory = "1GiB"\nhang_timeout_s = 0.5\n' + MODEL, "hang_timeout_s: expected 1 or more, found 0.5"),
+        ('memory = "1GiB"\nhang_timeout_s = inf\n' + MODEL, "hang_timeout_s: invalid time inf"),
         (
             'memory = "1GiB"\nmin_residents = 3\nmax_residents = 2\n' + MODEL,
             "max_residents: expected 3 or more, found 2",

@@ -129,8 +129,8 @@ def test_order_fails_when_no_process_begins_it(tmp_path: Path) -> None:
         while not leased.server.ended.done():
             leased.there.close()
             await asyncio.sleep(0.001)
-        assert leased.server.ended.result() == "no process began the start" and leased.orders == 3
-        assert not leased.server.was_killed
+        assert leased.server.ended.result() == "the server's starter process was killed"
+        assert leased.server.was_killed and leased.orders == 3
 
     run(work())
 

@@ -22,6 +22,8 @@ from coldstart.host.live.starter import _guard
 from coldstart.launch import planning, template_pool
 from coldstart.launch.template_pool import Warm
 from coldstart.system.ipc import json_lines
+from coldstart.system.proc import processes
+from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 
 # What a supervisor does, by the message's `does`.
 SOURCE = """
@@ -199,3 +201,31 @@ def test_fitting_template_of_the_user_is_not_changed(
     monkeypatch.setattr(template_pool, "start", lambda *_, **__: new)
     message = {"template": "engine", "templates": "/t", "ready_timeout": 1.0}
     assert starter_module._template(message, None) == ((new, 7) if started else (own, 0))
+
+
+GATEWAY = """
+import os, socket, subprocess, sys, time
+ours, theirs = socket.socketpair()
+command = [sys.executable, "-m", "coldstart.host.live.starter", str(theirs.fileno())]
+started = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env={**os.environ, sys.argv[1]: str(os.getpid())})
+print(started.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def _ignores(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def test_stopped_starter_ends_with_its_gateway() -> None:
+    command = [sys.executable, "-c", GATEWAY, str(SUPERVISOR_ENV)]
+    gateway = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert gateway.stdout is not None
+    pid = int(gateway.stdout.readline())
+    wait_until(lambda: _ignores(pid, signal.SIGCHLD))  # as it does when it waits for orders
+    os.kill(pid, signal.SIGSTOP)
+    gateway.kill()
+    gateway.wait()
+    wait_until(lambda: processes.birth(pid) is None)
