@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from coldstart.artifacts.bundle import anyone
+from coldstart.commands import _serving
 from coldstart.commands._options import READY_TIMEOUT, Common, Model, Untrusted, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
@@ -31,7 +32,9 @@ def start(
     from coldstart.launch import planning, prepare_template
     from coldstart.launch.request import ServeRequest
 
-    request = ServeRequest(common.look_up(model, None, anyone if untrusted else None))
+    lookup = _serving.find(common, model, None, anyone if untrusted else None)
+    _serving.show_arguments(common, lookup)
+    request = ServeRequest(lookup)
     plan = planning.plan(request)
     for note in request.lookup.notes:
         common.out.warn(note)

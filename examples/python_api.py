@@ -1,6 +1,6 @@
 """Build a bundle, serve it, ask for one completion, and stop the server: `python examples/python_api.py`.
 
-The first run builds the bundle of tiny-llama, which takes a minute or two; later runs only start the server.
+The first run builds the bundle of tiny-llama, which takes minutes; later runs only start the server.
 """
 
 from __future__ import annotations

@@ -162,9 +162,10 @@ def miss(lookup: Lookup) -> NoBundleError:
     """Build the error of a look-up without a bundle: the nearest bundle, each difference, and the commands that help."""
     create = shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)])
     if lookup.untrusted is not None:
+        one = lookup.untrusted
         return NoBundleError(
-            f"The only bundle for {lookup.model.name} with key {lookup.key.short}, {lookup.untrusted.ref}, is not trusted: "
-            f"{trust(lookup.untrusted).reason}",
+            f"The only bundle for {lookup.model.name} with key {one.key.short}, {one.ref}, is not trusted: "
+            f"{trust(one).reason}",
             hint="coldstart trust add FILE, with its maker's public key; or take it as it is: --untrusted; or "
             + create,
         )

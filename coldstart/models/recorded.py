@@ -7,7 +7,6 @@ lends them. This module does not look a model up by arguments that the user type
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 from coldstart.artifacts import selection
@@ -28,16 +27,33 @@ _WEIGHTS = "model.weights"
 def adopt_arguments(asked: Lookup) -> Lookup:
     """Return the look-up with the arguments of the newest trusted bundle of its model for this machine.
 
-    `asked` has no arguments. It is returned as it is where no bundle lends any.
+    `asked` has no arguments. Where no bundle lends any, it is returned with the bundle that would, if this user trusted it.
     """
-    for bundle in _list_bundles(asked):
-        if (arguments := inspection.read_arguments(bundle)) is None:
-            continue
-        key = keys.replace_arguments(asked.key, arguments)
-        # A model directory without weights has none in its key: they are fetched from elsewhere.
-        if all(one.field == _WEIGHTS and one.wanted is None for one in diff(key, bundle.key)):
-            return replace(asked, vllm_args=arguments, key=key, lender=bundle).refresh()
-    return asked
+    readable = [one for one in _rank_bundles(asked) if one.problem is None]
+    for one in readable:
+        if one.trust.ok and (found := _adopt_from(asked, one.bundle)) is not None:
+            return found.refresh()
+    if asked.bundle is not None or asked.accepts is not None:
+        return asked
+    distrusted = (one.bundle for one in readable if not one.trust.ok)
+    return replace(
+        asked, untrusted=next((one for one in distrusted if _differs_in_arguments(asked, one)), None)
+    )
+
+
+def _differs_in_arguments(asked: Lookup, bundle: Bundle) -> bool:
+    return all(one.field.startswith(keys.ENGINE) for one in diff(asked.key, bundle.key))
+
+
+def _adopt_from(asked: Lookup, bundle: Bundle) -> Lookup | None:
+    """Return the look-up with the arguments of a bundle, None if they do not give its key on this machine."""
+    if (arguments := inspection.read_arguments(bundle)) is None:
+        return None
+    key = keys.replace_arguments(asked.key, arguments)
+    # A model directory without weights has none in its key: they are fetched from elsewhere.
+    if all(one.field == _WEIGHTS and one.wanted is None for one in diff(key, bundle.key)):
+        return replace(asked, vllm_args=arguments, key=key, lender=bundle)
+    return None
 
 
 def find_versioned(store: Store, word: str) -> Bundle | None:
@@ -84,12 +100,10 @@ def look_up_version(
     return replace(asked, bundle=bundle, lender=bundle if given is None else None, notes=notes)
 
 
-def _list_bundles(asked: Lookup) -> Iterator[Bundle]:
-    """Yield the bundles of the model, the newest trusted one first."""
+def _rank_bundles(asked: Lookup) -> list[selection.Candidate]:
+    """Return the bundles of the model, the newest trusted one first."""
     named = [bundle for bundle in asked.store.list() if _has_name(bundle, asked.model.name)]
-    for one in selection.best_first(named, inspection.trust):
-        if one.problem is None:
-            yield one.bundle
+    return selection.best_first(named, inspection.trust)
 
 
 def _has_name(bundle: Bundle, name: str) -> bool:

@@ -7,7 +7,7 @@ the earlier levels: a damaged bundle, or one for another machine, is not started
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from coldstart.artifacts.bundle import Bundle
@@ -55,7 +55,8 @@ class Validation:
         return ValidationReport(report.ref, self.level, tuple(findings))
 
     def _stored(self, bundle: Bundle) -> list[Finding]:
-        return check(bundle, "manifest" if self.level == "manifest" else "checksum")
+        found = check(bundle, "manifest" if self.level == "manifest" else "checksum")
+        return [replace(one, hint=one.hint.replace(" REF ", f" {_ref(bundle)} ")) for one in found]
 
     def _fits(self, bundle: Bundle) -> list[Finding]:
         if self.fingerprint is None:
@@ -87,8 +88,10 @@ def repair(store: Store, bundle: Bundle, sources: Iterable[BundleSource]) -> lis
 
 
 def prepend_notes(report: ValidationReport, notes: Sequence[Finding]) -> ValidationReport:
-    """Return `report` with the findings of a repair before its own."""
-    return ValidationReport(report.ref, report.level, (*notes, *report.findings))
+    """Return `report` with the findings of a repair before its own, which do not advise a repair that has just failed."""
+    failed = {note.subject for note in notes if note.code == "CS-UNREPAIRED"}
+    own = [replace(one, hint="") if one.subject in failed else one for one in report.findings]
+    return ValidationReport(report.ref, report.level, (*notes, *own))
 
 
 _REPAIR_HINT = (

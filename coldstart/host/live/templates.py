@@ -72,6 +72,9 @@ class Templates:
         self._given_up = False
         self.emit(events.TemplateHeld(self.assumed_bytes))
         if self._given_up:
+            self.log.say(
+                "no runtime template", needs_bytes=self.assumed_bytes, memory_bytes=self.settings.memory
+            )
             self.emit(events.TemplateHeld(0))
             return
         # Use another model's arguments at the next attempt, in case these are the cause of a failure.

@@ -12,7 +12,7 @@ STANDBY = TemplateMode(
     loads_weights=False,
     on_cpu=Reason(
         "vLLM's sleep mode works on devices only: the CPU build would free no memory",
-        "coldstart template start MODEL --level engine",
+        "use the mode template-engine",
     ),
     repeatable=False,
     probes=(),
