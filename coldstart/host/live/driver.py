@@ -26,6 +26,7 @@ from coldstart.host.live.servers import Servers
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket, unknown
 from coldstart.host.live.upstream import Replica
 from coldstart.host.model_state import State
+from coldstart.host.progress import Progress, estimate_progress
 
 
 class Driver:
@@ -116,9 +117,14 @@ class Driver:
         return self._admit(ticket.route, ticket.tries + 1)
 
     def state(self, model: str) -> str:
-        """Return the model's state in one word, for a waiting client."""
+        """Return the model's state in one word."""
         known = self.core.models.get(model)
         return str(known.state) if known else "gone"
+
+    def progress(self, model: str) -> Progress:
+        """Return the progress of the model's start, for a waiting client."""
+        known = self.core.models.get(model)
+        return estimate_progress(known, self.clock()) if known else Progress(model, "gone")
 
     def find_server(self, name: str) -> tuple[Residence | None, str]:
         """Return the server of a model or alias, or the reason why there is none."""
