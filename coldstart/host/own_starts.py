@@ -27,7 +27,7 @@ class OwnStarts:
         if model.state is State.READY:
             # Its idle time begins again.
             model.since = now
-        else:
+        elif not model.retired:
             self._prewarming[model.spec.name] = now + self._residents.settings.hold_s
 
     def end_prewarming(self, name: str) -> bool:

@@ -203,7 +203,7 @@ def test_prewarming_ends_when_the_model_is_no_longer_configured() -> None:
     host = Host()
     host(0.0, Arrived("1", "a"))
     host(1.0, Started("a", 1.0), Prewarm("b"))
-    host(2.0, Configured((A,)))
+    host(2.0, Configured((A,)), Prewarm("b"))
     assert host(3.0, Ended("1")) == [] and host(1e3, Prewarm("b")) == ["Leave a"]
 
 
