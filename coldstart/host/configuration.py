@@ -8,6 +8,7 @@ idle_s = 900                # default for models without their own idle_s
 memory = "14GiB"            # a live host takes memory and start_s from the bundle by default
 start_s = 8.0               # from stopped until ready
 idle_s = 600                # optional, like pinned = true
+prewarm = "0 8 * * 1-5"     # optional: cron expression in local time; the model starts at these moments
 model = "meta-llama/Llama-2-7b-hf"  # model to serve, by default the name of the table
 args = ["--max-model-len", "4096"]  # vLLM arguments
 aliases = ["llama"]         # more names; mode, on_miss, revision, untrusted: as for `coldstart serve`
@@ -27,9 +28,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from coldstart.errors import UsageError
+from coldstart.host.crontab import parse_crontab
 from coldstart.host.launches import Catalogue, Launch
 from coldstart.host.policies import make
 from coldstart.host.specification import AWAKE, TEMPLATE, HostSettings, ModelSpec, Tier, stopped
@@ -72,6 +74,7 @@ class Figures:
     tiers: tuple[Tier, ...] = ()
     pinned: bool = False
     idle_s: Seconds | None = None
+    prewarm: Annotated[str, parse_crontab] | None = None
 
 
 _SET_BY_HOST = {"name", "weights_from"}
@@ -87,6 +90,11 @@ class HostFile:
     models: tuple[ModelSpec, ...]
     catalogue: Catalogue
     sources: Mapping[str, str]
+
+    @property
+    def crontabs(self) -> dict[str, str]:
+        """Return the cron expressions of the models that are prewarmed, by model."""
+        return {spec.name: spec.prewarm for spec in self.models if spec.prewarm is not None}
 
 
 def describe_limits(file: HostFile, machine: int | None) -> Iterator[str]:
@@ -196,7 +204,9 @@ def _specify(launch: Launch, figures: Figures, known: Profile | None) -> ModelSp
     if launch.engine_template and TEMPLATE not in (tier.name for tier in between):
         between.append(_template_tier(memory, start_s, between, known))
     tiers = (Tier(AWAKE, memory, 0.0), *between, stopped(start_s))
-    return ModelSpec(launch.name, tiers, pinned=figures.pinned, idle_s=figures.idle_s)
+    return ModelSpec(
+        launch.name, tiers, pinned=figures.pinned, idle_s=figures.idle_s, prewarm=figures.prewarm
+    )
 
 
 def _template_tier(memory: int, start_s: float, above: list[Tier], known: Profile | None) -> Tier:

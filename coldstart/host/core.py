@@ -14,7 +14,7 @@ from coldstart.host import admission, events
 from coldstart.host.events import Action, Event
 from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
-from coldstart.host.own_starts import list_own_starts
+from coldstart.host.own_starts import OwnStarts
 from coldstart.host.pending import PendingRequests
 from coldstart.host.residents import Residents
 from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
@@ -25,7 +25,7 @@ class Core:
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings) -> None:
         self.residents = Residents(specs, settings)
-        self.pending = PendingRequests()
+        self.pending, self.own_starts = PendingRequests(), OwnStarts(self.residents)
         self.requests = self.hits = self.starts = self.departures = 0
         self._giving_up = False
         self._serving: dict[str, str] = {}
@@ -49,14 +49,8 @@ class Core:
 
     def deadline(self) -> float:
         """Return when `Tick` is due at the latest; infinity if nothing depends on time."""
-        oldest = self.pending.oldest()
-        if oldest is None:
-            return self._next_check
-        runs_out = (
-            waiting.since + self.settings.patience_s for waiting in self.pending.oldest_of_each_model()
-        )
-        ahead = (time for time in runs_out if time > self._now)
-        return min(self._next_check, oldest.since + self.settings.hold_s, *ahead)
+        waits = self.pending.deadline(self._now, self.settings.patience_s, self.settings.hold_s)
+        return min(self._next_check, waits, self.own_starts.deadline(self._now))
 
     def idle_limit(self, model: Model) -> float:
         """Return the seconds without a request after which the model stops; infinity: never."""
@@ -82,18 +76,26 @@ class Core:
 
     def _of_model(
         self,
-        event: events.Started | events.Failed | events.Left | events.Measured | events.Outdated,
+        event: events.Started
+        | events.Failed
+        | events.Left
+        | events.Measured
+        | events.Outdated
+        | events.Prewarm,
         model: Model,
         now: float,
     ) -> Iterator[Action]:
         match event:
             case events.Started(_, seconds, memory):
                 self.residents.ready(model, now, seconds, memory)
+                self.own_starts.end_prewarming(model.spec.name)
             case events.Failed() if model.leaving:
                 # The host had already ordered this process to end.
                 self.residents.complete_leave(model, now)
             case events.Failed(_, reason, external):
                 yield from self._failed(model, reason, now, external)
+            case events.Prewarm():
+                self.own_starts.prewarm(model, now)
             case events.Left():
                 self.residents.complete_leave(model, now)
             case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
@@ -126,6 +128,8 @@ class Core:
         for request in model.in_flight:
             self._serving.pop(request, None)
         self.residents.failed(model, reason, now, external)
+        if self.own_starts.end_prewarming(model.spec.name):
+            yield events.Missed(model.spec.name, reason)
         for waiting in self.pending.take(model.spec.name):
             yield admission.failed(model, waiting.request, now)
 
@@ -133,6 +137,7 @@ class Core:
         self, specs: tuple[ModelSpec, ...], settings: HostSettings, now: float
     ) -> Iterator[Action]:
         for name in self.residents.configure(specs, settings, now):
+            self.own_starts.end_prewarming(name)
             for waiting in self.pending.take(name):
                 yield admission.unknown(waiting.request, name)
         self._next_check = -inf
@@ -150,6 +155,8 @@ class Core:
         while (oldest := self.pending.oldest()) is not None and now >= oldest.since + self.settings.hold_s:
             self.pending.drop(oldest.request)
             yield admission.too_long(oldest, now)
+        for name in self.own_starts.take_expired(now):
+            yield events.Missed(name, f"no memory became free within {self.settings.hold_s:g} s")
 
     def _checked(self, now: float) -> Iterator[Action]:
         """Check all models: late starts, idle and retired models, memory above the reservations."""
@@ -196,7 +203,7 @@ class Core:
                 yield events.Dispatch(waiting.request, waiting.model)
 
     def _started(self, now: float) -> Iterator[Action]:
-        own = list_own_starts(self.residents, len(self.pending), now)
+        own = self.own_starts.list_starts(len(self.pending), now)
         for waiting in [*self.pending.oldest_of_each_model(), *own]:
             model = self.models[waiting.model]
             if model.state not in STARTABLE or now < model.retry_at:

@@ -97,7 +97,26 @@ class Outdated:
     model: str
 
 
-Event = Arrived | Ended | Started | Failed | Left | Measured | TemplateHeld | Tick | Configured | Outdated
+@dataclass(frozen=True, slots=True)
+class Prewarm:
+    """Start the model without a request, after all pending requests and without evicting a model in use."""
+
+    model: str
+
+
+Event = (
+    Arrived
+    | Ended
+    | Started
+    | Failed
+    | Left
+    | Measured
+    | TemplateHeld
+    | Tick
+    | Configured
+    | Outdated
+    | Prewarm
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,4 +169,12 @@ class GiveUp:
     """End the template process once nothing depends on it, because a model needs its memory; `TemplateHeld(0)` follows."""
 
 
-Action = Start | Leave | Abort | Dispatch | Refuse | GiveUp
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Report that a prewarmed model did not start."""
+
+    model: str
+    reason: str
+
+
+Action = Start | Leave | Abort | Dispatch | Refuse | GiveUp | Missed

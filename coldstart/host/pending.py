@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,14 @@ class PendingRequests:
         for pending in self._all.values():
             first.setdefault(pending.model, pending)
         return list(first.values())
+
+    def deadline(self, now: float, patience_s: float, hold_s: float) -> float:
+        """Return when the oldest request has waited `hold_s`, or the oldest of a model `patience_s`; else infinity."""
+        oldest = self.oldest()
+        if oldest is None:
+            return inf
+        runs_out = (waiting.since + patience_s for waiting in self.oldest_of_each_model())
+        return min([oldest.since + hold_s, *(time for time in runs_out if time > now)])
 
     def count_by_model(self) -> dict[str, int]:
         """Return the number of pending requests of each model."""

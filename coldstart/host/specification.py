@@ -48,13 +48,14 @@ def stopped(penalty_s: float) -> Tier:
 class ModelSpec:
     """Specification of a model. It stops after `idle_s` without a request; None: never.
 
-    A pinned model is started at once and never evicted.
+    A pinned model is started at once and never evicted. `prewarm` is a cron expression of the moments at which it starts.
     """
 
     name: str
     tiers: tuple[Tier, ...]
     pinned: bool = False
     idle_s: float | None = None
+    prewarm: str | None = None
 
     def __post_init__(self) -> None:
         names = [tier.name for tier in self.tiers]

@@ -29,7 +29,9 @@ from coldstart.vllm.scheduling.counters import Counters
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"
 GENERATED = runpy.run_path(str(ROOT / "docs/_tools/commands.py"))["pages"]()
-NEVER_SET = {"coldstart_fleet_start_seconds", "coldstart_fleet_failed_starts_total"}
+NEVER_SET = {
+    f"coldstart_fleet_{name}" for name in ("start_seconds", "failed_starts_total", "prewarms_missed_total")
+}
 
 
 def read(name: str) -> str:

@@ -39,6 +39,7 @@ from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import Metrics
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket, unknown
 from coldstart.host.live.upstream import NothingSentError, Replica
+from coldstart.host.progress import Progress
 from coldstart.host.status import HostFacts
 
 SUSPECT_S = 1.0
@@ -147,9 +148,9 @@ class FleetFront:
             await asyncio.sleep(min(AGAIN_MOST_S, AGAIN_S * 2**ticket.tries))
         return self._enter(ticket.route, ticket.tries + 1, unsent)
 
-    def state(self, model: str) -> str:
-        """Return the model's state in one word, for a waiting client (Front)."""
-        return "starting" if self.connected else "the controller cannot be reached"
+    def progress(self, model: str) -> Progress:
+        """Return the progress of the model's start, for a waiting client (Front)."""
+        return Progress(model, "starting" if self.connected else "the controller cannot be reached")
 
     def _counted(self, refused: AdmissionRefusedError) -> AdmissionRefusedError:
         self.facts.refused[refused.status] += 1

@@ -21,10 +21,12 @@ from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.record import Record
 from coldstart.host.live.residence import Residence
+from coldstart.host.live.schedule import Schedule
 from coldstart.host.live.servers import Servers
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket, unknown
 from coldstart.host.live.upstream import Replica
 from coldstart.host.model_state import State
+from coldstart.host.progress import Progress, estimate_progress
 
 
 class Driver:
@@ -57,6 +59,8 @@ class Driver:
         self._tickets: dict[str, Ticket] = {}
         self._number, self._entering = 0, False
         self._timer: asyncio.TimerHandle | None = None
+        self._crontabs = file.crontabs
+        self.schedule = Schedule(self._prewarm, self.record.record_missed_prewarming)
         self.record.describe(file)
 
     @property
@@ -113,9 +117,14 @@ class Driver:
         return self._admit(ticket.route, ticket.tries + 1)
 
     def state(self, model: str) -> str:
-        """Return the model's state in one word, for a waiting client."""
+        """Return the model's state in one word."""
         known = self.core.models.get(model)
         return str(known.state) if known else "gone"
+
+    def progress(self, model: str) -> Progress:
+        """Return the progress of the model's start, for a waiting client."""
+        known = self.core.models.get(model)
+        return estimate_progress(known, self.clock()) if known else Progress(model, "gone")
 
     def find_server(self, name: str) -> tuple[Residence | None, str]:
         """Return the server of a model or alias, or the reason why there is none."""
@@ -166,6 +175,8 @@ class Driver:
                 self._dispatch(number, model)
             case events.Refuse(number, code, reason, after, detail):
                 self._refuse(number, AdmissionRefusedError(code, reason, after, detail))
+            case events.Missed(model, reason):
+                self.record.record_missed_prewarming(model, reason)
             case _:
                 self.lifecycle.carry_out(action)
 
@@ -176,6 +187,11 @@ class Driver:
         self.record.describe(file)
         self.record.forget_others({*file.catalogue.launches, *self.core.models})
         self.lifecycle.configure(file.catalogue.launches)
+        self.schedule.configure(file.crontabs)
+
+    def _prewarm(self, model: str) -> None:
+        self.log.say("prewarm", model=model)
+        self.emit(events.Prewarm(model))
 
     def unload(self, model: str | None) -> list[str]:
         """Stop a model, or all that the host does not start by itself, after their running requests; return their names."""
@@ -194,11 +210,13 @@ class Driver:
     def begin(self) -> None:
         """Start pinned models and the timer of the core."""
         self.lifecycle.begin()
+        self.schedule.configure(self._crontabs)
         self.emit(events.Tick())
 
     def drain(self) -> None:
         """Refuse new and waiting requests; stop each model once its running requests have ended."""
         self.facts.stopping = True
+        self.schedule.close()
         for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:
             self._refuse(number, AdmissionRefusedError(503, STOPPING, 5.0))
             self.emit(events.Ended(number))

@@ -141,8 +141,8 @@ class Exchange:
             done, _ = await asyncio.wait([ticket.granted], timeout=self.heartbeat_s)
             if not done:
                 await self._begin_events()
-                model = ticket.route.model
-                await self._more(answers.comment(f"waiting for {model}: {self.front.state(model)}"))
+                progress = self.front.progress(ticket.route.model)
+                await self._more(answers.comment(progress.encode()))
         return await ticket.granted
 
     async def _begin_events(self) -> None:

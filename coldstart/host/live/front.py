@@ -10,6 +10,7 @@ from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import Metrics
 from coldstart.host.live.tickets import Ticket
 from coldstart.host.live.upstream import Replica
+from coldstart.host.progress import Progress
 from coldstart.host.status import HostFacts
 
 
@@ -40,8 +41,8 @@ class Front(Protocol):
         Returns None if no other server can answer it.
         """
 
-    def state(self, model: str) -> str:
-        """Return the model's state in one word, for a waiting client."""
+    def progress(self, model: str) -> Progress:
+        """Return the progress of the model's start, for a waiting client."""
 
     def status(self) -> Mapping[str, object]:
         """Return the document of GET /status."""

@@ -53,6 +53,12 @@ class Metrics:
             registry=registry,
         )
         self._failed = Counter(f"{prefix}failed_starts", "Number of failed starts.", model, registry=registry)
+        self._missed = Counter(
+            f"{prefix}prewarms_missed",
+            "Number of scheduled moments at which the model did not start.",
+            model,
+            registry=registry,
+        )
         self._fallbacks = Counter(
             "coldstart_fallbacks",
             "Number of fallbacks of successful starts, by stage.",
@@ -82,6 +88,10 @@ class Metrics:
     def count_failed_start(self, model: str) -> None:
         """Count a failed start."""
         self._failed.labels(model).inc()
+
+    def count_missed_prewarming(self, model: str) -> None:
+        """Count a scheduled moment at which the model did not start."""
+        self._missed.labels(model).inc()
 
     def text(self) -> bytes:
         """Return the metrics in the Prometheus text format."""

@@ -47,6 +47,11 @@ class Record:
         self.metrics.count_failed_start(name)
         self.log.say("start failed", model=name, seconds=round(seconds, 4), reason=reason)
 
+    def record_missed_prewarming(self, name: str, reason: str) -> None:
+        """Record that a model did not start at a moment of its schedule."""
+        self.metrics.count_missed_prewarming(name)
+        self.log.say("prewarm missed", model=name, reason=reason)
+
     def record_end(self, name: str) -> None:
         """Record that the model has no running server."""
         facts = self.facts.get_model(name)

@@ -89,7 +89,9 @@ def test_a_stream_that_waits_is_kept_alive_by_comments(tmp_path: Path) -> None:
         async with staged(tmp_path, hold=True, gateway={"heartbeat_s": 0.01}) as stage:
             async with stage.post(model="a", prompt="x", stream=True) as answer:
                 assert answer.status == 200 and answer.content_type == "text/event-stream"
-                assert (await answer.content.readline()).startswith(b": waiting for a: starting")
+                progress = json.loads((await answer.content.readline()).removeprefix(b": "))
+                assert (progress["model"], progress["stage"]) == ("a", "starting")
+                assert 0 < progress["fraction"] < 1 and 0 < progress["eta_s"] <= 1
                 stage.servers.last("a").gate.set()
                 lines = [line.strip() async for line in answer.content if line.strip()]
             assert [one["number"] for one in _data(lines)[:-1]] == [0, 1, 2]
@@ -104,12 +106,12 @@ def test_error_after_a_heartbeat_is_an_event_of_the_stream(tmp_path: Path) -> No
         async with staged(tmp_path, hold=True, gateway={"heartbeat_s": 0.01}) as stage:
             stage.servers.failing["a"] = "no such weights"
             async with stage.post(model="a", prompt="x", stream=True) as answer:
-                assert (await answer.content.readline()).startswith(b": waiting")
+                assert (await answer.content.readline()).startswith(b": {")
                 stage.servers.last("a").gate.set()
                 (said,) = _data([line async for line in answer.content])
             assert said["error"]["code"] == 503 and "no such weights" in said["error"]["message"]
             async with stage.post(model="b", prompt="x", stream=True, status=422) as answer:
-                assert (await answer.content.readline()).startswith(b": waiting")
+                assert (await answer.content.readline()).startswith(b": {")
                 stage.servers.last("b").gate.set()
                 (said,) = _data([line async for line in answer.content])
             assert said == {"error": {"message": "no"}}

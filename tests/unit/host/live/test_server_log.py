@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.host.live.server_log import ServerLog
+from coldstart.host.live.server_log import BLOCK, ServerLog
 
 WRITER = """
 import sys
@@ -69,3 +69,26 @@ def test_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     log = ServerLog(tmp_path / "7.log")
     log.path.write_text("token hf_abcdefghijklmnop given\n")
     assert "hf_abcdefghijklmnop" not in log.tail(100)
+
+
+def test_reader_goes_on_after_the_log_was_truncated_and_deleted(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "7.log")
+    log.path.write_text("first line\nsecond\nthird\n")
+    reader = log.follow(10)
+    with log.path.open("a") as sink:
+        assert reader.read() == "third\n"
+        sink.write("x" * 2 * BLOCK)
+        sink.flush()
+        # A line without an end is not retained beyond a block.
+        assert reader.read() == "" and reader.read().startswith("xxx")
+        log.bound(10)
+        sink.write("after\n")
+        sink.flush()
+        assert reader.read().endswith("after\n")
+        log.remove()
+        sink.write("last")
+        sink.flush()
+        assert (reader.read(), reader.read(last=True), reader.read(last=True)) == ("", "last", "")
+    reader.close()
+    with pytest.raises(FileNotFoundError):
+        log.follow(10)
