@@ -97,9 +97,7 @@ build/tools: requirements/tools.lock $(STAMP)
 	mv $@.new $@
 
 fuzz: build/tools ## Search inputs that break a reader: make fuzz TARGET=tar SECONDS=600; see CONTRIBUTING.md.
-	@mkdir -p build/fuzz/$(TARGET)
-	PYTHONPATH=build/tools $(BIN)/python tests/fuzz/fuzz.py $(TARGET) -max_total_time=$(SECONDS) -timeout=10 \
-		-rss_limit_mb=2048 -artifact_prefix=build/fuzz/$(TARGET)- build/fuzz/$(TARGET) tests/fuzz/corpus/$(TARGET)
+	PYTHONPATH=build/tools $(BIN)/python tests/fuzz/fuzz.py '$(TARGET)' -max_total_time='$(SECONDS)'
 
 dist: build/tools ## Build wheel, sdist, SBOM and sums in dist/; RELEASE_KEY=FILE signs the sums.
 	rm -rf dist

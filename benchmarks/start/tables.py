@@ -184,6 +184,16 @@ SIZES = Table(
         "within": within,
     },
 )
+API_TESTS = Table(
+    lambda result: [{"start": start, **row} for start, row in result["starts"].items()],
+    {
+        "start": "{start}",
+        "passed": "{passed} of {wanted}",
+        "pass with plain vLLM only": lambda row: (
+            listed(test.partition("::")[2] for test in row["different"]) or "none"
+        ),
+    },
+)
 STARTS = Table(
     lambda result: [{"mode": mode, **row} for mode, row in result["modes"].items()],
     {
@@ -202,6 +212,13 @@ PARTS = [
         "architectures",
         "architectures-cpu",
         (ARCHITECTURES, reasons, "{whole} as expected, measured {date} on {machine[cpu]}."),
+    ),
+    Part(
+        "benchmarks/RESULTS.md",
+        "vllm-api-tests",
+        "vllm-api-tests-cpu",
+        (API_TESTS, "vLLM {vllm}, measured {date} on {machine[cpu]}."),
+        "start/vllm_api_tests",
     ),
     Part("docs/index.md", "start-page", COLD[0], (STARTS,), COLD[1]),
     *(transcript("first-bundle", name) for name in ("materialize", "list", "validate", "miss")),

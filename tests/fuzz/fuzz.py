@@ -16,7 +16,10 @@ except ModuleNotFoundError:
         "error: cannot fuzz: atheris is not installed\nhint: make fuzz, on x86-64 with Python 3.11 to 3.13"
     )
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+TESTS = Path(__file__).parents[1]
+FOUND = TESTS.parent / "build/fuzz"
+LIMITS = ("-timeout=10", "-rss_limit_mb=2048")
+sys.path[:0] = [str(TESTS)]
 with atheris.instrument_imports(include=["coldstart", "support.fuzz_targets", "json"]):
     from support.fuzz_targets import TARGETS
 
@@ -27,7 +30,9 @@ def main() -> None:
     if name not in TARGETS:
         sys.exit(f"error: cannot fuzz {name!r}: no such target\nhint: use one of {', '.join(TARGETS)}")
     logging.disable()
-    atheris.Setup(sys.argv, TARGETS[name])
+    (FOUND / name).mkdir(parents=True, exist_ok=True)
+    places = (f"-artifact_prefix={FOUND / name}-", str(FOUND / name), str(TESTS / "fuzz/corpus" / name))
+    atheris.Setup([*sys.argv, *LIMITS, *places], TARGETS[name])
     atheris.Fuzz()
 
 
