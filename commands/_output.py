@@ -145,6 +145,11 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 bundle" or "2 bundles"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def human_bytes(count: float) -> str:
     """Format a number of bytes: 1536 -> "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):

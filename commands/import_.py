@@ -10,6 +10,7 @@ import typer
 from coldstart.artifacts.archive import import_archive
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
+from coldstart.commands._output import count
 from coldstart.commands._received import report
 
 from coldstart.errors import UsageError
@@ -23,4 +24,4 @@ def command(common: Common, file: Annotated[Path, typer.Argument(help="Archive t
         raise UsageError(f"Cannot read the archive {file}: {why}.", hint=f"coldstart export NAME --to {file}")
     with common.out.phase(f"read {file.name}"):
         bundles = import_archive(common.store(), file)
-    report(common, bundles, f"Imported {len(bundles)} bundles")
+    report(common, bundles, f"Imported {count(len(bundles), 'bundle')}")

@@ -88,7 +88,7 @@ def command(
         common.out.note(f"no {section}: {reason}")
     for curve, sizes in inspection.list_unprofiled_sizes(bundle).items():
         left = ", ".join(str(size) for size in sizes)
-        common.out.note(f"iteration profile: no {curve} of {left}(time limit: --profile-seconds)")
+        common.out.note(f"iteration profile: no {curve} of {left} (time limit: --profile-seconds)")
     common.out.success(
         f"{'Made' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
         where="the store",

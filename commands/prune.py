@@ -6,7 +6,7 @@ import typer
 from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import human_bytes, one_line
+from coldstart.commands._output import count, human_bytes, one_line
 
 from coldstart.launch import pruning
 
@@ -36,7 +36,8 @@ def command(
         "freed_bytes": done.freed_bytes,
     }
     verb = "Would remove" if dry_run else "Removed"
-    counts = f"{len(done.removed)} bundles, {done.files} files, {len(done.unpacked)} unpacked and {len(done.frozen)} frozen"
+    bundles, files = count(len(done.removed), "bundle"), count(done.files, "file")
+    counts = f"{bundles}, {files}, {len(done.unpacked)} unpacked and {len(done.frozen)} frozen"
     summary = f"{verb} {counts}, {human_bytes(done.freed_bytes)}"
     listed = [one_line(str(path)) for path in done.paths] if dry_run else []
     common.out.result(data, "\n".join([summary, *done.removed, *listed]), brief="\n".join(done.removed))

@@ -17,7 +17,7 @@ from coldstart.commands._completion import complete_model
 from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import public
+from coldstart.commands._output import count, public
 
 from coldstart import api
 from coldstart.api import Source, ValidationReport, ValidationRequest
@@ -99,7 +99,7 @@ def command(
     source = Source(common.vllm_args, model, revision, common.offline, common.cache)
     replay = parse_replay(prompts, concurrency, max_tokens)
     request = ValidationRequest(words, level, against, repair, repair_from or (), source, replay)
-    with common.out.phase(f"validating {len(words)} bundle{'s' if len(words) > 1 else ''} at level {level}"):
+    with common.out.phase(f"validating {count(len(words), 'bundle')} at level {level}"):
         reports = api.validate_all(request)
     _show(common, exports, reports, fail_level)
     bad = [report.ref for report in reports if report.fails(fail_level)]

@@ -78,7 +78,7 @@ def test_prune_dry_run_lists_removals(run: Run, store: Store, home: Path) -> Non
     done = run("prune", "--dry-run")
     listed = done.stdout.splitlines()
     blob = old.entry("compile").digest.removeprefix("sha256:")
-    assert listed[0].startswith("Would remove 1 bundles") and old.digest in listed
+    assert listed[0].startswith("Would remove 1 bundle,") and old.digest in listed
     assert str(place) in listed and str(store.root / "blobs" / "sha256" / blob) in listed
     assert "Pruned" not in done.stdout + done.stderr and "Nothing was removed" in done.stderr
     assert before == sorted(path for path in home.rglob("*") if path.is_file())

@@ -3,10 +3,17 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from coldstart.commands import cli
+from tools import tiny_models
+from tools.recorded import publish_recorded
 from tools.shell import Run
 
+from coldstart.contract.plan import LaunchPlan
+from coldstart.launch import prepare_template
+from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
 
@@ -49,6 +56,28 @@ def test_discard_removes_images(run: Run, image: Path) -> None:
     assert not image.exists()
     none = run("template", "discard")
     assert (none.stdout, none.stderr) == ("discarded 0\n", "no frozen runtime exists here\n")
+
+
+def test_template_has_the_arguments_of_the_bundle_when_none_are_typed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if runtime.vllm_distribution() is None:
+        pytest.skip("a key needs an installed vLLM")
+    tiny_models.place("tiny-llama", Cache.at().models)
+    made = publish_recorded("tiny-llama", ("--max-model-len", "512"))
+    begun: list[LaunchPlan] = []
+
+    def start_template(level: str, plan: LaunchPlan, model: str, timeout_s: float) -> SimpleNamespace:
+        begun.append(plan)
+        return SimpleNamespace(model=model, key=plan.key, pid=1)
+
+    monkeypatch.setattr(prepare_template, "start_template", start_template)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["template", "start", "tiny-llama"])
+    assert ended.value.code == 0 and [plan.key for plan in begun] == [made.key.digest]
+    said = capsys.readouterr().err
+    assert "Using the arguments of tiny-llama:v1: --max-model-len 512\n" in said
+    assert said.endswith("Next: coldstart serve tiny-llama --mode template-engine\n")
 
 
 def test_template_stop_succeeds_when_no_template_runs(run: Run) -> None:
