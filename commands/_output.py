@@ -83,7 +83,7 @@ class Output:
         mode, begin = self._progress_mode(), time.monotonic()
         self._entered += 1
         number = f"[{self._entered} of {self.phases}] " if self.phases else ""
-        progress = _progress.Progress(number + name, expected_s)
+        progress = _progress.PhaseProgress(number + name, expected_s)
 
         def say(event: str, seconds: float) -> None:
             _heartbeat(mode, progress, name, event, seconds)
@@ -159,7 +159,7 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def _heartbeat(mode: str, progress: _progress.Progress, name: str, event: str, seconds: float) -> None:
+def _heartbeat(mode: str, progress: _progress.PhaseProgress, name: str, event: str, seconds: float) -> None:
     if mode == "json":
         said: dict[str, object] = {"phase": name, "event": event, "seconds": seconds}
         said |= {"step": progress.step} if event == "step" else {}

@@ -11,7 +11,7 @@ HEARTBEAT_S = 60.0
 
 
 @dataclass
-class Progress:
+class PhaseProgress:
     """State of a phase: its label, its expected duration in seconds, and the last step that it reported."""
 
     name: str
@@ -26,7 +26,7 @@ class Progress:
 
 
 @contextmanager
-def show_on_terminal(progress: Progress, sanitize: Callable[[str], str]) -> Iterator[None]:
+def show_on_terminal(progress: PhaseProgress, sanitize: Callable[[str], str]) -> Iterator[None]:
     """Show the phase in the last line of the terminal."""
     from rich.console import Console
     from rich.progress import Progress as Display

@@ -33,7 +33,7 @@ def adopt_arguments(asked: Lookup) -> Lookup:
     for one in readable:
         if one.trust.ok and (found := _adopt_from(asked, one.bundle)) is not None:
             return found.refresh()
-    if asked.bundle is not None or asked.accepts is not None:
+    if asked.bundle is not None or asked.untrusted is not None or asked.accepts is not None:
         return asked
     distrusted = (one.bundle for one in readable if not one.trust.ok)
     return replace(

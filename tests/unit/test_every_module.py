@@ -53,7 +53,6 @@ THROUGH = {
          "timers"), FLEET
     ),
     "coldstart.host.live": {
-        **dict.fromkeys(("body", "bounded_protocol", "shares"), "attacks/test_hostile_clients.py"),
         **dict.fromkeys(("loading", "log_stream"), "unit/host/live/test_host_control.py"),
         "site_policy": "attacks/test_foreign_pages.py",
         **dict.fromkeys(("lifecycle", "record", "server_observer"), "unit/host/live/test_driver.py"),

@@ -12,7 +12,7 @@ STANDBY = TemplateMode(
     loads_weights=False,
     on_cpu=Reason(
         "vLLM's sleep mode works on devices only: the CPU build would free no memory",
-        "use the mode template-engine",
+        "use the mode template-engine: coldstart template start MODEL --level engine",
     ),
     repeatable=False,
     probes=(),
