@@ -11,7 +11,7 @@ from coldstart.commands import _serving
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
-from coldstart.contract.fallback import decode
+from coldstart.contract.fallback import decode, encode
 from coldstart.errors import UsageError
 from coldstart.launch import modes
 from coldstart.scheduling.settings import SchedulerSettings
@@ -134,13 +134,17 @@ def command(
 def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
     from coldstart.launch import ladder, planning
 
-    bundle = request.lookup.bundle
+    bundle, document = request.lookup.bundle, plan.document()
+    mode, skipped = ladder.find_mode(request, plan)
+    if request.mode != modes.AUTO:
+        document["fallbacks"] += encode(skipped)
     return {
-        "mode": ladder.find_mode(request, plan),
+        "mode": mode,
         "bundle": bundle.ref if bundle else None,
         "version": bundle.version if bundle else None,
         "url": planning.url(plan),
-        **plan.document(),
+        **document,
+        "absent": encode(skipped) if request.mode == modes.AUTO else [],
         "vllm_args": secrets.arguments(plan.vllm_args),
     }
 

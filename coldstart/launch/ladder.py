@@ -16,7 +16,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import fetch, interrupted, modes, planning, prepare
 from coldstart.launch.modes.fresh import FRESH
-from coldstart.launch.modes.mode import LaunchRefusedError, StartMode
+from coldstart.launch.modes.mode import LaunchRefusedError, Reason, StartMode
 from coldstart.launch.request import ServeRequest, ServerStart
 from coldstart.launch.server_process import Running, ServerExitedError
 from coldstart.system import timeline
@@ -91,17 +91,21 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
     raise AssertionError("the ladder ends with fresh, which either starts or raises")
 
 
-def find_mode(request: ServeRequest, plan: LaunchPlan) -> str:
-    """Return the name of the mode that `start` tries first; nothing is started."""
-    one = ServerStart(request, plan, timeline.now())
-    return next(mode.name for mode in modes.attempts(request.mode) if _is_available(mode, one))
+def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallback]]:
+    """Return the name of the mode that `start` tries first, and why it tries no faster one; nothing is started."""
+    one, skipped = ServerStart(request, plan, timeline.now()), list[Fallback]()
+    for mode in modes.attempts(request.mode):
+        if (why := _find_obstacle(mode, one)) is None:
+            return mode.name, skipped
+        skipped.append(Fallback(mode.name, why.reason, why.hint))
+    raise AssertionError("fresh is available everywhere")
 
 
-def _is_available(mode: StartMode, one: ServerStart) -> bool:
+def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:
     try:
-        return mode.unavailable(one) is None
-    except (BundleError, LaunchRefusedError):
-        return False
+        return mode.unavailable(one)
+    except (BundleError, LaunchRefusedError) as error:
+        return Reason(str(error), error.hint or "")
 
 
 def _remove_unfinished(plan: LaunchPlan) -> list[Fallback]:

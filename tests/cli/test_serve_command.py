@@ -81,6 +81,16 @@ def test_dry_run_shows_mode_bundle_and_url(model: str, run: Run) -> None:
     assert shown.splitlines()[:3] == lines
 
 
+def test_dry_run_names_the_reason_why_another_mode_would_start(model: str, run: Run) -> None:
+    publish_recorded(model, ARGUMENTS)
+    shown = run("serve", model, "--mode", "template-engine", "--dry-run").stdout
+    assert shown.startswith("mode    fresh\n")
+    assert "\nfallback  template-engine: no template-engine runs for tiny-llama" in shown
+    planned = json.loads(run("serve", model, "--dry-run", "--format", "json").stdout)
+    fallen, absent = ([one["section"] for one in planned[name]] for name in ("fallbacks", "absent"))
+    assert "template-engine" in absent and "template-engine" not in fallen
+
+
 def test_dry_run_does_not_materialize(model: str, run: Run) -> None:
     done = run("serve", model, "--on-miss", "materialize", "--dry-run")
     assert "bundle  none; would be materialized first" in done.stdout
