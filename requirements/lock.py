@@ -34,7 +34,7 @@ ONLY = re.compile(r" ; (python_full_version < '3\.15'|sys_platform == 'linux')(?
 def main() -> None:
     """Write the lock files."""
     compile_pins("cpu.lock", EXTRAS, str(HERE / "cpu.in"))
-    with listed(UNUSED) as excluded:
+    with write_list(UNUSED) as excluded:
         compile_lock("browser.lock", "--generate-hashes", "--excludes", excluded, "-", given=BROWSER)
     compile_lock("torch-cuda.lock", "--constraints", str(HERE / "cpu.lock"), "-", given=TORCH)
     compile_lock("tools.lock", "--generate-hashes", "-", given=TOOLS)
@@ -43,13 +43,13 @@ def main() -> None:
 def compile_pins(name: str, extras: Sequence[str], *sources: str) -> None:
     """Resolve extras of the project, without torch, and further requirement files into one lock file with digests."""
     options = [word for extra in extras for word in ("--extra", extra)]
-    with listed("torch\n") as excluded:
+    with write_list("torch\n") as excluded:
         options += ["--generate-hashes", "--excludes", excluded]
         compile_lock(name, *options, "pyproject.toml", *sources)
 
 
 @contextmanager
-def listed(names: str) -> Iterator[str]:
+def write_list(names: str) -> Iterator[str]:
     """Write names of packages to a file for the time of the block, and return its path."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(names)

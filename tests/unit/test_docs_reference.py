@@ -92,29 +92,29 @@ def test_metrics_page_names_every_counter_of_the_scheduler() -> None:
     assert rows(section(read("metrics.md"), "## Server")) == {f"coldstart_scheduler_{name}" for name in names}
 
 
-def names_of(*kinds: type) -> set[str]:
+def list_names(*kinds: type) -> set[str]:
     return {field.name for kind in kinds for field in fields(kind)}
 
 
 def test_configuration_page_names_every_key_of_a_host_file() -> None:
     part = read("configuration.md").partition("## Host file")[2].partition("## Fleet file")[0]
-    assert rows(section(part, "Keys at the top:")) == names_of(HostSettings) | {"idle_s"}
+    assert rows(section(part, "Keys at the top:")) == list_names(HostSettings) | {"idle_s"}
     expected = host_file._LAUNCH_KEYS | host_file._FIGURE_KEYS
     assert rows(section(part, "Keys of a table `[models.NAME]`:")) == expected
-    assert rows(section(part, "Keys of a table `[[models.NAME.tiers]]`")) == names_of(Tier)
+    assert rows(section(part, "Keys of a table `[[models.NAME.tiers]]`")) == list_names(Tier)
     assert all(f"`{name}`" in part for name in POLICIES)
 
 
 def test_configuration_page_names_every_key_of_a_fleet_file() -> None:
     part = read("configuration.md").partition("## Fleet file")[2]
     hidden = set(fleet_file.NOT_WRITTEN)
-    assert rows(section(part, "Keys at the top:")) == names_of(FleetSettings)
-    assert rows(section(part, "Keys of a table `[servers.NAME]`:")) == names_of(ServerSpec) - hidden | {
+    assert rows(section(part, "Keys at the top:")) == list_names(FleetSettings)
+    assert rows(section(part, "Keys of a table `[servers.NAME]`:")) == list_names(ServerSpec) - hidden | {
         "count"
     }
-    assert rows(section(part, "Keys of a table `[models.NAME]`:")) == names_of(FleetModel, Costs) - hidden | {
-        "count"
-    }
+    assert rows(section(part, "Keys of a table `[models.NAME]`:")) == list_names(
+        FleetModel, Costs
+    ) - hidden | {"count"}
 
 
 def test_configuration_page_has_the_keys_of_all_commands() -> None:

@@ -31,14 +31,14 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         one.kill()
 
 
-def record_of(lookup: Lookup, pid: int) -> UpRecord:
+def read_record(lookup: Lookup, pid: int) -> UpRecord:
     return replace(up_records.describe_own(lookup), pid=pid, birth=processes.birth(pid))
 
 
 def test_record_is_read_while_the_supervisor_runs(lookup: Lookup, process: subprocess.Popen[bytes]) -> None:
     directory = up_records.find_directory(lookup)
     assert directory.read() is None
-    record = replace(record_of(lookup, process.pid), url="http://127.0.0.1:1", mode="fresh")
+    record = replace(read_record(lookup, process.pid), url="http://127.0.0.1:1", mode="fresh")
     directory.write(record)
     assert directory.read() == record
     up_records.stop(record)
@@ -49,7 +49,7 @@ def test_record_is_read_while_the_supervisor_runs(lookup: Lookup, process: subpr
 
 def test_record_of_a_reused_pid_is_not_trusted(lookup: Lookup, process: subprocess.Popen[bytes]) -> None:
     directory = up_records.find_directory(lookup)
-    stale = replace(record_of(lookup, process.pid), birth="the boot before:17")
+    stale = replace(read_record(lookup, process.pid), birth="the boot before:17")
     directory.write(stale)
     assert directory.read() is None
     up_records.stop(stale)
@@ -70,7 +70,7 @@ def test_damaged_record_counts_as_none_and_is_removed(lookup: Lookup, content: b
 def test_stop_kills_a_supervisor_that_ignores_sigterm(lookup: Lookup) -> None:
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
-        up_records.stop(record_of(lookup, process.pid), timeout_s=0.1)
+        up_records.stop(read_record(lookup, process.pid), timeout_s=0.1)
     assert process.returncode == -signal.SIGKILL
 
 

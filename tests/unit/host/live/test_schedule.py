@@ -25,7 +25,7 @@ class Clock:
         )
         self.schedule.configure(crontabs)
 
-    def at(self, now: float) -> list[str]:
+    def tick(self, now: float) -> list[str]:
         """Check the schedule at a time; return what it orders then."""
         self.now, self.said[:] = now, []
         self.schedule.check()
@@ -36,8 +36,8 @@ def test_model_is_prewarmed_once_at_its_moment() -> None:
     async def work() -> None:
         clock = Clock(a=HOURLY)
         hour = clock.now - clock.now % 3600 + 3600
-        assert clock.at(hour - 1) == [] and clock.at(hour) == ["prewarm a"] and clock.at(hour + 1) == []
-        assert clock.at(hour + 3600 + 30) == ["prewarm a"]
+        assert clock.tick(hour - 1) == [] and clock.tick(hour) == ["prewarm a"] and clock.tick(hour + 1) == []
+        assert clock.tick(hour + 3600 + 30) == ["prewarm a"]
         clock.schedule.close()
 
     run(work())
@@ -47,9 +47,9 @@ def test_moment_during_which_the_machine_slept_is_reported_as_missed() -> None:
     async def work() -> None:
         clock = Clock(a=HOURLY)
         hour = clock.now - clock.now % 3600 + 3600
-        (said,) = clock.at(hour + 5 * 3600 + 120)
+        (said,) = clock.tick(hour + 5 * 3600 + 120)
         assert said == "missed a: the moment passed 18120 s ago, while the host did not run"
-        assert clock.at(hour + 6 * 3600) == ["prewarm a"]
+        assert clock.tick(hour + 6 * 3600) == ["prewarm a"]
         clock.schedule.close()
 
     run(work())
@@ -59,7 +59,7 @@ def test_clock_that_is_set_back_does_not_delay_the_next_moment() -> None:
     async def work() -> None:
         clock = Clock(a=HOURLY)
         hour = clock.now - clock.now % 3600 + 3600
-        assert clock.at(hour - 86400 - 10) == [] and clock.at(hour - 86400) == ["prewarm a"]
+        assert clock.tick(hour - 86400 - 10) == [] and clock.tick(hour - 86400) == ["prewarm a"]
         clock.schedule.close()
 
     run(work())
@@ -72,9 +72,9 @@ def test_configuration_retains_the_moments_of_unchanged_models() -> None:
         clock.now = hour + 1
         clock.said.clear()
         clock.schedule.configure({"a": HOURLY, "c": HOURLY})
-        assert clock.said == ["prewarm a"] and clock.at(hour + 3600) == ["prewarm a", "prewarm c"]
+        assert clock.said == ["prewarm a"] and clock.tick(hour + 3600) == ["prewarm a", "prewarm c"]
         clock.schedule.configure({})
-        assert clock.at(hour + 9e6) == []
+        assert clock.tick(hour + 9e6) == []
 
     run(work())
 
