@@ -42,6 +42,10 @@ _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap"
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
+def _list_options() -> list[str]:
+    return [*_OPTIONS, *criu.list_options()]
+
+
 class SnapshotUnusableError(RuntimeError):
     """The snapshot cannot be thawed here; the message has the expected and the actual value."""
 
@@ -67,7 +71,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
         try:
             (template,) = processes.children(process.pid)
             fingerprint.write(template, meeting / fingerprint.MODULES, out)
-            done = criu.run("dump", "-t", str(template), "-D", str(out), "-o", "dump.log", *_OPTIONS)
+            done = criu.run("dump", "-t", str(template), "-D", str(out), "-o", "dump.log", *_list_options())
         finally:
             _end(process)
             _clear(meeting)
@@ -243,7 +247,17 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
     )
     acknowledge.chmod(0o700)
     # CRIU writes to this work directory, so the images stay unchanged and may be read-only.
-    restore = [*criu.command(), "restore", "-D", str(images), "-W", str(own), "-o", "restore.log", *_OPTIONS]
+    restore = [
+        *criu.command(),
+        "restore",
+        "-D",
+        str(images),
+        "-W",
+        str(own),
+        "-o",
+        "restore.log",
+        *_list_options(),
+    ]
     return subprocess.Popen(
         [*namespaces, str(own), str(meeting), *restore, "--action-script", str(acknowledge)],
         stdin=subprocess.DEVNULL,

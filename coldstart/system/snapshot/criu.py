@@ -58,15 +58,18 @@ def _lacking() -> tuple[str, str] | None:
             "CRIU needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE: run as root, or in a container with both",
             how,
         )
-    # CRIU first raises its limit of open files to the kernel's, and exits if it may not.
-    most, hard = int(_NR_OPEN.read_text()), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if not held & _RESOURCE and hard < most:
-        return (
-            f"CRIU raises its limit of open files to fs.nr_open ({most}), past the hard limit here ({hard}): it needs "
-            f"CAP_SYS_RESOURCE, or a hard limit as high (podman run --ulimit nofile={most})",
-            f"container: --cap-add SYS_RESOURCE, or --ulimit nofile={most}",
-        )
     return None
+
+
+def list_options() -> list[str]:
+    """Return the options of each dump and restore that this machine requires.
+
+    CRIU raises its limit of open files to the kernel's, and exits if it may not: containers usually lack
+    CAP_SYS_RESOURCE. With --unprivileged it keeps its limit, and needs no capability beyond those that `missing` requires.
+    """
+    most, hard = int(_NR_OPEN.read_text()), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    may_raise = int(_status("CapEff") or "0", 16) & _RESOURCE
+    return [] if may_raise or hard >= most else ["--unprivileged"]
 
 
 @functools.cache
