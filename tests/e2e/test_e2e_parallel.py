@@ -21,10 +21,10 @@ HERE = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
-# vLLM's eager mode crashes with pipelines on the CPU; its graphs need no C++ compiler here.
+# vLLM's eager mode crashes with pipelines on the CPU. Graphs without compiled code save minutes.
 TRACED = ("--compilation-config", '{"backend": "eager"}')
 WAYS = {
-    "tensor": ("--tensor-parallel-size", "2"),
+    "tensor": ("--tensor-parallel-size", "2", *TRACED),
     "pipeline": ("--pipeline-parallel-size", "2", *TRACED),
 }
 POOL_BLOCKS, RANKS = 14, 2
