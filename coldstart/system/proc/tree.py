@@ -46,9 +46,17 @@ class ProcessTree:
 
     def kill(self) -> None:
         """Send SIGKILL to every process, parents first, which also ends stopped ones."""
-        for one in sorted(self.look(), key=psutil.Process.create_time):
+        # Creation times are too coarse: a child forked at once has its parent's.
+        for one in sorted(self.look(), key=_count_ancestors):
             with suppress(psutil.Error):
                 one.kill()
+
+
+def _count_ancestors(process: psutil.Process) -> int:
+    try:
+        return len(process.parents())
+    except psutil.Error:
+        return 0
 
 
 def _processor_s(process: psutil.Process) -> float:

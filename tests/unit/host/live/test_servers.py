@@ -169,7 +169,7 @@ def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
         os.kill(child, signal.SIGSTOP)
         await wait_until(leased.server.is_stopped)
         leased.server.kill()
-        tree.wait()  # killed, or ended because its child was
+        assert tree.wait() == -signal.SIGKILL
         await wait_until(lambda: processes.birth(child) is None)
         await leased.end()
 
