@@ -18,11 +18,14 @@ GROUP = """
 import os, signal, subprocess, sys, time
 from coldstart.system.proc.lifeline import die_as_a_group
 die_as_a_group()
+reader, writer = os.pipe()
 forked = os.fork()
 if not forked:
+    os.write(writer, b".")
     while True:
         time.sleep(0.1)  # a signal just before pause() would wait for the next one
 else:
+    os.read(reader, 1)  # Python drops the signals of a forked process until it runs
     asked = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     print(os.getpid(), forked, asked.pid, flush=True)
     time.sleep(60)
