@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.fake_upstream import Stage, run, staged
 from tools.chromium import Page
-from tools.raw_server import Asked, RawServer, answer, answering
+from tools.raw_server import Asked, answer, answering
 
 from coldstart.host.endpoint import GatewayEndpoint
 
@@ -65,20 +65,19 @@ def _is_unchanged(stage: Stage) -> None:
     assert "a" in stage.driver.lifecycle.residences
 
 
-def _open(page: Page, foreign: RawServer) -> None:
-    page.open(f"http://evil.test:{foreign.port}/")
-    # The script is worth something only in the foreign page.
-    assert page.evaluate("[location.hostname, document.title]") == ["evil.test", "foreign"]
+def evaluate_in_foreign_page(page: Page, host: str, script: str) -> Any:
+    """Return what a script finds in a page of another site; null where it fails. It knows the host as HOST."""
+    with answering(_respond) as foreign:
+        page.open(f"http://evil.test:{foreign.port}/")
+        # The script is worth something only in the foreign page.
+        assert page.evaluate("[location.hostname, document.title]") == ["evil.test", "foreign"]
+        return page.evaluate(f"Promise.resolve({script.replace('HOST', repr(host))}).catch(error => null)")
 
 
 @pytest.mark.parametrize("name", READS)
 def test_foreign_page_reads_nothing(name: str, page: Page, tmp_path: Path) -> None:
     def work(host: str) -> None:
-        with answering(_respond) as foreign:
-            _open(page, foreign)
-            script = READS[name].replace("HOST", repr(host))
-            read = page.evaluate(f"Promise.resolve({script}).catch(error => null)")
-            assert read in (None, "")
+        assert evaluate_in_foreign_page(page, host, READS[name]) in (None, "")
 
     attack(tmp_path, work)
 
@@ -86,13 +85,11 @@ def test_foreign_page_reads_nothing(name: str, page: Page, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", CHANGES)
 def test_foreign_page_changes_nothing(name: str, page: Page, tmp_path: Path) -> None:
     def work(host: str) -> None:
-        with answering(_respond) as foreign:
-            _open(page, foreign)
-            script = CHANGES[name].replace("HOST", repr(host))
-            linger = f"new Promise(done => setTimeout(done, {LINGER_MS}))"
-            page.evaluate(f"Promise.resolve({script}).catch(error => null).then(() => {linger})")
-            # The host has handled what was sent before this.
-            page.open(f"{host}/health")
+        linger = f"new Promise(done => setTimeout(done, {LINGER_MS}))"
+        evaluate_in_foreign_page(page, host, CHANGES[name])
+        page.evaluate(linger)
+        # The host has handled what was sent before this.
+        page.open(f"{host}/health")
 
     attack(tmp_path, work)
 
