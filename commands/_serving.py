@@ -91,11 +91,11 @@ def run(
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
-            if request.weights_from is None:
-                key, cache = request.lookup.key.digest, request.lookup.cache
-                start_history.record_start(key, report["mode"], report["ready_s"], cache)
             announce(report)
             advise(common, request, plan, report)
+            if request.weights_from is None:  # last, because it waits for the disk
+                key, cache = request.lookup.key.digest, request.lookup.cache
+                start_history.record_start(key, report["mode"], report["ready_s"], cache)
             common.out.detail(*draw(recorded.timeline).splitlines())
             return supervise.stay(started.running.process)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from coldstart.bench import usage, vllm_log
 from coldstart.bench.steady import Steady, sample
 from coldstart.system.proc import processes
-from coldstart.system.timeline import Span, Timeline
+from coldstart.system.timeline import Timeline
 from coldstart.validate import process_tree
 from coldstart.validate.answers import ask_alone
 from coldstart.validate.completions import CompletionClient
@@ -79,7 +79,7 @@ def _measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, 
         pss_bytes=pss,
         rss_bytes=max(memory.values(), default=0),
         phases=_phases(timeline) | _logged_phases(launcher, server),
-        spans=_relative(timeline, server.launched_s),
+        spans=timeline.describe_spans(server.launched_s),
         answers=ask_alone(client, settings.prompts, settings.max_tokens),
         steady=sample(client, settings.prompts, settings.max_tokens) if settings.steady else None,
         readiness=readiness,
@@ -111,12 +111,3 @@ def _phases(timeline: Timeline) -> dict[str, float]:
 def _logged_phases(launcher: Launcher, server: LaunchedServer) -> dict[str, float]:
     log = server.files.log.read_text(errors="replace")
     return {} if launcher.tells_readiness else vllm_log.phases(log)
-
-
-def _relative(timeline: Timeline, origin_s: float) -> list[Mapping[str, object]]:
-    return [_span(span, origin_s) for span in timeline.spans]
-
-
-def _span(span: Span, origin_s: float) -> Mapping[str, object]:
-    start_s = max(span.start_s - origin_s, 0.0)
-    return {"name": span.name, "track": span.track, "start_s": start_s, "end_s": span.end_s - origin_s}

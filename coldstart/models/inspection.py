@@ -6,7 +6,7 @@ An argument that the user types is the reference of a bundle in the store, or el
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from coldstart.artifacts import oci
@@ -190,10 +190,15 @@ def _difference(one: Mismatch) -> str:
     return f"--{option}: {found} in the bundle, {wanted} asked"
 
 
+def differ_in_arguments(mismatches: Iterable[Mismatch]) -> bool:
+    """Return whether no field but vLLM's arguments differs."""
+    return all(one.field.startswith(keys.ENGINE) for one in mismatches)
+
+
 def _use_nearest(lookup: Lookup) -> str:
     """Return the command that starts a server from the nearest bundle, with " or ", where only arguments differ."""
     nearest = lookup.nearest
-    if nearest is None or not all(one.field.startswith(keys.ENGINE) for one in lookup.mismatches):
+    if nearest is None or not differ_in_arguments(lookup.mismatches):
         return ""
     if (recorded := read_arguments(nearest)) is None:
         return ""

@@ -36,13 +36,8 @@ def adopt_arguments(asked: Lookup) -> Lookup:
     if asked.bundle is not None or asked.untrusted is not None or asked.accepts is not None:
         return asked
     distrusted = (one.bundle for one in readable if not one.trust.ok)
-    return replace(
-        asked, untrusted=next((one for one in distrusted if _differs_in_arguments(asked, one)), None)
-    )
-
-
-def _differs_in_arguments(asked: Lookup, bundle: Bundle) -> bool:
-    return all(one.field.startswith(keys.ENGINE) for one in diff(asked.key, bundle.key))
+    fits = (one for one in distrusted if inspection.differ_in_arguments(diff(asked.key, one.key)))
+    return replace(asked, untrusted=next(fits, None))
 
 
 def _adopt_from(asked: Lookup, bundle: Bundle) -> Lookup | None:

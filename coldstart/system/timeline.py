@@ -151,17 +151,17 @@ class Timeline:
             total[span.name] = total.get(span.name, 0.0) + span.duration_s
         return total
 
-    def spans_since_origin(self) -> list[dict[str, object]]:
-        """Return name, track, start and end of each span in the order of their starts, in seconds since the earliest."""
-        origin = self.origin_s
+    def describe_spans(self, origin_s: float | None = None) -> list[dict[str, object]]:
+        """Return name, track, start and end of each span, in seconds since `origin_s`, by default the earliest start."""
+        origin = self.origin_s if origin_s is None else origin_s
         return [
             {
                 "name": span.name,
                 "track": span.track,
-                "start_s": round(span.start_s - origin, 6),
-                "end_s": round(span.end_s - origin, 6),
+                "start_s": max(span.start_s - origin, 0.0),
+                "end_s": span.end_s - origin,
             }
-            for span in sorted(self.spans, key=lambda span: (span.start_s, -span.end_s))
+            for span in self.spans
         ]
 
     def build_chrome_trace(self) -> dict[str, object]:

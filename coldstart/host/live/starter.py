@@ -148,7 +148,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     with recording(None, wanted=True) as recorded:
         started = ladder.start(request, plan)
         recorded.started()
-    told = {"phases": recorded.timeline.phases(), "spans": recorded.timeline.spans_since_origin()}
+    told = {"phases": recorded.timeline.phases(), "spans": recorded.timeline.describe_spans()}
     document = started.document() | told | {"supervisor": os.getpid()}
     channel.send({"ready": secrets.document(document)})
     return stay(started.running.process, channel)
