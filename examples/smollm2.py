@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,8 @@ def install(packages: str, directory: Path) -> None:
 
 def convert(gguf: Path, directory: Path) -> None:
     """Write the model, tokenizer and chat template of a GGUF file as a model directory with float32 weights."""
+    # Read when tqdm is imported: transformers counts the unpacked tensors with it, whatever its own setting says.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     from torch import float32
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils.logging import disable_progress_bar

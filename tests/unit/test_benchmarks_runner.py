@@ -43,6 +43,11 @@ def test_resolve_names_the_list_when_there_is_no_such_benchmark() -> None:
         runner.resolve("nothing")
 
 
+def test_help_runs_no_benchmark_when_it_takes_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    runner.main(["start/real_model", "--help"])
+    assert capsys.readouterr().out.strip() == BENCHMARKS["start/real_model"]
+
+
 def test_every_part_of_a_page_names_an_existing_benchmark() -> None:
     named = {part.benchmark.partition(" ")[0] for part in tables.parts() if part.benchmark}
     assert named <= set(BENCHMARKS)
