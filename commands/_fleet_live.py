@@ -323,12 +323,12 @@ def _locate(url: str | None, key: str | None) -> tuple[str, str]:
 
 
 COMMANDS: dict[Callable[..., None], str] = {
-    up: "Run the gateway of a fleet, on a new or an existing Ray cluster.",
+    up: "Run the gateway of a fleet. Uses a new or an existing Ray cluster.",
     join: "Make this machine a server of a fleet.",
-    deploy: "Deploy a model to the fleet; arguments after -- go to vLLM.",
+    deploy: "Deploy a model to the fleet. Arguments after -- go to vLLM.",
     status: "Show servers, models and workers.",
     scale: "Change the number of workers of a model.",
-    drain: "Start nothing more on a server; its workers finish and stop.",
+    drain: "Start nothing more on a server. Its workers finish and stop.",
     remove: "Remove a model after its running requests.",
-    down: "End a fleet: servers, controller and gateway.",
+    down: "End a fleet. Stops servers, controller and gateway.",
 }

@@ -206,10 +206,10 @@ def _not_a_host(url: str, status: int) -> CommandFailedError:
 
 
 COMMANDS: dict[Callable[..., None], str] = {
-    status: "Show the state of a running host: models, tiers, memory, requests, last starts.",
-    load: "Start a model of a running host without a request.",
-    unload: "Stop a model of a running host, or all that are not pinned, after their running requests.",
-    logs: "Print the end of the log of a model's running server.",
-    reload: "Make a running host read its configuration again now, and print the changes.",
-    stop: "Stop a running host as SIGTERM does: running requests end first.",
+    status: "Show the state of a running host. Lists models, tiers, memory, requests and last starts.",
+    load: "Start a model without a request.",
+    unload: "Stop a model, or all that are not pinned. Running requests end first.",
+    logs: "Print the end of a running server's log.",
+    reload: "Read the configuration again. Prints the changes.",
+    stop: "Stop a running host. Running requests end first.",
 }

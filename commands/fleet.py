@@ -13,7 +13,7 @@ app = group(__doc__)
 _FILE = typer.Argument(metavar="FILE", help="TOML file of the fleet: servers and models.")
 
 
-@app.command(help="Show where each model would start on the empty fleet, and the alternatives.")
+@app.command(help="Show where each model would start. Assumes an empty fleet, and lists the alternatives.")
 @declare()
 def plan(
     common: Common,
@@ -33,7 +33,7 @@ def plan(
     common.out.result({"kind": "predicted", "models": found}, lambda: plans.text(found))
 
 
-@app.command(help="Simulate generated requests on the fleet; trace-replay --fleet reads a trace.")
+@app.command(help="Simulate generated requests on the fleet. To read a trace, use trace-replay --fleet.")
 @declare()
 def simulate(
     common: Common,
@@ -62,7 +62,7 @@ def _word(*names: str, help: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, metavar=metavar)
 
 
-@app.command(help="Write Kubernetes YAML: a fleet for KubeRay, or one model for LeaderWorkerSet.")
+@app.command(help="Write Kubernetes manifests. A fleet is for KubeRay, one model for LeaderWorkerSet.")
 @declare(takes_vllm_args=True)
 def manifest(
     common: Common,

@@ -44,7 +44,7 @@ def _flag(*names: str, help: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, metavar=metavar)
 
 
-@app.command(RUN, help="Run the host until it is stopped (the default command).")
+@app.command(RUN, help="Run the host until it is stopped. This is the default command.")
 @declare(takes_vllm_args=True, listens=True)
 def run(
     common: Common,

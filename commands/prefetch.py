@@ -32,7 +32,7 @@ _IDLE = typer.Option(
 )
 
 
-@app.command(help="Fetch the weights of a model; start the prefetcher if none runs.")
+@app.command(help="Fetch the weights of a model. Starts the prefetcher if none runs.")
 @declare(takes_vllm_args=True)
 def start(
     common: Common,
@@ -73,7 +73,7 @@ def start(
     common.out.success("Fetched weights", then="coldstart prefetch status")
 
 
-@app.command(help="Show the weights in memory, the fetch rate and the clients.")
+@app.command(help="Show the weights in memory. Includes the fetch rate and the clients.")
 @declare()
 def status(common: Common) -> None:
     """Print the status."""
@@ -103,7 +103,7 @@ def _text(state: dict[str, Any]) -> str:
     return "\n".join([head, *shown, *errors])
 
 
-@app.command(help="Stop the prefetcher; servers retain the memory that they use.")
+@app.command(help="Stop the prefetcher. Servers retain the memory that they use.")
 @declare()
 def stop(common: Common) -> None:
     """Stop the prefetcher."""

@@ -46,7 +46,7 @@ def start(
     common.out.success("Started a template", then=common.format_command("serve", model, "--mode", mode))
 
 
-@app.command(help="Write the imported runtime with CRIU; starts of any model can restore it.")
+@app.command(help="Write the imported runtime with CRIU. Starts of any model can restore it.")
 @declare()
 def freeze(
     common: Common,
@@ -94,7 +94,7 @@ def _image(image: "runtime_image.Image") -> dict[str, object]:
     return {**about, "made": image.made, "size": image.size, "obstacle": image.obstacle}
 
 
-@app.command(help="List the templates, the servers forked from them, and frozen runtimes.")
+@app.command(help="List templates and frozen runtimes. Includes the servers forked from a template.")
 @declare()
 def status(common: Common) -> None:
     """Print templates, servers and frozen runtimes."""

@@ -37,7 +37,7 @@ def add_key(
     file: Annotated[Path, typer.Argument(help="Public key (PEM), as trust show prints it.")],
     name: Annotated[str, typer.Option("--name", help="Name of the key on this machine.")] = "added",
 ) -> None:
-    """Trust the bundles that the owner of this key signs."""
+    """Trust bundles that the owner of a key signs."""
     key = trust.add(file, name)
     common.out.result(asdict(key), str(key.fingerprint))
     common.out.success("Trusted a key", where=str(paths.state_dir()), then="coldstart trust list")
@@ -54,7 +54,7 @@ def remove_key(
         ),
     ],
 ) -> None:
-    """Remove a trusted key; bundles that only it signed run no code here any more."""
+    """Remove a trusted key. Bundles that only it signed run no code here any more."""
     removed = trust.remove(name)
     listed = "\n".join(one_line(f"{key.fingerprint or key.problem}  {key.file}") for key in removed)
     common.out.result({"removed": [asdict(key) for key in removed]}, listed)
@@ -64,7 +64,7 @@ def remove_key(
 @app.command("show")
 @declare()
 def show_own(common: Common) -> None:
-    """Print this machine's public key, for others to add."""
+    """Print the public key of this machine. Others add it with trust add."""
     own = next((key for key in trust.listed() if key.own), None)
     mark = own.fingerprint if own else None
     pem = trust.own_public_key()
@@ -77,7 +77,7 @@ def show_own(common: Common) -> None:
 def why(
     common: Common, ref: Annotated[str, typer.Argument(help="A bundle.", autocompletion=complete_reference)]
 ) -> None:
-    """Explain why a bundle is trusted or not, signature by signature, and which version is selected."""
+    """Explain why a bundle is trusted or not. Lists each signature, and the version that is selected."""
     store = common.store()
     bundle = store.get(ref, trust=inspection.trust)
     verdict = trust.why(store, bundle)

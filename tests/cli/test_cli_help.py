@@ -47,5 +47,16 @@ def test_help(run: Run, words: tuple[str, ...]) -> None:
     assert shown == file.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    "words", [(), *((name,) for name in ("fleet", "host", "prefetch", "template", "trust"))]
+)
+def test_summaries_of_commands_are_whole_when_the_terminal_has_60_columns(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    cut = [line for line in run(*words, "--help").stdout.splitlines() if line.endswith("...")]
+    assert cut == [f"Usage: coldstart {' '.join((*words, ''))}[OPTIONS] COMMAND [ARGS]..."]
+
+
 def test_no_page_is_left_over() -> None:
     assert {file.stem for file in GOLDEN.glob("*.txt")} == {"-".join(words) or "coldstart" for words in PAGES}
