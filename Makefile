@@ -71,7 +71,7 @@ test: lint ## Run lint and all tests, the end-to-end tests on real servers last.
 	failed=0; $(PYTEST) $(BESIDE) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile tests/e2e || failed=1; exit $$failed
 
 check: lint ## Run lint and the quick tests, which need no vLLM.
-	$(PYTEST) $(BESIDE) --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
+	unset COLDSTART_CACHE_DIR XDG_STATE_HOME; $(PYTEST) $(BESIDE) --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
 
 lint: $(STAMP) typing ## Check style, format, prose and types.
 	$(BIN)/ruff check .
