@@ -12,6 +12,7 @@ import pytest
 from prefetching import CHUNK, Weights, check_tensors, check_whole, write
 from support.range_server import RangeServer, serving
 from support.range_settings import FOREVER
+from support.waiting import wait_until
 
 from coldstart.contract.weights import PacedFetch
 from coldstart.system.proc import processes
@@ -227,14 +228,16 @@ def test_stopped_prefetcher_is_killed_and_replaced(
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(client.PrefetchLostError, match="was stopped by a signal, and was killed"):
             waiting.complete()
-        assert processes.birth(pid) is None
+        # A process that is killed closes its sockets before it is gone.
+        wait_until(lambda: processes.birth(pid) is None)
     server.settings.rate = None
     with client.attach(server.url, weights.plan, directory=runtime):
         pid = _pid(runtime)
         os.kill(pid, signal.SIGSTOP)
         with client.attach(server.url, weights.plan, directory=runtime) as attached:
             check_whole(attached, weights)
-        assert _pid(runtime) != pid and processes.birth(pid) is None
+        assert _pid(runtime) != pid
+        wait_until(lambda: processes.birth(pid) is None)
 
 
 def test_memory_that_runs_short_is_named_and_its_source_is_not_blamed(
