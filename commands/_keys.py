@@ -10,10 +10,9 @@ import typer
 from coldstart.commands._output import Output
 
 from coldstart.errors import UsageError
-from coldstart.system.regular_file import read_regular
+from coldstart.system.regular_file import read_key
 
 KEYS = ("api_key", "admin_key")
-_CAP = 16 << 10
 
 
 def add_file_options(options: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
@@ -49,23 +48,6 @@ def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
         elif file is not None:
             given[name] = read_key(file)
         _require_content(name, given[name], variable)
-
-
-def read_key(file: Path) -> str:
-    """Return the key that a file holds, without surrounding white space.
-
-    Raises:
-        UsageError: the file cannot be read, or holds anything but one line of printable ASCII.
-    """
-    try:
-        key = read_regular(file, _CAP).decode("ascii").strip()
-    except UnicodeDecodeError:
-        key = ""
-    if not key or not key.isprintable():
-        raise UsageError(
-            f"cannot read a key from {file}: expected one line of ASCII.", hint="write the key alone"
-        )
-    return key
 
 
 def _require_content(name: str, key: str | None, variable: str) -> None:

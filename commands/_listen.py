@@ -9,6 +9,7 @@ import typer
 from coldstart.commands._declared import declare_settings, list_parameters
 
 from coldstart.errors import UsageError
+from coldstart.host.client_keys import ClientKeys
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.limits import GatewayLimits, list_limits
 
@@ -26,6 +27,14 @@ def _endpoint(
     api_key: Annotated[
         str | None,
         typer.Option("--api-key", metavar="KEY", help="API key that every client must send; default: none."),
+    ] = None,
+    client_keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--client-keys",
+            metavar="FILE",
+            help="TOML file of named API keys with models and rates; read again when it changes; default: none.",
+        ),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow other machines to connect without an API key.")
@@ -71,6 +80,7 @@ def create_endpoint(given: dict[str, Any]) -> GatewayEndpoint:
         host=given.pop("host"),
         port=given.pop("port"),
         api_key=given.pop("api_key"),
+        client_keys=None if (keys := given.pop("client_keys")) is None else ClientKeys(keys),
         insecure=given.pop("insecure"),
         allow_hosts=tuple(given.pop("allow_host") or ()),
         allow_origins=tuple(given.pop("allow_origin") or ()),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from coldstart.errors import UsageError
 
+_KEY_CAP = 16 << 10
+
 
 def read_regular(path: Path, cap: int) -> bytes:
     """Return the bytes of a regular file.
@@ -30,6 +32,23 @@ def read_regular(path: Path, cap: int) -> bytes:
     if len(data) > cap:
         raise UsageError(f"cannot read {path}: larger than {cap} bytes.")
     return data
+
+
+def read_key(file: Path) -> str:
+    """Return the key that a file holds, without surrounding white space.
+
+    Raises:
+        UsageError: the file cannot be read, or holds anything but one line of printable ASCII.
+    """
+    try:
+        key = read_regular(file, _KEY_CAP).decode("ascii").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not key or not key.isprintable():
+        raise UsageError(
+            f"cannot read a key from {file}: expected one line of ASCII.", hint="write the key alone"
+        )
+    return key
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

@@ -24,6 +24,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from coldstart.errors import UsageError
+from coldstart.host.client_keys import ClientKey
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live import answers, ui
 from coldstart.host.live.answers import Receive, Scope, Send
@@ -50,6 +52,9 @@ PASSED = (
     "/detokenize",
 )
 HEALTH = "/health"
+MODELS = "/v1/models"
+CLIENT = "coldstart.client"
+"""Member of a scope: the client whose key the request has."""
 OPEN = ("/", HEALTH, "/ui")
 """Paths that need no key: they reveal nothing about the models."""
 
@@ -70,9 +75,9 @@ def split_target(path: str, known: Iterable[str]) -> tuple[str, str] | None:
 class Gateway:
     """ASGI application over one front.
 
-    The API key of `endpoint` is required everywhere except at OPEN and at the routes `more`, which have keys of their
-    own. `routes` are additional routes that require it; they replace routes with the same path. Requests without a key
-    are checked by `SitePolicy`.
+    A key of `endpoint` is required everywhere except at OPEN and at the routes `more`, which have keys of their own. A
+    client's own key opens the routes of models, and the others if the client is an admin. `routes` are additional routes
+    that require a key; they replace routes with the same path. Requests without a key are checked by `SitePolicy`.
     """
 
     def __init__(
@@ -130,10 +135,24 @@ class Gateway:
             await self._other(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, model: str | None) -> None:
-        body = self._memory.create_body(scope)
-        await Exchange(
-            self.front, scope, receive, send, memory=body, heartbeat_s=self.heartbeat_s, model=model
-        ).run()
+        client: ClientKey | None = scope.get(CLIENT)
+        keys = self.endpoint.client_keys
+        if client is not None and keys is not None and (wait_s := keys.admit(client)):
+            self.front.metrics.count_client(client.name, "rate_limited")
+            reason = f"the client {client.name} may send {client.requests_per_minute} requests per minute"
+            await answers.send_error(send, 429, reason, retry_after_s=wait_s)
+            return
+        exchange = Exchange(
+            self.front,
+            scope,
+            receive,
+            send,
+            memory=self._memory.create_body(scope),
+            heartbeat_s=self.heartbeat_s,
+            model=model,
+            client=client,
+        )
+        await exchange.run()
 
     def _find_target(self, scope: Scope) -> tuple[str, str] | None:
         """Return model and path of a POST to UPSTREAM; None for any other request."""
@@ -144,20 +163,40 @@ class Gateway:
     def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Return status and reason for a request that the client may not send; None for any other."""
         path, given = scope["path"], dict(scope["headers"])
-        # A foreign page does not know the key, so a request with the key needs no other check.
-        if path == HEALTH or path in self._keyed or self._has_key(given):
+        key = _find_key(given)
+        # A foreign page does not know a key, so a request with a key needs no other check.
+        if path == HEALTH or path in self._keyed or self._is_own_key(key):
             return None
-        if self._key is not None and path not in OPEN:
+        if (client := self._find_client(key)) is not None:
+            if client.admin or path in OPEN or self._is_for_models(scope):
+                scope[CLIENT] = client
+                return None
+            return 403, f"the client {client.name} may use models only"
+        if self.endpoint.requires_key and path not in OPEN:
             return 401, "the API key is missing or wrong"
         return self._policy.find_violation(scope, given)
 
-    def _has_key(self, given: Mapping[bytes, bytes]) -> bool:
-        if self._key is None:
-            return False
-        # OpenAI clients send the first header; Anthropic clients, which vLLM's /v1/messages serves, the
-        # second.
-        key = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
-        return hmac.compare_digest(key, self._key)
+    def _is_own_key(self, key: bytes) -> bool:
+        return self._key is not None and hmac.compare_digest(key, self._key)
+
+    def _find_client(self, key: bytes) -> ClientKey | None:
+        keys = self.endpoint.client_keys
+        return None if keys is None else keys.find(key)
+
+    def _is_for_models(self, scope: Scope) -> bool:
+        """Return whether a request asks for tokens, or for the list of models."""
+        path: str = scope["path"]
+        known = path in self._passed or path == MODELS or path.startswith(f"{MODELS}/")
+        return known or self._find_target(scope) is not None
+
+    def refresh_keys(self) -> None:
+        """Read the clients' keys again if their files have changed; log an error, with the former keys in use."""
+        keys = self.endpoint.client_keys
+        if keys is not None:
+            try:
+                keys.refresh()
+            except UsageError as error:
+                self.front.log.say("client_keys_unusable", reason=error.message)
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = any(route.matches(scope)[0].value for route in self._own.routes)
@@ -167,23 +206,24 @@ class Gateway:
             await answers.send_error(send, 404, f"unknown path {scope['path']}")
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": self._cards()})
+        return JSONResponse({"object": "list", "data": self._cards(request)})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        for card in self._cards():
+        for card in self._cards(request):
             if card["id"] == name:
                 return JSONResponse(card)
         return answers.not_found(f"The model `{name}` does not exist.")
 
-    def _cards(self) -> list[dict[str, Any]]:
-        """Return model cards in vLLM's format, one for each name.
+    def _cards(self, request: Request) -> list[dict[str, Any]]:
+        """Return model cards in vLLM's format, one for each name that the client may use.
 
         The host's model is the `root` of an alias and the `parent` of an adapter.
         """
+        client: ClientKey | None = request.scope.get(CLIENT)
         cards = []
         for launch in self.front.catalogue.launches.values():
-            if launch.unlisted:
+            if launch.unlisted or (client and not client.may_use(launch.name, self.front.catalogue)):
                 continue
             seen = set()
             for name, _ in launch.names():
@@ -209,3 +249,8 @@ class Gateway:
 
     async def _ui(self, request: Request) -> Response:
         return Response(ui.content(), media_type="text/html", headers=ui.headers())
+
+
+def _find_key(given: Mapping[bytes, bytes]) -> bytes:
+    """Return the key of a request: OpenAI's clients send the first header, Anthropic's (/v1/messages) the second."""
+    return given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")

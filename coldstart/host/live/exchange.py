@@ -11,6 +11,7 @@ import asyncio
 import time
 from contextlib import suppress
 
+from coldstart.host.client_keys import ClientKey
 from coldstart.host.live import answers, body, headers
 from coldstart.host.live.answers import Headers, Receive, Scope, Send
 from coldstart.host.live.body import BodyMemoryFullError, BoundedBody
@@ -22,7 +23,7 @@ from coldstart.host.live.upstream import DisconnectedError, Replica, StreamInter
 
 
 class Exchange:
-    """One request and its answer. `model` replaces the model that the body names."""
+    """One request and its answer. `model` replaces the model that the body names; `client` may use some models only."""
 
     def __init__(
         self,
@@ -34,9 +35,10 @@ class Exchange:
         memory: BoundedBody,
         heartbeat_s: float,
         model: str | None = None,
+        client: ClientKey | None = None,
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
-        self.memory, self.heartbeat_s, self.model = memory, heartbeat_s, model
+        self.memory, self.heartbeat_s, self.model, self.client = memory, heartbeat_s, model, client
         self.id = headers.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
@@ -74,11 +76,18 @@ class Exchange:
         return False
 
     async def _answer(self) -> None:
+        asked = self.model or self.asked
+        if self.client is not None and not self.client.may_use(asked, self.front.catalogue):
+            self.front.metrics.count_client(self.client.name, "other_model")
+            await self._error(403, f"the client {self.client.name} may not use the model `{asked}`")
+            return
         try:
-            self.ticket = self.front.enter(self.model or self.asked)
+            self.ticket = self.front.enter(asked)
         except AdmissionRefusedError as refused:
             await self._refused(refused)
             return
+        if self.client is not None:
+            self.front.metrics.count_client(self.client.name, "admitted")
         try:
             await self._held(self.ticket)
         except asyncio.CancelledError:

@@ -26,18 +26,24 @@ RESERVED_DESCRIPTORS = 256
 
 
 class GatewayServer(uvicorn.Server):
-    """Uvicorn server without signal handlers: a gateway's process has its own. It reloads a changed certificate."""
+    """Uvicorn server without signal handlers: a gateway's process has its own.
 
-    def __init__(self, config: GatewayConfig, endpoint: GatewayEndpoint) -> None:
+    It reads a changed certificate and changed keys of clients again.
+    """
+
+    def __init__(self, config: GatewayConfig, app: Gateway) -> None:
         super().__init__(config)
-        self._endpoint, self._certificate = endpoint, find_signature(endpoint)
+        self._app, self._endpoint = app, app.endpoint
+        self._certificate = find_signature(app.endpoint)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        """Reload a changed certificate once per second; connections that are open retain theirs."""
+        """Read changed files again once per second; connections that are open retain their certificate."""
+        if counter % 10 == 0:
+            self._app.refresh_keys()
         if counter % 10 == 0 and (found := find_signature(self._endpoint)) != self._certificate:
             self._certificate = found
             # Check first: a key that does not match would break new connections until it changes again.
@@ -91,7 +97,7 @@ def create_server(app: Gateway) -> GatewayServer:
         ssl_keyfile=app.endpoint.tls_key,
         backlog=BACKLOG,
     )
-    return GatewayServer(config, app.endpoint)
+    return GatewayServer(config, app)
 
 
 def raise_connection_limit() -> int:

@@ -65,7 +65,17 @@ class Metrics:
             ("stage",),
             registry=registry,
         )
+        self._clients = Counter(
+            f"{prefix}client_requests",
+            "Number of requests with a client's own key: admitted, rate_limited or other_model (not allowed).",
+            ("client", "outcome"),
+            registry=registry,
+        )
         self.registry.register(rest)
+
+    def count_client(self, name: str, outcome: str) -> None:
+        """Count a request of the client `name`: "admitted", or the reason of its refusal."""
+        self._clients.labels(name, outcome).inc()
 
     def count_answer(self, ticket: Ticket, code: int, first_s: float | None) -> None:
         """Count the answer of an admitted request: HTTP status `code`, first piece after `first_s` seconds."""

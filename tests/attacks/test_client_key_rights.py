@@ -1,0 +1,125 @@
+"""A client with a key of its own reaches nothing but its models, at its rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.client_key_files import write_clients
+from support.fake_upstream import TWO, Stage, run, staged
+
+from coldstart.host.client_keys import ClientKeys
+from coldstart.host.endpoint import GatewayEndpoint
+
+CLIENTS = {
+    "laptop": 'models = ["alpha"]\nrequests_per_minute = 3',
+    "ci": "",
+    "operator": "admin = true",
+}
+ADMIN = (
+    ("GET", "/status"),
+    ("GET", "/metrics"),
+    ("GET", "/running"),
+    ("GET", "/logs/a"),
+    ("GET", "/upstream/a/version"),
+    ("POST", "/load/a"),
+    ("POST", "/unload"),
+    ("POST", "/unload/a"),
+)
+
+
+def _gateway(directory: Path, **more: Any) -> dict[str, Any]:
+    keys = ClientKeys(write_clients(directory, CLIENTS))
+    return {"endpoint": GatewayEndpoint(client_keys=keys, **more)}
+
+
+async def _send(stage: Stage, method: str, path: str, key: str, **body: Any) -> tuple[int, Any, Any]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    json = body if method == "POST" else None
+    async with stage.client.request(method, stage.url + path, headers=headers, json=json) as answer:
+        content = await answer.json() if answer.content_type == "application/json" else await answer.text()
+        return answer.status, content, answer.headers
+
+
+async def _ask(
+    stage: Stage, key: str, model: str | None, path: str = "/v1/completions"
+) -> tuple[int, Any, Any]:
+    return await _send(stage, "POST", path, key, prompt=1, **({} if model is None else {"model": model}))
+
+
+@pytest.mark.parametrize("key", ["", "key-of-", "key-of-laptop2", "Key-of-laptop", "laptop"])
+def test_wrong_key_is_refused_everywhere_but_at_the_open_paths(tmp_path: Path, key: str) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+            assert (await _ask(stage, key, "a"))[0] == 401
+            for method, path in (*ADMIN, ("GET", "/v1/models")):
+                assert (await _send(stage, method, path, key))[0] == 401
+            assert (await _send(stage, "GET", f"/v1/models?key={key or 'key-of-ci'}", ""))[0] == 401
+            assert (await _send(stage, "GET", "/health", key))[0] == 200
+            assert not stage.servers.begun
+
+    run(work())
+
+
+def test_client_reaches_its_models_only_by_any_name_and_path(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, {**TWO}, gateway=_gateway(tmp_path)) as stage:
+            for model, path in (
+                ("b", "/v1/completions"),
+                ("a", "/upstream/b/v1/completions"),
+                (None, "/tokenize"),
+            ):
+                status, content, _ = await _ask(stage, "key-of-laptop", model, path)
+                assert status == 403 and content["error"]["type"] == "PermissionDeniedError"
+                assert "key-of" not in str(content)
+            assert not stage.servers.begun
+
+    run(work())
+
+
+def test_models_of_a_client_are_the_only_ones_that_it_sees(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+            seen = {}
+            for name in CLIENTS:
+                found = (await _send(stage, "GET", "/v1/models", f"key-of-{name}"))[1]
+                seen[name] = [card["id"] for card in found["data"]]
+            assert seen == {
+                "laptop": ["a", "alpha"],
+                "ci": ["a", "alpha", "b"],
+                "operator": ["a", "alpha", "b"],
+            }
+            assert (await _send(stage, "GET", "/v1/models/b", "key-of-laptop"))[0] == 404
+
+    run(work())
+
+
+def test_client_that_is_no_admin_controls_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, gateway=_gateway(tmp_path, api_key="operators-key")) as stage:
+            assert (await _ask(stage, "key-of-ci", "a"))[0] == 200
+            for method, path in ADMIN:
+                status, content, _ = await _send(stage, method, path, "key-of-ci")
+                assert status == 403 and "ci may use models only" in content["error"]["message"]
+            for key in ("key-of-operator", "operators-key"):
+                for path in ("/status", "/metrics", "/running", "/logs/a"):
+                    assert (await _send(stage, "GET", path, key))[0] == 200
+
+    run(work())
+
+
+def test_rate_of_a_client_is_its_own(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+            statuses = [(await _ask(stage, "key-of-laptop", "alpha"))[0] for _ in range(3)]
+            status, content, headers = await _ask(stage, "key-of-laptop", "alpha")
+            assert statuses == [200, 200, 200] and status == 429
+            assert content["error"]["type"] == "RateLimitError" and 1 <= int(headers["retry-after"]) <= 20
+            assert (await _ask(stage, "key-of-ci", "a"))[0] == 200
+            text = (await _send(stage, "GET", "/metrics", "key-of-operator"))[1]
+            assert 'client_requests_total{client="laptop",outcome="admitted"} 3.0' in text
+            assert 'client_requests_total{client="laptop",outcome="rate_limited"} 1.0' in text
+            assert "key-of" not in text
+
+    run(work())

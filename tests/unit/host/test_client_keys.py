@@ -1,0 +1,112 @@
+"""Named keys of clients: the file, its errors, the rate, and changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.client_key_files import write_clients
+
+from coldstart.errors import UsageError
+from coldstart.host.client_keys import ClientKeys
+from coldstart.host.endpoint import GatewayEndpoint
+
+
+def test_find_returns_the_client_of_a_key(tmp_path: Path) -> None:
+    keys = ClientKeys(write_clients(tmp_path, {"laptop": "", "ci": "admin = true"}))
+    found = [
+        keys.find(key) for key in (b"key-of-laptop", b"key-of-ci", b"key-of-lapto", b"", "schlüssel".encode())
+    ]
+    assert [one and (one.name, one.admin) for one in found] == [
+        ("laptop", False),
+        ("ci", True),
+        None,
+        None,
+        None,
+    ]
+
+
+def test_no_representation_shows_a_key(tmp_path: Path) -> None:
+    client = ClientKeys(write_clients(tmp_path, {"laptop": ""})).find(b"key-of-laptop")
+    assert "key-of" not in repr(client)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "names no client"),
+        ("[a]\n", "missing key key_file"),
+        ("[a]\nkey_file = 3\n", "a.key_file: expected a string"),
+        ('[a]\nkey_file = "absent"\n', "absent: No such file"),
+        ('[a]\nkey_file = "empty"\n', "expected one line of ASCII"),
+        ('[a]\nkey_file = "one"\nmodel = "x"\n', "unknown key model"),
+        ('[a]\nkey_file = "one"\nkey = "secret"\n', "unknown key key"),
+        ('[a]\nkey_file = "one"\nmodels = "x"\n', "a.models: expected a list"),
+        ('[a]\nkey_file = "one"\nrequests_per_minute = 0\n', "expected 1 or more, found 0"),
+        ('[a]\nkey_file = "one"\n[b]\nkey_file = "one"\n', "a and b have the same key"),
+        ("a = 1\n", "expected a table"),
+        ("[a\n", "is not TOML"),
+    ],
+)
+def test_file_that_cannot_be_used_is_refused_with_its_place(
+    tmp_path: Path, content: str, reason: str
+) -> None:
+    (tmp_path / "one").write_text("key-of-one\n")
+    (tmp_path / "empty").write_text("\n")
+    file = tmp_path / "keys.toml"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=reason) as caught:
+        ClientKeys(file)
+    assert str(file) in caught.value.message and "key-of-one" not in caught.value.message
+
+
+def test_key_of_the_operator_is_refused_as_a_clients_key(tmp_path: Path) -> None:
+    keys = ClientKeys(write_clients(tmp_path, {"laptop": ""}))
+    with pytest.raises(UsageError, match="also the key of laptop"):
+        GatewayEndpoint(api_key="key-of-laptop", client_keys=keys).check()
+
+
+def test_clients_keys_permit_to_listen_for_other_machines(tmp_path: Path) -> None:
+    GatewayEndpoint("0.0.0.0", client_keys=ClientKeys(write_clients(tmp_path, {"laptop": ""}))).check()
+
+
+@given(
+    per_minute=st.integers(1, 100),
+    gaps=st.lists(st.floats(0, 90, allow_nan=False), min_size=1, max_size=60),
+)
+def test_admitted_requests_stay_below_the_rate_and_a_told_wait_suffices(
+    tmp_path_factory: pytest.TempPathFactory, per_minute: int, gaps: list[float]
+) -> None:
+    now, admitted = [0.0], 0
+    directory = tmp_path_factory.mktemp("keys")
+    limits = {"laptop": f"requests_per_minute = {per_minute}"}
+    keys = ClientKeys(write_clients(directory, limits), clock=lambda: now[0])
+    client = keys.find(b"key-of-laptop")
+    assert client is not None
+    for gap in gaps:
+        now[0] += gap
+        wait_s = keys.admit(client)
+        admitted += not wait_s
+        if wait_s:
+            now[0] += wait_s + 1e-6
+            assert keys.admit(client) == 0
+            admitted += 1
+        assert admitted <= per_minute + now[0] * per_minute / 60 + 1e-6
+
+
+def test_refresh_reads_changed_keys_and_retains_the_former_ones_after_an_error(tmp_path: Path) -> None:
+    file = write_clients(tmp_path, {"laptop": ""})
+    keys = ClientKeys(file)
+    (tmp_path / "laptop.key").write_text("another-key\n")
+    keys.refresh()
+    assert keys.find(b"key-of-laptop") is None and keys.find(b"another-key")
+    file.write_text("[laptop\n")
+    with pytest.raises(UsageError, match="is not TOML"):
+        keys.refresh()
+    keys.refresh()  # an error is reported once
+    assert keys.find(b"another-key")
+    write_clients(tmp_path, {"ci": ""})
+    keys.refresh()
+    assert keys.find(b"another-key") is None and keys.find(b"key-of-ci")
