@@ -34,13 +34,13 @@ class ClientKey:
     name: str
     key_file: str
     key: bytes = field(repr=False)
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...] | None = None
     requests_per_minute: int | None = None
     admin: bool = False
 
     def may_use(self, asked: str | None, catalogue: Catalogue) -> bool:
         """Return whether the client may use the model that a request for the name `asked` reaches."""
-        if not self.models:
+        if self.models is None:
             return True
         route = catalogue.route(asked)
         allowed = (catalogue.route(name) for name in self.models)
@@ -73,8 +73,8 @@ class ClientKeys:
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.file, self._clock = file, clock
+        self._watch()
         self._clients: tuple[ClientKey, ...] = read_clients(file)
-        self._states = self._read_states()
         self._buckets: dict[str, _Bucket] = {}
 
     def find(self, key: bytes) -> ClientKey | None:
@@ -96,14 +96,14 @@ class ClientKeys:
         Raises:
             UsageError: the changed files cannot be used; once for each change.
         """
-        if (states := self._read_states()) != self._states:
-            self._states = states
+        if [_find_state(path) for path in self._paths] != self._states:
+            self._watch()
             self._clients = read_clients(self.file)
-            self._states = self._read_states()
 
-    def _read_states(self) -> tuple[FileState | None, ...]:
-        paths = [self.file, *(_locate(self.file, client.key_file) for client in self._clients)]
-        return tuple(_find_state(path) for path in paths)
+    def _watch(self) -> None:
+        """Record the states of the file and of the key files that it names, before they are read."""
+        self._paths = [self.file, *_list_key_files(self.file)]
+        self._states = [_find_state(path) for path in self._paths]
 
 
 def read_clients(file: Path) -> tuple[ClientKey, ...]:
@@ -139,6 +139,16 @@ def read_clients(file: Path) -> tuple[ClientKey, ...]:
             f"client key file {file} names no client", hint='write [NAME] and key_file = "FILE" below it'
         )
     return tuple(clients)
+
+
+def _list_key_files(file: Path) -> list[Path]:
+    """Return the key files that a client key file names, existing or not; none if it cannot be read."""
+    try:
+        tables = read_toml(file, "client key").values()
+    except UsageError:
+        return []
+    named = [table.get("key_file") for table in tables if isinstance(table, dict)]
+    return [_locate(file, one) for one in named if isinstance(one, str)]
 
 
 def _locate(file: Path, key_file: str) -> Path:

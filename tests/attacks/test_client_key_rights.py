@@ -16,6 +16,7 @@ CLIENTS = {
     "laptop": 'models = ["alpha"]\nrequests_per_minute = 3',
     "ci": "",
     "operator": "admin = true",
+    "nothing": "models = []",
 }
 ADMIN = (
     ("GET", "/status"),
@@ -73,6 +74,7 @@ def test_client_reaches_its_models_only_by_any_name_and_path(tmp_path: Path) -> 
                 status, content, _ = await _ask(stage, "key-of-laptop", model, path)
                 assert status == 403 and content["error"]["type"] == "PermissionDeniedError"
                 assert "key-of" not in str(content)
+            assert (await _ask(stage, "key-of-nothing", "a"))[0] == 403
             assert not stage.servers.begun
 
     run(work())
@@ -89,6 +91,7 @@ def test_models_of_a_client_are_the_only_ones_that_it_sees(tmp_path: Path) -> No
                 "laptop": ["a", "alpha"],
                 "ci": ["a", "alpha", "b"],
                 "operator": ["a", "alpha", "b"],
+                "nothing": [],
             }
             assert (await _send(stage, "GET", "/v1/models/b", "key-of-laptop"))[0] == 404
 

@@ -110,3 +110,14 @@ def test_refresh_reads_changed_keys_and_retains_the_former_ones_after_an_error(t
     write_clients(tmp_path, {"ci": ""})
     keys.refresh()
     assert keys.find(b"another-key") is None and keys.find(b"key-of-ci")
+
+
+def test_refresh_reads_a_key_file_that_appears_after_its_table(tmp_path: Path) -> None:
+    keys = ClientKeys(write_clients(tmp_path, {"laptop": ""}))
+    write_clients(tmp_path, {"laptop": "", "ci": ""})
+    (tmp_path / "ci.key").unlink()
+    with pytest.raises(UsageError, match=r"ci\.key"):
+        keys.refresh()
+    (tmp_path / "ci.key").write_text("key-of-ci\n")
+    keys.refresh()
+    assert keys.find(b"key-of-ci")
