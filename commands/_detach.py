@@ -2,12 +2,16 @@
 
 import json
 import os
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from coldstart.errors import CommandFailedError
+
+# Interval in seconds at which a waiting command handles signals.
+SIGNAL_CHECK_S = 0.5
 
 Announce = Callable[[dict[str, Any]], None]
 
@@ -26,10 +30,13 @@ def start_detached(log: Path, run: Callable[[Announce], int]) -> dict[str, Any]:
     if pid == 0:
         os.close(reader)
         _run_detached(run, writer, output)
-    os.close(writer)
-    os.close(output)
     try:
+        os.close(writer)
+        os.close(output)
         with os.fdopen(reader, encoding="utf-8") as pipe:
+            # Python handles a signal that arrives just before a read only after the read, which may take minutes.
+            while not select.select([pipe], [], [], SIGNAL_CHECK_S)[0]:
+                pass
             message = json.loads(pipe.readline() or "{}")
     except (
         BaseException

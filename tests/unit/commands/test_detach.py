@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +71,25 @@ def test_an_interrupted_command_ends_the_process(tmp_path: Path) -> None:
 
     def run(announce: Announce) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        pids.write_text(str(os.getpid()))
-        os.kill(os.getppid(), signal.SIGUSR1)
+        pids.write_text(f"{os.getpid()}\n")
         signal.pause()
         return 0
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
+    def send() -> None:
+        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        # To this thread: the kernel interrupts no read of the command, as with a signal just before the read.
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    sender = threading.Thread(target=send)
     before = signal.signal(signal.SIGUSR1, interrupt)
+    sender.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             start_detached(tmp_path / "log", run)
     finally:
+        sender.join()
         signal.signal(signal.SIGUSR1, before)
     assert processes.birth(int(pids.read_text())) is None
