@@ -63,7 +63,11 @@ class Page:
         return dict(json.loads(self._socket.recv(timeout=_PATIENCE_S)))
 
     def open(self, url: str) -> None:
-        """Open a page and wait until it is loaded."""
+        """Open a page and wait until it is loaded. What the former page reports while it ends is discarded."""
+        self._navigate("about:blank")
+        self._navigate(url)
+
+    def _navigate(self, url: str) -> None:
         self.events.clear()
         self.call("Page.navigate", url=url)
         while not any(one.get("method") == "Page.loadEventFired" for one in self.events):

@@ -19,8 +19,11 @@ _BARRIERS = """axe.run(document, {resultTypes: ["violations"]}).then(found => fo
 
 def check(page: Page, axe: str) -> None:
     """Assert that the open page fits its width, has no serious barrier, and that none of its scripts failed."""
-    assert page.evaluate(_TOO_WIDE) == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    too_wide = page.evaluate(_TOO_WIDE)
+    assert not too_wide, too_wide
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is too wide"
     page.evaluate(axe + ";true")
-    assert page.evaluate(_BARRIERS) == []
-    assert page.errors() == []
+    barriers = page.evaluate(_BARRIERS)
+    assert not barriers, barriers
+    errors = page.errors()
+    assert not errors, errors
