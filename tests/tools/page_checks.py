@@ -20,10 +20,10 @@ _BARRIERS = """axe.run(document, {resultTypes: ["violations"]}).then(found => fo
 def check(page: Page, axe: str) -> None:
     """Assert that the open page fits its width, has no serious barrier, and that none of its scripts failed."""
     too_wide = page.evaluate(_TOO_WIDE)
-    assert not too_wide, too_wide
+    assert too_wide == [], too_wide
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is too wide"
     page.evaluate(axe + ";true")
     barriers = page.evaluate(_BARRIERS)
-    assert not barriers, barriers
+    assert barriers == [], barriers
     errors = page.errors()
-    assert not errors, errors
+    assert errors == [], errors
