@@ -29,6 +29,14 @@ def read_state(path: Path) -> FileState:
     return FileState(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
+def find_state(path: Path) -> FileState | None:
+    """Return the state of a file, or None if it cannot be read."""
+    try:
+        return read_state(path)
+    except OSError:
+        return None
+
+
 def cache_by_state(read: Callable[[Path], _Content]) -> Callable[[Path], _Content]:
     """Return a function that reads a file again only after it has changed; its results must not be modified."""
 

@@ -17,7 +17,7 @@ from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.bounded_protocol import GatewayConfig
 from coldstart.host.live.shares import Shares
-from coldstart.system.file_state import FileState, read_state
+from coldstart.system.file_state import FileState, find_state
 from coldstart.system.ipc import addresses
 
 BACKLOG = 2048
@@ -53,12 +53,9 @@ class GatewayServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def find_signature(endpoint: GatewayEndpoint) -> tuple[FileState, ...]:
+def find_signature(endpoint: GatewayEndpoint) -> tuple[FileState | None, ...]:
     """Return the states of the certificate and its key; empty without TLS."""
-    try:
-        return tuple(read_state(path) for path in (endpoint.tls_cert, endpoint.tls_key) if path is not None)
-    except OSError:
-        return ()
+    return tuple(find_state(path) for path in (endpoint.tls_cert, endpoint.tls_key) if path is not None)
 
 
 def load_certificate(endpoint: GatewayEndpoint, context: ssl.SSLContext | None = None) -> None:

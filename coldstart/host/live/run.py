@@ -32,7 +32,7 @@ from coldstart.host.live.meter import Meter, ProcessorMemory
 from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.host.live.starter_client import Starter
 from coldstart.system import paths, runtime
-from coldstart.system.file_state import FileState, read_state
+from coldstart.system.file_state import find_state
 from coldstart.system.paths import Cache
 from coldstart.system.proc.locked_directory import owned
 
@@ -138,10 +138,10 @@ class ModelHost:
     async def _watch(self) -> None:
         """Read the file again when it changes, or on SIGHUP."""
         config = self.options.config
-        known = _signature(config)
+        known = config and find_state(config)
         while True:
             requested = await _within(self._reread.wait(), LOOK_S)
-            seen = _signature(config)
+            seen = config and find_state(config)
             if not requested and (seen == known or seen is None):
                 continue
             self._reread.clear()
@@ -184,13 +184,6 @@ async def _within(work: Awaitable[object], seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _signature(path: Path | None) -> FileState | None:
-    try:
-        return read_state(path) if path else None
-    except OSError:
-        return None
 
 
 def own_directory() -> AbstractContextManager[Path]:
