@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldstart.errors import UsageError
-from coldstart.host.tables import decode, expect_table, read_toml
-from coldstart.system.file_state import FileState, read_state
+from coldstart.host.tables import decode, expect_table, read_toml, require_at_least
+from coldstart.system.file_state import FileState, find_state
 from coldstart.system.regular_file import read_key
 
 if TYPE_CHECKING:
@@ -73,9 +73,10 @@ class ClientKeys:
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.file, self._clock = file, clock
-        self._watch()
-        self._clients: tuple[ClientKey, ...] = read_clients(file)
+        self._states: dict[Path, FileState | None] = {}
+        self._clients: tuple[ClientKey, ...] = ()
         self._buckets: dict[str, _Bucket] = {}
+        self._read()
 
     def find(self, key: bytes) -> ClientKey | None:
         """Return the client with this key, or None."""
@@ -96,67 +97,49 @@ class ClientKeys:
         Raises:
             UsageError: the changed files cannot be used; once for each change.
         """
-        if [_find_state(path) for path in self._paths] != self._states:
-            self._watch()
-            self._clients = read_clients(self.file)
+        if any(find_state(path) != state for path, state in self._states.items()):
+            self._read()
 
-    def _watch(self) -> None:
-        """Record the states of the file and of the key files that it names, before they are read."""
-        self._paths = [self.file, *_list_key_files(self.file)]
-        self._states = [_find_state(path) for path in self._paths]
+    def _read(self) -> None:
+        # Record the state of each file before it is read, and also where it cannot be: a later change is then seen.
+        self._states = {self.file: find_state(self.file)}
+        tables = read_toml(self.file, "client key")
+        self._states |= {path: find_state(path) for path in _list_key_files(self.file, tables)}
+        try:
+            self._clients = parse_clients(self.file, tables)
+        except UsageError as error:
+            raise UsageError(f"client key file {self.file}: {error.message}", hint=error.hint) from error
 
 
-def read_clients(file: Path) -> tuple[ClientKey, ...]:
-    """Return the clients of a file.
+def parse_clients(file: Path, tables: Mapping[str, object]) -> tuple[ClientKey, ...]:
+    """Return the clients of the content of a file, with the keys of their key files.
 
     Raises:
-        UsageError: the file or a key file cannot be read, a key is unknown, or two clients have the same key.
+        UsageError: a key file cannot be read, an entry is unknown, or two clients have the same key.
     """
-    names: dict[bytes, str] = {}
-    clients = []
-    for name, given in read_toml(file, "client key").items():
-        try:
-            table = expect_table(given, name)
-            path = table.get("key_file")
-            key = read_key(_locate(file, path)).encode() if isinstance(path, str) else b""
-            client = decode(ClientKey, table, name, name=name, key=key)
-        except UsageError as error:
-            raise UsageError(f"client key file {file}: {error.message}", hint=error.hint) from error
-        if (other := names.setdefault(key, name)) != name:
+    clients: dict[bytes, ClientKey] = {}
+    for name, given in tables.items():
+        table = expect_table(given, name)
+        path = table.get("key_file")
+        key = read_key(_locate(file, path)).encode() if isinstance(path, str) else b""
+        client = decode(ClientKey, table, name, name=name, key=key)
+        if client.requests_per_minute is not None:
+            require_at_least(f"{name}.requests_per_minute", client.requests_per_minute, 1)
+        if (other := clients.setdefault(key, client)) is not client:
             raise UsageError(
-                f"client key file {file}: {other} and {name} have the same key",
+                f"{other.name} and {name} have the same key",
                 hint="write another key: openssl rand -hex 32",
             )
-        if client.requests_per_minute is not None and client.requests_per_minute < 1:
-            raise UsageError(
-                f"client key file {file}: {name}.requests_per_minute: expected 1 or more, found"
-                f" {client.requests_per_minute}",
-                hint="remove the client to refuse all of its requests",
-            )
-        clients.append(client)
     if not clients:
-        raise UsageError(
-            f"client key file {file} names no client", hint='write [NAME] and key_file = "FILE" below it'
-        )
-    return tuple(clients)
+        raise UsageError("names no client", hint='write [NAME] and key_file = "FILE" below it')
+    return tuple(clients.values())
 
 
-def _list_key_files(file: Path) -> list[Path]:
-    """Return the key files that a client key file names, existing or not; none if it cannot be read."""
-    try:
-        tables = read_toml(file, "client key").values()
-    except UsageError:
-        return []
-    named = [table.get("key_file") for table in tables if isinstance(table, dict)]
+def _list_key_files(file: Path, tables: Mapping[str, object]) -> list[Path]:
+    """Return the key files that the content of a client key file names, existing or not."""
+    named = [table.get("key_file") for table in tables.values() if isinstance(table, dict)]
     return [_locate(file, one) for one in named if isinstance(one, str)]
 
 
 def _locate(file: Path, key_file: str) -> Path:
     return file.parent / key_file
-
-
-def _find_state(path: Path) -> FileState | None:
-    try:
-        return read_state(path)
-    except OSError:
-        return None

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from coldstart.errors import UsageError
 from coldstart.host.policies import DEFAULT
-from coldstart.host.tables import Seconds, Size
+from coldstart.host.tables import Seconds, Size, require_at_least
 
 AWAKE, TEMPLATE, STOPPED = "awake", "template", "stopped"
 QUEUE, REFUSE = "queue", "refuse"
@@ -119,16 +119,9 @@ class HostSettings:
                 hint=f'write when_full = "{QUEUE}"',
             )
         for key, least in _LEAST.items():
-            _require_at_least(key, getattr(self, key), least)
+            require_at_least(key, getattr(self, key), least)
         if self.max_residents is not None:
-            _require_at_least("max_residents", self.max_residents, max(1, self.min_residents))
-
-
-def _require_at_least(key: str, found: float, least: int) -> None:
-    if found < least:
-        raise UsageError(
-            f"{key}: expected {least} or more, found {found}", hint=f"write {key} = {least}, or more"
-        )
+            require_at_least("max_residents", self.max_residents, max(1, self.min_residents))
 
 
 @dataclass(slots=True)

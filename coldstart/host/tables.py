@@ -95,6 +95,14 @@ def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) 
         raise UsageError(_named(place, f"missing key {', '.join(missing)}"), hint=f"add it to {where}")
 
 
+def require_at_least(key: str, found: float, least: int) -> None:
+    """Raise UsageError if the value of a key is below `least`."""
+    if found < least:
+        raise UsageError(
+            f"{key}: expected {least} or more, found {found}", hint=f"write {key} = {least}, or more"
+        )
+
+
 def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
     """Parse `given` with `parse`; prefix the message of its UsageError with the place."""
     try:

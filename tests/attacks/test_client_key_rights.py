@@ -1,4 +1,4 @@
-"""A client with a key of its own reaches nothing but its models, at its rate."""
+"""The key of a single client opens its models only, at its rate."""
 
 from __future__ import annotations
 

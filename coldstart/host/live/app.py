@@ -75,7 +75,7 @@ def split_target(path: str, known: Iterable[str]) -> tuple[str, str] | None:
 class Gateway:
     """ASGI application over one front.
 
-    A key of `endpoint` is required everywhere except at OPEN and at the routes `more`, which have keys of their own. A
+    A key of `endpoint` is required everywhere except at OPEN and at the routes `more`, which have other keys. A
     client's own key opens the routes of models, and the others if the client is an admin. `routes` are additional routes
     that require a key; they replace routes with the same path. Requests without a key are checked by `SitePolicy`.
     """
@@ -196,7 +196,7 @@ class Gateway:
             try:
                 keys.refresh()
             except UsageError as error:
-                self.front.log.say("client_keys_unusable", reason=error.message)
+                self.front.log.say("client keys refused", reason=error.message)
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = any(route.matches(scope)[0].value for route in self._own.routes)

@@ -79,7 +79,8 @@ class Exchange:
         asked = self.model or self.asked
         if self.client is not None and not self.client.may_use(asked, self.front.catalogue):
             self.front.metrics.count_client(self.client.name, "other_model")
-            await self._error(403, f"the client {self.client.name} may not use the model `{asked}`")
+            reason = f"the client {self.client.name} may not use the model `{asked}`"
+            await self._refused(AdmissionRefusedError(403, reason))
             return
         try:
             self.ticket = self.front.enter(asked)
