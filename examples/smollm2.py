@@ -47,13 +47,11 @@ def install(packages: str, directory: Path) -> None:
 
 def convert(gguf: Path, directory: Path) -> None:
     """Write the model, tokenizer and chat template of a GGUF file as a model directory with float32 weights."""
-    # Read when tqdm is imported: transformers counts the unpacked tensors with it, whatever its own setting says.
+    # tqdm reads it when it is imported. The switch of transformers does not reach all of its progress bars.
     os.environ.setdefault("TQDM_DISABLE", "1")
     from torch import float32
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     unpack = GgufConfig(gguf.name, dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(**source, quantization_config=unpack, dtype=float32)
