@@ -66,12 +66,12 @@ bench: $(STAMP) ## Measure cold starts over seven runs and write build/bench.htm
 	$(BIN)/coldstart bench $(MODEL) --runs $(RUNS) --export html=build/bench.html --export json=build/bench.json -- $(ARGS)
 
 test: lint ## Run lint and all tests, the end-to-end tests on real servers last.
-	@unset COLDSTART_CACHE_DIR XDG_STATE_HOME; criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
+	@criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
 	PYTHON=$(BIN)/python tests/tools/fetch-chromium.sh >/dev/null || echo 'test: without Chromium (see above) the tests of pages are skipped.' >&2; \
 	failed=0; $(PYTEST) $(BESIDE) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile tests/e2e || failed=1; exit $$failed
 
 check: lint ## Run lint and the quick tests, which need no vLLM.
-	unset COLDSTART_CACHE_DIR XDG_STATE_HOME; $(PYTEST) $(BESIDE) --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
+	$(PYTEST) $(BESIDE) --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
 
 lint: $(STAMP) typing ## Check style, format, prose and types.
 	$(BIN)/ruff check .

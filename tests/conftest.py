@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import hypothesis
@@ -10,6 +11,10 @@ from coldstart.artifacts.store import Store
 
 from coldstart.system import runtime
 from coldstart.system.devices import nvml
+
+# Tests use places of their own, not those of the user or of the demo.
+for name in ("COLDSTART_CACHE_DIR", "XDG_STATE_HOME"):
+    os.environ.pop(name, None)
 
 # A busy machine must not fail a test.
 hypothesis.settings.register_profile("coldstart", deadline=None)
