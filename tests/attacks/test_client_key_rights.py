@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.client_key_files import write_clients
-from support.fake_upstream import TWO, Stage, run, staged
+from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
 from coldstart.host.client_keys import ClientKeys
 from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.live.log import Log
 
 CLIENTS = {
     "laptop": 'models = ["alpha"]\nrequests_per_minute = 3',
@@ -124,5 +127,24 @@ def test_rate_of_a_client_is_its_own(tmp_path: Path) -> None:
             assert 'client_requests_total{client="laptop",outcome="admitted"} 3.0' in text
             assert 'client_requests_total{client="laptop",outcome="rate_limited"} 1.0' in text
             assert "key-of" not in text
+
+    run(work())
+
+
+def test_running_gateway_notices_a_changed_key_and_survives_a_broken_file(tmp_path: Path) -> None:
+    async def answers(stage: Stage, key: str) -> int:
+        return (await _send(stage, "GET", "/v1/models", key))[0]
+
+    async def work() -> None:
+        async with asyncio.timeout(60), staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+            sink = io.StringIO()
+            stage.driver.log = Log(sink)
+            (tmp_path / "ci.key").write_text("rotated\n")
+            while await answers(stage, "rotated") != 200:
+                await asyncio.sleep(0.01)
+            assert await answers(stage, "key-of-ci") == 401
+            (tmp_path / "keys.toml").write_text("[ci\n")
+            await wait_until(lambda: "client keys refused" in sink.getvalue())
+            assert await answers(stage, "rotated") == 200 and "rotated" not in sink.getvalue()
 
     run(work())
