@@ -46,12 +46,18 @@ def main(descriptor: int) -> None:
     """Fork a supervisor for each message until the gateway's end of the connection closes."""
     die_with_supervisor()
     die_with_parent(signal.SIGKILL)  # also ends it while it is stopped
-    _import()
+    import_start()
     serve_forever(json_lines.Channel(socket.socket(fileno=descriptor)), supervise)
 
 
-def _import() -> None:
-    pass
+def import_start() -> None:
+    """Import what a start imports, so that each forked supervisor has it."""
+    import coldstart.host.live.lookups
+    import coldstart.launch.ladder
+    import coldstart.launch.planning
+    import coldstart.launch.prepare_template
+    import coldstart.launch.supervise
+    import coldstart.system.recording  # noqa: F401
 
 
 def serve_forever(channel: json_lines.Channel, run: Run) -> None:

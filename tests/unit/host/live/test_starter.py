@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,7 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support.waiting import wait_until
 
 from coldstart.host.live import starter as starter_module
@@ -229,3 +232,47 @@ def test_stopped_starter_ends_with_its_gateway() -> None:
     gateway.kill()
     gateway.wait()
     wait_until(lambda: processes.birth(pid) is None)
+
+
+# Plans a start as a forked supervisor does, and prints the modules that the starter had not imported before the fork.
+SUPERVISOR = """
+import json, socket, sys
+from types import SimpleNamespace
+from coldstart.host.live import starter
+class Planned(Exception): ...
+def launch(*_):
+    raise Planned
+def serve_forever(channel, run):
+    shared = set(sys.modules)
+    from coldstart.launch import ladder
+    ladder.start = launch
+    try:
+        run(json.loads(sys.argv[1]), SimpleNamespace(send=lambda _: None))
+    except Planned:
+        print([name for name in sorted(set(sys.modules) - shared) if name.startswith("coldstart")])
+starter.serve_forever = serve_forever
+starter.main(socket.socketpair()[0].detach())
+"""
+
+
+def test_supervisor_finds_the_modules_of_a_start_imported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
+    )
+    save_file({"a": np.zeros(4, np.float32)}, tmp_path / "model.safetensors")
+    message = {
+        **dict.fromkeys(("template", "revision", "weights_from", "pace")),
+        **dict.fromkeys(("listen", "args"), ()),
+        **dict.fromkeys(("cache", "templates"), str(tmp_path / "own")),
+        **{"model": str(tmp_path), "served": ["m"], "environment": {}, "untrusted": False, "offline": True},
+        **{"mode": "auto", "on_miss": "warn", "ready_timeout": 1.0},
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERVISOR, json.dumps(message)],
+        check=False,
+        env={**os.environ, SUPERVISOR_ENV: str(os.getpid())},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
