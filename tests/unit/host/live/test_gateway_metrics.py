@@ -9,6 +9,7 @@ from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived
 from coldstart.host.live.metrics import HostStatus, Metrics
+from coldstart.host.live.start_metrics import StartMetrics
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts
 
@@ -19,9 +20,10 @@ def test_metrics_contain_counters_and_status() -> None:
     facts.refused[429] = 2
     core.handle(Arrived("1", "a"), 0.0)
     metrics = Metrics(HostStatus(lambda: status.document(core, facts, 1.0, 1e9)))
-    metrics.count_start("a", "fresh", 2.0)
-    metrics.count_failed_start("a")
-    metrics.count_fallbacks([Fallback("kv", "no room"), Fallback("kv", "again")])
+    starts = StartMetrics(metrics.registry)
+    starts.count_start("a", "fresh", 2.0)
+    starts.count_failed_start("a")
+    starts.count_fallbacks([Fallback("kv", "no room"), Fallback("kv", "again")])
     samples = {
         (sample.name.removeprefix("coldstart_host_"), *sorted(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(metrics.text().decode())
