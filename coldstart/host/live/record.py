@@ -36,7 +36,7 @@ class Record:
         facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks), spans)
         self._remember(name, mode, seconds, None)
         self.facts.start_s += seconds
-        self._starts.count_start(name, mode, seconds)
+        self._starts.count_start(name, mode, seconds, phases)
         self.log.say("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
         self._starts.count_fallbacks(fallbacks)
         for one in fallbacks:

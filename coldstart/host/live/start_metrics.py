@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -13,6 +13,30 @@ if TYPE_CHECKING:
     from coldstart.contract.fallback import Fallback
 
 
+STAGES = frozenset(
+    {
+        "build app",
+        "build worker",
+        "canary batch",
+        "coldstart",
+        "configure",
+        "construct",
+        "fetch weights",
+        "first token",
+        "import app",
+        "import engine",
+        "import torch",
+        "import vllm",
+        "load",
+        "load weights",
+        "restore compiled forward",
+        "start engine",
+        "warm up",
+    }
+)
+"""Names of the spans of a start. The spans of CUDA graphs, one for each graph, are the stage `graphs`; all others `other`."""
+
+
 class StartMetrics:
     """Counters and histograms of starts in `registry`, updated as each start ends."""
 
@@ -21,6 +45,13 @@ class StartMetrics:
             "coldstart_host_start_seconds",
             "Duration in seconds of successful starts.",
             ("model", "mode"),
+            buckets=BUCKETS_S,
+            registry=registry,
+        )
+        self._stages = Histogram(
+            "coldstart_start_stage_seconds",
+            "Time in seconds in a stage of a successful start; stages can contain each other.",
+            ("stage", "mode"),
             buckets=BUCKETS_S,
             registry=registry,
         )
@@ -40,9 +71,15 @@ class StartMetrics:
             registry=registry,
         )
 
-    def count_start(self, model: str, mode: str, seconds: float) -> None:
-        """Count a start of `model` that took `seconds`."""
+    def count_start(self, model: str, mode: str, seconds: float, phases: Mapping[str, float]) -> None:
+        """Count a start of `model` that took `seconds`; `phases` are seconds by the name of a span."""
         self._starts.labels(model, mode).observe(seconds)
+        stages: dict[str, float] = {}
+        for name, spent_s in phases.items():
+            stage = find_stage(name)
+            stages[stage] = stages.get(stage, 0.0) + spent_s
+        for stage, spent_s in stages.items():
+            self._stages.labels(stage, mode).observe(spent_s)
 
     def count_fallbacks(self, fallbacks: Iterable[Fallback]) -> None:
         """Count the fallbacks of a start."""
@@ -56,3 +93,10 @@ class StartMetrics:
     def count_missed_prewarming(self, model: str) -> None:
         """Count a scheduled moment at which the model did not start."""
         self._missed.labels(model).inc()
+
+
+def find_stage(span: str) -> str:
+    """Return the value of the label `stage` for the name of a span; there are few such values."""
+    if span.startswith("graphs: "):
+        return "graphs"
+    return span if span in STAGES else "other"
