@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -12,19 +12,17 @@ from prometheus_client.registry import Collector
 from coldstart.host.model_state import State
 
 if TYPE_CHECKING:
-    from coldstart.contract.fallback import Fallback
     from coldstart.host.live.tickets import Ticket
 
-_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PREFIX = "coldstart_host_"
 
 
 class Metrics:
-    """Counters that are updated as requests end and servers start; the collector `rest` reads all other metrics on demand."""
+    """Counters that are updated as requests end; the collector `rest` reads all other metrics on demand."""
 
     def __init__(self, rest: Collector, prefix: str = _PREFIX) -> None:
         self.registry = registry = CollectorRegistry()
-        model, mode = ("model",), ("model", "mode")
         self._answers = Counter(
             f"{prefix}answers",
             "Number of answered requests, by HTTP status (499: the client disconnected).",
@@ -34,35 +32,15 @@ class Metrics:
         self._queued = Histogram(
             f"{prefix}queued_seconds",
             "Time in seconds from arrival until the request was forwarded.",
-            model,
-            buckets=_SHORT,
+            ("model",),
+            buckets=BUCKETS_S,
             registry=registry,
         )
         self._first = Histogram(
             f"{prefix}first_piece_seconds",
             "Time in seconds from arrival to the first piece of the answer.",
-            model,
-            buckets=_SHORT,
-            registry=registry,
-        )
-        self._starts = Histogram(
-            f"{prefix}start_seconds",
-            "Duration in seconds of successful starts.",
-            mode,
-            buckets=_SHORT,
-            registry=registry,
-        )
-        self._failed = Counter(f"{prefix}failed_starts", "Number of failed starts.", model, registry=registry)
-        self._missed = Counter(
-            f"{prefix}prewarms_missed",
-            "Number of scheduled moments at which the model did not start.",
-            model,
-            registry=registry,
-        )
-        self._fallbacks = Counter(
-            "coldstart_fallbacks",
-            "Number of fallbacks of successful starts, by stage.",
-            ("stage",),
+            ("model",),
+            buckets=BUCKETS_S,
             registry=registry,
         )
         self._clients = Counter(
@@ -85,23 +63,6 @@ class Metrics:
             self._queued.labels(model).observe(ticket.queued_s)
         if first_s is not None:
             self._first.labels(model).observe(first_s)
-
-    def count_start(self, model: str, mode: str, seconds: float) -> None:
-        """Count a start of `model` that took `seconds`."""
-        self._starts.labels(model, mode).observe(seconds)
-
-    def count_fallbacks(self, fallbacks: Iterable[Fallback]) -> None:
-        """Count the fallbacks of a start."""
-        for fallback in fallbacks:
-            self._fallbacks.labels(fallback.stage).inc()
-
-    def count_failed_start(self, model: str) -> None:
-        """Count a failed start."""
-        self._failed.labels(model).inc()
-
-    def count_missed_prewarming(self, model: str) -> None:
-        """Count a scheduled moment at which the model did not start."""
-        self._missed.labels(model).inc()
 
     def text(self) -> bytes:
         """Return the metrics in the Prometheus text format."""

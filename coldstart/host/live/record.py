@@ -13,6 +13,7 @@ from coldstart.host.configuration import HostFile
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import HostStatus, Metrics
 from coldstart.host.live.servers import Ready
+from coldstart.host.live.start_metrics import StartMetrics
 from coldstart.host.status import HostFacts, LastStart
 
 
@@ -23,6 +24,7 @@ class Record:
         self.log = log
         self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=began)
         self.metrics = Metrics(HostStatus(status))
+        self._starts = StartMetrics(self.metrics.registry)
 
     def record_start(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
         """Record that a server is ready, or awake again."""
@@ -34,9 +36,9 @@ class Record:
         facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks), spans)
         self._remember(name, mode, seconds, None)
         self.facts.start_s += seconds
-        self.metrics.count_start(name, mode, seconds)
+        self._starts.count_start(name, mode, seconds, phases)
         self.log.say("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
-        self.metrics.count_fallbacks(fallbacks)
+        self._starts.count_fallbacks(fallbacks)
         for one in fallbacks:
             self.log.say("fallback", model=name, **one.encode())
 
@@ -44,12 +46,12 @@ class Record:
         """Record that a start failed."""
         self.facts.failed_starts += 1
         self._remember(name, None, seconds, reason)
-        self.metrics.count_failed_start(name)
+        self._starts.count_failed_start(name)
         self.log.say("start failed", model=name, seconds=round(seconds, 4), reason=reason)
 
     def record_missed_prewarming(self, name: str, reason: str) -> None:
         """Record that a model did not start at a moment of its schedule."""
-        self.metrics.count_missed_prewarming(name)
+        self._starts.count_missed_prewarming(name)
         self.log.say("prewarm missed", model=name, reason=reason)
 
     def record_end(self, name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from coldstart.host import events
 from coldstart.host.launches import Launch
@@ -120,7 +121,9 @@ class Residence(Replica):
         began = self.clock()
         if await self._post("/wake_up"):
             self.start_s = self.clock() - began
-            self.observer.report_ready(self.launch, self.ready, tier, self.start_s)
+            # The stages and fallbacks in the ready file are those of the start, not of this waking.
+            awake = replace(self.ready, document={})
+            self.observer.report_ready(self.launch, awake, tier, self.start_s)
             return
         reason = "the server did not wake up"
         self.start_s = 0.0

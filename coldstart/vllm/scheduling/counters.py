@@ -62,7 +62,8 @@ class Exporter:
         for name, value in vars(counters).items():
             if self._told.get(name) != value:
                 self._told[name] = value
-                self._gauges[name].set(value)
+                for exported in list_exported(name):
+                    self._gauges[exported].set(value)
         for level, length in enumerate(levels, start=1):
             self._gauges["queue_length"].labels(level=str(level)).set(length)
 
@@ -85,8 +86,13 @@ class RankBytes:
             self._gauges[way].set(self.totals[way])
 
 
+def list_exported(counter: str) -> tuple[str, ...]:
+    """Return the names, without their prefix, under which a counter is exported: one in `_s` also ends in `_seconds`."""
+    return (counter, f"{counter}econds") if counter.endswith("_s") else (counter,)
+
+
 def _make_gauges() -> dict[str, Any]:
-    totals = {field.name: _gauge(field.name) for field in fields(Counters)}
+    totals = {name: _gauge(name) for field in fields(Counters) for name in list_exported(field.name)}
     return totals | {"queue_length": _gauge("queue_length", ("level",))}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from coldstart.contract.fallback import Fallback
@@ -9,6 +12,7 @@ from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived
 from coldstart.host.live.metrics import HostStatus, Metrics
+from coldstart.host.live.start_metrics import STAGES, StartMetrics
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts
 
@@ -19,9 +23,13 @@ def test_metrics_contain_counters_and_status() -> None:
     facts.refused[429] = 2
     core.handle(Arrived("1", "a"), 0.0)
     metrics = Metrics(HostStatus(lambda: status.document(core, facts, 1.0, 1e9)))
-    metrics.count_start("a", "fresh", 2.0)
-    metrics.count_failed_start("a")
-    metrics.count_fallbacks([Fallback("kv", "no room"), Fallback("kv", "again")])
+    starts = StartMetrics(metrics.registry)
+    starts.count_start(
+        "a", "fresh", 2.0, {"load": 0.5, "graphs: 8": 0.25, "graphs: 16": 0.5, "swap out": 0.1}
+    )
+    starts.count_start("b", "fresh", 1.0, {"load": 0.25})
+    starts.count_failed_start("a")
+    starts.count_fallbacks([Fallback("kv", "no room"), Fallback("kv", "again")])
     samples = {
         (sample.name.removeprefix("coldstart_host_"), *sorted(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(metrics.text().decode())
@@ -32,6 +40,18 @@ def test_metrics_contain_counters_and_status() -> None:
     assert samples[("model_held", "a")] == 1 and samples[("model_held_bytes", "a")] == 10
     assert samples[("model_state", "a", "starting")] == 1 and samples[("model_state", "a", "ready")] == 0
     assert samples[("start_seconds_sum", "a", "fresh")] == 2.0
+    stages = {
+        key[2]: value for key, value in samples.items() if key[0] == "coldstart_start_stage_seconds_sum"
+    }
+    assert stages == {"load": 0.75, "graphs": 0.75, "other": 0.1}
+    assert samples[("coldstart_start_stage_seconds_count", "fresh", "load")] == 2
     assert samples[("failed_starts_total", "a")] == 1
     assert samples[("coldstart_fallbacks_total", "kv")] == 2
     assert samples[("memory_limit_bytes",)] == 15
+
+
+def test_each_span_of_a_start_is_a_stage() -> None:
+    root = Path(__file__).parents[4] / "coldstart"
+    sources = [*root.glob("vllm/**/*.py"), *root.glob("weights/**/*.py"), root / "system/recording.py"]
+    text = "".join(path.read_text(encoding="utf-8") for path in sources if path.name != "offline.py")
+    assert set(re.findall(r'\b(?:measure|emit|Span)\(\s*"([^"]+)"', text)) == STAGES
