@@ -95,9 +95,17 @@ def run(
             help="Maximum number of models that run at once; default: as memory allows.",
         ),
     ] = None,
+    ready_timeout: Annotated[
+        float | None,
+        _flag(
+            "--ready-timeout",
+            metavar="SECONDS",
+            help="Abort a start that takes longer, in seconds; default: 600.",
+        ),
+    ] = None,
     start_deadline: Annotated[
         float | None,
-        _flag("--start-deadline", metavar="SECONDS", help="Abort a start that takes longer; default: 600."),
+        typer.Option("--start-deadline", hidden=True, help="Earlier name of --ready-timeout."),
     ] = None,
     hang_timeout: Annotated[
         float | None,
@@ -152,7 +160,7 @@ def run(
         "policy": policy,
         "max_held": max_held,
         "max_residents": max_residents,
-        "start_deadline_s": start_deadline,
+        "ready_timeout_s": start_deadline if ready_timeout is None else ready_timeout,
         "hang_timeout_s": hang_timeout,
         "when_full": when_full,
     }
@@ -171,7 +179,7 @@ def run(
 
     # Report errors of the configuration before the slow imports of the server.
     file = source()
-    for note in configuration.describe_limits(file, hardware.engine_memory()):
+    for note in (*file.notes, *configuration.describe_limits(file, hardware.engine_memory())):
         common.out.warn(note)
 
     from coldstart.host.live.log import Log

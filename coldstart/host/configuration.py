@@ -77,6 +77,8 @@ class Figures:
     prewarm: Annotated[str, parse_crontab] | None = None
 
 
+# Keys at the top of earlier releases, which remain accepted, and what they are called now.
+_RENAMED = {"start_deadline_s": "ready_timeout_s"}
 _SET_BY_HOST = {"name", "weights_from"}
 _LAUNCH_KEYS = {field.name for field in fields(Launch)} - _SET_BY_HOST
 _FIGURE_KEYS = {field.name for field in fields(Figures)}
@@ -84,12 +86,16 @@ _FIGURE_KEYS = {field.name for field in fields(Figures)}
 
 @dataclass(frozen=True, slots=True)
 class HostFile:
-    """Parsed configuration of a host; `sources` maps each model to the source of its memory size: the file or a profile."""
+    """Parsed configuration of a host.
+
+    `sources` maps each model to the source of its memory size: the file or a profile. `notes` are warnings about keys.
+    """
 
     settings: HostSettings
     models: tuple[ModelSpec, ...]
     catalogue: Catalogue
     sources: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
     @property
     def crontabs(self) -> dict[str, str]:
@@ -149,6 +155,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
     """
     top = dict(table)
     models, idle_s = _model_tables(top.pop("models", {})), top.pop("idle_s", None)
+    notes = _rename_keys(top)
     settings = decode(HostSettings, top)
     parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
     launches = {name: _launch(name, given) for name, given in models.items()}
@@ -162,7 +169,16 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
         name: "file" if profile is None or figures[name].memory is not None else profile.source
         for name, profile in known.items()
     }
-    return HostFile(settings, specs, catalogue, sources)
+    return HostFile(settings, specs, catalogue, sources, notes)
+
+
+def _rename_keys(top: dict[str, Any]) -> tuple[str, ...]:
+    """Give the earlier names of keys their present names, which take precedence; return a note for each."""
+    found = [(old, new) for old, new in _RENAMED.items() if old in top]
+    for old, new in found:
+        value = top.pop(old)
+        top.setdefault(new, value)
+    return tuple(f"the host file's key {old} is now called {new}" for old, new in found)
 
 
 def _model_tables(given: Any) -> dict[str, dict[str, Any]]:

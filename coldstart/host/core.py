@@ -185,7 +185,7 @@ class Core:
     def _due(self, model: Model) -> float:
         """Return when the model's state changes by time alone."""
         if model.state is State.STARTING and not model.aborted:
-            return model.since + self.settings.start_deadline_s
+            return model.since + self.settings.ready_timeout_s
         if model.retired and model.state in (State.READY, State.ASLEEP):
             return -inf
         if model.state is State.FAILED and self.residents.returns(model):

@@ -104,7 +104,7 @@ class HostSettings:
     hold_s: float = 600.0
     min_residents: int = 0
     max_residents: int | None = None
-    start_deadline_s: float = 600.0
+    ready_timeout_s: Seconds = 600.0
     hang_timeout_s: Seconds = 120.0
     backoff_s: float = 1.0
     backoff_max_s: float = 300.0

@@ -70,6 +70,16 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "tiny-llama", "--memory", "1GiB", "--policy", "x"), 2, "unknown policy"),
         (("host", "tiny-llama", "--memory", "1GiB", "--heartbeat", "0"), 2, "--heartbeat"),
         (("host", "tiny-llama", "--memory", "1GiB", "--on-miss", "x"), 2, "on_miss"),
+        (
+            ("host", "tiny-llama", "--memory", "1GiB", "--ready-timeout", "-1"),
+            2,
+            "ready_timeout_s: invalid time",
+        ),
+        (
+            ("host", "tiny-llama", "--memory", "1GiB", "--start-deadline", "-1"),
+            2,
+            "ready_timeout_s: invalid time",
+        ),
         (("host", "status", "--url", "http://127.0.0.1:9"), 1, "no host responds"),
         (("host", "status", "--watch", "0"), 2, "--watch must be"),
     ],

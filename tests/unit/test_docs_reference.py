@@ -136,6 +136,7 @@ def test_configuration_example_loads(tmp_path: Path) -> None:
 def test_http_page_names_every_route() -> None:
     page = read("http-api.md")
     assert tuple(re.findall(r"^- `POST (\S+)`", page, re.M)) == app.PASSED
+    assert tuple(re.findall(r"^- `GET (\S+)`", page, re.M)) == app.READS
     source = "".join(
         (ROOT / "coldstart" / name).read_text()
         for name in ("host/live/app.py", "host/live/host_routes.py", "fleet/live/admin.py")

@@ -51,6 +51,8 @@ PASSED = (
     "/tokenize",
     "/detokenize",
 )
+READS = ("/load", "/ping", "/tokenizer_info", "/version")
+"""Routes of vLLM without a model's name, which a host reads from its only or its default model."""
 HEALTH = "/health"
 MODELS = "/v1/models"
 CLIENT = "coldstart.client"
@@ -184,9 +186,9 @@ class Gateway:
         return None if keys is None else keys.find(key)
 
     def _is_for_models(self, scope: Scope) -> bool:
-        """Return whether a request asks for tokens, or for the list of models."""
+        """Return whether a request asks for tokens, for the list of models, or for a read of a model's server."""
         path: str = scope["path"]
-        known = path in self._passed or path == MODELS or path.startswith(f"{MODELS}/")
+        known = path in self._passed or path in (*READS, MODELS) or path.startswith(f"{MODELS}/")
         return known or self._find_target(scope) is not None
 
     def refresh_keys(self) -> None:

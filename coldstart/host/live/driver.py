@@ -126,11 +126,11 @@ class Driver:
         known = self.core.models.get(model)
         return estimate_progress(known, self.clock()) if known else Progress(model, "gone")
 
-    def find_server(self, name: str) -> tuple[Residence | None, str]:
-        """Return the server of a model or alias, or the reason why there is none."""
+    def find_server(self, name: str | None) -> tuple[Residence | None, str]:
+        """Return the server of a model or alias, or of the default model, or the reason why there is none."""
         route = self.catalogue.route(name)
         if route is None:
-            return None, f"The model `{name}` does not exist."
+            return None, unknown(name).reason
         residence = self.lifecycle.residences.get(route.model)
         return residence, "" if residence else (
             f"No server of {route.model} is running: it is {self.state(route.model)}."

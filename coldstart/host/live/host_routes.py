@@ -6,6 +6,7 @@ POST  /load/{name}            start a model, and respond once it is ready; with 
 POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request starts them again;
 GET   /metrics                Prometheus text of the host and of its running servers;
 GET   /upstream/{name}/{path}    a running server's answer at one of `server_reads.READABLE`;
+GET   READS                   the same of the only or the default model;
 POST  /reload                 read the configuration again now;
 POST  /stop                   stop the host as SIGTERM does.
 """
@@ -21,7 +22,7 @@ from starlette.routing import Route
 
 from coldstart.errors import UsageError
 from coldstart.host.live import answers, loading, log_stream, server_reads
-from coldstart.host.live.app import split_target
+from coldstart.host.live.app import CLIENT, READS, split_target
 from coldstart.host.live.driver import Driver
 
 # Time in seconds that a server may take to answer a read.
@@ -49,6 +50,14 @@ def host_routes(driver: Driver) -> list[Route]:
             return answers.not_found(f"unknown path {request.scope['path']}")
         return await _read_server(driver, *target)
 
+    async def read_default(request: Request) -> Response:
+        client = request.scope.get(CLIENT)
+        if client is not None and not client.may_use(None, driver.catalogue):
+            driver.metrics.count_client(client.name, "other_model")
+            return answers.refuse(403, f"the client {client.name} may not use the host's default model")
+        # A read starts no model: monitors read in intervals.
+        return await _read_server(driver, None, request.scope["path"])
+
     async def load(request: Request) -> Response:
         return await loading.respond(driver, request)
 
@@ -62,6 +71,7 @@ def host_routes(driver: Driver) -> list[Route]:
 
     return [
         Route("/metrics", show_metrics),
+        *(Route(path, read_default) for path in READS),
         Route("/upstream/{name:path}/{path:path}", read_server, methods=["GET", "POST"]),
         Route("/running", show_running),
         Route("/logs/{name:path}", show_log),
@@ -94,7 +104,7 @@ def process_routes(reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callab
     ]
 
 
-async def _read_server(driver: Driver, name: str, path: str) -> Response:
+async def _read_server(driver: Driver, name: str | None, path: str) -> Response:
     residence, missing = driver.find_server(name)
     if residence is None:
         return answers.not_found(missing)

@@ -76,7 +76,7 @@ class Lifecycle:
             self.templates.abort(model)
 
     def _too_late(self) -> str:
-        return f"the server was not ready within {self.core.settings.start_deadline_s:g} s"
+        return f"the server was not ready within {self.core.settings.ready_timeout_s:g} s"
 
     async def _start(self, model: str, tier: str) -> None:
         known = self.residences.get(model)
@@ -112,7 +112,7 @@ class Lifecycle:
 
     def _begin(self, launch: Launch, began: float) -> ModelServer | None:
         """Return a new server; if it cannot be created, report a failed start to the core and return None."""
-        left = self.core.settings.start_deadline_s - (self.clock() - began)
+        left = self.core.settings.ready_timeout_s - (self.clock() - began)
         try:
             if left <= 0 or self.facts.stopping:
                 raise StartFailedError(STOPPING if self.facts.stopping else self._too_late())

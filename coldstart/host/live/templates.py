@@ -149,7 +149,7 @@ class Templates:
         elif self.runtime is not None and launch.mode in FORKED:
             # A start without a template would have to import the same modules.
             with suppress(StartFailedError, TimeoutError):
-                limit = self.settings.start_deadline_s
+                limit = self.settings.ready_timeout_s
                 await asyncio.wait_for(asyncio.shield(self.runtime.process.ready), limit)
 
     async def _build(self, launch: Launch) -> None:
@@ -221,7 +221,7 @@ class Templates:
     def _begin(self, launch: Launch, level: str) -> TemplateProcess | None:
         self.log.say("template", model=launch.name, level=level)
         try:
-            process = self.servers.begin_template(launch, level, self.settings.start_deadline_s)
+            process = self.servers.begin_template(launch, level, self.settings.ready_timeout_s)
         except OSError as error:
             self.log.say("template failed", model=launch.name, level=level, reason=str(error))
             return None

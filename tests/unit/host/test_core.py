@@ -202,7 +202,7 @@ def test_model_that_dies_while_stopping_has_stopped() -> None:
 
 
 def test_a_start_past_its_deadline_is_ended_once() -> None:
-    host = Driver(start_deadline_s=60.0)
+    host = Driver(ready_timeout_s=60.0)
     host(0.0, Arrived("1", "a"))
     assert host.core.deadline() == 30.0, "patience first"
     assert host(30.0, Tick()) == [] and host.core.deadline() == 60.0

@@ -45,6 +45,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ("memory = 0\n" + MODEL, "memory: expected 1 or more, found 0"),
         ('memory = "1GiB"\nloaders = 0\n' + MODEL, "loaders: expected 1 or more, found 0"),
         ('memory = "1GiB"\nhang_timeout_s = 0.5\n' + MODEL, "hang_timeout_s: expected 1 or more, found 0.5"),
+        ('memory = "1GiB"\nready_timeout_s = -1\n' + MODEL, "ready_timeout_s: invalid time -1"),
         ('memory = "1GiB"\nhang_timeout_s = inf\n' + MODEL, "hang_timeout_s: invalid time inf"),
         (
             'memory = "1GiB"\nmin_residents = 3\nmax_residents = 2\n' + MODEL,
@@ -84,6 +85,18 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, complai
 def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         load(tmp_path / "none.toml")
+
+
+def test_the_earlier_name_of_a_key_is_accepted_with_a_note(tmp_path: Path) -> None:
+    (tmp_path / "host.toml").write_text('memory = "1GiB"\nstart_deadline_s = 5\n' + MODEL)
+    earlier = load(tmp_path / "host.toml")
+    assert earlier.settings.ready_timeout_s == 5
+    assert earlier.notes == ("the host file's key start_deadline_s is now called ready_timeout_s",)
+    typed = load(tmp_path / "host.toml", typed={"ready_timeout_s": 7.0})
+    assert typed.settings.ready_timeout_s == 7
+    (tmp_path / "host.toml").write_text('memory = "1GiB"\nready_timeout_s = 5\n' + MODEL)
+    present = load(tmp_path / "host.toml")
+    assert (present.settings.ready_timeout_s, present.notes) == (5, ())
 
 
 def test_load_prefers_the_command_line_to_the_file(tmp_path: Path) -> None:

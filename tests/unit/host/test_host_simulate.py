@@ -42,7 +42,7 @@ def test_a_busy_model_is_made_to_drain_after_the_patience() -> None:
 
 
 def test_a_start_past_its_deadline_answers_its_requests() -> None:
-    done = simulate([HostRequest(0.0, "a", 1.0)], [A], _settings(start_deadline_s=2.0))
+    done = simulate([HostRequest(0.0, "a", 1.0)], [A], _settings(ready_timeout_s=2.0))
     assert [one.status for one in done.requests] == [503]
 
 

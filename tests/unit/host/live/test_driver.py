@@ -81,7 +81,7 @@ def test_start_is_retried_after_a_full_disk(tmp_path: Path) -> None:
 
 def test_a_start_past_its_deadline_is_ended(tmp_path: Path) -> None:
     async def work() -> None:
-        async with staged(tmp_path, hold=True, start_deadline_s=0.05) as stage:
+        async with staged(tmp_path, hold=True, ready_timeout_s=0.05) as stage:
             status, _, body = await stage.ask(model="a", prompt=1)
             assert status == 503 and "not ready within 0.05 s" in body["error"]["message"]
             assert stage.servers.last("a").ended.done()

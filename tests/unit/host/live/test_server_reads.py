@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from support.fake_upstream import TWO, Stage, run, staged
 
 from coldstart.host.live import server_reads
+from coldstart.host.live.app import READS
 
 METRICS = """# HELP vllm:num_requests_running Running.
 # TYPE vllm:num_requests_running gauge
@@ -85,6 +87,45 @@ def test_upstream_reads_safe_routes_of_a_running_server(tmp_path: Path) -> None:
             assert (await get("/upstream/nobody/version"))[0] == 404
             assert (await get("/upstream/version"))[0] == 404
             assert stage.servers.begun[0].paths == asked
+
+    run(work())
+
+
+def test_reads_without_a_model_reach_the_default_or_the_only_model(tmp_path: Path) -> None:
+    async def work(models: dict[str, Any], status: int, **limits: Any) -> None:
+        async with staged(tmp_path, models, **limits) as stage:
+
+            async def get(path: str) -> tuple[int, str]:
+                async with stage.client.get(stage.url + path) as answer:
+                    return answer.status, await answer.text()
+
+            assert (await get("/version"))[0] == 404 and not stage.servers.begun
+            for name in models:
+                assert (await stage.ask(model=name, prompt=1))[0] == 200
+            found, text = await get("/version")
+            assert found == status
+            assert ("names no model" in text) if status == 404 else ("Bearer of-a" in text)
+            # The server of the double knows /version only and answers others itself.
+            for path in READS:
+                _, text = await get(path)
+                assert "unknown path" not in text, path
+                async with stage.client.post(stage.url + path, json={}) as answer:
+                    assert answer.status == 405
+
+    own = {name: {**TWO[name], "args": ["--api-key", f"of-{name}"]} for name in "ab"}
+    run(work({"a": own["a"]}, 200))
+    run(work(own, 404, memory=20))
+
+
+def test_reads_reach_the_default_model_of_many(tmp_path: Path) -> None:
+    own = {name: {**TWO[name], "args": ["--api-key", f"of-{name}"]} for name in "ab"}
+
+    async def work() -> None:
+        async with staged(tmp_path, own, memory=20, default_model="b") as stage:
+            for name in "ab":
+                assert (await stage.ask(model=name, prompt=1))[0] == 200
+            async with stage.client.get(stage.url + "/version") as answer:
+                assert (answer.status, (await answer.json())["key"]) == (200, "Bearer of-b")
 
     run(work())
 

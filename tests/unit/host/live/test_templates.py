@@ -254,7 +254,7 @@ def test_changed_arguments_stop_an_unused_template(tmp_path: Path) -> None:
 
 def test_slow_template_is_a_start_past_its_deadline(tmp_path: Path) -> None:
     async def work() -> None:
-        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}, hold=True, start_deadline_s=0.05) as stage:
+        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}, hold=True, ready_timeout_s=0.05) as stage:
             status, _, body = await stage.ask(model="a", prompt=1)
             assert status == 503 and "not ready within 0.05 s" in body["error"]["message"]
             assert stage.servers.begun == []
