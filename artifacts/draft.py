@@ -138,7 +138,7 @@ class Draft:
         self._check_open()
         declared = SECTION_TYPES.get(name)
         if declared is None or declared.encoding != encoding:
-            raise SectionUnsupportedError(f"no {encoding} section is called {name}")
+            raise SectionUnsupportedError(f"no section type has the name {name} and the encoding {encoding}")
         if name in self.sections:
             raise DraftClosedError(f"section {name} was added already")
         return declared

@@ -62,7 +62,9 @@ def _declare_file(name: str) -> inspect.Parameter:
     annotation = Annotated[
         Path | None,
         typer.Option(
-            f"{_flag(name)}-file", metavar="FILE", help=f"File that holds this key; default: {_flag(name)}."
+            f"{_flag(name)}-file",
+            metavar="FILE",
+            help=f"File that contains the key, instead of {_flag(name)}.",
         ),
     ]
     return inspect.Parameter(

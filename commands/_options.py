@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="Alias, repository id, or local directory.", autocompletion=complete_model
+        metavar="MODEL",
+        help="Model: alias, Hugging Face repository, or local directory.",
+        autocompletion=complete_model,
     ),
 ]
 Revision = Annotated[
@@ -137,7 +139,7 @@ def _option(*flags: str, help: str, metavar: str | None = None, envvar: str | No
 
 _CACHE_DIR = _option(
     "--cache-dir",
-    help="Directory of bundles and built models; default: coldstart in $XDG_CACHE_HOME.",
+    help="Directory of bundles and caches; default: coldstart in $XDG_CACHE_HOME.",
     metavar="DIR",
     envvar=environment.CACHE_DIR,
 )
@@ -160,7 +162,7 @@ def _common(
     quiet: Annotated[bool, _option("--quiet", "-q", help="Print only the result.")] = False,
     verbose: Annotated[bool, _option("--verbose", "-v", help="Print more details.")] = False,
     progress: Annotated[Progress, _option("--progress", help="Format of progress messages.")] = "auto",
-    offline: Annotated[bool, _option("--offline", help="Do not use the network.")] = False,
+    offline: Annotated[bool, _option("--offline", help="Contact no model hub and no registry.")] = False,
     cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
     config: Annotated[Path | None, _CONFIG] = None,
 ) -> tuple[Output, bool, Cache]:

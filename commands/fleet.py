@@ -96,7 +96,10 @@ def manifest(
     hub_claim: Annotated[
         str | None, _word("--hub-claim", metavar="NAME", help="Volume claim with the Hugging Face cache.")
     ] = None,
-    ranks: Annotated[int, _word("--ranks", metavar="N", help="Number of pods of a pipeline (lws).")] = 1,
+    ranks: Annotated[
+        int,
+        _word("--ranks", metavar="N", help="Number of pods in a group, one for each pipeline rank (lws)."),
+    ] = 1,
     replicas: Annotated[int, _word("--replicas", metavar="N", help="Number of groups (lws).")] = 1,
     servers: Annotated[int, _word("--servers", metavar="N", help="Number of servers (kuberay).")] = 1,
     most: Annotated[

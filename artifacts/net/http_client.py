@@ -43,7 +43,7 @@ class ForbiddenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """Headers for one origin."""
+    """Headers with credentials, which are sent to `origin` only."""
 
     origin: Origin
     headers: Mapping[str, str] = field(repr=False)

@@ -59,7 +59,7 @@ def serve(
         require_signature: Refuse a bundle that no trusted key has signed.
         untrusted: Accept a bundle that no trusted key has signed; its code is not used.
         revision: Commit, branch or tag of a hub model.
-        offline: Do not use the network.
+        offline: Contact no model hub.
         cache_dir: As for `materialize`.
         on_progress: As for `materialize`, where a bundle is built.
 

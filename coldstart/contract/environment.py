@@ -100,7 +100,7 @@ def _theirs(name: str, about: str) -> Variable[str]:
 
 
 CACHE_DIR = _mine(
-    "CACHE_DIR", text, "", "Root of bundles and built models; default: $XDG_CACHE_HOME/coldstart."
+    "CACHE_DIR", text, "", "Directory of bundles and caches; default: $XDG_CACHE_HOME/coldstart."
 )
 CONFIG = _mine("CONFIG", text, "", "Configuration file; default: $XDG_CONFIG_HOME/coldstart/config.toml.")
 DEBUG = _mine("DEBUG", flag, False, "1: show the traceback of an internal error.")

@@ -1,4 +1,4 @@
-"""Read captured graphs into a snapshot; a graph that cannot be relocated is refused with a reason."""
+"""Read captured CUDA graphs into a `Snapshot`, and refuse each graph that cannot be relocated, with the reason."""
 
 from __future__ import annotations
 

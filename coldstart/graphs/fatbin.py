@@ -42,7 +42,7 @@ def library_entries(library: Buffer) -> Iterator[FatbinEntry]:
             if name in SECTIONS:
                 yield from entries(library, offset, offset + size)
     except (struct.error, ValueError, IndexError) as error:
-        raise AlteredTableError(f"cannot read fat binaries of the library: {error}") from error
+        raise AlteredTableError(f"cannot read the CUDA fat binaries of a library: {error}") from error
 
 
 def entries(data: Buffer, at: int, end: int) -> Iterator[FatbinEntry]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -122,11 +122,17 @@ def _hash(key: str, graph: Replayable, driver: DriverApi, workload: Workload, se
     return digest(observe(driver, workload, key, seed, graph.replay, restored=True))
 
 
+def format_reasons(failed: Mapping[str, str]) -> str:
+    """Return the keys of graphs with their reasons, in one line."""
+    return "; ".join(f"{key}: {reason}" for key, reason in failed.items())
+
+
 def publish(proof: Proof, directory: Path) -> None:
     """Write the proof to the bundle's directory. Raises NotProvenError unless every graph of the bundle passed."""
     manifest = read_manifest(directory)
     if proof.failed or sorted(proof.proven) != sorted(manifest["keys"]) or proof.seal != manifest["seal"]:
-        raise NotProvenError(f"cannot publish: {proof.failed or 'the proof belongs to other tables'}")
+        reason = format_reasons(proof.failed) or "it proves other graphs than those of this bundle"
+        raise NotProvenError(f"cannot publish the proof: {reason}")
     (directory / PROOF).write_text(json.dumps(asdict(proof), sort_keys=True))
 
 
@@ -151,7 +157,7 @@ def read_proof(directory: Path) -> Proof:
         raise NotProvenError(f"cannot read the proof: {error}") from error
     manifest = read_manifest(directory)
     if proof.seal != manifest["seal"] or sorted(proof.proven) != sorted(manifest["keys"]):
-        raise NotProvenError("the proof belongs to other tables")
+        raise NotProvenError("the proof is for other graphs than those of this bundle")
     return proof
 
 

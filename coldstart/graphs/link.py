@@ -53,7 +53,7 @@ class Bases:
         return self.allocated[-1]
 
     def release(self) -> None:
-        """Free all memory: an ordinary capture needs it. Raises DriverError."""
+        """Free all memory of the restored graphs, so that vLLM can capture its own. Raises DriverError."""
         self.framework.release_pool()
         while self.allocated:
             self.driver.free(self.allocated.pop())

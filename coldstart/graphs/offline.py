@@ -88,7 +88,7 @@ def keep_proven(bundle: Path) -> None:
     failed, _ = gate.read_rejected(bundle)
     tables = table_files.load(bundle)
     if set(tables.keys) <= set(failed):
-        raise NotProvenError(f"no graph was proven: {failed}")
+        raise NotProvenError(f"no graph was proven: {gate.format_reasons(failed)}")
     kept = drop_unused_regions(subset(tables, lambda key: key not in failed, failed))
     binaries = {d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]}
     table_files.save(kept, bundle, binaries)

@@ -224,7 +224,7 @@ class Restorer:
         for number, region in enumerate(self._linked.tables.regions if self._linked else []):
             if self._linked is not None and region.symbol == symbol:
                 return region, int(self._linked.base[number])
-        raise MissingRegionError(f"the bundle has no region {symbol}")
+        raise MissingRegionError(f"the graphs in the bundle use no memory named {symbol}")
 
     def _background(self, keys: Sequence[str], built: Built) -> None:
         """Build graphs without capturing any: only the thread that owns the framework may capture."""

@@ -75,7 +75,7 @@ class TemplateHeld:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; due at `Core.deadline`."""
+    """Time passed. The driver sends this event when `Core.deadline` is reached."""
 
 
 @dataclass(frozen=True, slots=True)

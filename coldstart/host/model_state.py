@@ -31,7 +31,7 @@ STARTABLE = (State.STOPPED, State.ASLEEP, State.FAILED)
 
 
 class IllegalTransitionError(RuntimeError):
-    """Event that the model's state forbids: an error of the driver, not of the model."""
+    """Event that the model's state forbids: a bug in the caller of `Core`, not a failure of the model."""
 
 
 @dataclass(slots=True)

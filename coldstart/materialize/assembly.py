@@ -18,6 +18,7 @@ from typing import Any
 import coldstart
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
+from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
@@ -269,12 +270,13 @@ class Assembly:
 
 def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
     if not all(report["fast_path"].get(name) for name in sections):
+        reasons = "; ".join(str(one) for one in fallback.decode(report["fallbacks"]))
         raise CommandFailedError(
-            f"The proof start did not take its fast path: {report['fallbacks']}. Nothing was published."
+            f"The start that checks the new bundle used fallbacks: {reasons or 'no reason'}. Nothing was published."
         )
     if canary and not report.get("canary"):
         raise CommandFailedError(
-            "The proof start gave another token than the reference. Nothing was published."
+            "The start that checks the new bundle returned another token than the reference. Nothing was published."
         )
 
 

@@ -87,7 +87,7 @@ class Turns:
         self._oldest_s += seconds * self._oldest
 
     def use_arrival_order(self, keep: bool = False) -> bool:
-        """Return whether the next iteration serves in order of arrival; `keep` retains the latest order."""
+        """Return whether the next iteration serves in order of arrival. With `keep`, repeat the previous decision."""
         if not keep:
             self._oldest = self.share > 0 and self._oldest_s <= self.share * self._all_s
         return self._oldest

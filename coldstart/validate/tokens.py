@@ -2,8 +2,8 @@
 
 The answer to a request alone must be equal to vLLM's answer. With several requests in flight it may be any answer that vLLM
 gave to that prompt, alone or with other requests: milliseconds decide which requests share an iteration, and the sums of a
-larger batch round differently. Where vLLM's own answers differ from each other, an answer that differs from them no earlier
-is a warning, not an error of the bundle.
+larger batch round differently. If vLLM's own answers to a prompt differ from token n on, an answer that differs from them at
+token n or later is a warning. An answer that differs earlier is an error of the bundle.
 """
 
 from __future__ import annotations

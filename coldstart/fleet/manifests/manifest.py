@@ -68,7 +68,7 @@ class PodOptions:
                 "bundles come from an image volume or are pulled, not both", hint="set only one of the two"
             )
         if self.gpus < 0:
-            raise UsageError(f"invalid number of GPUs: {self.gpus}")
+            raise UsageError(f"invalid number of GPUs: expected 0 or more, found {self.gpus}")
 
 
 def pod(options: PodOptions, container: Document) -> Document:

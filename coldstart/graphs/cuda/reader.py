@@ -121,7 +121,7 @@ class CudaReader:
     def _copy_end(self, p: Any, side: str) -> int:
         kind = int(getattr(p, f"{side}MemoryType"))
         if any(int(getattr(p, side + part)) for part in ("XInBytes", "Y", "Z", "LOD")):
-            raise GraphRefusedError("a memory copy starts inside an array")
+            raise GraphRefusedError("a memory copy has an offset into its source or destination")
         address = int(getattr(p, f"{side}Device"))
         held = self.address_range(address) if kind in (MEMORY_DEVICE, 4) else None
         if held is None or held.host:

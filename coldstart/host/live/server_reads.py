@@ -1,4 +1,4 @@
-"""Reads of a running server's own routes: its metrics, and the routes that change nothing."""
+"""GET requests to a running server: for its metrics, and for those of its routes that change nothing."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 class Load:
     """Load over time.
 
-    Levels are valid at the edges `time_s` (n + 1 values), rates over the bins before them (n values, per second).
+    The times `time_s` are the n + 1 edges of n bins. `waiting` and `running` have one value for each edge; the rates have one
+    value for each bin, per second.
     """
 
     time_s: Array

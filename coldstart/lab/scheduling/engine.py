@@ -158,7 +158,9 @@ class Engine:
         if not math.isfinite(until) or until <= self.now:
             self._stuck += 1
             if self._stuck > MOST_EMPTY:
-                raise RuntimeError(f"the simulated engine cannot proceed with {len(self.live)} live jobs")
+                raise RuntimeError(
+                    f"the scheduler chose none of {len(self.live)} unfinished jobs {self._stuck} times in a row"
+                )
             return
         self.outcome.stalled_s += until - self.now
         self._hold_up(until - self.now)

@@ -1,8 +1,8 @@
 """Model of vLLM's schedule(): first the running jobs in order, with the last one as victim; then waiting jobs while they fit.
 
 Invariants: no job overtakes an evicted one; an iteration that evicts admits no job; a job is admitted only if all its
-tokens fit; an iteration has at most `token_budget` tokens; a victim computes again all full blocks that neither the
-prefix cache nor the host has.
+tokens fit; an iteration has at most `token_budget` tokens; a victim computes those of its blocks again that are neither in
+the prefix cache nor in host memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from coldstart.scheduling.settings import SchedulerSettings
 class StockScheduler:
     """First-come-first-served scheduler.
 
-    The next iteration waits `wait_s` seconds for blocking copies; copies beside it start at `start_s`.
+    `wait_s` is the delay of the next iteration by blocking copies, in seconds. `start_s` is the time at which its other copies
+    start.
     """
 
     def __init__(self, machine: SimSettings, settings: SchedulerSettings, outcome: Outcome) -> None:

@@ -36,7 +36,7 @@ def missing() -> str | None:
 
 
 def hint() -> str | None:
-    """Return what makes `missing` return None, None where nothing is missing."""
+    """Return how to fix the reason that `missing` returns, or None if nothing is missing."""
     found = _lacking()
     return found[1] if found else None
 

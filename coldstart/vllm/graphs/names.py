@@ -18,7 +18,7 @@ def is_on_device(tensor: Any) -> bool:
 
 
 def runner_tensors(runner: Any, wanted: Wanted = is_on_device) -> dict[str, Any]:
-    """Return all tensors by symbol; weights and KV caches first, so that their names win over static paths."""
+    """Return the wanted tensors by name, in this order: weights, buffers, KV caches, then other attributes (`static:`)."""
     model = unwrapped(runner.model)
     named = {f"param:{name}": p.data for name, p in model.named_parameters()}
     named |= {f"buffer:{name}": b for name, b in model.named_buffers()}

@@ -164,7 +164,7 @@ class Restoring:
     # --- GraphSource, for the hook --------------------------------------------------------------------
     def _online(self) -> Online:
         if self.online is None:
-            raise GraphRefusedError("no graphs are linked")
+            raise GraphRefusedError("the graphs of the bundle are not linked in this process")
         return self.online
 
     def usable(self, key: str) -> bool:

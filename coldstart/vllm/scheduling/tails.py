@@ -117,7 +117,7 @@ class Tails:
             self._computed[name] = requests[name].req.num_computed_tokens + tokens
 
     def store(self, meta: Any) -> None:
-        """Add the tails of this step's evictions to its transfers."""
+        """Add one transfer to `meta` for each request that this step evicts: its last block, from the device to the host."""
         scheduler = self._scheduler
         for name, (tokens, blocks) in self._leaving.items():
             status = scheduler._req_status.get(name)

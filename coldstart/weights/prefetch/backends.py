@@ -49,7 +49,7 @@ class LocalSource:
         return got
 
     def version(self, name: str) -> str:
-        """Implement RangeSource: an open file has no other version."""
+        """Implement RangeSource: return "", because a local file reports no version."""
         return ""
 
     def _descriptor(self, name: str, size: int) -> int:

@@ -1,4 +1,4 @@
-"""Daemon side of one client connection: its lease, its pace, and the messages that are not sent yet."""
+"""Daemon side of one client connection: its lease, its rate limit, and its unsent messages."""
 
 from __future__ import annotations
 

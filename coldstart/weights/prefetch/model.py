@@ -95,7 +95,7 @@ class PrefetchedModel:
         self._down_since, self.retry_at, self._delay = None, 0.0, _FIRST_DELAY_S
 
     def renew_patience(self) -> None:
-        """Retry a failed source; reports of jobs that started before are ignored."""
+        """Retry a source after `give_up`. Results of fetches that started earlier are ignored."""
         if self._given_up:
             self._given_up, self.generation = False, self.generation + 1
 

@@ -345,7 +345,9 @@ def _pace(given: Any) -> tuple[str, float | None]:
     name, rate = (given.get("name"), given.get("rate")) if isinstance(given, dict) else (None, None)
     fits = rate is None or (isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0)
     if not isinstance(name, str) or not fits:
-        raise json_lines.MalformedMessageError("a pace needs a name and a rate that is null or above 0")
+        raise json_lines.MalformedMessageError(
+            "a pace needs a name and a rate in bytes per second, above 0 or null"
+        )
     return name, rate
 
 

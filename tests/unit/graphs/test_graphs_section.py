@@ -161,9 +161,12 @@ def test_recording_engines_have_one_kv_size() -> None:
 
 
 def test_a_proof_start_without_its_graphs_is_not_published() -> None:
-    with pytest.raises(CommandFailedError, match="fast path"):
+    with pytest.raises(CommandFailedError, match="used fallbacks: graphs: FULL: no memory"):
         _require_fast_path(
-            {"fast_path": {"compile": True, "graphs": False}, "fallbacks": []},
+            {
+                "fast_path": {"compile": True, "graphs": False},
+                "fallbacks": [{"section": "graphs", "reason": "FULL: no memory"}],
+            },
             ["compile", "graphs"],
             canary=False,
         )

@@ -82,7 +82,7 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
         starts.append((materialization.out / "graphs").is_dir())
         if starts[-1]:
             raise CommandFailedError(
-                "The proof start did not take its fast path: graphs: FULL:num_tokens=8: no memory"
+                "The start that checks the new bundle used fallbacks: graphs: FULL:num_tokens=8: no memory"
             )
         return {"ready_s": 1.0}
 
