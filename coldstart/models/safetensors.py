@@ -6,6 +6,7 @@ It is read without the safetensors library, which would map the complete file. T
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,16 @@ from coldstart.system.file_state import cache_by_state
 
 # `MAX_HEADER_SIZE` in huggingface/safetensors, safetensors/src/tensor.rs.
 MAX_HEADER = 100_000_000
+# A dimension of a tensor, as a weights plan can have it.
+_DIMENSIONS = range((1 << 46) + 1)
+_BITS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +81,9 @@ def _entry(name: str, value: Any, base: int) -> TensorEntry:
     shape = tuple(value["shape"])
     if not all(type(number) is int for number in (start, end, *shape)) or not 0 <= start <= end:
         raise ValueError(f"invalid tensor {name!r} with shape {shape} at {start} to {end}")
-    return TensorEntry(name, str(value["dtype"]), shape, base + start, end - start)
+    dtype, size = str(value["dtype"]), end - start
+    # A newer release of safetensors may know more dtypes.
+    needs = math.prod(shape) * _BITS[dtype] if dtype in _BITS else size * 8
+    if not all(number in _DIMENSIONS for number in shape) or needs != size * 8:
+        raise ValueError(f"tensor {name!r} of {size} bytes cannot have shape {shape} and dtype {dtype}")
+    return TensorEntry(name, dtype, shape, base + start, size)
