@@ -33,7 +33,8 @@ _COUNTS = re.compile(
 )
 # Plurals and rates count a language model's tokens where their values are figures.
 _FIGURES = re.compile(r"tokens$|_per_(?:\w+_)?token$", re.IGNORECASE)
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s\"'<>]+")
+# The scheme is bounded: the search would otherwise take the square of the length of a line without spaces.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,30}://[^\s\"'<>]+")
 _HEADER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}", re.IGNORECASE)
 # Values that are secret under any name: Hugging Face, AWS, GitHub, OpenAI-like, a JSON web token, a PEM key.
 _FORMS = re.compile(

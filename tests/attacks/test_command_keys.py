@@ -113,13 +113,11 @@ def test_endless_body_is_read_to_a_limit(run: Run, words: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n["])
-def test_endless_answer_fails_at_the_deadline(monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+def test_endless_answer_fails_at_the_deadline(head: bytes) -> None:
     from coldstart.artifacts.net.http_client import RemoteUnreachableError
-    from coldstart.commands import _client
 
-    monkeypatch.setattr(_client, "_WINDOW_S", 0.4)
     with answering(lambda c, _: dribble(c, head, 0.005)) as server:
-        client = ServerClient(server.url, {}, Output(), wait_s=0.4)
+        client = ServerClient(server.url, {}, Output(), wait_s=0.4, silent_s=0.4)
         with pytest.raises(RemoteUnreachableError):
             client.get("/status")
 

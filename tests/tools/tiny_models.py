@@ -14,10 +14,15 @@ _SHARED = Path(__file__).parents[2] / ".cache" / "tests"
 
 def place(name: str, models: Path) -> Path:
     """Copy the shared model `name` to where `tiny.build` looks for it below `models`, and return the copy."""
-    target = models / f"tiny-v{tiny.GENERATION}" / name
+    target = location(name, models)
     if not target.is_dir():
         shutil.copytree(shared(name), target)
     return target
+
+
+def location(name: str, models: Path) -> Path:
+    """Return where `tiny.build` looks for the model `name` below `models`."""
+    return models / f"tiny-v{tiny.GENERATION}" / name
 
 
 def shared(name: str) -> Path:

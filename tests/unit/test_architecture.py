@@ -10,6 +10,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -81,8 +82,8 @@ def _modules() -> dict[str, Path]:
     return found
 
 
-def _type_only(tree: ast.Module) -> set[ast.AST]:
-    guards = (node for node in ast.walk(tree) if isinstance(node, ast.If) and _asks_for_types(node.test))
+def _type_only(nodes: Iterable[ast.AST]) -> set[ast.AST]:
+    guards = (node for node in nodes if isinstance(node, ast.If) and _asks_for_types(node.test))
     return {inner for guard in guards for statement in guard.body for inner in ast.walk(statement)}
 
 
@@ -92,9 +93,9 @@ def _asks_for_types(test: ast.expr) -> bool:
 
 
 def _imports(module: str, text: bytes, known: Iterable[str]) -> Iterator[Import]:
-    tree, ours = ast.parse(text), set(known)
-    typed = _type_only(tree)
-    for node in ast.walk(tree):
+    nodes, ours = list(ast.walk(ast.parse(text))), set(known)
+    typed = _type_only(nodes)
+    for node in nodes:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -123,8 +124,12 @@ def _ours(name: str) -> bool:
 
 
 MODULES = _modules()
-IMPORTS = [one for name, path in MODULES.items() for one in _imports(name, path.read_bytes(), MODULES)]
 PACKAGES = sorted({_package_name(name) for name in MODULES} - {""})
+
+
+@cache
+def _every_import() -> list[Import]:
+    return [one for name, path in MODULES.items() for one in _imports(name, path.read_bytes(), MODULES)]
 
 
 def test_every_package_has_a_layer() -> None:
@@ -148,8 +153,8 @@ def _upward(imports: Iterable[Import]) -> list[str]:
 
 
 def test_package_imports_only_lower_packages() -> None:
-    assert len(IMPORTS) > 1000
-    assert _upward(IMPORTS) == []
+    assert len(_every_import()) > 1000
+    assert _upward(_every_import()) == []
 
 
 def _beyond_core(imports: Iterable[Import]) -> list[str]:
@@ -161,11 +166,11 @@ def _beyond_core(imports: Iterable[Import]) -> list[str]:
 
 
 def test_the_core_imports_nothing_beyond_it() -> None:
-    assert _beyond_core(IMPORTS) == []
+    assert _beyond_core(_every_import()) == []
 
 
 def test_the_core_needs_no_library_of_tables_plots_or_requests() -> None:
-    found = {(one.by, one.of) for one in IMPORTS if _package_name(one.by) in CORE}
+    found = {(one.by, one.of) for one in _every_import() if _package_name(one.by) in CORE}
     assert [
         pair for pair in found if pair[1].split(".")[0] in ("pandas", "bokeh", "pyarrow", "requests")
     ] == []
@@ -173,7 +178,7 @@ def test_the_core_needs_no_library_of_tables_plots_or_requests() -> None:
 
 def test_the_benchmark_imports_nothing_that_only_explains_results() -> None:
     assert [
-        one for one in IMPORTS if _package_name(one.by) == "bench" and _package_name(one.of) == "lab"
+        one for one in _every_import() if _package_name(one.by) == "bench" and _package_name(one.of) == "lab"
     ] == []
 
 
@@ -186,7 +191,7 @@ def test_the_benchmark_imports_nothing_that_only_explains_results() -> None:
 )
 def test_decisions_of_host_and_fleet_do_no_network_io(package: str, foreign: tuple[str, ...]) -> None:
     live = (f"{package}.live", f"{package}.live.")
-    pure = [one for one in IMPORTS if one.by.startswith(f"{package}.") and not _below(one.by, live)]
+    pure = [one for one in _every_import() if one.by.startswith(f"{package}.") and not _below(one.by, live)]
     assert pure and [one for one in pure if one.of.split(".")[0] in foreign] == []
     assert [one for one in pure if _below(one.of, live)] == []
 
@@ -197,7 +202,9 @@ def _below(module: str, package: tuple[str, str]) -> bool:
 
 @pytest.mark.parametrize("package", FOREIGN)
 def test_package_imports_no_forbidden_module(package: str) -> None:
-    imported = {(one.by, one.of) for one in IMPORTS if _package_name(one.by) == package and not _ours(one.of)}
+    imported = {
+        (one.by, one.of) for one in _every_import() if _package_name(one.by) == package and not _ours(one.of)
+    }
     assert [pair for pair in imported if pair[1].split(".")[0] in FOREIGN[package]] == []
 
 
@@ -240,21 +247,23 @@ def _run_time_edges(imports: Iterable[Import]) -> dict[str, set[str]]:
 
 
 def test_run_time_imports_have_no_cycle() -> None:
-    assert _circles(_run_time_edges(IMPORTS)) == []
+    assert _circles(_run_time_edges(_every_import())) == []
 
 
 @pytest.mark.parametrize("package", ["host", "fleet"])
 def test_all_imports_of_host_and_fleet_have_no_cycle(package: str) -> None:
     inside = [
         replace(one, at_run_time=True)
-        for one in IMPORTS
+        for one in _every_import()
         if _package_name(one.by) == _package_name(one.of) == package
     ]
     assert inside and _circles(_run_time_edges(inside)) == []
 
 
 def test_packages_are_imported_by_their_installed_names() -> None:
-    assert [one for one in IMPORTS if one.of.split(".")[0] in ("artifacts", "commands", "tests")] == []
+    assert [
+        one for one in _every_import() if one.of.split(".")[0] in ("artifacts", "commands", "tests")
+    ] == []
 
 
 def _classes(text: bytes) -> Iterator[str]:

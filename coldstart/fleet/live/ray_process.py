@@ -23,7 +23,7 @@ from coldstart.system.ipc.addresses import free_port
 from coldstart.system.paths import Cache
 
 START_S, END_S, LOOK_S = 120.0, 30.0, 0.2
-FIRST_TRIES, LONGEST_PAUSE_S, GIVE_UP_S = 3, 30.0, 600.0
+FIRST_TRIES, PAUSE_S, LONGEST_PAUSE_S, GIVE_UP_S = 3, 1.0, 30.0, 600.0
 # Ray's message for a node that reached its cluster and then took more than 30 s to start.
 SLOW = "timed out during startup"
 
@@ -132,12 +132,12 @@ class JoinedNode:
         """Run until a signal; return the exit code. Raises CommandFailedError if the node ends for good."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda caught, _: self._caught.append(caught))
-        tries, pause_s, seen_s, began_s = 0, 1.0, 0.0, time.monotonic()
+        tries, pause_s, seen_s, began_s = 0, PAUSE_S, 0.0, time.monotonic()
         while not self._caught:
             tries += 1
             was_up_s, reason = self._one()
             if was_up_s:
-                seen_s, pause_s = was_up_s, 1.0
+                seen_s, pause_s = was_up_s, PAUSE_S
             if self._caught:
                 break
             since_s = seen_s or (began_s if SLOW in reason else 0.0)

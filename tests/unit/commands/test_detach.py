@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from pathlib import Path
@@ -66,8 +67,12 @@ def test_a_killed_process_is_an_error(tmp_path: Path) -> None:
         start_detached(tmp_path / "log", run)
 
 
-def test_an_interrupted_command_ends_the_process(tmp_path: Path) -> None:
-    pids = tmp_path / "pid"
+def test_an_interrupted_command_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids, waits, wait = tmp_path / "pid", threading.Event(), select.select
+
+    def note(*given: Any) -> Any:
+        waits.set()
+        return wait(*given)
 
     def run(announce: Announce) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -80,11 +85,14 @@ def test_an_interrupted_command_ends_the_process(tmp_path: Path) -> None:
 
     def send() -> None:
         wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        # Python drops an exception that a handler raises in a hook of os.fork.
+        waits.wait()
         # To this thread: the kernel interrupts no read of the command, as with a signal just before the read.
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
     sender = threading.Thread(target=send)
     before = signal.signal(signal.SIGUSR1, interrupt)
+    monkeypatch.setattr(select, "select", note)
     sender.start()
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -113,7 +113,12 @@ def test_a_directory_that_was_typed_is_the_model(materialized: Materialized) -> 
 
 
 def test_another_model_is_not_started(materialized: Materialized) -> None:
-    tiny_models.place("tiny-qwen2", materialized.source.cache.models)
+    # Another model by its configuration: to build one takes seconds.
+    other = shutil.copytree(
+        materialized.directory, tiny_models.location("tiny-qwen2", materialized.source.cache.models)
+    )
+    config = other / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "Qwen2ForCausalLM"))
     lookup = subject.look_up_bundle(
         materialized.bundle, "my-model", replace(materialized.source, model="tiny-qwen2")
     )

@@ -142,10 +142,11 @@ def test_lost_server_is_replaced(tmp_path: Path) -> None:
             await stage.ask("a")
             control = stage.rig.control
             assert control is not None
-            (worker,) = control.status()["models"][0]["groups"][0]["workers"]
+            (group,) = control.status()["models"][0]["groups"]
+            (worker,) = group["workers"]
             lost, left = sorted(stage.rig.nodes, key=lambda name: name != worker["server"])
             control.lose_server(lost)
-            await wait_until(lambda: not stage.front.targets.routed)
+            await wait_until(lambda: group["name"] not in stage.front.targets.routed)
             assert (await stage.ask("a"))[0] == 200
             said: Any = control.status()
             assert [server["name"] for server in said["servers"]] == [left]

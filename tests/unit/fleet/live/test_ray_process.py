@@ -90,23 +90,26 @@ def joined(tmp_path: Path, program: str) -> tuple[JoinedNode, RecordingLog, Path
 
 
 @pytest.fixture
-def signals() -> Iterator[None]:
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Shorten the pauses, and restore the signal handlers afterwards."""
+    monkeypatch.setattr("coldstart.fleet.live.ray_process.PAUSE_S", 0.02)
+    monkeypatch.setattr("coldstart.fleet.live.ray_process.LOOK_S", 0.02)
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("signals")
+@pytest.mark.usefixtures("impatient")
 def test_joined_node_restarts_until_a_signal(tmp_path: Path) -> None:
-    again = f"import os, time; print('{STARTED}', flush=True); time.sleep(1)\nif number == 2: os.kill(os.getppid(), 15)\n"
+    again = f"import os, time; print('{STARTED}', flush=True); time.sleep(0.3)\nif number == 2: os.kill(os.getppid(), 15)\n"
     made, log, runs = joined(tmp_path, again + "if number == 2: time.sleep(60)")
     assert made.run() == 128 + signal.SIGTERM and runs.read_text() == "xx"
     assert [event for event, _ in log.events] == ["joined", "ray ended", "joined"]
     assert log.events[0][1]["address"] == "192.0.2.7"
 
 
-@pytest.mark.usefixtures("signals")
+@pytest.mark.usefixtures("impatient")
 def test_joined_node_fails_with_the_reason_when_it_never_starts(tmp_path: Path) -> None:
     made, log, runs = joined(tmp_path, "raise RuntimeError('no such cluster')")
     with pytest.raises(CommandFailedError, match="RuntimeError: no such cluster"):
@@ -114,16 +117,16 @@ def test_joined_node_fails_with_the_reason_when_it_never_starts(tmp_path: Path) 
     assert runs.read_text() == "xxx" and [event for event, _ in log.events] == ["ray ended"] * 2
 
 
-@pytest.mark.usefixtures("signals")
+@pytest.mark.usefixtures("impatient")
 def test_joined_node_fails_when_it_does_not_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.fleet.live.ray_process.GIVE_UP_S", 0.9)
+    monkeypatch.setattr("coldstart.fleet.live.ray_process.GIVE_UP_S", 0.01)
     made, _, runs = joined(tmp_path, f"if number > 1: raise ValueError('gone')\nprint('{STARTED}')")
     with pytest.raises(CommandFailedError, match="ValueError: gone"):
         made.run()
     assert runs.read_text() == "xx"
 
 
-@pytest.mark.usefixtures("signals")
+@pytest.mark.usefixtures("impatient")
 def test_joined_node_retries_a_slow_start_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.fleet.live.ray_process.FIRST_TRIES", 1)
     # The message of Ray.
@@ -134,7 +137,7 @@ def test_joined_node_retries_a_slow_start_longer(tmp_path: Path, monkeypatch: py
     assert [event for event, _ in log.events] == ["ray ended", "joined"]
 
 
-@pytest.mark.usefixtures("signals")
+@pytest.mark.usefixtures("impatient")
 def test_joined_node_fails_when_starts_stay_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.fleet.live.ray_process.GIVE_UP_S", 0.0)
     made, _, runs = joined(tmp_path, "raise Exception('The current node timed out during startup.')")
