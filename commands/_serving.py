@@ -81,17 +81,19 @@ def run(
     timeline: Path | None = None,
 ) -> int:
     """Start the server, pass the report of its start to `announce`, wait until it ends, and return the exit code."""
-    from coldstart.launch import ladder, planning, prediction, start_history, supervise
+    from coldstart.launch import ladder, planning, prediction, start_history, supervise, tracing
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
 
-    with recording(timeline, wanted=common.out.verbose) as recorded:
+    with recording(timeline, wanted=common.out.verbose or tracing.is_enabled()) as recorded:
         started = ladder.start(request, plan)
         with supervise.end_on_error(started.running.process):
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
             announce(report)
+            name = request.lookup.model.name
+            tracing.export_in_background(started, recorded.timeline, name, common.out.warn, parent=True)
             advise(common, request, plan, report)
             if request.weights_from is None:  # last, because it waits for the disk
                 key, cache = request.lookup.key.digest, request.lookup.cache

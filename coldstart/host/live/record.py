@@ -68,6 +68,7 @@ class Record:
     def describe(self, file: HostFile) -> None:
         """Record the models of a new configuration."""
         for name, launch in file.catalogue.launches.items():
+            self._starts.add_model(name)
             facts = self.facts.get_model(name)
             facts.aliases = [given for given, _ in launch.names() if given not in (name, *launch.adapters)]
             facts.adapters = list(launch.adapters)

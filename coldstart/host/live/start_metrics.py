@@ -71,6 +71,11 @@ class StartMetrics:
             registry=registry,
         )
 
+    def add_model(self, model: str) -> None:
+        """Set the counters of a model to 0: Prometheus sees no increase in a counter that begins at 1."""
+        self._failed.labels(model)
+        self._missed.labels(model)
+
     def count_start(self, model: str, mode: str, seconds: float, phases: Mapping[str, float]) -> None:
         """Count a start of `model` that took `seconds`; `phases` are seconds by the name of a span."""
         self._starts.labels(model, mode).observe(seconds)

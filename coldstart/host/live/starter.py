@@ -142,7 +142,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     channel.send({"process": os.getpid()})
     if message["template"] is not None:
         return _template(message, channel)
-    from coldstart.launch import ladder, planning
+    from coldstart.launch import ladder, planning, tracing
     from coldstart.system import secrets
     from coldstart.system.recording import recording
 
@@ -157,7 +157,14 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     told = {"phases": recorded.timeline.phases(), "spans": recorded.timeline.describe_spans()}
     document = started.document() | told | {"supervisor": os.getpid()}
     channel.send({"ready": secrets.document(document)})
+    # Every start of a host is a trace of its own, whatever started the host.
+    name = request.lookup.model.name
+    tracing.export_in_background(started, recorded.timeline, name, _warn, parent=False)
     return stay(started.running.process, channel)
+
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def stay(process: ServerProcess, channel: json_lines.Channel) -> int:

@@ -52,10 +52,13 @@ def test_failed_start_reports_the_reason_and_disturbs_no_other_model(tmp_path: P
     async def work() -> None:
         async with staged(tmp_path, backoff_s=30.0) as stage:
             stage.servers.failing["a"] = "no weights at /nowhere"
+            failed = 'coldstart_host_failed_starts_total{model="a"} '
+            assert f"{failed}0.0" in stage.driver.metrics.text().decode()
             status, headers, body = await stage.ask(model="a", prompt=1)
             assert status == 503 and "no weights at <path>" in body["error"]["message"]
             assert headers["x-request-id"] in body["error"]["message"]
             assert 1 <= int(headers["retry-after"]) <= 30
+            assert f"{failed}1.0" in stage.driver.metrics.text().decode()
             assert (await stage.ask(model="a", prompt=2))[0] == 503
             assert (await stage.ask(model="b", prompt=3))[0] == 200
             assert [server.launch.name for server in stage.servers.begun] == ["a", "b"]
