@@ -143,6 +143,7 @@ def run(
 ) -> None:
     """Run the host until it is stopped."""
     from coldstart.host import configuration
+    from coldstart.host.live.device_placement import limit_devices
     from coldstart.host.live.profiles import create_profiles
     from coldstart.system.devices import hardware
     from coldstart.units import parse_size
@@ -174,7 +175,7 @@ def run(
 
     def source() -> "HostFile":
         if host_file is not None:
-            return configuration.load(host_file, profiles, typed)
+            return limit_devices(configuration.load(host_file, profiles, typed))
         return configuration.parse(typed, profiles)
 
     # Report errors of the configuration before the slow imports of the server.

@@ -11,6 +11,7 @@ idle_s = 600                # optional, like pinned = true
 prewarm = "0 8 * * 1-5"     # optional: cron expression in local time; the model starts at these moments
 model = "meta-llama/Llama-2-7b-hf"  # model to serve, by default the name of the table
 args = ["--max-model-len", "4096"]  # vLLM arguments
+devices = [0, 1]            # optional: GPUs that its server sees; all models have the key, or none
 aliases = ["llama"]         # more names; mode, on_miss, revision, untrusted: as for `coldstart serve`
 engine_template = false     # true: a live host also retains the built engine and forks its servers from it
 
@@ -115,9 +116,10 @@ def describe_limits(file: HostFile, machine: int | None) -> Iterator[str]:
         yield f"the memory limit is {_show(limit)}, and this machine has {_show(machine)}"
     for model in file.models:
         needed, source = model.tiers[0].memory, file.sources[model.name]
-        if needed > limit:
+        most = min(limit, file.settings.each_device * len(model.devices) or limit)
+        if needed > most:
             yield (
-                f"{model.name} needs {_show(needed)} ({source}), and the memory limit is {_show(limit)}: "
+                f"{model.name} needs {_show(needed)} ({source}), and the memory limit is {_show(most)}: "
                 "its requests are refused"
             )
 
@@ -159,6 +161,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
     settings = decode(HostSettings, top)
     parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
     launches = {name: _launch(name, given) for name, given in models.items()}
+    _check_devices(launches)
     catalogue = Catalogue(launches.values(), settings.default_model)
     figures = {name: _figures(name, given, idle_s) for name, given in models.items()}
     known = {name: _profile(one, launches[name], profiles) for name, one in figures.items()}
@@ -197,6 +200,16 @@ def _launch(name: str, given: dict[str, Any]) -> Launch:
     return decode(Launch, {"model": name, **own}, place, name=name, weights_from=None)
 
 
+def _check_devices(launches: Mapping[str, Launch]) -> None:
+    """Raise UsageError unless all models have devices or none has: the others would take memory of an unknown device."""
+    missing = [name for name, launch in launches.items() if not launch.devices]
+    if missing and len(missing) < len(launches):
+        raise UsageError(
+            f"models.{missing[0]}: missing key devices, which other models have",
+            hint="write devices = [0], or those of its tensor-parallel ranks",
+        )
+
+
 def _figures(name: str, given: dict[str, Any], idle_s: object) -> Figures:
     own = {key: value for key, value in given.items() if key in _FIGURE_KEYS}
     default = {} if idle_s is None else {"idle_s": idle_s}
@@ -221,7 +234,12 @@ def _specify(launch: Launch, figures: Figures, known: Profile | None) -> ModelSp
         between.append(_template_tier(memory, start_s, between, known))
     tiers = (Tier(AWAKE, memory, 0.0), *between, stopped(start_s))
     return ModelSpec(
-        launch.name, tiers, pinned=figures.pinned, idle_s=figures.idle_s, prewarm=figures.prewarm
+        launch.name,
+        tiers,
+        pinned=figures.pinned,
+        idle_s=figures.idle_s,
+        prewarm=figures.prewarm,
+        devices=launch.devices,
     )
 
 

@@ -5,13 +5,14 @@ Invariant: memory that draining models will free is counted before another model
 
 from __future__ import annotations
 
+from coldstart.host.memory_accounts import Place
 from coldstart.host.model_state import Model
 from coldstart.host.residents import Residents
 
 
 def has_room(residents: Residents, model: Model) -> bool:
     """Return whether `model` can start now without an eviction."""
-    return residents.wanted(model) <= residents.device.free() and _surplus(residents) <= 0
+    return max(residents.find_shortages(model).values()) <= 0 and _surplus(residents) <= 0
 
 
 def free_memory_for(residents: Residents, model: Model, now: float, evict_busy: bool) -> bool:
@@ -21,26 +22,55 @@ def free_memory_for(residents: Residents, model: Model, now: float, evict_busy: 
     """
     if has_room(residents, model):
         return True
-    need, surplus = residents.wanted(model) - residents.device.free(), _surplus(residents)
-    need, surplus = need - residents.leaving(), surplus - residents.draining()
-    if need <= 0 and surplus <= 0:
+    shortages = residents.find_shortages(model)
+    needs = {place: need - residents.leaving(place) for place, need in shortages.items()}
+    surplus = _surplus(residents) - residents.draining()
+    if max(needs.values()) <= 0 and surplus <= 0:
         return False
     for busy in (False, True)[: 1 + evict_busy]:
         candidates = [name for name in residents.may_leave(busy) if name != model.spec.name]
         if surplus > 0:
             candidates = [name for name in candidates if residents.models[name].resident]
-        victims = list(residents.policy.victims(candidates, max(need, 1), now))
-        if any(_evict(residents, victims, need, surplus, now, stop) for stop in (False, True)):
+        victims = _choose(residents, candidates, needs, surplus, now)
+        if any(_evict(residents, victims, needs, surplus, now, stop) for stop in (False, True)):
             break
     return False
 
 
-def _evict(residents: Residents, victims: list[str], need: int, surplus: int, now: float, stop: bool) -> bool:
-    """Drain the victims to their next tier, or until stopped with `stop`, if that frees `need` bytes and `surplus` models."""
-    freed = {name: residents.freed(name, stop) for name in victims}
+def _choose(
+    residents: Residents, candidates: list[str], needs: dict[Place, int], surplus: int, now: float
+) -> list[str]:
+    """Return the victims: first those that each device needs, then more until all devices together have enough."""
+    victims: list[str] = []
+    for place, missing in needs.items():
+        need = missing - sum(residents.freed(name, place=place) for name in victims)
+        if need > 0 or (place is None and not victims and surplus > 0):
+            rest = [name for name in candidates if name not in victims]
+            victims += _ask(residents, rest, place, need, now)
+    return victims
+
+
+def _ask(residents: Residents, candidates: list[str], place: Place, need: int, now: float) -> list[str]:
+    """Return the policy's victims that free `need` bytes in a place. The policy knows only the total of each model."""
+    if place is not None:
+        held = residents.device.account(place).reserved
+        candidates = [name for name in candidates if held(name)]
+        spread = max((len(residents.device.devices(name)) for name in candidates), default=1)
+        # A share is rounded up to a byte.
+        need = (need + len(candidates)) * spread
+    return list(residents.policy.victims(candidates, max(need, 1), now)) if candidates else []
+
+
+def _evict(
+    residents: Residents, victims: list[str], needs: dict[Place, int], surplus: int, now: float, stop: bool
+) -> bool:
+    """Drain the victims to their next tier, or until stopped with `stop`, if that frees the bytes and `surplus` models."""
     out = sum(residents.models[name].resident for name in victims)
-    if sum(freed.values()) < need or out < surplus:
+    if out < surplus:
         return False
+    for place, need in needs.items():
+        if sum(residents.freed(name, stop, place) for name in victims) < need:
+            return False
     for name in victims:
         residents.drain(residents.models[name], residents.down(name, stop), now)
     return True
@@ -48,10 +78,12 @@ def _evict(residents: Residents, victims: list[str], need: int, surplus: int, no
 
 def evict_excess(residents: Residents, now: float) -> None:
     """Evict what can be evicted after measurements exceeded the capacity, even if that does not free enough."""
-    excess = -residents.device.free() - residents.leaving()
-    if excess > 0:
-        victims = list(residents.policy.victims(residents.may_leave(), excess, now))
-        _evict(residents, victims, 0, 0, now, stop=True)
+    for place in residents.device.list_places():
+        excess = -residents.device.account(place).free() - residents.leaving(place)
+        if excess > 0:
+            _evict(
+                residents, _ask(residents, residents.may_leave(), place, excess, now), {}, 0, now, stop=True
+            )
 
 
 def _surplus(residents: Residents) -> int:

@@ -28,7 +28,7 @@ class Launch:
     `on_miss` is "fail" or "warn" (start stock vLLM if no bundle matches). With `engine_template` the host builds the
     model's engine once, forks its servers from it, and retains it as the tier `template` while its memory is not
     needed. An `unlisted` model is not listed in /v1/models. `weights_from` is the source of the weights on a machine
-    without them.
+    without them. Its server sees only the `devices`, by their numbers for the host; empty: all.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Launch:
     engine_template: bool = False
     unlisted: bool = False
     weights_from: str | None = None
+    devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -51,6 +52,11 @@ class Launch:
         if self.on_miss not in (FAIL, WARN):
             raise UsageError(
                 f"models.{self.name}: unknown on_miss {self.on_miss!r}", hint=f"write {FAIL} or {WARN}"
+            )
+        if min(self.devices, default=0) < 0 or len(set(self.devices)) < len(self.devices):
+            raise UsageError(
+                f"models.{self.name}.devices: expected different numbers from 0, found {list(self.devices)}",
+                hint="write devices = [0, 1]",
             )
         for flag in ("host", "port", "uds", "ssl_certfile", "ssl_keyfile"):
             if self.args.gives(flag):
@@ -80,7 +86,7 @@ class Launch:
     def same_server(self) -> tuple[object, ...]:
         """Return a key that is equal for two launches whose servers would be started identically."""
         arguments = (self.model, tuple(self.args), self.served_names)
-        return (*arguments, self.revision, self.untrusted, self.engine_template)
+        return (*arguments, self.revision, self.untrusted, self.engine_template, self.devices)
 
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield pairs of a name that requests can use and the name that its server uses for it."""

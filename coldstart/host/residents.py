@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from coldstart.errors import UsageError
-from coldstart.host.memory_accounts import MemoryAccount
+from coldstart.host.memory_accounts import DeviceMemory, MemoryAccount, Place, share
 from coldstart.host.model_state import Model, State
 from coldstart.host.policies import ModelCost, make
 from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier
@@ -26,7 +26,8 @@ class Residents:
         self.settings, specs = settings, tuple(specs)
         _check(specs, settings)
         self.models = {spec.name: Model(spec) for spec in specs}
-        self.device, self.beside = MemoryAccount(settings.memory), MemoryAccount(settings.host_memory)
+        self.device = DeviceMemory(settings.memory, settings.each_device)
+        self.beside = MemoryAccount(settings.host_memory)
         self.costs: dict[str, ModelCost] = {}
         self.policy = make(settings.policy, self.costs, settings.memory)
         self.pinned: list[str] = []
@@ -67,7 +68,8 @@ class Residents:
         A changed policy or capacity begins with a new policy object and the models that are resident now.
         """
         before, self.settings = self.settings, settings
-        self.device.capacity, self.beside.capacity = settings.memory, settings.host_memory
+        self.device.resize(settings.memory, settings.each_device)
+        self.beside.capacity = settings.host_memory
         if (before.policy, before.memory) == (settings.policy, settings.memory):
             return
         self.policy = make(settings.policy, self.costs, settings.memory)
@@ -78,7 +80,8 @@ class Residents:
 
     def unsettled(self) -> bool:
         """Return whether reserved memory exceeds the capacity, or a retired model has not stopped yet."""
-        return self.device.free() < 0 or self._retiring
+        overfull = any(self.device.account(place).free() < 0 for place in self.device.list_places())
+        return overfull or self._retiring
 
     def forget_retired(self) -> None:
         """Delete the retired models that have stopped."""
@@ -111,8 +114,13 @@ class Residents:
 
     def max_memory(self, model: Model) -> int:
         """Return the device bytes that the model could have if all other models that are not pinned were evicted."""
-        others = (self.models[name] for name in self.pinned if name != model.spec.name)
-        return self.device.capacity - sum(other.observed.memory for other in others)
+        others = [self.models[name] for name in self.pinned if name != model.spec.name]
+        devices = model.spec.devices
+        most = [self.device.capacity - sum(other.observed.memory for other in others)]
+        for number in devices:
+            taken = sum(share(other.observed.memory, other.spec.devices, number) for other in others)
+            most.append(len(devices) * (self.device.each - taken))
+        return min(most)
 
     def template_memory(self) -> int:
         """Return the device bytes of the host's own template process."""
@@ -127,25 +135,33 @@ class Residents:
         memory, most = model.observed.memory, self.max_memory(model)
         return most - self.template_memory() < memory <= most
 
-    def wanted(self, model: Model) -> int:
-        """Return the device bytes that serving takes beyond those that the model holds."""
-        return model.observed.memory - self.device.reserved(model.spec.name)
+    def find_shortages(self, model: Model) -> dict[Place, int]:
+        """Return the bytes that serving the model takes beyond the free ones: on each of its devices, and together."""
+        name, memory = model.spec.name, model.observed.memory
+        self.device.place(name, model.spec.devices)
+        found = {}
+        for place in (*self.device.devices(name), None):
+            account = self.device.account(place)
+            found[place] = self.device.share(name, memory, place) - account.reserved(name) - account.free()
+        return found
 
-    def leaving(self) -> int:
-        """Return the device bytes that draining models will free."""
-        return sum(self._freed(m, m.target) for m in self._draining.values() if m.target is not None)
+    def leaving(self, place: Place = None) -> int:
+        """Return the device bytes that draining models will free in a place."""
+        return sum(self._freed(m, m.target, place) for m in self._draining.values() if m.target is not None)
 
     def down(self, name: str, stop: bool = False) -> Tier:
         """Return the tier that the model would go to: the next lower tier, or `stopped` with `stop`."""
         model = self.models[name]
         return model.spec.tiers[-1] if stop else self.next_down(model)
 
-    def freed(self, name: str, stop: bool = False) -> int:
-        """Return the device bytes that the eviction of the model would free."""
-        return self._freed(self.models[name], self.down(name, stop))
+    def freed(self, name: str, stop: bool = False, place: Place = None) -> int:
+        """Return the device bytes that the eviction of the model would free in a place."""
+        return self._freed(self.models[name], self.down(name, stop), place)
 
-    def _freed(self, model: Model, target: Tier) -> int:
-        return max(0, self.device.reserved(model.spec.name) - model.observed.memory_in(target))
+    def _freed(self, model: Model, target: Tier, place: Place) -> int:
+        name, rest = model.spec.name, model.observed.memory_in(target)
+        held = self.device.account(place).reserved(name)
+        return max(0, held - self.device.share(name, rest, place))
 
     def price(self, model: Model) -> None:
         """Update the model's cost for the policy: the bytes that the next lower tier frees, and the added start time."""
@@ -240,7 +256,10 @@ def _check(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
     if len(set(names)) < len(names):
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
         raise UsageError(f"models: {', '.join(twice)} is defined twice", hint="give each model a unique name")
-    pinned = sum(spec.tiers[0].memory for spec in specs if spec.pinned)
-    if pinned > settings.memory:
-        hint = "pin fewer models, or give the host more memory"
-        raise UsageError(f"pinned models need {pinned} bytes, the host has {settings.memory}", hint=hint)
+    numbers = {number for spec in specs for number in spec.devices}
+    for place, limit in ((None, settings.memory), *((number, settings.each_device) for number in numbers)):
+        pinned = sum(share(spec.tiers[0].memory, spec.devices, place) for spec in specs if spec.pinned)
+        if pinned > limit:
+            holder = "the host" if place is None else f"device {place}"
+            hint = "pin fewer models, or give the host more memory"
+            raise UsageError(f"pinned models need {pinned} bytes, {holder} has {limit}", hint=hint)

@@ -49,6 +49,7 @@ class ModelSpec:
     """Specification of a model. It stops after `idle_s` without a request; None: never.
 
     A pinned model is started at once and never evicted. `prewarm` is a cron expression of the moments at which it starts.
+    `devices` are the numbers of the devices over which its memory is spread evenly; empty: it is not placed.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ModelSpec:
     pinned: bool = False
     idle_s: float | None = None
     prewarm: str | None = None
+    devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         names = [tier.name for tier in self.tiers]
@@ -86,6 +88,8 @@ class ModelSpec:
 class HostSettings:
     """Limits of a host: `memory` and `host_memory` in bytes for all models together; times in seconds.
 
+    `device_memory` is the size in bytes of each device on which models are placed; None: only `memory` limits them.
+
     `when_full` decides about a request whose model cannot evict another one: it waits, or is rejected. A request that
     waits longer than `patience_s` makes busy models drain: they finish their requests, accept no new ones, and are
     evicted. With `runtime_template` a live host retains a process with the runtime imported, from which starts are
@@ -96,6 +100,7 @@ class HostSettings:
 
     memory: Size
     host_memory: Size = 0
+    device_memory: Size | None = None
     policy: str = DEFAULT
     loaders: int = 1
     max_held: int = 256
@@ -112,6 +117,11 @@ class HostSettings:
     resume_streams: bool = False
     default_model: str | None = None
 
+    @property
+    def each_device(self) -> int:
+        """Return the bytes that models may hold on each device."""
+        return self.memory if self.device_memory is None else self.device_memory
+
     def __post_init__(self) -> None:
         if self.when_full not in (QUEUE, REFUSE):
             raise UsageError(
@@ -120,6 +130,8 @@ class HostSettings:
             )
         for key, least in _LEAST.items():
             require_at_least(key, getattr(self, key), least)
+        if self.device_memory is not None:
+            require_at_least("device_memory", self.device_memory, 1)
         if self.max_residents is not None:
             require_at_least("max_residents", self.max_residents, max(1, self.min_residents))
 

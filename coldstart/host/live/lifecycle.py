@@ -12,6 +12,7 @@ from coldstart.host import events
 from coldstart.host.core import Core
 from coldstart.host.events import Event
 from coldstart.host.launches import Launch
+from coldstart.host.live.device_placement import show_devices
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.record import Record
 from coldstart.host.live.residence import Residence
@@ -116,7 +117,7 @@ class Lifecycle:
         try:
             if left <= 0 or self.facts.stopping:
                 raise StartFailedError(STOPPING if self.facts.stopping else self._too_late())
-            return self.servers.begin(launch, left)
+            return self.servers.begin(launch, left, env=show_devices(launch))
         except StartFailedError as late:
             reason = str(late)
         except OSError as error:  # no descriptor, no disk, no process

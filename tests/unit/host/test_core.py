@@ -92,6 +92,49 @@ def test_idle_model_stops_before_the_next_starts() -> None:
     assert host.core.residents.device.used == 10
 
 
+def _on(name: str, memory: int, *devices: int, **more: Any) -> ModelSpec:
+    return ModelSpec.simple(name, memory, 1.0, devices=devices, **more)
+
+
+def test_a_model_evicts_only_models_of_its_devices() -> None:
+    host = Driver(_on("a", 8, 0), _on("b", 8, 1), _on("c", 8, 1), memory=40, device_memory=10)
+    for name in "ab":
+        host.up(name, 1.0)
+    assert _brief(host(2.0, Arrived("r", "c"))) == [("leave", "b", "stopped")]
+    assert _brief(host(3.0, Left("b"))) == [_start("c")]
+
+
+def test_a_model_on_two_devices_evicts_what_each_device_needs() -> None:
+    host = Driver(
+        _on("a", 4, 0), _on("b", 4, 1), _on("c", 9, 2), _on("d", 14, 0, 1), memory=60, device_memory=10
+    )
+    for name in "abc":
+        host.up(name, 1.0)
+    assert _brief(host(2.0, Arrived("r", "d"))) == [("leave", "a", "stopped"), ("leave", "b", "stopped")]
+    assert _brief(host(3.0, Left("a"))) == []
+    assert _brief(host(4.0, Left("b"))) == [_start("d")]
+
+
+def test_a_model_larger_than_its_devices_is_refused_whatever_the_host_holds() -> None:
+    host = Driver(_on("a", 12, 0), _on("b", 12, 0, 1), memory=100, device_memory=10)
+    assert _brief(host(1.0, Arrived("r", "a"))) == [(507, "r")]
+    assert _brief(host(1.0, Arrived("s", "b"))) == [_start("b")]
+
+
+def test_pinned_models_reduce_what_their_device_has_for_others() -> None:
+    host = Driver(_on("a", 6, 0, pinned=True), _on("b", 6, 0), _on("c", 6, 1), memory=100, device_memory=10)
+    assert _brief(host(1.0, Arrived("r", "b"))) == [(507, "r"), _start("a")]
+    with pytest.raises(UsageError, match="pinned models need 12 bytes, device 0 has 10"):
+        Driver(_on("a", 6, 0, pinned=True), _on("b", 6, 0, pinned=True), memory=100, device_memory=10)
+
+
+def test_a_device_above_its_capacity_evicts_its_own_idle_model() -> None:
+    host = Driver(_on("a", 5, 0), _on("b", 5, 0), _on("c", 5, 1), memory=100, device_memory=10)
+    for name in "cab":
+        host.up(name, 1.0)
+    assert _brief(host(2.0, Measured("b", 6))) == [("leave", "a", "stopped")]
+
+
 def test_stopping_models_count_before_another_is_evicted() -> None:
     host = Driver(*(ModelSpec.simple(name, 5, 1.0) for name in "abc"), ModelSpec.simple("d", 5, 1.0))
     for name in "abc":

@@ -34,10 +34,12 @@ SERVING = (State.READY, State.DRAINING)
 """A model may have to drain at the event that made it ready."""
 
 
-def _spec(name: str, memory: int, penalty: float, kind: str, idle: float | None) -> ModelSpec:
+def _spec(
+    name: str, memory: int, penalty: float, kind: str, idle: float | None, devices: tuple[int, ...]
+) -> ModelSpec:
     asleep = (Tier("asleep-1", memory // 8, penalty / 10, host_memory=memory),) if kind == "sleeps" else ()
     tiers = (Tier("awake", memory, 0.0), *asleep, stopped(penalty))
-    return ModelSpec(name, tiers, pinned=kind == "pinned", idle_s=idle)
+    return ModelSpec(name, tiers, pinned=kind == "pinned", idle_s=idle, devices=devices)
 
 
 class Host(RuleBasedStateMachine):
@@ -48,6 +50,7 @@ class Host(RuleBasedStateMachine):
         kinds=st.lists(st.sampled_from(["plain", "plain", "sleeps"]), min_size=6, max_size=6),
         pinned=st.booleans(),
         idle=st.sampled_from([None, 20.0]),
+        devices=st.just([()] * 6) | st.lists(st.sampled_from([(0,), (1,), (0, 1)]), min_size=6, max_size=6),
         limits=st.fixed_dictionaries(
             {
                 "policy": st.sampled_from(sorted(POLICIES)),
@@ -61,11 +64,19 @@ class Host(RuleBasedStateMachine):
         ),
     )
     def begin(
-        self, sizes: list[int], kinds: list[str], pinned: bool, idle: float | None, limits: dict[str, Any]
+        self,
+        sizes: list[int],
+        kinds: list[str],
+        pinned: bool,
+        idle: float | None,
+        devices: list[tuple[int, ...]],
+        limits: dict[str, Any],
     ) -> None:
         kinds = ["pinned" if pinned else kinds[0], *kinds[1:]]
-        specs = [_spec(n, s, 4.0, k, idle) for n, s, k in zip(NAMES, sizes, kinds, strict=True)]
-        self.settings = HostSettings(memory=50, backoff_s=3.0, **limits)
+        specs = [
+            _spec(n, s, 4.0, k, idle, d) for n, s, k, d in zip(NAMES, sizes, kinds, devices, strict=True)
+        ]
+        self.settings = HostSettings(memory=50, device_memory=40, backoff_s=3.0, **limits)
         self.core, self.now, self.count = Core(specs, self.settings), 0.0, 0
         self.starting: set[str] = set()
         self.leaving: set[str] = set()
@@ -146,7 +157,8 @@ class Host(RuleBasedStateMachine):
 
     @invariant()
     def memory_adds_up(self) -> None:
-        for account in (self.core.residents.device, self.core.residents.beside):
+        device = self.core.residents.device
+        for account in (*map(device.account, device.list_places()), self.core.residents.beside):
             assert account.used == sum(account.reserved(name) for name in NAMES) <= account.capacity
         for name, model in self.core.models.items():
             if model.resident:

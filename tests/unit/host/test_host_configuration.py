@@ -129,6 +129,33 @@ def test_an_engine_template_is_a_tier_that_counts_as_awake_until_it_was_measured
     ]  # fmt: skip
 
 
+def test_devices_place_a_model_and_its_memory() -> None:
+    figures = {"memory": 10, "start_s": 1.0}
+    models = {"a": {**figures, "devices": [0, 1]}, "b": {**figures, "devices": [1]}}
+    file = parse({"memory": 40, "device_memory": 8, "models": models})
+    assert [spec.devices for spec in file.models] == [(0, 1), (1,)]
+    assert file.catalogue.launches["a"].devices == (0, 1)
+    (note,) = configuration.describe_limits(file, None)
+    assert note.startswith("b needs")
+
+
+@pytest.mark.parametrize(
+    ("devices", "complaint"),
+    [
+        ([0, 0], r"models\.a\.devices: expected different numbers from 0, found \[0, 0\]"),
+        ([-1], r"models\.a\.devices: expected different numbers from 0"),
+        (["0"], r"models\.a\.devices\[0\]: expected an integer"),
+        ([True], r"models\.a\.devices\[0\]: expected an integer"),
+        (0, r"models\.a\.devices: expected a list"),
+        ([0], r"models\.b: missing key devices"),
+    ],
+)
+def test_wrong_devices_are_named(devices: object, complaint: str) -> None:
+    figures = {"memory": 10, "start_s": 1.0}
+    with pytest.raises(UsageError, match=complaint):
+        parse({"memory": 40, "models": {"a": {**figures, "devices": devices}, "b": figures}})
+
+
 def test_models_inherit_the_idle_time_of_the_host() -> None:
     figures = {"memory": 10, "start_s": 1.0}
     models = {"a": figures, "b": {**figures, "idle_s": 5}}

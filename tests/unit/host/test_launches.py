@@ -65,3 +65,4 @@ def test_launches_differ_only_by_members_of_the_server() -> None:
     one = _launch("a", "--seed", "1")
     assert one.same_server == Launch("a", "a", one.args, ("other",), mode="fresh").same_server
     assert one.same_server != _launch("a", "--seed", "2").same_server
+    assert one.same_server != Launch("a", "a", one.args, devices=(1,)).same_server

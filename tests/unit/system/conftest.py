@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fake_nvml import built, fake
 from support.engines import home
+from support.fake_nvml import built, fake
 
 __all__ = ["built", "fake", "home"]

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_nvml import A100, H200, Fake
+from support.fake_nvml import A100, H200, Fake
 
 from coldstart.launch.modes import availability
 from coldstart.system import doctor, probes, runtime

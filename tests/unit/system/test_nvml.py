@@ -8,7 +8,7 @@ import sys
 from ctypes.util import find_library
 
 import pytest
-from fake_nvml import A100, GIB, H200, Fake
+from support.fake_nvml import A100, GIB, H200, Fake
 
 from coldstart.system.devices import nvml
 

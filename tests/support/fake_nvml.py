@@ -1,10 +1,11 @@
-"""Fake NVML library for the tests of this package."""
+"""Fake NVML library: a replica in C, read through nvidia-ml-py."""
 
 from __future__ import annotations
 
 import ctypes
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,14 @@ class Fake:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    return library("nvml", "libnvidia-ml.so.1", tmp_path_factory.mktemp("nvml"))
+    return _build(tmp_path_factory.getbasetemp() / "nvml-library")
+
+
+@cache
+def _build(directory: Path) -> Path:
+    """Build the library once: a process loads one only, and each package that imports the fixture has its own."""
+    directory.mkdir()
+    return library("nvml", "libnvidia-ml.so.1", directory)
 
 
 @pytest.fixture
