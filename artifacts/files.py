@@ -9,7 +9,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
@@ -81,7 +81,7 @@ def read_capped(path: Path, cap: int) -> bytes:
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold an advisory lock on `path`. The kernel drops it when the process dies, so locks cannot be stale."""
     with named_os_errors(f"locking {path.name}"):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = _open_lock(path)
     try:
         _flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, path)
         yield
@@ -91,7 +91,7 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 def try_lock(path: Path) -> int | None:
     """Return a handle with the exclusive lock on `path` until it is closed, or None if another process has the lock."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = _open_lock(path)
     try:
         _flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
     except BlockingIOError:
@@ -100,6 +100,16 @@ def try_lock(path: Path) -> int | None:
     except BaseException:
         os.close(handle)
         raise
+    return handle
+
+
+def _open_lock(path: Path) -> int:
+    """Open a lock file. Another user who could read it could lock it, and this user would wait forever."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    status = os.fstat(handle)
+    if status.st_mode & 0o077 and status.st_uid == os.getuid():  # of an older release
+        with suppress(OSError):  # a file system without modes
+            os.fchmod(handle, 0o600)
     return handle
 
 

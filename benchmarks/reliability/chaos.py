@@ -6,7 +6,7 @@ serves again is measured; after the host's end, what it has left behind. Without
 
 Run: python -m benchmarks reliability/chaos [--minutes 10] [--every 3] [--real]
 Time: --minutes, and one minute
-Result: chaos.json
+Result: chaos.json, with --real chaos-real-cpu.json
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ def main() -> None:
             if given.log:
                 print((Path(name) / "log").read_text())
     made = {"date": facts.today(), "command": command_line(), "machine": facts.machine()}
-    finish("chaos", made | result | {"seconds": round(time.monotonic() - began, 1)})
+    name = "chaos-real-cpu" if given.real else "chaos"
+    finish(name, made | result | {"seconds": round(time.monotonic() - began, 1)})
     for one in result["findings"]:
         print(f"found: {one}", file=sys.stderr)
     sys.exit(bool(result["findings"]))

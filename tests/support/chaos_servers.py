@@ -1,6 +1,6 @@
 """Host whose servers need no model: real starter, supervisors and leases; each server is an API process with an engine process.
 
-python -m support.chaos_servers host FILE       run a host with that file
+python -m support.chaos_servers host FILE [KEY] run a host with that file, and an API key
 python -m support.chaos_servers DESCRIPTOR      the starter process
 
 All are forked, so that a start takes milliseconds. The name of each process is its role. A stream has the tokens of
@@ -45,10 +45,10 @@ class ChaosStarter(starter_client.Starter):
     module = MODULE
 
 
-def host(file: Path) -> int:
+def host(file: Path, key: str | None = None) -> int:
     """Run a host on a free port until a signal, and print its URL."""
     run.Starter = ChaosStarter  # type: ignore[misc]
-    options = run.HostOptions(Cache.at(), run.GatewayEndpoint(port=0), heartbeat_s=1.0)
+    options = run.HostOptions(Cache.at(), run.GatewayEndpoint(port=0, api_key=key), heartbeat_s=1.0)
     parsed = configuration.load(file)
 
     def announce(url: str, _: object) -> None:
@@ -177,7 +177,7 @@ class Api:
 def main(role: str, *rest: str) -> None:
     """Run the host or its starter process."""
     if role == "host":
-        sys.exit(host(Path(rest[0])))
+        sys.exit(host(Path(rest[0]), *rest[1:]))
     die_with_supervisor()
     _name("starter")
     starter.serve_forever(json_lines.Channel(socket.socket(fileno=int(role))), supervise)

@@ -105,6 +105,9 @@ class FakeServer:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(request.path_qs)
+        key = self.env.get("VLLM_API_KEY")
+        if key is not None and request.headers.get("Authorization") != f"Bearer {key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         if request.path in ("/sleep", "/wake_up"):
             return web.Response(status=200 if self.servers.sleeps else 404)
         body = json.loads(await request.read())

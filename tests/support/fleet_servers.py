@@ -49,6 +49,9 @@ class _Answer(BaseHTTPRequestHandler):
     count = 0
 
     def do_POST(self) -> None:
+        if self.headers["Authorization"] != f"Bearer {os.environ['VLLM_API_KEY']}":
+            self.send_error(401)
+            return
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).count += 1
         said = {"pid": os.getpid(), "model": body["model"], "count": self.count, "prompt": body.get("prompt")}
@@ -102,6 +105,7 @@ class _Server(ThreadingHTTPServer):
 def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     """Serve in this process instead of planning and starting a server."""
     channel.send({"process": os.getpid()})
+    os.environ.update(message["environment"])
     if message["model"] == "broken":
         raise UsageError("no weights at /nowhere")
     words = list(message["args"])

@@ -165,7 +165,7 @@ class FleetControl:
         for group in self.core.groups.values():
             up = self.workers.processes.answering(group)
             if group.phase is GroupPhase.SERVING and up is not None:
-                where = group.name, group.model, up.url, group.capacity, up.mode, up.start_s
+                where = group.name, group.model, up.url, group.capacity, up.mode, up.start_s, up.key
                 routes[group.name] = GroupRoute(*where)
         self.gateways.publish(routes, tuple(one.launch for one in self.state.models.values()))
 

@@ -85,7 +85,7 @@ class NumberedOrder(msgspec.Struct, frozen=True):
 
 
 class GroupRoute(msgspec.Struct, frozen=True):
-    """A group that serves: its model, URL, number of requests at once, and how it started."""
+    """A group that serves: its model, URL and its server's key, number of requests at once, and how it started."""
 
     group: str
     model: str
@@ -93,6 +93,7 @@ class GroupRoute(msgspec.Struct, frozen=True):
     capacity: int
     mode: str
     start_s: float
+    key: str = ""
 
 
 class OpenRequest(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from coldstart.fleet.handover import Handover, HandoverPace, Request, StreamSide
 from coldstart.fleet.live.replicas import FleetReplica, FleetTicket, MovingStream
 from coldstart.fleet.live.targets import Targets
+from coldstart.host.live.headers import present_key
 from coldstart.host.live.log import Log
 from coldstart.host.live.tasks import Tasks
 
@@ -126,7 +127,8 @@ class Moves:
     async def _warm(self, target: FleetReplica, body: bytes) -> bool:
         try:
             async with asyncio.timeout(PATIENCE_S):
-                asked = await target.upstream.request("POST", "/v1/completions", headers=JSON, body=body)
+                own = [*JSON, *present_key(target.key)]
+                asked = await target.upstream.request("POST", "/v1/completions", headers=own, body=body)
                 async with asked as answer:
                     await answer.read()
                     return answer.status == 200

@@ -7,6 +7,7 @@ until the controller asks for later ones, so that a restarted controller misses 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from coldstart.fleet.live.orders import (
     WorkerEvent,
 )
 from coldstart.host.launches import Launch
+from coldstart.host.live import headers
 from coldstart.host.live.residence import PATIENCE_S
 from coldstart.host.live.servers import ModelServer, Servers, StartFailedError
 from coldstart.system.ipc.addresses import free_port
@@ -71,6 +73,8 @@ class NodeServers:
         worker = order.rank.worker
         if worker in self.processes:
             return
+        # Other users of the machine and of the network reach its port: only the gateways get its key.
+        key = headers.find_server_key(order.launch.args) or secrets.token_hex(32)
         listen = ("--host", self.host, "--port", str(free_port(self.host)))
         # Use a unique name for the fetch: the prefetcher may outlive the server and this actor.
         pace = (
@@ -79,13 +83,14 @@ class NodeServers:
             else None
         )
         try:
-            server = self.servers.begin(_words(order), order.deadline_s, listen, self._device(order), pace)
+            env = {**self._device(order), str(environment.VLLM_API_KEY): key}
+            server = self.servers.begin(_words(order), order.deadline_s, listen, env, pace)
         except OSError as error:  # no descriptor, no disk, no process
             self._say(RankEnded(worker, f"cannot start a server: {error.strerror or error}", False))
             return
         process = self.processes[worker] = _Process(order, server, NodeFetch(pace) if pace else None)
         task = asyncio.get_running_loop().create_task(
-            self._live(worker, process, f"http://{listen[1]}:{listen[3]}")
+            self._live(worker, process, f"http://{listen[1]}:{listen[3]}", key)
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -100,7 +105,7 @@ class NodeServers:
         """Return the environment that selects the server's GPU."""
         return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.shows_devices else {}
 
-    async def _live(self, worker: str, process: _Process, url: str) -> None:
+    async def _live(self, worker: str, process: _Process, url: str, key: str) -> None:
         began = self.clock()
         fetching = asyncio.ensure_future(self._fetched(worker, process.fetch))
         try:
@@ -110,7 +115,7 @@ class NodeServers:
             reason = str(failed)
         else:
             steps = tuple(fallback.decode(ready.document.get("fallbacks")))
-            process.up = RankUp(worker, url, ready.mode, self.clock() - began, ready.pid, steps)
+            process.up = RankUp(worker, url, ready.mode, self.clock() - began, ready.pid, steps, key)
             self._say(process.up)
             reason = await process.server.ended
         fetching.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from coldstart.contract.fallback import Fallback
@@ -32,7 +32,10 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True)
 class RankUp:
-    """A worker answers at `url`, started in `mode` within `start_s` seconds; `fallbacks` are the faster modes that failed."""
+    """A worker answers at `url`, started in `mode` within `start_s` seconds; `fallbacks` are the faster modes that failed.
+
+    Its server requires the API key `key`.
+    """
 
     worker: str
     url: str
@@ -40,6 +43,7 @@ class RankUp:
     start_s: float
     pid: int
     fallbacks: tuple[Fallback, ...] = ()
+    key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,12 @@ def command(server: ServerSpec | None, *words: str) -> list[str]:
 
 
 def head(server: ServerSpec | None, directory: Path, port: int) -> list[str]:
-    """Return the command of the first node, whose control service listens at `port`."""
+    """Return the command of the first node, whose control service listens at `port`.
+
+    It has no autoscaler, which would show its metrics to every network at a fixed port.
+    """
     own = [f"--port={port}", f"--ray-client-server-port={free_port()}", f"--temp-dir={directory / _SESSIONS}"]
-    return command(server, "--head", "--include-dashboard=false", *own)
+    return command(server, "--head", "--include-dashboard=false", "--no-monitor", *own)
 
 
 def joining(server: ServerSpec, address: str) -> list[str]:

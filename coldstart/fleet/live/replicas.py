@@ -20,7 +20,8 @@ class FleetReplica(Replica):
 
     def __init__(self, route: GroupRoute) -> None:
         url = urlsplit(route.url)
-        super().__init__(route.model, Upstream((str(url.hostname), url.port or 80), connect_s=CONNECT_S))
+        place = str(url.hostname), url.port or 80
+        super().__init__(route.model, Upstream(place, connect_s=CONNECT_S), route.key)
         self.group, self.capacity = route.group, route.capacity
         self.mode, self.start_s = route.mode, route.start_s
         self.busy, self.suspect_until, self.withdrawn = 0, 0.0, False

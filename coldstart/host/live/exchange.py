@@ -45,7 +45,6 @@ class Exchange:
         self.asked: str | None = None
         self.streams = False
         self.keep_s: float | None = None
-        self.server_key = ""
         self.ticket: Ticket | None = None
         self.body = b""
         self.first_s: float | None = None
@@ -137,9 +136,8 @@ class Exchange:
         """
         if ticket.route.served != self.asked:
             self.body = body.replace_model(self.body, ticket.route.served)
-        arguments = self.front.catalogue.launches[ticket.route.model].args
-        self.server_key = headers.find_server_key(arguments)
         if self.front.resumes and self.streams:
+            arguments = self.front.catalogue.launches[ticket.route.model].args
             self.stream = Continuation.create(self._path(), body.parse(self.body), arguments)
 
     def _path(self) -> str:
@@ -167,7 +165,7 @@ class Exchange:
         ticket.answer = await replica.upstream.request(
             self.scope["method"],
             path + (f"?{query}" if query else ""),
-            headers=headers.forward_request(self.scope, self.id, self.server_key),
+            headers=headers.forward_request(self.scope, self.id, replica.key),
             body=body,
             sent=ticket.passed_on if ticket.sent else None,
         )

@@ -45,8 +45,12 @@ def find_keep_alive(scope: Scope) -> float | None:
 def forward_request(scope: Scope, number: bytes, key: str) -> Headers:
     """Return the client's headers for the server, with the request id `number` and the server's own key, if any."""
     given = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
-    own = [(b"authorization", b"Bearer " + key.encode())] if key else []
-    return [*given, *own, (b"x-request-id", number)]
+    return [*given, *present_key(key), (b"x-request-id", number)]
+
+
+def present_key(key: str) -> Headers:
+    """Return the headers that present a server's own key; none without a key."""
+    return [(b"authorization", b"Bearer " + key.encode())] if key else []
 
 
 def find_server_key(args: Arguments) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from coldstart.host import events
 from coldstart.host.launches import Launch
+from coldstart.host.live import headers
 from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.log import Log
 from coldstart.host.live.server_observer import ServerObserver
@@ -42,7 +43,7 @@ class Residence(Replica):
         clock: Callable[[], float],
         hang_timeout_s: Callable[[], float],
     ) -> None:
-        super().__init__(launch.name, Upstream(server.socket))
+        super().__init__(launch.name, Upstream(server.socket), headers.find_server_key(launch.args))
         self.hang_timeout_s = hang_timeout_s
         self.launch, self.server, self.began = launch, server, began
         self.observer, self.log, self.clock = observer, log, clock

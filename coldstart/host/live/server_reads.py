@@ -24,8 +24,7 @@ async def read(residence: Residence, path: str, timeout_s: float) -> tuple[int, 
     Raises:
         OSError: The server does not answer in time, disconnects, or answers with more than MAX_BYTES.
     """
-    key = headers.find_server_key(residence.launch.args)
-    own = [(b"authorization", b"Bearer " + key.encode())] if key else []
+    own = headers.present_key(residence.key)
     async with (
         asyncio.timeout(timeout_s),
         await residence.upstream.request("GET", path, headers=own) as answer,

@@ -335,13 +335,13 @@ class Upstream:
 
 
 class Replica:
-    """A server that answers for the model `name` over `upstream`.
+    """A server that answers for the model `name` over `upstream`, and requires the API key `key` if it is not empty.
 
     `mode` is its start mode, `start_s` the duration of its start in seconds. `tail` is done when the last of the
     requests that waited together was sent. `fault` is why the host ended it, for its requests; empty if it did not.
     """
 
-    def __init__(self, name: str, upstream: Upstream) -> None:
-        self.name, self.upstream = name, upstream
+    def __init__(self, name: str, upstream: Upstream, key: str = "") -> None:
+        self.name, self.upstream, self.key = name, upstream, key
         self.mode, self.start_s, self.fault = "", 0.0, ""
         self.tail: asyncio.Future[None] | None = None

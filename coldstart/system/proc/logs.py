@@ -14,8 +14,9 @@ _NOISE = re.compile(
 )
 # The end of a pydantic validation error. Its first line has only the number of errors.
 _FAULT = re.compile(r"^\s+(?:Value|Assertion) error, (.+?)(?: \[type=.*)?$", re.MULTILINE)
-# Lines that mention an error which ended nothing: a log line below the level ERROR, or vLLM's reference to the cause.
-_MENTION = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b.*|.*See root cause above.*")
+# Lines that mention an error which ended nothing: a log line below the level ERROR, vLLM's reference to the cause, or an
+# error that a warning quotes. (Without a handler, Python prints a warning without its level.)
+_MENTION = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b.*|.*See root cause above.*|`\w+(?:Error|Exception): ")
 _END_LINES, _CAUSES = 15, 5
 
 

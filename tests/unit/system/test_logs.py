@@ -54,6 +54,10 @@ def test_short_log_is_shown_completely(tmp_path: Path) -> None:
         ),
         ("Killed", None),
         (
+            "Found ulimit of 20000. This can cause fd limit errors like `OSError: [Errno 24] Too many open files`.",
+            None,
+        ),
+        (
             "WARNING 11-25 [utils.py:7] OSError: [Errno 24] Too many open files\n"
             "ValueError: User-specified max_model_len (99999) is greater than the derived max_model_len\n"
             "INFO 11-25 [api.py:9] retried after OSError: [Errno 24] Too many open files\n"

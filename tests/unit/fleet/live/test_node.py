@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+import pytest
 from support.fake_upstream import FakeServers, run
 from support.fleet_rig import deployment
 
@@ -89,6 +91,25 @@ def test_a_server_sees_the_device_it_was_given_where_there_are_any(tmp_path: Pat
             node = NodeServers("127.0.0.1", servers, shows_devices=shows)
             await node.launch(_order())
             await node.clear()
-        assert [server.env for server in servers.begun] == [{}, {"CUDA_VISIBLE_DEVICES": "0"}]
+        assert [server.env.get("CUDA_VISIBLE_DEVICES") for server in servers.begun] == [None, "0"]
+
+    run(work())
+
+
+@pytest.mark.parametrize("words", [(), ("--api-key", "own")])
+def test_each_server_has_a_key_that_only_its_report_tells(tmp_path: Path, words: tuple[str, ...]) -> None:
+    async def work() -> None:
+        servers = FakeServers(tmp_path)
+        node = NodeServers("127.0.0.1", servers)
+        keys = set()
+        for worker in ("a", "b"):
+            order = _order(worker)
+            await node.launch(replace(order, launch=deployment("a", words=words).launch))
+            ((_, up),) = await node.heard(node.report().seq)
+            assert isinstance(up, RankUp) and up.key == servers.begun[-1].env["VLLM_API_KEY"]
+            assert up.key not in repr(up)
+            keys.add(up.key)
+        assert keys == {"own"} if words else len(keys) == 2 and min(map(len, keys)) == 64
+        await node.clear()
 
     run(work())
