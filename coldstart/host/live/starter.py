@@ -57,6 +57,7 @@ def import_start() -> None:
     import coldstart.launch.planning
     import coldstart.launch.prepare_template
     import coldstart.launch.supervise
+    import coldstart.launch.tracing
     import coldstart.system.recording  # noqa: F401
 
 
