@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from coldstart.errors import AuthRequiredError, ColdstartError
@@ -46,11 +47,15 @@ def config_dir(repo_id: str, revision: str | None, offline: bool) -> Path:
     # huggingface_hub tries for half a minute to reach the hub for a file that is not cached.
     if not offline and not cached and _list_files(repo_id, revision) is None:
         raise _unreachable(repo_id, "the local cache holds no copy")
-    local = offline or bool(cached and pinned)
+    download = partial(hf_hub_download, repo_id, "config.json", revision=revision, etag_timeout=_TIMEOUT_S)
     with _named_errors(repo_id):
-        file = hf_hub_download(
-            repo_id, "config.json", revision=revision, local_files_only=local, etag_timeout=_TIMEOUT_S
-        )
+        try:
+            file = download(local_files_only=offline or bool(cached and pinned))
+        except Exception as error:
+            # huggingface_hub uses the cache if no connection is made, not if it breaks.
+            if not cached or not _is_unreachable(error):
+                raise
+            file = download(local_files_only=True)
     return Path(file).parent
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from safetensors.numpy import save_file
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _SCRIPT = """
 import sys
+import threading
 from coldstart.errors import ColdstartError
 from coldstart.models import hub, resolution
 try:
@@ -94,3 +98,22 @@ def test_error_has_no_code_of_a_login_when_the_hub_is_unreachable_and_nothing_is
 ) -> None:
     found, seconds = _resolve(tmp_path / "hub" / "a" / "b" / "c", _UNREACHABLE)
     assert found.startswith("2 cannot fetch acme/tiny: the hub does not answer") and seconds < 15
+
+
+def test_complete_cache_is_used_when_the_hub_disconnects(cache: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        asked: list[None] = []
+
+        def disconnect() -> None:
+            with suppress(OSError):
+                while True:
+                    hub.accept()[0].close()
+                    asked.append(None)
+
+        thread = threading.Thread(target=disconnect)
+        thread.start()
+        found = _resolve(cache, {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}"})[0]
+        hub.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    # For the configuration, for the tokenizer and for the weights.
+    assert (found, len(asked)) == (str(cache), 3)
