@@ -45,7 +45,9 @@ def _numbered(count: int) -> Iterator[bytes]:
 
 def _chains() -> Iterator[bytes]:
     """Yield names at the depth limit; each implies different directories."""
-    return (_header("/".join([f"d{number}"] * LIMITS.path_depth)) for number in range(LIMITS.tree_members // 50))
+    return (
+        _header("/".join([f"d{number}"] * LIMITS.path_depth)) for number in range(LIMITS.tree_members // 50)
+    )
 
 
 def _siblings() -> Iterator[bytes]:
