@@ -28,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled modules every start would compile this package anew, and would be measured doing so.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install hooks lock demo demo-host test check lint format typing docs bench fuzz dist clean
+.PHONY: help install hooks lock demo demo-host test test-all check lint format typing docs bench fuzz dist clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.* ## /\1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -65,10 +65,18 @@ bench: $(STAMP) ## Measure cold starts over seven runs and write build/bench.htm
 	@criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; set -x; \
 	$(BIN)/coldstart bench $(MODEL) --runs $(RUNS) --export html=build/bench.html --export json=build/bench.json -- $(ARGS)
 
-test: lint ## Run lint and all tests, the end-to-end tests on real servers last.
-	@criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
-	PYTHON=$(BIN)/python tests/tools/fetch-chromium.sh >/dev/null || echo 'test: without Chromium (see above) the tests of pages are skipped.' >&2; \
-	failed=0; $(PYTEST) $(BESIDE) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile tests/e2e || failed=1; exit $$failed
+test: SELECT := -m 'not nightly'
+test: lint ## Run lint and the tests, the end-to-end tests on real servers last.
+	$(run_suites)
+
+test-all: lint ## Run what `make test` runs, and the nightly tests.
+	$(run_suites)
+
+define run_suites
+@criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
+PYTHON=$(BIN)/python tests/tools/fetch-chromium.sh >/dev/null || echo 'test: without Chromium (see above) the tests of pages are skipped.' >&2; \
+failed=0; $(PYTEST) $(BESIDE) $(SELECT) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile $(SELECT) tests/e2e || failed=1; exit $$failed
+endef
 
 check: lint ## Run lint and the quick tests, which need no vLLM.
 	$(PYTEST) $(BESIDE) --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -33,6 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker in lacking.keys() & {mark.name for mark in item.iter_markers()}:
             item.add_marker(pytest.mark.skip(reason=lacking[marker]))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt all that is imported from garbage collection, which would look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

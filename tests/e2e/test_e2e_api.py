@@ -61,6 +61,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> Any:
     raise AssertionError(f"not ready in {READY_S} s\n{log.read_text(errors='replace')[-6000:]}")
 
 
+@pytest.mark.nightly
 def test_the_example_serves_the_bundle_and_stops_the_server(
     machine: Machine, bundle: Any, tmp_path: Path
 ) -> None:
@@ -75,7 +76,7 @@ def test_the_example_serves_the_bundle_and_stops_the_server(
     assert re.search(r"^exit code: \d+$", said, re.MULTILINE)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL])
 def test_the_application_answers_vllms_tokens_and_takes_its_server_along(
     machine: Machine, bundle: Any, reference: Tokens, tmp_path: Path, number: signal.Signals
 ) -> None:

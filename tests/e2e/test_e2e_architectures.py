@@ -28,6 +28,7 @@ def models(machine: Machine) -> Path:
     return machine.root / "models"
 
 
+@pytest.mark.nightly
 def test_a_model_of_the_transformers_backend_starts_from_a_bundle(machine: Machine, models: Path) -> None:
     """vLLM cannot cache this model's compiled forward; the bundle has it or records the reason."""
     model = architectures.build("gpt-neox", models)
@@ -47,6 +48,7 @@ def test_a_model_of_the_transformers_backend_starts_from_a_bundle(machine: Machi
         assert list(answer.tokens) == known["tokens"]
 
 
+@pytest.mark.nightly
 def test_embedding_equals_that_of_stock_vllm(machine: Machine, models: Path, tmp_path: Path) -> None:
     model = architectures.build("bert", models)
     vllm = PlainVllm(tmp_path / "caches")

@@ -52,6 +52,7 @@ def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None
         fleet.wait_until(lambda s: sorted(one["free_bytes"] for one in s["servers"]) == [[30], [40]])
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="a full disk is mounted, which needs root")
 def test_node_with_full_disk_serves_and_new_models_start_elsewhere(tmp_path: Path) -> None:
     def place(pid: int) -> str:
@@ -150,6 +151,7 @@ def test_request_fails_with_the_reason_when_model_cannot_start(fleet: Fleet) -> 
     fleet.order("remove", "broken")
 
 
+@pytest.mark.nightly
 def test_dead_node_is_removed_with_its_servers(fleet: Fleet) -> None:
     def third(status: Any) -> set[str]:
         return {one["name"] for one in status["servers"]} - two
@@ -194,6 +196,7 @@ def test_down_leaves_no_process(fleet: Fleet) -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+@pytest.mark.nightly
 def test_fleet_serves_warm_models_and_reports_the_reason_when_ray_ends(tmp_path: Path) -> None:
     made = Fleet(tmp_path)
     try:

@@ -147,6 +147,7 @@ def test_each_rank_fetches_its_own_layers_and_the_rest_comes_behind(
     fleet.wait_until(lambda status: not fleet.groups(status, "split"))
 
 
+@pytest.mark.nightly
 def test_two_that_fetch_over_one_link_keep_to_their_halves(fleet: Fleet, checkpoint: Checkpoint) -> None:
     _forget(fleet)
     server, other = fleet.status()["servers"]

@@ -19,7 +19,7 @@ from support.waiting import wait_until
 from tools.link_cluster import find_missing, link_cluster
 
 WHY = find_missing() or (None if find_spec("ray") else "no ray")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY is not None, reason=str(WHY))]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.skipif(WHY is not None, reason=str(WHY))]
 
 
 @pytest.fixture(scope="module")

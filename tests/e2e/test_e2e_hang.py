@@ -20,7 +20,7 @@ from tools.machine import READY_S, VLLM, Machine
 
 from coldstart.system.proc import processes
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 HANG_S = 20
 FILE = """
 memory = "4GiB"

@@ -16,6 +16,8 @@ from tools.machine import READY_S, VLLM, Machine, remaining
 from coldstart.validate import process_tree
 
 pytestmark = pytest.mark.vllm
+# Without compiled code, which takes most of the time.
+EAGER = (*VLLM, "--enforce-eager")
 
 
 def test_materialize_succeeds_after_a_killed_run(machine: Machine, bundle: Any) -> None:
@@ -25,17 +27,18 @@ def test_materialize_succeeds_after_a_killed_run(machine: Machine, bundle: Any) 
         assert len(family) >= 2 and remaining(family) == []
         assert machine.run("list", "--format", "json") == before
         machine.run("validate", bundle.ref)
-    _answers_its_canary(machine, "tiny-opt")
+    _answers_its_canary(machine, "tiny-opt", EAGER, {"mode": True})
     assert list((machine.cache / "work").rglob("*")) == []
 
 
+@pytest.mark.nightly
 def test_a_third_architecture(machine: Machine) -> None:
-    _answers_its_canary(machine, "tiny-qwen2")
+    _answers_its_canary(machine, "tiny-qwen2", VLLM, {"mode": True, "compile": True})
 
 
 def _killed_in_the_middle(machine: Machine) -> list[process_tree.ProcessSample]:
     """Kill `materialize` after its engine has imported vLLM; return all its processes."""
-    process = machine.start("materialize", "tiny-opt", "--", *VLLM, stderr=subprocess.DEVNULL)
+    process = machine.start("materialize", "tiny-opt", "--", *EAGER, stderr=subprocess.DEVNULL)
     deadline_s = time.monotonic() + READY_S
     while "import vllm" not in "".join(events.read_text() for events in _events(machine)):
         assert process.poll() is None and time.monotonic() < deadline_s
@@ -51,11 +54,13 @@ def _events(machine: Machine) -> list[Path]:
     return list((machine.cache / "work").glob("*/offline.events"))
 
 
-def _answers_its_canary(machine: Machine, model: str) -> None:
-    said = json.loads(machine.run("materialize", model, "--format", "json", "--", *VLLM))
+def _answers_its_canary(
+    machine: Machine, model: str, args: tuple[str, ...], fast_path: dict[str, bool]
+) -> None:
+    said = json.loads(machine.run("materialize", model, "--format", "json", "--", *args))
     info: Any = Store(machine.cache / "bundles").get(said["ref"]).json("modelinfo")
-    with machine.serving(model, "--mode", "fresh") as served:
-        assert served.report["fast_path"] == {"mode": True, "compile": True}
+    with machine.serving(model, "--mode", "fresh", vllm=args) as served:
+        assert served.report["fast_path"] == fast_path
         assert served.report["fallbacks"] == [] and served.report["canary"] is True
         answer = served.client.complete(info["canary"]["prompt"], len(info["canary"]["tokens"]))
         assert list(answer.tokens) == info["canary"]["tokens"]

@@ -39,7 +39,7 @@ LENGTHS = [20 + (37 * number) % 150 for number in range(20)]
 Ranks = tuple[Machine, tuple[str, ...], list[list[int]]]
 
 
-@pytest.fixture(scope="module", params=list(WAYS))
+@pytest.fixture(scope="module", params=["tensor", pytest.param("pipeline", marks=pytest.mark.nightly)])
 def ranks(request: pytest.FixtureRequest, machine: Machine) -> Ranks:
     """Return the machine, the flags, and the answers of vLLM's scheduler with them."""
     here = Machine(machine.root, HERE)

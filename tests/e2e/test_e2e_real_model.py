@@ -15,7 +15,7 @@ from tools.machine import Machine
 
 from benchmarks.start import real_model
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 EXAMPLE = Path(__file__).parents[2] / "examples/smollm2.py"
 UNREACHABLE = ("No matching distribution", "Could not fetch URL", "NewConnectionError")
 ARGS = (*real_model.ARGS.split()[1:], "--enforce-eager")

@@ -45,6 +45,7 @@ def test_two_llamas_at_once(machine: Machine, bundle: Any, image: Path, referenc
     assert list((machine.root / "run" / "coldstart").glob("thawed-*")) == []
 
 
+@pytest.mark.nightly
 def test_auto_uses_the_image_for_another_architecture(machine: Machine, image: Path) -> None:
     """tiny-qwen2's bundle has no snapshot; tiny-llama's bundle may have one from other tests."""
     said = json.loads(machine.run("materialize", "tiny-qwen2", "--format", "json", "--", *VLLM))
@@ -64,6 +65,7 @@ def test_image_contains_no_secret_of_its_creator(image: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
 
 
+@pytest.mark.nightly
 def test_start_is_fresh_when_the_image_is_truncated(
     machine: Machine, bundle: Any, image: Path, reference: Tokens
 ) -> None:

@@ -64,6 +64,7 @@ def test_mlfq_answers_equal_those_of_fcfs(
     assert {"swap out", "swap in", "eviction"} <= names(timeline)
 
 
+@pytest.mark.nightly
 def test_vllms_own_scheduler_loads_back_what_it_evicted(machine: Machine, expected: list[list[int]]) -> None:
     with machine.serving("tiny-llama", "--kv-host-memory", str(1 << 27), vllm=SMALL) as stock:
         assert stock.report["fallbacks"] == []

@@ -46,8 +46,9 @@ def frozen(machine: Machine, bundle: Any) -> Iterator[str]:
 
 
 def test_two_servers_thaw_at_once(machine: Machine, frozen: str, reference: Tokens) -> None:
+    caller = Machine(machine.root, {"HF_TOKEN": "of-the-caller"})
     with (
-        machine.serving("tiny-llama", "--mode", "snapshot") as one,
+        caller.serving("tiny-llama", "--mode", "snapshot") as one,
         machine.serving("tiny-llama", "--mode", "snapshot") as two,
     ):
         for served in (one, two):
@@ -58,16 +59,13 @@ def test_two_servers_thaw_at_once(machine: Machine, frozen: str, reference: Toke
             connections = psutil.Process(served.report["pid"]).net_connections("inet")
             listens = {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
             assert listens == {urlsplit(served.report["url"]).port}
+            environments = [Path(f"/proc/{each.pid}/environ").read_bytes() for each in served.family()]
+            assert not [held for held in environments if b"PLANTED-" in held]
         assert one.tokens() == two.tokens() == reference
-    assert list((machine.root / "run" / "coldstart").glob("thawed-*")) == []
-
-
-def test_the_frozen_engine_has_one_thread(machine: Machine, frozen: str) -> None:
-    with machine.serving("tiny-llama", "--mode", "snapshot") as served:
-        assert served.report["mode"] == "snapshot"
         images = [one.parent for one in (machine.cache / "unpacked").glob("*/inventory.img")]
-        # CRIU writes one file per thread.
-        assert [len(list(one.glob("core-*.img"))) for one in images] == [1] * len(images) != []
+        # The frozen engine has one thread: CRIU writes one file per thread.
+        assert [len(list(image.glob("core-*.img"))) for image in images] == [1] * len(images) != []
+    assert list((machine.root / "run" / "coldstart").glob("thawed-*")) == []
 
 
 def test_snapshot_version_retains_the_other_sections(machine: Machine, frozen: str, bundle: Any) -> None:
@@ -75,6 +73,7 @@ def test_snapshot_version_retains_the_other_sections(machine: Machine, frozen: s
     assert "snapshot" in json.dumps(difference) and "compile" not in json.dumps(difference)
 
 
+@pytest.mark.nightly
 def test_start_is_fresh_with_a_reason_without_criu(machine: Machine, frozen: str, reference: Tokens) -> None:
     without = Machine(machine.root, {engine_criu.VARIABLE: "/nonexistent/criu"})
     with without.serving("tiny-llama", "--mode", "snapshot") as served:
@@ -93,14 +92,7 @@ def test_blobs_contain_no_secret_of_the_creator(machine: Machine, frozen: str) -
     ]
 
 
-def test_thawed_server_has_the_environment_of_its_caller(machine: Machine, frozen: str) -> None:
-    caller = Machine(machine.root, {"HF_TOKEN": "of-the-caller"})
-    with caller.serving("tiny-llama", "--mode", "snapshot") as served:
-        assert served.report["mode"] == "snapshot"
-        environments = [Path(f"/proc/{one.pid}/environ").read_bytes() for one in served.family()]
-        assert not [held for held in environments if b"PLANTED-" in held]
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("changed", [{"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}, {"OMP_NUM_THREADS": "1"}])
 def test_start_is_fresh_when_the_environment_differs(
     machine: Machine, frozen: str, reference: Tokens, changed: dict[str, str]
@@ -111,6 +103,7 @@ def test_start_is_fresh_when_the_environment_differs(
         assert served.tokens() == reference
 
 
+@pytest.mark.nightly
 def test_start_is_fresh_when_the_frozen_worker_has_another_flag(machine: Machine, frozen: str) -> None:
     """The frozen worker computes log-probabilities; this start requests logits, which may be positive."""
     with machine.serving(

@@ -50,6 +50,7 @@ def test_a_second_template_for_the_same_key_is_refused(machine: Machine, engine_
     assert "for tiny-llama already runs" in machine.error()
 
 
+@pytest.mark.nightly
 def test_start_is_fresh_with_a_reason_without_a_template(machine: Machine, bundle: Any) -> None:
     with machine.serving("tiny-llama", "--mode", "template-runtime") as served:
         assert served.report["mode"] == "fresh" and served.report["fast_path"]["mode"] is False
@@ -57,6 +58,7 @@ def test_start_is_fresh_with_a_reason_without_a_template(machine: Machine, bundl
         assert fallback["section"] == "template-runtime" and "template start" in fallback["hint"]
 
 
+@pytest.mark.nightly
 def test_start_is_fresh_when_the_worker_has_another_flag(machine: Machine, engine_template: None) -> None:
     """The template has the same key, but its worker computes log-probabilities and this start requests logits."""
     with machine.serving(

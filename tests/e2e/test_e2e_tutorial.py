@@ -90,6 +90,7 @@ class Terminal:
             self.server = None
 
 
+@pytest.mark.nightly
 def test_tutorial_prints_what_its_pages_show(fresh_machine: Machine) -> None:
     port = str(free_port())
     with ExitStack() as cleanup:

@@ -54,6 +54,7 @@ def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up:
     assert nothing["servers"] == nothing["templates"] == []
 
 
+@pytest.mark.nightly
 def test_a_killed_supervisor_ends_the_server_and_its_record(machine: Machine, up: dict[str, Any]) -> None:
     supervisor = shown(machine, "up", "tiny-llama")["pid"]
     family = process_tree.snapshot()
@@ -64,6 +65,7 @@ def test_a_killed_supervisor_ends_the_server_and_its_record(machine: Machine, up
     assert again["mode"] == "template-engine" and urlsplit(again["url"]).port == int(port)
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_the_server_and_retains_the_template(machine: Machine, bundle: Any) -> None:
     words = ("up", "tiny-llama", "--port", str(free_port()), "--", *VLLM)
     process = machine.start(*words, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

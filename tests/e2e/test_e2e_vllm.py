@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tools.machine import Machine, Tokens
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 # Every interpreter reports at SIGUSR2, which vLLM does not use, whether garbage collection is enabled.
 PROBE = """
 import gc, os, pathlib, signal

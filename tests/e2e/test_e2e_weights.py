@@ -73,6 +73,7 @@ def test_weights_from_http_answer_vllms_tokens(
     assert fetched["ts"] < spans["import vllm"]["ts"] + spans["import vllm"]["dur"]
 
 
+@pytest.mark.nightly
 def test_server_loads_files_when_the_prefetcher_is_killed(
     machine: Machine, model: Path, bundle: Any, reference: Tokens
 ) -> None:

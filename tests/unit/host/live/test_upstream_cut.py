@@ -16,7 +16,8 @@ from coldstart.host.live.http_server import loop_factory
 from coldstart.host.live.upstream import LARGE, DisconnectedError, NothingSentError, Upstream
 
 WHY = find_missing()
-pytestmark = pytest.mark.skipif(WHY is not None, reason=str(WHY))
+# Slow: the tests wait for time limits of the kernel.
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY is not None, reason=str(WHY))]
 # Generous: the kernel's own patience is a quarter of an hour for what was sent, and endless for what is waited for.
 PATIENCE_S = 60
 # Answers GET at once, begins a stream that never ends for PUT, and nothing else.
