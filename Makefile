@@ -68,6 +68,7 @@ bench: $(STAMP) ## Measure cold starts over seven runs and write build/bench.htm
 test: lint ## Run lint and all tests, the end-to-end tests on real servers last.
 	@criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
 	PYTHON=$(BIN)/python tests/tools/fetch-chromium.sh >/dev/null || echo 'test: without Chromium (see above) the tests of pages are skipped.' >&2; \
+	PYTHON=$(BIN)/python tests/tools/fetch-helm.sh >/dev/null || echo 'test: without helm (see above) the tests that render the chart are skipped.' >&2; \
 	failed=0; $(PYTEST) $(BESIDE) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile tests/e2e || failed=1; exit $$failed
 
 check: lint ## Run lint and the quick tests, which need no vLLM.
