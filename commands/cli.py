@@ -104,6 +104,14 @@ class LazyGroup(TyperGroup):
             ctx.default_map[name] = bind_table(loaded, given, FILE_KEYS, name)
         return loaded
 
+    def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:  # type: ignore[override]
+        """Complete names of commands from the table, without importing a command."""
+        from typer.core import CompletionItem  # type: ignore[attr-defined]
+
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        offered = [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
+        return [*offered, *super(TyperGroup, self).shell_complete(ctx, incomplete)]
+
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Write the table by headings, without importing a command."""
         for heading in HEADINGS:

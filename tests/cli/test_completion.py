@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
+from coldstart.commands.cli import COMMANDS
 
 from coldstart.system.paths import Cache
 
@@ -21,15 +22,15 @@ finally:
 """
 
 
-def complete(line: str) -> list[str]:
-    """Return what a shell would offer for the last word of the line."""
+def complete(line: str, *absent: str) -> list[str]:
+    """Return what a shell would offer for the last word of the line; it imports nothing of HEAVY and `absent`."""
     words = line.split(" ")
     variables = {
         "_COLDSTART_COMPLETE": "complete_bash",
         "COMP_WORDS": line,
         "COMP_CWORD": str(len(words) - 1),
     }
-    command = [sys.executable, "-c", PROBE.format(heavy=HEAVY)]
+    command = [sys.executable, "-c", PROBE.format(heavy=[*HEAVY, *absent])]
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
     assert done.stderr == "\n"
     return done.stdout.split()
@@ -40,6 +41,13 @@ def complete(line: str) -> list[str]:
 )
 def test_model_is_completed(command: str, home: Path) -> None:
     assert complete(f"coldstart {command} tiny-l") == ["tiny-llama"]
+
+
+def test_commands_are_completed_without_importing_one() -> None:
+    modules = [module for module, _, _ in COMMANDS.values()]
+    assert complete("coldstart ", *modules) == list(COMMANDS)
+    assert complete("coldstart tr", *modules) == ["trust", "trace-replay"]
+    assert complete("coldstart serve --mod", "coldstart.launch.server_process") == ["--mode"]
 
 
 @pytest.mark.parametrize("command", ["export", "push", "prune", "trust why", "serve", "inspect", "validate"])

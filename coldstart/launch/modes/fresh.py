@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coldstart.launch import server_process
 from coldstart.launch.modes.mode import Reason, await_ready
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ class FreshMode:
 
     def launch(self, start: ServerStart) -> Running:
         """Start a new server process, as specified by StartMode."""
+        from coldstart.launch import server_process
+
         return await_ready(start, server_process.fresh(start.plan))
 
     def remaining(self, costs: StartCosts) -> StartCosts | None:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from coldstart.contract.template_levels import RUNTIME
 from coldstart.errors import UsageError
-from coldstart.launch import server_process, template_pool
 from coldstart.launch.modes.mode import LaunchRefusedError, Reason, await_ready
-from coldstart.launch.template_pool import Warm
 from coldstart.system import runtime
 
 if TYPE_CHECKING:
     from coldstart.launch.request import ServerStart
     from coldstart.launch.server_process import Running
+    from coldstart.launch.template_pool import Warm
     from coldstart.launch.ttft import StartCosts
 
 
@@ -47,6 +46,8 @@ class TemplateMode:
 
     def launch(self, start: ServerStart) -> Running:
         """Fork or wake the server, as specified by StartMode."""
+        from coldstart.launch import server_process, template_pool
+
         warm = self._ready(start)
 
         def judge() -> None:
@@ -85,6 +86,8 @@ class TemplateMode:
 
 
 def _listed(start: ServerStart) -> Iterator[Warm]:
+    from coldstart.launch import template_pool
+
     for root in dict.fromkeys((start.request.templates, None)):
         yield from template_pool.listed(root)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from coldstart.launch import server_process, supervise
-from coldstart.launch.server_process import Running, ServerProcess
-
 if TYPE_CHECKING:
     from coldstart.launch.request import ServerStart
+    from coldstart.launch.server_process import Running, ServerProcess
     from coldstart.launch.ttft import StartCosts
 
 
@@ -77,6 +75,9 @@ def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Runn
         ServerExitedError: The server exits before it is ready.
         CommandFailedError: The server is not ready in time.
     """
+    # A command imports the modes for their names: what only a start needs is imported there.
+    from coldstart.launch import server_process, supervise
+
     process, reader = launched
     with supervise.end_on_error(process):
         start.request.observe(process.pid)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from coldstart.errors import UsageError
-from coldstart.launch import server_process
 from coldstart.launch.modes.mode import LaunchRefusedError, await_ready
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ def launch_thawed(start: ServerStart, thaw: Callable[[ServerStart], Thawed]) -> 
 
 
 def _fork(start: ServerStart, thawed: Thawed) -> tuple[ServerProcess, int]:
+    from coldstart.launch import server_process
+
     try:
         return server_process.forked(start.plan, thawed.socket, thawed)
     except BaseException:
