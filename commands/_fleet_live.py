@@ -93,6 +93,14 @@ def up(
             help="Replace a pipeline by a single worker when it serves, and move its streams.",
         ),
     ] = True,
+    hang_timeout: Annotated[
+        float,
+        _word(
+            "--hang-timeout",
+            metavar="SECONDS",
+            help="Kill a server that makes no progress for this time.",
+        ),
+    ] = 120.0,
     record: Annotated[
         Path | None,
         _word("--record", metavar="FILE", help="Write each event and decision to this file, one per line."),
@@ -115,7 +123,9 @@ def up(
 
     options = FleetUpOptions(
         common.cache,
-        FleetSettings(most_ranks=ranks, consolidate=consolidate, max_held=max_held),
+        FleetSettings(
+            most_ranks=ranks, consolidate=consolidate, max_held=max_held, hang_timeout_s=hang_timeout
+        ),
         state.absolute() if state else None,
         server,
         address,

@@ -93,6 +93,8 @@ class FleetSettings:
     Placement `pipeline` is ParaServe. Two baselines: `first-fit` uses the first server with room; `locality` the
     server where the model is loaded first, with weights in host memory counted.
 
+    A server that makes no progress for `hang_timeout_s` is killed (`host.live.hang` has the rule).
+
     `beside` counts the device memory of an engine that loads beside its rank (required by vLLM); without it the
     worker grows in place, as in the paper. `reclaim` stops idle workers early when another model finds no room.
     """
@@ -109,6 +111,7 @@ class FleetSettings:
     max_held: int = 1 << 20
     backoff_s: float = 1.0
     backoff_max_s: float = 300.0
+    hang_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -119,3 +122,5 @@ class FleetSettings:
             raise UsageError(
                 "most_ranks must be from 1 to 16, window_s and retries 0 or more, hold_s above 0"
             )
+        if self.hang_timeout_s < 1:
+            raise UsageError("hang_timeout_s must be at least 1", hint="hang_timeout_s = 120")

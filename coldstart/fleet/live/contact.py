@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -44,8 +45,10 @@ class Gatekeeper(Protocol):
     def known(self) -> tuple[tuple[str, ...], tuple[OpenRequest, ...]]:
         """Return the groups that can be sent to, and all open requests."""
 
-    def update(self, routes: tuple[GroupRoute, ...], launches: tuple[Launch, ...]) -> None:
-        """Replace the routes and the launches of all deployed models."""
+    def update(
+        self, routes: tuple[GroupRoute, ...], launches: tuple[Launch, ...], hung: Mapping[str, int]
+    ) -> None:
+        """Replace the routes, the launches of all deployed models, and the numbers of hung servers by model."""
 
     def obey(self, order: RequestOrder) -> None:
         """Carry out an order."""
@@ -145,7 +148,7 @@ class Contact:
 
     def _take(self, news: News) -> None:
         if news.routes is not None:
-            self.gate.update(news.routes, news.launches)
+            self.gate.update(news.routes, news.launches, news.hung)
         for one in news.orders:
             self._after = max(self._after, one.number)
             self.gate.obey(one.order)

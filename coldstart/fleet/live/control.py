@@ -167,7 +167,8 @@ class FleetControl:
             if group.phase is GroupPhase.SERVING and up is not None:
                 where = group.name, group.model, up.url, group.capacity, up.mode, up.start_s, up.key
                 routes[group.name] = GroupRoute(*where)
-        self.gateways.publish(routes, tuple(one.launch for one in self.state.models.values()))
+        launches = tuple(one.launch for one in self.state.models.values())
+        self.gateways.publish(routes, launches, self.workers.hung)
 
     def deploy(self, deployment: ModelDeployment) -> None:
         """Deploy a model, or replace its launch or limits; servers with outdated arguments stop after their requests.

@@ -67,6 +67,7 @@ class FleetFront:
         self.targets = Targets(self._group_released)
         self.total = self.again_count = self.resumed_count = 0
         self.controlled: dict[str, Any] = {}
+        self.hung: Mapping[str, int] = {}
         self._tickets: dict[str, FleetTicket] = {}
         self.moves = Moves(self._tickets, self.targets, self._move_ended, self.clock, self.log)
         self._number = 0
@@ -211,10 +212,12 @@ class FleetFront:
         self._tickets[ticket.number] = ticket
         self.contact.emit(RequestArrived(ticket.number, ticket.route.model))
 
-    def update(self, routes: tuple[GroupRoute, ...], launches: tuple[Launch, ...]) -> None:
-        """Replace the routes and launches (Gatekeeper)."""
+    def update(
+        self, routes: tuple[GroupRoute, ...], launches: tuple[Launch, ...], hung: Mapping[str, int]
+    ) -> None:
+        """Replace the routes, the launches and the numbers of hung servers (Gatekeeper)."""
         self.targets.update(routes)
-        self.catalogue = Catalogue(launches)
+        self.catalogue, self.hung = Catalogue(launches), hung
 
     def _group_released(self, group: str) -> None:
         self.contact.emit(GroupReleased(group))
@@ -272,7 +275,7 @@ class FleetFront:
         open_ = Counter((one.route.model, one.granted.done()) for one in self._tickets.values())
         groups = Counter(target.name for target in self.targets.routed.values())
         for name in self.catalogue.launches:
-            yield ModelLoad(name, open_[name, False], open_[name, True], groups[name])
+            yield ModelLoad(name, open_[name, False], open_[name, True], groups[name], self.hung.get(name, 0))
 
     def drain(self) -> None:
         """Reject new and waiting requests."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -48,6 +48,7 @@ class Gateways:
         self.known: dict[str, GatewayRecord] = {}
         self.routes: dict[str, GroupRoute] = {}
         self.launches: tuple[Launch, ...] = ()
+        self.hung: dict[str, int] = {}
         self.version = 0
         self._let_go = asyncio.Event()
         self._all_back = 0.0
@@ -70,11 +71,14 @@ class Gateways:
         """Return the gateway of a request: the request's name begins with the gateway's name."""
         return self.known.get(request.partition("/")[0])
 
-    def publish(self, routes: dict[str, GroupRoute], launches: tuple[Launch, ...]) -> None:
-        """Replace the routes and launches that every gateway receives."""
-        if routes == self.routes and launches == self.launches:
+    def publish(
+        self, routes: dict[str, GroupRoute], launches: tuple[Launch, ...], hung: Mapping[str, int]
+    ) -> None:
+        """Replace the routes, the launches and the numbers of hung servers that every gateway receives."""
+        if routes == self.routes and launches == self.launches and hung == self.hung:
             return
-        self.routes, self.launches, self.version = routes, launches, self.version + 1
+        self.routes, self.launches, self.hung = routes, launches, dict(hung)
+        self.version += 1
         for gateway in self.known.values():
             gateway.news.set()
 
@@ -96,7 +100,7 @@ class Gateways:
             return News(orders)
         gateway.version = self.version
         gateway.knows |= set(self.routes)
-        return News(orders, tuple(self.routes.values()), self.launches)
+        return News(orders, tuple(self.routes.values()), self.launches, self.hung)
 
     def released(self, gateway: GatewayRecord, group: str) -> None:
         """Record that the gateway has no request at the group and sends none."""

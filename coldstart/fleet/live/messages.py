@@ -149,11 +149,12 @@ class AttachReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class News(msgspec.Struct, frozen=True, tag=True):
-    """Orders in ascending order; routes and launches only if they have changed."""
+    """Orders in ascending order; the rest only if it has changed. `hung` counts the hung servers by model."""
 
     orders: tuple[NumberedOrder, ...] = ()
     routes: tuple[GroupRoute, ...] | None = None
     launches: tuple[Launch, ...] = ()
+    hung: dict[str, int] = {}
 
 
 class Received(msgspec.Struct, frozen=True, tag=True):

@@ -13,12 +13,13 @@ PREFIX = "coldstart_fleet_"
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """Waiting and running requests of one model, and the groups that serve it."""
+    """Waiting and running requests of one model, the groups that serve it, and the number of servers that hung."""
 
     model: str
     waiting: int
     in_flight: int
     groups: int
+    hung: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,12 @@ def _loads(models: tuple[ModelLoad, ...]) -> Iterator[Metric]:
     groups = GaugeMetricFamily(
         f"{PREFIX}model_groups", "Number of groups that serve the model.", labels=["model"]
     )
+    hung = CounterMetricFamily(
+        f"{PREFIX}servers_hung", "Number of servers killed because they made no progress.", labels=["model"]
+    )
     for one in models:
+        hung.add_metric([one.model], one.hung)
         held.add_metric([one.model], one.waiting)
         busy.add_metric([one.model], one.in_flight)
         groups.add_metric([one.model], one.groups)
-    yield from (held, busy, groups)
+    yield from (held, busy, groups, hung)

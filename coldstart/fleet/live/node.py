@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from coldstart.contract import environment, fallback
@@ -29,6 +30,7 @@ from coldstart.fleet.live.orders import (
 )
 from coldstart.host.launches import Launch
 from coldstart.host.live import headers
+from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.residence import PATIENCE_S
 from coldstart.host.live.servers import ModelServer, Servers, StartFailedError
 from coldstart.system.ipc.addresses import free_port
@@ -43,6 +45,7 @@ class _Process:
     fetch: NodeFetch | None = None
     up: RankUp | None = None
     stopping: bool = False
+    hung: str = ""
 
 
 class NodeServers:
@@ -108,6 +111,7 @@ class NodeServers:
     async def _live(self, worker: str, process: _Process, url: str, key: str) -> None:
         began = self.clock()
         fetching = asyncio.ensure_future(self._fetched(worker, process.fetch))
+        watching = asyncio.ensure_future(self._end_if_hung(process, url))
         try:
             ready = await process.server.ready
         except StartFailedError as failed:
@@ -119,8 +123,18 @@ class NodeServers:
             self._say(process.up)
             reason = await process.server.ended
         fetching.cancel()
+        watching.cancel()
         del self.processes[worker]
-        self._say(RankEnded(worker, reason, process.stopping))
+        hung = bool(process.hung)
+        self._say(RankEnded(worker, process.hung or reason, process.stopping, own=not hung, hung=hung))
+
+    async def _end_if_hung(self, process: _Process, url: str) -> None:
+        """Kill the server if it hangs. Only the first rank of a pipeline has an API process."""
+        order, place = process.order, urlsplit(url)
+        api = (str(place.hostname), place.port or 80) if order.rank.rank == 0 else None
+        found = await HangDetector(process.server, api).find(lambda: order.hang_timeout_s)
+        process.hung = f"the server hung and was killed: {found}"
+        process.server.kill()
 
     async def _fetched(self, worker: str, fetch: NodeFetch | None) -> None:
         if fetch is not None:

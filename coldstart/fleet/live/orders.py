@@ -19,7 +19,7 @@ class RankOrder:
     """Start this rank. `master` is the rendezvous of a pipeline's ranks: the first rank's address and a free port there.
 
     Weights are fetched at `rate` bytes/s (None: no limit); with `behind` at a lower priority than other fetches on
-    the server.
+    the server. A server that makes no progress for `hang_timeout_s` seconds is killed.
     """
 
     rank: LaunchRank
@@ -28,6 +28,7 @@ class RankOrder:
     master: tuple[str, int] | None = None
     rate: float | None = None
     behind: bool = False
+    hang_timeout_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,13 @@ class RankFetched:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """A worker has ended; `ordered` if it was stopped; `own` is False if its server could not be reached."""
+    """A worker has ended; `ordered` if it was stopped; `own` is False if its server could not be reached, or if it `hung`."""
 
     worker: str
     reason: str
     ordered: bool
     own: bool = True
+    hung: bool = False
 
 
 WorkerEvent = RankFetched | RankUp | RankEnded

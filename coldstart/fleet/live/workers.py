@@ -8,6 +8,7 @@ have. vLLM cannot extend a rank to a full model in place.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +28,7 @@ from coldstart.host.live.tasks import Tasks
 
 
 class Workers:
-    """Workers of one controller; `emit` sends an event to the core."""
+    """Workers of one controller; `emit` sends an event to the core. `hung` counts killed processes by model."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Workers:
         self._core, self._state, self._gateways, self._measurements = core, state, gateways, measurements
         self._emit, self._tasks, self._log = emit, tasks, log
         self.processes = Processes()
+        self.hung = Counter[str]()
 
     def launch(self, ranks: list[LaunchRank]) -> None:
         """Start a group."""
@@ -69,8 +71,13 @@ class Workers:
             for rank in ranks:
                 self._unreached(rank.worker, first.server, lost)
             return
-        patience = self._core.settings.hold_s
-        orders = [RankOrder(rank, deployment.launch, patience, master) for rank in ranks]
+        settings = self._core.settings
+        orders = [
+            RankOrder(
+                rank, deployment.launch, settings.hold_s, master, hang_timeout_s=settings.hang_timeout_s
+            )
+            for rank in ranks
+        ]
         await asyncio.gather(*map(self._launch_rank, orders))
 
     def share(self, worker: str, rate: float | None) -> None:
@@ -205,6 +212,8 @@ class Workers:
         worker = self._worker(ended.worker)
         if not ordered:
             self._log.say("worker ended", worker=ended.worker, reason=ended.reason)
+        if ended.hung:
+            self.hung[rank.model] += 1
         tell = self._emit
         left = self._names(worker)
         known = self._core.roster.workers.get(worker)

@@ -2,7 +2,7 @@
 
 A server hangs if one of these conditions holds at each check during `hang_timeout_s`:
 
-- during its start, a signal has stopped one of its processes;
+- during its start, or if it has no API process, a signal has stopped one of its processes;
 - its API process does not answer GET /health;
 - requests wait for the next byte of their answers, and no body of any answer grew; and no counter of the engine in
   GET /metrics has changed; and its processes, except the API process, have used almost no processor time.
@@ -10,14 +10,18 @@ A server hangs if one of these conditions holds at each check during `hang_timeo
 A long prefill or compilation is no hang: the API process answers, and the engine computes. A client that does not read
 its answer is no hang: no byte is waited for. Without the engine's counters (`--disable-log-stats`) the third condition
 never holds.
+
+Answers of a fleet's server do not pass through the observer. Requests then wait if the engine's gauges show some.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from coldstart.host.live.servers import ModelServer
 from coldstart.host.live.upstream import Upstream
@@ -27,6 +31,7 @@ INTERVALS = 4
 # Share of one processor below which an engine does not compute.
 _IDLE_SHARE = 0.05
 _COUNTER = b"vllm:"
+_HOLDS_REQUESTS = re.compile(rb"^vllm:num_requests_(?:running|waiting)(?:{.*})? (?!0(?:\.0)?$)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,16 @@ class _Seen:
 
 
 class HangDetector:
-    """Observer of one server, whose requests use `upstream`; its own requests have other connections."""
+    """Observer of one server, whose API process listens at `place`; None if it has none.
 
-    def __init__(self, server: ModelServer, upstream: Upstream) -> None:
+    Its requests use `upstream`, None if they do not pass here. The observer's own requests have other connections.
+    """
+
+    def __init__(
+        self, server: ModelServer, place: Path | tuple[str, int] | None, upstream: Upstream | None = None
+    ) -> None:
         self._server, self._upstream = server, upstream
-        self._probe = Upstream(server.socket)
+        self._probe = Upstream(place) if place is not None else None
         self._seen = _Seen(0, None)
 
     async def find(self, timeout_s: Callable[[], float]) -> str:
@@ -55,30 +65,39 @@ class HangDetector:
                 failed = failed + 1 if reason and reason == before else int(bool(reason))
                 before = reason
         finally:
-            self._probe.close()
+            if self._probe is not None:
+                self._probe.close()
         return f"{before} for {timeout_s():g} s"
 
     async def _check(self, interval_s: float) -> str:
         """Return which condition holds; empty if none does."""
-        if not self._server.ready.done():
+        if self._probe is None or not self._server.ready.done():
             stopped = await asyncio.to_thread(self._server.is_stopped)
-            return "a process of the start was stopped" if stopped else ""
-        if await self._ask("/health", interval_s) is None:
+            what = "rank" if self._server.ready.done() else "start"
+            return f"a process of the {what} was stopped" if stopped else ""
+        if await _ask(self._probe, "/health", interval_s) is None:
             return "the API server did not answer"
-        return "the engine made no step" if await self._stands_still(interval_s) else ""
+        return "the engine made no step" if await self._stands_still(self._probe, interval_s) else ""
 
-    async def _stands_still(self, interval_s: float) -> bool:
-        counters = await self._ask("/metrics", interval_s)
-        lines = [line for line in (counters or b"").splitlines() if line.startswith(_COUNTER)]
-        seen = _Seen(self._upstream.received, b"\n".join(lines) if lines else None)
+    async def _stands_still(self, probe: Upstream, interval_s: float) -> bool:
+        metrics = await _ask(probe, "/metrics", interval_s)
+        lines = [line for line in (metrics or b"").splitlines() if line.startswith(_COUNTER)]
+        counters = b"\n".join(lines)
+        seen = _Seen(self._upstream.received if self._upstream else 0, counters or None)
         before, self._seen = self._seen, seen
         used_s = await asyncio.to_thread(self._server.used_processor_s)
         unchanged = seen.counters is not None and seen == before
-        return unchanged and self._upstream.awaits_bytes and used_s < _IDLE_SHARE * interval_s
+        return unchanged and self._holds_requests(counters) and used_s < _IDLE_SHARE * interval_s
 
-    async def _ask(self, path: str, limit_s: float) -> bytes | None:
-        """Return the body of the answer; None if there is none within `limit_s` seconds."""
-        with suppress(OSError):  # includes TimeoutError
-            async with asyncio.timeout(limit_s), await self._probe.request("GET", path) as answer:
-                return await answer.read()
-        return None
+    def _holds_requests(self, counters: bytes) -> bool:
+        if self._upstream is not None:
+            return self._upstream.awaits_bytes
+        return _HOLDS_REQUESTS.search(counters) is not None
+
+
+async def _ask(probe: Upstream, path: str, limit_s: float) -> bytes | None:
+    """Return the body of the answer; None if there is none within `limit_s` seconds."""
+    with suppress(OSError):  # includes TimeoutError
+        async with asyncio.timeout(limit_s), await probe.request("GET", path) as answer:
+            return await answer.read()
+    return None

@@ -69,7 +69,7 @@ class Residence(Replica):
 
     async def _end_if_hung(self) -> None:
         """Kill the server if it hangs; its end is then a failure."""
-        found = await HangDetector(self.server, self.upstream).find(self.hang_timeout_s)
+        found = await HangDetector(self.server, self.server.socket, self.upstream).find(self.hang_timeout_s)
         self.fault, self._reason = "hung and was killed", f"the server hung and was killed: {found}"
         self.log.say("server hung", model=self.name, reason=found)
         self.server.kill()

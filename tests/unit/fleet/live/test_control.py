@@ -208,7 +208,7 @@ def test_absent_gateway_delays_nothing() -> None:
         gateways = Gateways(lambda: now[0])
         gateway = gateways.attach("g", ["x"])
         route = GroupRoute("x", "m", "http://h", 1, "fake", 1.0)
-        gateways.publish({"x": route}, ())
+        gateways.publish({"x": route}, (), {})
         assert (await gateways.news(gateway, 0, 1.0)).routes == (route,)
         waiting = asyncio.ensure_future(gateways.let_go("x", 60.0))
         await asyncio.sleep(0.01)

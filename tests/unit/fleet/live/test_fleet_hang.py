@@ -1,0 +1,160 @@
+"""A server of a fleet that makes no progress is killed and replaced; its requests continue elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.engines import home
+from support.fake_upstream import FakeServer, run, wait_until
+from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
+from support.fleet_servers import FakeStarter
+
+from coldstart.errors import UsageError
+from coldstart.fleet.events import LaunchRank
+from coldstart.fleet.live.node import NodeServers
+from coldstart.fleet.live.orders import RankEnded, RankOrder, RankUp
+from coldstart.fleet.specification import FleetSettings
+from coldstart.system.paths import Cache, runtime_dir
+
+__all__ = ["home"]
+HANG_S = 1.0
+QUICK = replace(SETTINGS, hang_timeout_s=HANG_S)
+PIPELINE = replace(QUICK, most_ranks=2)
+HOLDS_ONE = (
+    'vllm:num_requests_running{engine="0",model_name="a"} 1.0\nvllm:num_requests_waiting{engine="0"} 0.0\n'
+)
+HOLDS_NONE = HOLDS_ONE.replace("1.0", "0.0")
+
+
+def _servers(stage: FleetStage) -> list[FakeServer]:
+    return list(stage.rig.servers())
+
+
+def _show(stage: FleetStage, metrics: str) -> None:
+    for node in stage.rig.nodes.values():
+        node.servers.metrics = metrics
+
+
+async def _metric(stage: FleetStage) -> str:
+    async with stage.client.get(stage.rig.url + "/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return next(line for line in lines if line.startswith("coldstart_fleet_servers_hung_total"))
+
+
+def test_server_is_replaced_when_its_api_does_not_answer(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path, settings=QUICK) as stage:
+            await stage.deploy(deployment("a"))
+            assert (await stage.ask("a", 1))[0] == 200
+            (server,) = _servers(stage)
+            assert await _metric(stage) == 'coldstart_fleet_servers_hung_total{model="a"} 0.0'
+            stream = asyncio.create_task(stage.ask("a", 2, pause_s=60, pieces=1))
+            await wait_until(lambda: 2 in server.asked)
+            server.hangs = True
+            await server.ended
+            assert server.was_killed
+            assert (await stage.ask("a", 3))[0] == 200
+            await wait_until(lambda: len(_servers(stage)) == 2)
+            stream.cancel()
+            assert await _metric(stage) == 'coldstart_fleet_servers_hung_total{model="a"} 1.0'
+
+    run(work())
+
+
+def test_server_is_killed_when_its_engine_holds_requests_and_makes_no_step(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path, settings=QUICK) as stage:
+            _show(stage, HOLDS_ONE)
+            await stage.deploy(deployment("a"))
+            stream = asyncio.create_task(stage.events("a", 1, pause_s=60))
+            await wait_until(lambda: _servers(stage))
+            (server,) = _servers(stage)
+            await server.ended
+            _show(stage, HOLDS_NONE)
+            assert server.was_killed
+            control = stage.rig.control
+            assert control is not None
+            await wait_until(lambda: control.workers.hung["a"] == 1)
+            # The cause was not the model: no failure counts, and the next server starts at once.
+            assert control.core.models["a"].failures == 0
+            assert (await stage.ask("a", 2))[0] == 200
+            stream.cancel()
+
+    run(work())
+
+
+@pytest.mark.parametrize("progress", ["no request", "counters", "processor"])
+def test_server_is_not_killed_when_it_makes_progress(tmp_path: Path, progress: str) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path, settings=QUICK) as stage:
+            _show(stage, HOLDS_NONE if progress == "no request" else HOLDS_ONE)
+            for node in stage.rig.nodes.values():
+                node.servers.computes_s = 1.0 if progress == "processor" else 0.0
+            await stage.deploy(deployment("a"))
+            asked = asyncio.create_task(stage.ask("a", 1, pause_s=3, pieces=1))
+            number = 0
+            while not asked.done():
+                number += 1
+                if progress == "counters":
+                    _show(stage, f"{HOLDS_ONE}vllm:generation_tokens_total {number}\n")
+                await asyncio.sleep(0.05)
+            assert (await asked)[0] == 200
+            (server,) = _servers(stage)
+            assert not server.was_killed
+
+    run(work())
+
+
+def test_pipeline_is_replaced_when_a_later_rank_is_stopped(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path, memory=8, settings=PIPELINE, network=1.0) as stage:
+            await stage.deploy(deployment("a", ttft_s=8.0, shares={2: (5, 5)}))
+            assert (await stage.ask("a", 1))[0] == 200
+            first, second = _servers(stage)
+            assert "--headless" in second.launch.args
+            second.stopped = True
+            await asyncio.gather(first.ended, second.ended)
+            assert second.was_killed and not first.was_killed
+            assert (await stage.ask("a", 2))[0] == 200
+
+    run(work())
+
+
+def _order(**given: Any) -> RankOrder:
+    rank = LaunchRank("a#1.0", "a#1", "a", 0, 1, 1, "s", 0, 10, 10, 10, inf)
+    return RankOrder(rank, deployment("a").launch, 60.0, hang_timeout_s=2.0, **given)
+
+
+@pytest.mark.slow
+def test_process_is_killed_after_sigstop(home: Path) -> None:
+    async def work() -> None:
+        env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+        starter = FakeStarter(runtime_dir(), Cache.at(), offline=True, env=env)
+        node = NodeServers("127.0.0.1", starter)
+        try:
+            await node.launch(_order())
+            ((number, up),) = await node.heard(0, 60)
+            assert isinstance(up, RankUp)
+            os.kill(up.pid, signal.SIGSTOP)
+            ((_, ended),) = await node.heard(number, 60)
+            assert isinstance(ended, RankEnded) and ended.hung and not ended.own and not ended.ordered
+            assert ended.reason == "the server hung and was killed: the API server did not answer for 2 s"
+            assert not psutil.pid_exists(up.pid)
+        finally:
+            await node.clear()
+            await starter.close()
+
+    run(work())
+
+
+def test_hang_timeout_below_a_second_is_refused() -> None:
+    with pytest.raises(UsageError, match="hang_timeout_s"):
+        FleetSettings(hang_timeout_s=0.5)
