@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from support.graphs_tools import SMALL, outputs
 
+from coldstart.graphs import gate
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.errors import DriverError, GraphRefusedError
+from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
 from tests.support.graphs.model import SimModel
 
@@ -98,7 +100,8 @@ def test_a_failed_link_gives_its_memory_back(bundle_directory: Path, monkeypatch
         raise DriverError("cuMemcpyHtoD", "injected")
 
     monkeypatch.setattr(model.driver, "write", broken)
-    assert not Restorer(bundle_directory, model.driver, model).link()
+    online = Online(Restorer(bundle_directory, model.driver, model), gate.read_proof(bundle_directory), None)
+    assert not online.begin() and "injected" in online.fallbacks["*"]
     assert len(model.driver.memory._bases) == before and not model.reserved
 
 
