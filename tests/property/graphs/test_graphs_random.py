@@ -9,7 +9,17 @@ from tools.examples import examples
 from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.link import find_broken_assumptions
-from tests.support.graphs.random_graphs import generate, judge, place, region_bases, snapshot
+from coldstart.graphs.tables import Kernel
+from tests.support.graphs.random_graphs import (
+    LOW,
+    Field,
+    Program,
+    generate,
+    judge,
+    place,
+    region_bases,
+    snapshot,
+)
 
 
 @examples(250)
@@ -47,3 +57,16 @@ def test_few_graphs_are_refused_or_ambiguous() -> None:
             tables, region_bases(program, tables.regions, third)
         )
     assert judged >= 80
+
+
+def test_pointer_is_read_as_the_start_of_a_library_region_when_a_named_one_ends_there() -> None:
+    program = Program(["param:w0", "hidden:0"], [4096, 8192])
+    program.kernels.append(Kernel("k", None, ((0, 8),)))
+    program.nodes.append((0, [Field("pointer", 0, 8, region=1)]))
+    a, b, apart = (
+        place(program, 0, bases=[LOW + base, LOW + base + 4096 + gap])
+        for base, gap in ((0, 0), (1 << 30, 0), (1 << 31, 512))
+    )
+    tables = combine(snapshot(program, a), snapshot(program, b)).tables
+    broken = find_broken_assumptions(tables, region_bases(program, tables.regions, apart))
+    assert broken or judge(program, tables, apart).missed == 0
