@@ -25,9 +25,10 @@ Warn = Callable[[str], None]
 
 
 def is_enabled(variables: Mapping[str, str] | None = None) -> bool:
-    """Return whether the environment names a collector of traces and does not disable OpenTelemetry."""
+    """Return whether the environment names a collector of traces and disables neither OpenTelemetry nor its traces."""
     disabled = environment.OTEL_SDK_DISABLED.read(variables).strip().lower() == "true"
-    return bool(_endpoint(variables)) and not disabled
+    exporter = environment.OTEL_TRACES_EXPORTER.read(variables).strip()
+    return bool(_endpoint(variables)) and not disabled and exporter in ("", "otlp")
 
 
 def _endpoint(variables: Mapping[str, str] | None = None) -> str:

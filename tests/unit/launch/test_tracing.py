@@ -199,6 +199,8 @@ def test_a_missing_extra_is_one_warning(
         ({ENDPOINT: "http://x:4318", "OTEL_SDK_DISABLED": "True"}, False),
         ({ENDPOINT: "http://x:4318", "OTEL_SDK_DISABLED": "false"}, True),
         ({ENDPOINT: ""}, False),
+        ({ENDPOINT: "http://x:4318", "OTEL_TRACES_EXPORTER": "none"}, False),
+        ({ENDPOINT: "http://x:4318", "OTEL_TRACES_EXPORTER": "otlp"}, True),
     ],
 )
 def test_tracing_is_enabled_when_a_collector_is_named(given: dict[str, str], enabled: bool) -> None:
