@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
+
+from coldstart.artifacts import files
+from coldstart.system.proc.locked_directory import owned, remove_dead
 
 VARIABLES = {
     "TRITON_CACHE_DIR": "triton",
@@ -18,6 +20,7 @@ VARIABLES = {
     "DG_JIT_CACHE_DIR": "deep_gemm",
 }
 AOT = "aot"
+_GATE = ".drafts.lock"
 
 
 def environment(root: Path) -> dict[str, str]:
@@ -41,19 +44,26 @@ def lay(section: Path, root: Path) -> Path:
     """Copy an unpacked section to the writable directory `root` unless it exists, and return `root`.
 
     Raises:
-        OSError: The copy failed. A partial copy is removed.
+        OSError: The copy failed. A partial copy is removed; that of a killed start by the next one of the section, or `sweep`.
     """
     if not root.is_dir():
-        part = Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
-        try:
-            shutil.copytree(section, part, dirs_exist_ok=True)
-            _relocate_groups(part / VARIABLES["TRITON_CACHE_DIR"], root / VARIABLES["TRITON_CACHE_DIR"])
-            part.rename(root)
-        except OSError:
-            shutil.rmtree(part, ignore_errors=True)
-            if not root.is_dir():  # otherwise another start has created it
-                raise
+        with owned(root.parent, root.parent / _GATE, f"{root.name}.") as draft:
+            part = draft / "part"
+            try:
+                shutil.copytree(section, part)
+                _relocate_groups(part / VARIABLES["TRITON_CACHE_DIR"], root / VARIABLES["TRITON_CACHE_DIR"])
+                part.rename(root)
+            except OSError:
+                if not root.is_dir():  # otherwise another start has created it
+                    raise
     return root
+
+
+def sweep(place: Path) -> None:
+    """Remove the partial copies below `place` of killed starts. Raises OSError."""
+    if place.is_dir():
+        with files.locked(place / _GATE):
+            remove_dead(place, "?" * 64 + ".")
 
 
 def _relocate_groups(triton: Path, final: Path) -> None:

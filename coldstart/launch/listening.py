@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
@@ -17,9 +18,16 @@ _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 
 def choose_address(host: str | None, port: int | None, vllm_args: Arguments) -> list[str]:
-    """Return vLLM's arguments for the address: this machine alone unless the user or `vllm_args` name another."""
+    """Return vLLM's arguments for the address: this machine alone unless the user or `vllm_args` name another.
+
+    For port 0, a free port is chosen here: the system would choose another one, which no report could name.
+    """
     if host is None and not any(map(vllm_args.gives, ("host", "uds", "headless"))):
         host = DEFAULT_HOST
+    asked = port if port is not None else vllm_args.number("port", DEFAULT_PORT)
+    if asked == 0 and not vllm_args.gives("uds"):
+        with suppress(OSError):  # vLLM reports an address that is not this machine's
+            port = addresses.free_port(host or str(vllm_args.value("host") or ""))
     return [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
 
 

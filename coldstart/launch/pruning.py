@@ -12,7 +12,7 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.oci import Descriptor
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError
-from coldstart.launch import process_snapshot
+from coldstart.launch import caches, process_snapshot
 from coldstart.models import inspection, tiny
 from coldstart.system import paths, reclaim
 from coldstart.system.paths import Cache
@@ -67,6 +67,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         scratch.sweep()
         process_snapshot.sweep()
         tiny.sweep(cache.models)
+        caches.sweep(paths.compiled_dir())
     freed = pruned.freed + unpacked.freed + frozen.freed
     every = (*pruned.paths, *unpacked.paths, *frozen.paths)
     return PruneReport(removed, pruned.files, unpacked.paths, frozen.paths, freed, pruned.note, every)

@@ -12,8 +12,10 @@ import psutil
 import pytest
 from coldstart.artifacts import files
 from support.waiting import wait_until
+from tools.bundles import write_tree
 from tools.shell import Run
 
+from coldstart.launch import caches
 from coldstart.models import tiny
 from coldstart.system import paths
 from coldstart.system.paths import Cache
@@ -37,6 +39,18 @@ def slow(*command, **options):
     sys.stdin.read()
 template_pool.subprocess.Popen = slow
 template_pool.spawn("runtime", LaunchPlan([]), Path("socket"), -3, 20)
+"""
+LAY = """
+import shutil, sys
+from pathlib import Path
+from coldstart.launch import caches
+copytree = shutil.copytree
+def slow(*places):
+    copytree(*places)
+    print("up", flush=True)
+    sys.stdin.read()
+shutil.copytree = slow
+caches.lay(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 BUILD = """
 import sys
@@ -106,6 +120,20 @@ def test_draft_of_a_killed_build_is_removed_by_the_next_build(
     draft = _draft(home)
     monkeypatch.setattr(tiny, "_run_child", lambda name, target: (target / "config.json").write_text("{}"))
     tiny.build("tiny-llama", home)
+    assert not draft.exists()
+
+
+@pytest.mark.parametrize("by", ["prune", "start"])
+def test_killed_copy_of_compiled_code_is_removed(run: Run, home: Path, by: str) -> None:
+    section = write_tree(home / "section", {"aot/kernel": b"code"})
+    root = paths.compiled_dir() / ("a" * 64)
+    root.parent.mkdir(parents=True)
+    _killed(LAY, str(section), str(root))
+    (draft,) = (path for path in root.parent.iterdir() if path.is_dir())
+    if by == "prune":
+        run("prune")
+    else:
+        assert (caches.lay(section, root) / "aot" / "kernel").read_bytes() == b"code"
     assert not draft.exists()
 
 

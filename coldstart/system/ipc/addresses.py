@@ -27,7 +27,7 @@ _SPAN, _TRIES = 16384, 64
 
 
 def free_port(host: str = "") -> int:
-    """Return a free TCP port of `host` (IPv4) for a process that starts to listen seconds later.
+    """Return a free TCP port of `host` for a process that starts to listen seconds later.
 
     The port is below the range from which the kernel assigns ports (ip(7), ip_local_port_range): a connection could take a port
     of that range in the meantime.
@@ -37,10 +37,11 @@ def free_port(host: str = "") -> int:
     """
     low = int(_EPHEMERAL.read_text().split()[0])
     first = max(1024, low - _SPAN)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     some = [first + secrets.randbelow(low - first) for _ in range(_TRIES if low > first else 0)]
     for port in [*some, 0]:
         try:
-            with socket.create_server((host, port)) as sock:
+            with socket.create_server((host, port), family=family) as sock:
                 return int(sock.getsockname()[1])
         except OSError:
             if port == 0:

@@ -83,7 +83,7 @@ def test_group_is_copied_once(tmp_path: Path) -> None:
         and (laid / "flashinfer" / "b.so").exists()
     )
     assert [p.name for p in (tmp_path / "section" / "flashinfer").iterdir()] == ["a.so"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["root", "section"]
+    assert sorted(p.name for p in tmp_path.glob("[!.]*")) == ["root", "section"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"child_paths": 3}', "{}"])
@@ -211,7 +211,7 @@ def _of_compile(plan: LaunchPlan) -> list[str]:
 
 def test_a_gpu_start_points_its_compilers_at_the_bundle(started: Callable[[], LaunchPlan]) -> None:
     plan = started()
-    (root,) = paths.compiled_dir().iterdir()
+    (root,) = paths.compiled_dir().glob("[!.]*")
     assert caches.environment(root).items() <= plan.env.items()
     assert plan.engine.compiled == root / "aot" and (root / "triton/abc/x.json").exists()
     assert plan.compile_dir is None and _of_compile(plan) == []
@@ -229,18 +229,19 @@ def test_a_full_disk_stops_no_start_and_leaves_nothing(
     started: Callable[[], LaunchPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(source: Path, target: Path, **_: object) -> None:
+        target.mkdir()
         (target / "half").write_text("x")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(caches.shutil, "copytree", full)
     plan = started()
     assert "No space left on device" in _of_compile(plan)[0] and plan.engine.compiled is None
-    assert list(paths.compiled_dir().iterdir()) == []
+    assert list(paths.compiled_dir().glob("[!.]*")) == []
 
 
 def test_prune_removes_the_caches_of_a_bundle(started: Callable[[], LaunchPlan], run: Run) -> None:
     started()
-    (root,) = paths.compiled_dir().iterdir()
+    (root,) = paths.compiled_dir().glob("[!.]*")
     assert str(root) not in json.loads(run("prune", "--format=json").stdout)["unpacked"] and root.is_dir()
     assert str(root) in json.loads(run("prune", "org/tiny", "--format=json").stdout)["unpacked"]
     assert not root.exists()
