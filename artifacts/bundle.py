@@ -100,7 +100,8 @@ class Bundle:
         named = (says.get(oci.NAME, parsed.provenance.model_name), says.get(oci.KEY, parsed.key.digest))
         if named != (parsed.provenance.model_name, parsed.key.digest):
             raise IndexMismatchError(
-                f"the index calls {parsed.provenance.model_name} {named[0]} with key {named[1]}"
+                f"the index has model {named[0]} and key {named[1]}, the bundle has "
+                f"model {parsed.provenance.model_name} and key {parsed.key.digest}"
             )
         return parsed
 
@@ -141,7 +142,7 @@ class Bundle:
             raise SectionMissingError(f"{self.name} v{self.version} has no section {name}")
         if not supported(entry):
             raise SectionUnsupportedError(
-                f"section {name} is of version {entry.version} ({entry.media_type})"
+                f"section {name} has version {entry.version} ({entry.media_type}), which this release cannot read"
             )
         return entry
 
@@ -162,9 +163,9 @@ class Bundle:
         """Unpack a tree section to the new directory `dest`, which appears complete or not at all.
 
         An executable section is unpacked only if `trust` accepts the bundle; `anyone` is the explicit override. Returns the
-        number of members. Raises Untrusted,
-        DestinationExistsError, DigestMismatchError, MissingBlobError, Bomb, InvalidTreeError, UnsafePathError, UnsafeLinkError,
-        UnsafeMemberError, DuplicateMemberError, PickleFoundError, CodeFoundError, NoSpaceError.
+        number of members. Raises UntrustedError, DestinationExistsError, DigestMismatchError, MissingBlobError,
+        ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError,
+        PickleFoundError, CodeFoundError, NoSpaceError.
         """
         from coldstart.artifacts import (
             unpack,

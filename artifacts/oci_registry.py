@@ -74,7 +74,9 @@ class Repository:
         oci.parse_manifest(data)
         descriptor = oci.describe(data, oci.MANIFEST_TYPE)
         if reference.startswith("sha256:") and descriptor.digest != reference:
-            raise RemoteFailedError(f"{self.host} answered {descriptor.digest} for {reference}")
+            raise RemoteFailedError(
+                f"{self.host} returned a manifest with digest {descriptor.digest} for {reference}"
+            )
         return descriptor
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:

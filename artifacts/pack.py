@@ -49,9 +49,8 @@ def pack(
 ) -> Packed:
     """Write `directory` to `sink`. With `follow_symlinks`, links to files are stored as their target files.
 
-    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, PickleFoundError, CodeFoundError, Bomb (too many members or
-    too long names),
-    InvalidTreeError (a file changed).
+    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, PickleFoundError, CodeFoundError, ArchiveBombError (too many
+    members or too long names), InvalidTreeError (a file changed).
     """
     compressor = zstandard.ZstdCompressor(level=level, threads=threads, write_checksum=False)
     with compressor.stream_writer(sink, closefd=False) as writer:

@@ -98,7 +98,9 @@ def _rename(partial: Path, dest: Path) -> None:
         partial.rename(dest)
     except OSError as error:
         if dest.exists():
-            raise DestinationExistsError(f"{dest.name} was created meanwhile") from error
+            raise DestinationExistsError(
+                f"another process created {dest.name} during the extraction"
+            ) from error
         raise
 
 
@@ -172,7 +174,7 @@ def _named_conflicts(name: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in _SAME_NAME:
             raise DuplicateMemberError(
-                f"{name[:200]!r} is another member's name on this file system"
+                f"{name[:200]!r} and another member have the same name on this file system"
             ) from error
         if error.errno in _NO_NAME:
             raise UnsafePathError(

@@ -146,7 +146,9 @@ def join(
     common: Common,
     address: Annotated[
         str | None,
-        typer.Argument(metavar="[HOST:PORT]", help="Address of the fleet's Ray; default: this user's fleet."),
+        typer.Argument(
+            metavar="[HOST:PORT]", help="Address of the fleet's Ray cluster; default: this user's fleet."
+        ),
     ] = None,
     memory: Memory = None,
     devices: Devices = 1,

@@ -156,13 +156,19 @@ def _common(
     output: Annotated[
         Path | None,
         _option(
-            "--output", "-o", help="Write the result to this file; default: standard output.", metavar="FILE"
+            "--output",
+            "-o",
+            help="Write the printed result to this file; default: standard output.",
+            metavar="FILE",
         ),
     ] = None,
     quiet: Annotated[bool, _option("--quiet", "-q", help="Print only the result.")] = False,
     verbose: Annotated[bool, _option("--verbose", "-v", help="Print more details.")] = False,
     progress: Annotated[Progress, _option("--progress", help="Format of progress messages.")] = "auto",
-    offline: Annotated[bool, _option("--offline", help="Contact no model hub and no registry.")] = False,
+    offline: Annotated[
+        bool,
+        _option("--offline", help="Download and upload nothing; use models and bundles on this machine."),
+    ] = False,
     cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
     config: Annotated[Path | None, _CONFIG] = None,
 ) -> tuple[Output, bool, Cache]:

@@ -16,7 +16,7 @@ from coldstart.models import inspection
 @declare()
 def command(
     common: Common,
-    refs: Annotated[list[str], typer.Argument(help="Bundles to write.", autocompletion=complete_reference)],
+    refs: Annotated[list[str], typer.Argument(help="Bundles to export.", autocompletion=complete_reference)],
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="Archive to write; default: NAME-vN.oci.tar.")
     ] = None,

@@ -128,7 +128,9 @@ def command(
     if on_bad_row not in ("skip", "refuse"):
         raise UsageError(f"--on-bad-row {on_bad_row!r}: write skip or refuse")
     if host is not None and fleet is not None:
-        raise UsageError("--host and --fleet are two simulations", hint="give one of them")
+        raise UsageError(
+            "--host and --fleet exclude each other: each chooses its own simulation", hint="give one of them"
+        )
     limits, before = _slo(slo), _baseline(baseline)
     exports = _moved(exports, {"csv": csv, "html": html}, common)
     plan = TracePlan(

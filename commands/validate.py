@@ -82,7 +82,7 @@ def command(
         typer.Option(
             "--concurrency",
             metavar="N,...",
-            help="Numbers of concurrent requests in replay; 1 is always compared.",
+            help="Numbers of concurrent requests at level replay; 1 is always included.",
         ),
     ] = "1,8",
     max_tokens: Annotated[

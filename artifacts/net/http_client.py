@@ -200,7 +200,7 @@ class HttpClient:
     ) -> Answer:
         """Send one request and return the last response; a GET or HEAD follows redirects.
 
-        Raises RemoteUnreachableError, Forbidden.
+        Raises RemoteUnreachableError, ForbiddenError.
         """
         follow, first = redirects and method in ("GET", "HEAD"), url
         for _ in range(_MAX_REDIRECTS):
@@ -255,7 +255,10 @@ class HttpClient:
 
 
 def redirected(url: str, location: str) -> str:
-    """Return the address that a response from `url` redirects to. Raises Forbidden off http(s) and off TLS."""
+    """Return the address that a response from `url` redirects to.
+
+    Raises ForbiddenError for another scheme than http(s), and for a redirect from https to http.
+    """
     try:
         target = urljoin(url, location)
         before, after = parse_origin(url), parse_origin(target)

@@ -65,7 +65,7 @@ class Pace:
             raise TooSlowError(self._reason())
         cap = _HEAD_BYTES if self._in_head else 2 * self._used + _FRAMING_BYTES
         if self._came > cap:
-            raise TooSlowError("the response has more framing than content")
+            raise TooSlowError("the response has more bytes of headers and chunk framing than of content")
         return self._left
 
     def received(self, count: int, waited_s: float) -> None:

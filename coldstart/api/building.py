@@ -41,7 +41,7 @@ def materialize(
         kernels: Copy the binaries of CUDA kernels ("value") or refer to them in their libraries ("reference").
         profile_s: Longest time for the iteration profile, in seconds.
         revision: Commit, branch or tag of a hub model.
-        offline: Contact no model hub.
+        offline: Download nothing.
         cache_dir: Root of the bundle store; None: COLDSTART_CACHE_DIR, or `coldstart` in XDG_CACHE_HOME.
         on_progress: Called with the name of each stage and its expected seconds; returns a context manager that is entered
             while the stage runs and yields a function that takes each finished step.
@@ -89,7 +89,7 @@ def find_bundle(
         model: Alias, repository id, or directory.
         vllm_args: Command-line arguments of vLLM.
         revision: Commit, branch or tag of a hub model.
-        offline: Contact no model hub.
+        offline: Download nothing.
         untrusted: Accept a bundle that no trusted key has signed; its code is not used.
         cache_dir: As for `materialize`.
 

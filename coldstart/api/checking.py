@@ -40,7 +40,7 @@ def validate(
         repair_from: Addresses with undamaged blobs; implies `repair`.
         replay: Prompts, answer length and numbers of concurrent requests for level "replay".
         revision: Commit, branch or tag of a hub model.
-        offline: Contact no model hub.
+        offline: Download nothing.
         cache_dir: As for `materialize`.
 
     Raises:

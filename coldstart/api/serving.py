@@ -59,7 +59,7 @@ def serve(
         require_signature: Refuse a bundle that no trusted key has signed.
         untrusted: Accept a bundle that no trusted key has signed; its code is not used.
         revision: Commit, branch or tag of a hub model.
-        offline: Contact no model hub.
+        offline: Download nothing.
         cache_dir: As for `materialize`.
         on_progress: As for `materialize`, where a bundle is built.
 

@@ -10,7 +10,7 @@ from coldstart.contract import environment
 
 CANARY = environment.GRAPHS_CANARY
 COMPILE_REPORT = "coldstart_compile_report"
-"""Worker method that returns the number of artefacts vLLM loaded, and why it compiled others again."""
+"""Worker method that returns the number of artifacts vLLM loaded, and why it compiled others again."""
 KV_REPORT = "coldstart_kv_report"
 """Worker method for a requested KV plan: returns why the plan was not applied, or None."""
 GRAPHS_REPORT = "coldstart_graphs_report"
@@ -27,7 +27,7 @@ class EngineTask:
     - `restore`: directory of proven graphs, which a start restores.
     - `kv_note`: directory of an offline start to which each worker writes its profiling results.
     - `kv_plan`: KV cache sizes by rank that vLLM's start-up plan applies (a bundle's `plans`).
-    - `compiled`: directory of vLLM's compiled artefacts.
+    - `compiled`: directory of vLLM's compiled artifacts.
     """
 
     record: Path | None = None

@@ -79,9 +79,9 @@ class LaunchPlan:
         return self.env | {PLAN_ENV: json.dumps(self.document(), sort_keys=True)}
 
     def install(self) -> None:
-        """Set this process's environment to the plan's, for itself and every process that it forks.
+        """Set the plan's variables in the environment of this process and of every process that it forks.
 
-        A Kubernetes service named vllm gives VLLM_PORT an address, which vLLM refuses.
+        Variables that Kubernetes sets for a service named vllm are dropped: vLLM rejects an address in VLLM_PORT.
         """
         service_variables.drop_injected(os.environ, "VLLM_")
         os.environ.update(self.variables())

@@ -17,8 +17,8 @@ from coldstart.fleet.roster import Roster
 class Consolidation:
     """Consolidation of all pipelines.
 
-    `moving` maps each moving stream to its target group, which already counts it. `left` maps the name of a split
-    pipeline to the groups of its workers.
+    `moving` maps each stream that moves to its target group, which counts the stream from the start of the move. `left` maps
+    the name of each split pipeline to the groups that replace it, one for each remaining worker.
     """
 
     def __init__(self, roster: Roster) -> None:
@@ -35,7 +35,7 @@ class Consolidation:
             return False
         full = [worker for worker in group.workers if worker.full]
         if len(full) <= group.keep and not any(
-            self.roster.grown(worker, memory) for worker in group.workers if not worker.full
+            self.roster.grow(worker, memory) for worker in group.workers if not worker.full
         ):
             return False
         group.keep += 1

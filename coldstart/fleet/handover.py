@@ -125,7 +125,7 @@ class Handover:
         if side is not self.owner or index < self.sent:
             return False
         if index > self.sent:
-            raise TokenGapError(f"the {side} sent token {index} after {self.sent - 1}")
+            raise TokenGapError(f"the {side} sent token {index}, expected token {self.sent}")
         self.sent += 1
         if self.phase is HandoverPhase.MOVING:
             self.phase, self.deadline = HandoverPhase.RESUMED, float("inf")

@@ -44,7 +44,9 @@ class BandwidthReservations:
         share = self.offer(now)
         # Allow a relative error of 1e-9: the deadline was computed from the same offer.
         if share <= 0 or size > share * (deadline - now) * (1 + 1e-9) + 1e-3:
-            raise ValueError(f"{name} cannot fetch {size:.0f} bytes by {deadline:.3f} beside the others")
+            raise ValueError(
+                f"{name} cannot fetch {size:.0f} bytes by {deadline:.3f} s in addition to the admitted fetches"
+            )
         self.link.add(name, size)
         self.deadlines[name] = deadline
 

@@ -131,8 +131,8 @@ class Roster:
         if self.settings.cache:
             server.remember(model.name, model.size)
 
-    def grown(self, worker: FleetWorker, memory: int) -> bool:
-        """Enlarge the worker to `memory` bytes for the full model; return whether its device had them free."""
+    def grow(self, worker: FleetWorker, memory: int) -> bool:
+        """Enlarge the worker to `memory` bytes for the full model. Return False if its device has too little free memory."""
         free, more = self.cluster.servers[worker.server].free, memory - worker.memory
         if free[worker.device] < more:
             return False

@@ -63,7 +63,9 @@ class FleetModel:
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.memory:
-            raise UsageError(f"model {self.name}: its memory must hold its {self.size} bytes")
+            raise UsageError(
+                f"model {self.name}: size must be above 0 and at most memory, found {self.size} and {self.memory} bytes"
+            )
         if self.batch < 1 or not 0 <= self.least <= self.most or self.most < 1 or self.idle_s < 0:
             raise UsageError(
                 f"model {self.name}: batch and most must be 1 or more, least from 0 to most, idle_s 0 or more"

@@ -91,12 +91,12 @@ def _read_node(driver: DriverApi, builder: Builder, handle: int) -> None:
     elif kind == NodeKind.EMPTY:
         builder.other(NodeKind.EMPTY)
     else:
-        raise GraphRefusedError(f"{NodeKind(kind).name.lower()} node")
+        raise GraphRefusedError(f"a {NodeKind(kind).name.lower()} node cannot be restored")
 
 
 def _refuse_collective(kernel: Kernel) -> None:
     if any(mark in kernel.name for mark in COLLECTIVES):
-        raise GraphRefusedError(f"collective kernel {kernel.name}")
+        raise GraphRefusedError(f"collective kernel {kernel.name} cannot be restored")
 
 
 def _candidates(tables: Tables) -> tuple[Array, Array]:
@@ -192,7 +192,7 @@ def _moved(driver: DriverApi, descriptor: bytes, address: int) -> int:
 
 
 def decode_map(driver: DriverApi, descriptor: bytes, masks: Sequence[int]) -> int | None:
-    """Return the address in a descriptor, such that writing it again gives the same bytes; None if there is none."""
+    """Return the device address in a tensor map, or None if writing that address again does not give the same bytes."""
     held = int.from_bytes(descriptor, "little") ^ _moved(driver, descriptor, 0)
     address = sum(1 << bit for bit, mask in enumerate(masks) if mask and held & mask == mask)
     return address if driver.move_tensor_map(descriptor, address) == descriptor else None

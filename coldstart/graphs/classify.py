@@ -202,7 +202,7 @@ def check_collision(a: Snapshot, b: Snapshot) -> None:
     for region in stuck:
         if ((equal >= region.base) & (equal <= region.base + region.size)).any():
             raise BaseCollisionError(
-                f"{region.symbol} has one address in both captures and parameter words point into it"
+                f"{region.symbol} has the same address in both captures, so its pointers look like constants"
             )
 
 

@@ -94,9 +94,9 @@ def make_reader(directory: Path) -> Callable[[str], bytes]:
         try:
             data = (directory / FOLDER / digest).read_bytes()
         except OSError as error:
-            raise AlteredTableError(f"cannot read input {digest[:12]}: {error}") from error
+            raise AlteredTableError(f"cannot read the recorded graph input {digest[:12]}: {error}") from error
         if sha256(data) != digest:
-            raise AlteredTableError(f"input {digest[:12]} does not match its digest")
+            raise AlteredTableError(f"the recorded graph input {digest[:12]} does not match its digest")
         return data
 
     return read
@@ -159,14 +159,16 @@ class StoredInputs:
         """Return the outputs and the KV windows. Raises MissingRegionError."""
         view = self.restored if restored else self.captured
         if view is None:
-            raise MissingRegionError(f"{key} has no {'restored' if restored else 'captured'} form here")
+            raise MissingRegionError(
+                f"{key} was not {'restored' if restored else 'captured'} in this process"
+            )
         spans = view.outputs(key, self.inputs)
         spans = spans + [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
         return b"".join(self.driver.read(address, size) for address, size in spans)
 
     def eager(self, key: str) -> None:
         """Raise MissingRegionError: no model is available here."""
-        raise MissingRegionError(f"{key}: stored inputs have no eager form")
+        raise MissingRegionError(f"{key} cannot run without its graph: this process has no model")
 
     @contextmanager
     def preserve(self, key: str) -> Iterator[None]:

@@ -160,7 +160,9 @@ class Restorer:
     def _build(self, key: str) -> Replayable:
         linked = self._linked
         if linked is None:
-            raise GraphRefusedError(self.fallbacks.get("*", "not linked"))
+            raise GraphRefusedError(
+                self.fallbacks.get("*", "the graphs of the bundle are not linked in this process")
+            )
         if key not in linked.tables.keys:
             raise GraphRefusedError(linked.tables.refused.get(key, "the bundle does not contain this graph"))
         index = linked.tables.keys.index(key)

@@ -87,7 +87,7 @@ class TorchFramework:
         """Return a tensor over restored memory; `like` has its shape, stride and dtype (a torch name)."""
         holder = next((t for t in self.reserved if t.data_ptr() == base), None)
         if holder is None:
-            raise GraphError(f"this object did not reserve the memory of {region.symbol}")
+            raise GraphError(f"the memory of {region.symbol} is not reserved in this process")
         dtype = getattr(self.torch, like["dtype"])
         flat = holder[offset:].view(dtype) if (region.size - offset) % dtype.itemsize == 0 else None
         if flat is None:

@@ -217,7 +217,7 @@ def _figures(name: str, given: dict[str, Any], idle_s: object) -> Figures:
 
 
 def _profile(figures: Figures, launch: Launch, profiles: Profiles | None) -> Profile | None:
-    """Return the model's profile, or None where the file gives all figures."""
+    """Return the model's profile, or None if the file sets all figures."""
     given = {key: True for key in ("memory", "start_s") if getattr(figures, key) is not None}
     if profiles is None or len(given) == 2:
         require_keys(given, ("memory", "start_s"), f"models.{launch.name}")

@@ -1,4 +1,4 @@
-"""Moments of a cron expression with five fields, in local time."""
+"""Times that a cron expression with five fields matches, in local time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HINT = 'write five fields, such as "0 8 * * 1-5" for 8:00 on weekdays'
 
 
 def parse_crontab(given: object) -> str:
-    """Return a cron expression. Raises UsageError if it is invalid or never comes to pass."""
+    """Return a cron expression. Raises UsageError if it is invalid or matches no time."""
     if not isinstance(given, str):
         raise UsageError(f"expected a cron expression, found {given!r}", hint=_HINT)
     try:
@@ -22,13 +22,13 @@ def parse_crontab(given: object) -> str:
 
 
 def find_next_moment(expression: str, now: float) -> float:
-    """Return the first moment after `now`, both as Unix time.
+    """Return the first time after `now` that the expression matches, both as Unix time.
 
-    A moment that daylight saving time skips comes an hour later; of an hour that it repeats, each moment comes twice only
-    if `now` lies in its repetition.
+    If daylight saving time skips a matching local time, the result is one hour later. In an hour that is repeated, the
+    second occurrence is returned only if `now` is after the first one.
 
     Raises:
-        ValueError: The expression is invalid, or has no moment within 50 years.
+        ValueError: The expression is invalid, or matches no time within 50 years.
     """
     from cronsim import CronSim, CronSimError
 
@@ -43,4 +43,4 @@ def find_next_moment(expression: str, now: float) -> float:
                     return at
     except CronSimError as error:
         raise ValueError(str(error)) from error
-    raise ValueError("it has no moment within 50 years")
+    raise ValueError("it matches no time within 50 years")

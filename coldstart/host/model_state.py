@@ -110,7 +110,7 @@ class Model:
         self._enter(State.FAILED, now)
 
     def end_request(self, request: str, now: float, keep_s: float | None = None) -> None:
-        """Remove a request that has ended; the last one decides how long the model stays idle."""
+        """Remove a request that has ended. `keep_s` replaces the configured idle time of the model, unless it is None."""
         self.in_flight.discard(request)
         self.keep_s = keep_s
         if self.idle:

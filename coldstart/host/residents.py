@@ -206,11 +206,11 @@ class Residents:
         self.policy.evicted(model.spec.name, now)
         model.drain(target, now)
         self._draining[model.spec.name] = model
-        # The memory beside the device is freed only after the model has left.
+        # The host memory is freed only after the model has left.
         self._book_beside(model, max(self.beside.reserved(model.spec.name), target.host_memory))
 
     def _book_beside(self, model: Model, size: int) -> None:
-        """Reserve memory beside the device, which decides the tiers available to other models, and so their costs."""
+        """Reserve host memory, which decides the tiers available to other models, and so their costs."""
         if size != self.beside.reserved(model.spec.name):
             self.beside.reserve(model.spec.name, size)
             self._reprice()

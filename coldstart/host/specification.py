@@ -30,7 +30,7 @@ _LEAST = {
 class Tier:
     """Residency level of a model: awake, asleep-1, asleep-2, template, snapshot or stopped.
 
-    `memory` and `host_memory` are the bytes held on the device and beside it; `penalty_s` is the time until it is
+    `memory` and `host_memory` are the bytes held on the device and in host memory; `penalty_s` is the time until it is
     ready.
     """
 

@@ -5,7 +5,7 @@ time_unix_s             time of this document.
 host                    url, pid, version, uptime_s, stopping (bool), policy,
                         memory_bytes, memory_used_bytes    of all models: the limit, and the reserved memory
                         runtime_template_bytes    reserved for the host's own template; 0 without one
-                        host_memory_bytes, host_memory_used_bytes    the same beside the device
+                        host_memory_bytes, host_memory_used_bytes    the same for host memory
                         max_held, loaders, min_residents, max_residents (or null), default_model (or null)
                         config: {path (or null), loaded_unix_s, error}    error: why the current file is not used
 requests                total, hits, hit_ratio (0 to 1, null before the first), held, in_flight,

@@ -1,8 +1,8 @@
-"""Compiler caches of a GPU engine that a bundle carries: vLLM's ahead-of-time artefacts, Triton, FlashInfer, DeepGEMM.
+"""Compiler caches of a GPU engine that a bundle carries: vLLM's ahead-of-time artifacts, Triton, FlashInfer, DeepGEMM.
 
 Offline, all compilers write below one root directory; that tree becomes the bundle's `compile` section. A start copies the
 section to a writable root for its key, because the compilers add entries that they do not find. Triton's group files contain
-absolute paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artefacts (coldstart.vllm.engine.aot).
+absolute paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artifacts (coldstart.vllm.engine.aot).
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _prepare_template(level: str, lookup: Lookup, plan: LaunchPlan, phase: Phase
     if (warm := template_pool.find(level, plan.key)) is not None:
         if level == ENGINE and warm.model != name:
             raise CommandFailedError(
-                f"the template of {warm.model} has the same key",
+                f"a template of {warm.model} runs, which has the same key as {name}",
                 hint="coldstart template stop --level engine",
             )
         if template_pool.obstacle(warm, plan) is None:

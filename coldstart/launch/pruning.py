@@ -1,4 +1,4 @@
-"""Prune the store, and with it everything on this machine that was derived from the bundles that go."""
+"""Prune the store, and with it everything on this machine that was derived from the removed bundles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PruneReport:
         frozen: Directories of runtime snapshots.
         freed_bytes: Size of all of it on disk.
         paths: All files and directories.
-        note: Why blobs were retained, None where none was.
+        note: Why blobs were retained, None if none was.
     """
 
     removed: tuple[str, ...]

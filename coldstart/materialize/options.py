@@ -41,8 +41,8 @@ class Options:
             )
         if not self.profile_s > 0 or math.isinf(self.profile_s):
             raise UsageError(
-                f"Invalid duration of the iteration profile: {self.profile_s} seconds.",
-                hint="--profile-seconds 120, or fewer for fewer sizes and rounds",
+                f"Invalid duration of the iteration profile: {self.profile_s} seconds, expected more than 0.",
+                hint="--profile-seconds 120, or less to measure fewer batch sizes",
             )
 
     @property

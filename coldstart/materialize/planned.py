@@ -38,11 +38,11 @@ class MaterializationPlan:
 
     @property
     def existing(self) -> Bundle | None:
-        """Trusted bundle of this key, None where there is none."""
+        """Trusted bundle of this key, or None if the store has none."""
         return self.lookup.bundle
 
     def estimate(self) -> Expectation | None:
-        """Return the expected time and disk space; None where nothing is built or the cost model does not apply."""
+        """Return the expected time and disk space; None if nothing is built or the cost model does not apply."""
         if self.existing is not None and not self.options.force:
             return None
         from coldstart.materialize import expectation  # numpy, which a program that only serves does without

@@ -53,7 +53,7 @@ def list_indexes(directory: Path) -> list[Path]:
 def _read_weight_map(path: Path) -> dict[str, str]:
     files: Any = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
     if not isinstance(files, dict) or not all(file and isinstance(file, str) for file in files.values()):
-        raise ValueError("its weight_map does not map tensors to file names")
+        raise ValueError("weight_map does not map tensors to file names")
     return files
 
 

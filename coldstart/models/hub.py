@@ -1,7 +1,7 @@
 """Access the Hugging Face hub through huggingface_hub, and convert its errors.
 
-The hub is asked once and never again and again: where it does not answer, a complete copy in the local cache is used, and an
-incomplete one is an error that names the missing files. huggingface_hub is imported on use: local models never pay for it. It
+A request to the hub is not repeated. If the hub does not answer, a complete copy in the local cache is used; an incomplete copy
+is an error that names the missing files. huggingface_hub is imported on first use, so a local model does not need it. It
 reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
 """
 
@@ -122,7 +122,7 @@ def _cached(repo_id: str, revision: str | None, offline: bool, weights: bool) ->
 
 
 def _list_files(repo_id: str, revision: str | None) -> list[str] | None:
-    """Return the names of the repository's files, or None where the hub does not answer."""
+    """Return the names of the repository's files, or None if the hub does not answer."""
     from huggingface_hub import model_info
 
     with _named_errors(repo_id):

@@ -101,7 +101,7 @@ class Lookup:
 def find_bundle(store: Store, ref: str) -> Bundle | None:
     """Return the bundle that ``ref`` names, a trusted version before others, None if there is none.
 
-    Raises Ambiguous and InvalidReferenceError.
+    Raises AmbiguousReferenceError and InvalidReferenceError.
     """
     try:
         return store.get(ref, trust=trust)
@@ -206,9 +206,9 @@ def _use_nearest(lookup: Lookup) -> str:
 
 
 def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> str:
-    """Return why there is no bundle, "" where there is one.
+    """Return why the look-up has no bundle, or "" if it has one.
 
-    Raises NoBundleError where there is none and `bundle` asks for one, CommandFailedError where `signed_by` does not accept it.
+    Raises NoBundleError if it has none and `bundle` is set, and CommandFailedError if `signed_by` does not accept the bundle.
     """
     if lookup.bundle is None:
         missing = miss(lookup)

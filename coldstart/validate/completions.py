@@ -38,7 +38,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer: token ids (empty where the server does not report them), text, and its duration."""
+    """One answer: token ids (empty if the server does not report them), text, and its duration."""
 
     tokens: tuple[int, ...]
     text: str

@@ -43,7 +43,7 @@ class Subject:
 
     @property
     def passed_args(self) -> list[str]:
-        """Return vLLM's arguments as they follow a coldstart command; without any, `--` alone asks for none."""
+        """Return `--` and vLLM's arguments. `--` alone makes a command start without those that the bundle records."""
         return ["--", *self.vllm_args]
 
 

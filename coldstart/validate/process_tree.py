@@ -87,7 +87,7 @@ def new_processes(before: Snapshot, after: Snapshot, roots: Iterable[int]) -> li
 
 
 def find_earlier(before: Snapshot, now: ProcessSample) -> ProcessSample | None:
-    """Return the sample of the same process in `before`, None where it did not exist."""
+    """Return the sample of the same process in `before`, or None if it did not exist."""
     then = before.get(now.pid)
     return then if then is not None and then.started == now.started else None
 

@@ -1,7 +1,7 @@
 """The prompts of a replay: eight built-in ones, or those of a file.
 
-A name that ends in `.jsonl` is JSON Lines, one object with a `prompt` on each, the form of `vllm bench serve --dataset-name
-custom`; its other members are ignored. Any other file has one prompt on each line. Empty lines are ignored.
+A file whose name ends in `.jsonl` has one JSON object with a `prompt` on each line, as for `vllm bench serve --dataset-name
+custom`; other members are ignored. Any other file has one prompt on each line. Empty lines are ignored.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def look_up_bundle(bundle: Bundle, word: str, source: Source) -> Lookup:
 
 
 def explain_not_served(bundle: Bundle, lookup: Lookup) -> list[Finding]:
-    """Return why a server of this model with these arguments would not use `bundle`; empty where it would."""
+    """Return why a server of this model with these arguments would not use `bundle`; empty if it would."""
     if lookup.bundle is not None and lookup.bundle.digest == bundle.digest:
         return []
     if differing := diff(lookup.key, bundle.key):

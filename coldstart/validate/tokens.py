@@ -33,7 +33,7 @@ class Parting:
 
 
 def part(ours: Answer, theirs: Answer) -> Parting | None:
-    """Return where two answers differ, by characters if one has no token ids; None where they are equal."""
+    """Return where two answers differ, by characters if one has no token ids; None if they are equal."""
     by_tokens = ours[0] and theirs[0]
     pair = (ours[0], theirs[0]) if by_tokens else (ours[1], theirs[1])
     for at, (one, two) in enumerate(zip_longest(*pair)):

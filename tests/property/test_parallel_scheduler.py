@@ -112,4 +112,4 @@ def test_a_request_without_a_pipeline_is_never_in_flight(model_folder: Path) -> 
     engine.add(request)
     for _ in range(4):
         engine.step()
-        assert not engine.scheduler.in_flight(request)
+        assert not engine.scheduler.is_in_flight(request)

@@ -20,7 +20,7 @@ REST = "everything else"
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Return the complete page."""
+    """Return the HTML page of a bench result."""
     measured = {mode: found for mode, found in document["modes"].items() if "unavailable" not in found}
     parts = [
         items([*rows.verdict(document), *rows.unavailable(document)]),

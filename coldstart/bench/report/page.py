@@ -61,7 +61,7 @@ def page(title: str, *parts: str) -> str:
 
 
 def head(title: str, policy: str, style: str = STYLE) -> str:
-    """Return the beginning of a page up to, and without, the end of its head."""
+    """Return the beginning of a page: everything before `</head>`."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'

@@ -43,7 +43,7 @@ class MoveEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class GroupReleased(msgspec.Struct, frozen=True, tag=True):
-    """The gateway has no request at a group whose route was withdrawn, and sends none."""
+    """The gateway has no more requests at a group whose route was withdrawn, and will send none."""
 
     group: str
 
@@ -183,4 +183,4 @@ def read(given: Any, kind: Any) -> Any:
 def _decode(kind: type, given: Any) -> Any:
     if kind is Arguments:
         return Arguments(given)
-    raise NotImplementedError(f"no message holds a {kind.__name__}")
+    raise NotImplementedError(f"a message cannot contain a {kind.__name__}")

@@ -16,7 +16,7 @@ CONNECT_S = 2.5
 
 
 class FleetReplica(Replica):
-    """A group that serves. It accepts `capacity` concurrent requests, has `busy`, and gets none before `suspect_until`."""
+    """A group that serves: at most `capacity` requests at once, `busy` now. It gets no request before `suspect_until`."""
 
     def __init__(self, route: GroupRoute) -> None:
         url = urlsplit(route.url)

@@ -34,7 +34,7 @@ class FleetState:
         try:
             found: Any = json.loads(path.read_bytes())
             if found["schema"] != SCHEMA:
-                raise ValueError(f"schema {found['schema']}")
+                raise ValueError(f"schema version {found['schema']}, expected {SCHEMA}")
             models = [wire.thing(one) for one in found["models"]]
             self.drained = {str(name) for name in found["drained"]}
             self.links = {str(name): float(speed) for name, speed in found.get("links", {}).items()}

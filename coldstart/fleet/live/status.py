@@ -47,7 +47,7 @@ class ControllerFacts:
 
 
 def controller_status(core: FleetCore, processes: Processes, facts: ControllerFacts) -> dict[str, Any]:
-    """Return the controller's part of the document."""
+    """Return the members of the status document that the controller knows: controller, servers, unusable, models."""
     models = [model for model in core.models.values() if not model.retired or model.groups]
     return {
         "controller": {

@@ -153,7 +153,7 @@ class ModelHost:
         """Apply the current configuration; return the changes.
 
         Raises:
-            UsageError: The configuration is invalid, and the last one is retained, or the host is stopping.
+            UsageError: The host is stopping, or the configuration is invalid. The host retains the previous configuration.
         """
         # An older reading of the file must not replace a newer one.
         async with self._reloading:

@@ -249,7 +249,7 @@ class _Connection(asyncio.Protocol):
 
 
 class Upstream:
-    """Connections to the server at `place`, a unix socket or host and port. One unused for KEEP_ALIVE_S is closed.
+    """Connections to the server at `place`, a unix socket or host and port. An idle one is closed after KEEP_ALIVE_S.
 
     `received` is the number of bytes in the bodies of all answers with status 200.
     """

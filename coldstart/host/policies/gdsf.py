@@ -41,5 +41,5 @@ class GDSF:
         return first(order, need, self.costs)
 
     def excess(self, model: str) -> float:
-        """Return H above the clock: the remaining value of the model per byte."""
+        """Return H - L: F * P / S of the model at its last use, minus the ageing since then."""
         return self._value[model] - self._clock

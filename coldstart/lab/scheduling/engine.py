@@ -35,7 +35,7 @@ class _Iteration:
 
 
 class Engine:
-    """One simulated engine; `run` may be called once. Arrivals must be in order."""
+    """One simulated engine; `run` may be called once. Its arrivals must be ordered by time."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Record of the bundle stores that use an unpacked section in a directory that all stores of this user share.
 
 A store claims a section when it unpacks or reuses it. `prune` gives the claim up when no bundle of the store has the section.
-A shared directory goes with its last claim. This module does not remove directories.
+A shared directory is removed with its last claim. This module does not remove directories.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Copy a bundle's ahead-of-time artefacts to the path that vLLM's worker computes.
+"""Copy a bundle's ahead-of-time artifacts to the path that vLLM's worker computes.
 
 vLLM stores <root>/torch_compile_cache/torch_aot_compile/<hash>/rank_<rank>_<dp>/model and, beside the ranks, Inductor's
-cache. The hash includes the model's path, so a bundle's artefact never has the right name. It is copied to the requested
+cache. The hash includes the model's path, so a bundle's artifact never has the right name. It is copied to the requested
 path just before vLLM looks there. vLLM then compares the traced sources and decides whether to use it.
 A miss costs only time, and each miss is reported.
 """
@@ -19,13 +19,13 @@ MODULE, WORKER = "vllm.compilation.decorators", "vllm.v1.worker.gpu_worker"
 
 
 class Aot:
-    """Artefacts of one bundle in one worker; `reasons` explain each compilation despite an artefact."""
+    """Artifacts of one bundle in one worker; `reasons` explain each compilation despite an artifact."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self.reasons, self.loaded = directory, list[str](), 0
 
     def install(self, module: Any) -> None:
-        """Wrap vLLM's function that loads artefacts."""
+        """Wrap vLLM's function that loads artifacts."""
         original = module._try_load_aot_compiled_fn
 
         @functools.wraps(original)
@@ -43,7 +43,7 @@ class Aot:
             setattr(worker, COMPILE_REPORT, lambda worker: {"loaded": self.loaded, "reasons": self.reasons})
 
     def lay(self, path: Path) -> bool:
-        """Copy the artefact of `path`'s rank and Inductor's cache there, unless the path exists. Return whether it exists."""
+        """Copy the artifact of `path`'s rank and Inductor's cache there, unless the path exists. Return whether it exists."""
         if path.exists():
             return True
         held = self._held(path.parent.name, path.name)
@@ -52,17 +52,17 @@ class Aot:
         try:
             shutil.copytree(held.parent.parent, path.parent.parent, dirs_exist_ok=True)
         except OSError as error:
-            self.reasons.append(f"{path.parent.name}: cannot copy the artefact: {error}")
+            self.reasons.append(f"{path.parent.name}: cannot copy the artifact: {error}")
         return path.exists()
 
     def _held(self, rank: str, name: str) -> Path | None:
-        """Return the only artefact of that rank, None if there are several: a model may have several compiled parts."""
-        artefacts = sorted(self._directory.glob(f"*/{rank}/{name}"))
-        if len(artefacts) != 1:
-            self.reasons.append(f"{rank}: the bundle has {len(artefacts)} artefacts")
-        return artefacts[0] if len(artefacts) == 1 else None
+        """Return the only artifact of that rank, None if there are several: a model may have several compiled parts."""
+        artifacts = sorted(self._directory.glob(f"*/{rank}/{name}"))
+        if len(artifacts) != 1:
+            self.reasons.append(f"{rank}: the bundle has {len(artifacts)} artifacts")
+        return artifacts[0] if len(artifacts) == 1 else None
 
     def _account(self, laid: bool, loaded: bool, path: Path) -> None:
         self.loaded += loaded
         if laid and not loaded:
-            self.reasons.append(f"{path.parent.name}: vLLM rejected the artefact and compiled again")
+            self.reasons.append(f"{path.parent.name}: vLLM rejected the artifact and compiled again")

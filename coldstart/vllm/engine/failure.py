@@ -47,7 +47,7 @@ def watch_log() -> None:
 def exit_process(error: BaseException) -> NoReturn:
     """Print the error as Python does, run the exit functions, and end this process with exit code 1.
 
-    The interpreter is not finalized: nanobind would write its leaks behind the error, 180 lines without a line end.
+    The interpreter is not finalized, because nanobind would then print about 180 lines of leak warnings after the error.
     """
     traceback.print_exception(error)
     atexit._run_exitfuncs()

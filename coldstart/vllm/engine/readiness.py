@@ -128,14 +128,14 @@ class Readiness:
 
 
 async def compile_fallbacks(engine: Any) -> list[Fallback]:
-    """Return why workers compiled although the bundle contains the artefacts."""
+    """Return why workers compiled although the bundle contains the artifacts."""
     try:
         workers = await engine.collective_rpc(COMPILE_REPORT)
     except Exception as error:  # noqa: BLE001 - without the plug-in vLLM raises various errors
         return [Fallback("compile", f"the plug-in did not load: {error}")]
     reasons = [reason for worker in workers for reason in worker["reasons"]]
     if not any(worker["loaded"] for worker in workers) and not reasons:
-        reasons = ["vLLM requested no ahead-of-time artefact"]
+        reasons = ["vLLM requested no ahead-of-time artifact"]
     return [Fallback("compile", reason) for reason in dict.fromkeys(reasons)]
 
 

@@ -56,4 +56,4 @@ def refuse_parallel(runner: Any) -> None:
     """Raise GraphRefusedError for an engine of several ranks."""
     parallel = runner.parallel_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
-        raise GraphRefusedError("graphs of several ranks contain collectives")
+        raise GraphRefusedError("graphs of several ranks contain collectives, which cannot be restored")

@@ -74,7 +74,9 @@ def parse_plan(data: object) -> KvPlan:
     sizes = (plan.kv_cache_memory_bytes, plan.free_memory_baseline)
     good = type(plan.rank) is int and plan.rank >= 0 and all(type(n) is int and n > 0 for n in sizes)
     if not good or not all(isinstance(t, str) for t in (plan.vllm, plan.device)):
-        raise AlteredTableError("invalid start-up plan in the kv section")
+        raise AlteredTableError(
+            "invalid start-up plan in the kv section: expected a rank from 0, sizes above 0, and names of vLLM and device"
+        )
     return plan
 
 

@@ -57,7 +57,7 @@ def spans(output: Any) -> list[tuple[int, int]] | None:
 def view(like: Any, tensor: Callable[[Like], Any]) -> Any:
     """Rebuild the output; `tensor` creates a tensor from a leaf. Raises GraphRefusedError if it was not described."""
     if like is None:
-        raise GraphRefusedError("its output is not a tensor of the pool")
+        raise GraphRefusedError("a part of its output is not a tensor in the memory pool of the graphs")
     for name, kind in (("tuple", tuple), ("list", list)):
         if name in like:
             return kind(view(part, tensor) for part in like[name])

@@ -26,7 +26,7 @@ class PipelinedScheduler(AsyncScheduler):
         if self.stages > 1 and not self.scheduler_config.async_scheduling:
             self._keep_synchronous_books()
 
-    def in_flight(self, request: Request) -> bool:
+    def is_in_flight(self, request: Request) -> bool:
         """Return whether a batch in flight has not yet returned the token that the request's next step needs.
 
         Without a pipeline the result is False: vLLM's asynchronous steps do not wait for that token.

@@ -69,7 +69,7 @@ class EngineView:
         if request.status is RUNNING:
             if request.num_output_placeholders and all_in_flight(request):
                 return False
-            return self._engine.stages == 1 or not self._engine.in_flight(request)
+            return self._engine.stages == 1 or not self._engine.is_in_flight(request)
         if request.status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):
             return True  # shortcut for most of a burst; the code below gives the same
         state = self.state(request)
@@ -112,7 +112,7 @@ class EngineView:
         return iter(self._places.started)
 
     def can_proceed(self, request: Request) -> bool:
-        return self.runs(request) and not all_in_flight(request) and not self._engine.in_flight(request)
+        return self.runs(request) and not all_in_flight(request) and not self._engine.is_in_flight(request)
 
     def prefilling(self, requests: Sequence[Request]) -> list[Request]:
         return [r for r in requests if r.status is not RUNNING or r.is_prefill_chunk]
@@ -129,7 +129,7 @@ class EngineView:
         return (r for r in self._places.started if freeable(r) and not in_flight(r))
 
     def is_in_flight(self, name: str) -> bool:
-        return self._engine.stages > 1 and self._engine.in_flight(self.request(name))
+        return self._engine.stages > 1 and self._engine.is_in_flight(self.request(name))
 
     def free_slots(self) -> int:
         taken = len(self._places.started) + self._engine.num_waiting_for_streaming_input

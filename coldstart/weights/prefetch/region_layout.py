@@ -84,7 +84,7 @@ def read(document: Mapping[str, Any]) -> RegionLayout:
             f"The weights plan describes {total} bytes, expected 1 to {checkpoint.MAX_BYTES}."
         )
     if not all(tensor.digest for tensor in tensors.values()):
-        raise PrefetchRefusedError("The weights plan has no digests.")
+        raise PrefetchRefusedError("The weights plan has tensors without a digest.")
     return RegionLayout(plan.chunk, files, total, tensors, {file.name: n for n, file in enumerate(files)})
 
 

@@ -163,7 +163,7 @@ class Service:
     def _want(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, _ = json_lines.body(client.channel.take())
         if client.model is None:
-            raise json_lines.MalformedMessageError("want message before an attach message")
+            raise json_lines.MalformedMessageError("a want message came before the attach message")
         try:
             self._enlist(client, _names(names), bool(message.get("background")))
         except PrefetchRefusedError as error:

@@ -173,7 +173,7 @@ class _Stream:
                 version = _same(version, source.version(file.name), file.name)
             took_s = monotonic() - began - job.paused_s
             if took_s > _BOUNDS.window_s + filled / _BOUNDS.floor:
-                raise SourceTooSlowError(f"{file.name}: {filled} bytes in {took_s:.0f} s")
+                raise SourceTooSlowError(f"{file.name} arrives too slowly: {filled} bytes in {took_s:.0f} s")
         return version or ""
 
     def _space(self, size: int) -> memoryview:

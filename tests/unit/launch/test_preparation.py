@@ -103,7 +103,7 @@ def test_the_template_of_another_model_with_this_key_is_retained(
     other = template_pool.start("engine", plan, "other", 20)
     prepared = prepare(lookup, plan)
     assert prepared.mode == "template-runtime"
-    assert prepared.failures[0].reason == "the template of other has the same key"
+    assert prepared.failures[0].reason == "a template of other runs, which has the same key as tiny"
     assert template_pool.find("engine", plan.key) == other
 
 

@@ -94,8 +94,8 @@ def test_a_damaged_group_stops_no_start(tmp_path: Path, text: str) -> None:
     assert (laid / "triton" / "abc" / "__grp__kernel.json").read_text() == text
 
 
-class Artefact:
-    """Fake of an artefact that torch's loader returns for vLLM's backend."""
+class Artifact:
+    """Fake of an artifact that torch's loader returns for vLLM's backend."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.finalized = data, False
@@ -118,10 +118,10 @@ def decorators(monkeypatch: pytest.MonkeyPatch) -> Any:
     import torch
     from vllm.compilation import decorators
 
-    def load(file: Any, f_globals: Any) -> Artefact:
+    def load(file: Any, f_globals: Any) -> Artifact:
         if (data := file.read()) == b"foreign":
             raise RuntimeError("made by another torch")
-        return Artefact(data)
+        return Artifact(data)
 
     monkeypatch.setattr(decorators, "_try_load_aot_compiled_fn", decorators._try_load_aot_compiled_fn)
     monkeypatch.setattr(torch.compiler, "load_compiled_function", load)
@@ -151,12 +151,12 @@ def _bundle(tmp_path: Path, data: bytes, rank: str = "rank_0_0") -> Path:
 
 @pytest.mark.slow
 @needs_vllm
-def test_vllms_own_look_up_finds_the_artefact_under_its_own_hash(tmp_path: Path, decorators: Any) -> None:
-    held = aot.Aot(_bundle(tmp_path, b"artefact"))
+def test_vllms_own_look_up_finds_the_artifact_under_its_own_hash(tmp_path: Path, decorators: Any) -> None:
+    held = aot.Aot(_bundle(tmp_path, b"artifact"))
     held.install(decorators)
     path = tmp_path / "user" / "torch_aot_compile" / "another-hash" / "rank_0_0" / "model"
     found = decorators._try_load_aot_compiled_fn(_model(), str(path))
-    assert found.data == b"artefact" and found.finalized
+    assert found.data == b"artifact" and found.finalized
     assert (path.parents[1] / "inductor_cache" / "xy" / "kernel.py").read_text() == "k"
     assert (held.loaded, held.reasons) == (1, [])
     worker = SimpleNamespace(Worker=type("Worker", (), {}))
@@ -169,8 +169,8 @@ def test_vllms_own_look_up_finds_the_artefact_under_its_own_hash(tmp_path: Path,
 @pytest.mark.parametrize(
     ("data", "rank", "reason"),
     [
-        (b"foreign", "rank_0_0", "rank_0_0: vLLM rejected the artefact and compiled again"),
-        (b"artefact", "rank_3_0", "rank_0_0: the bundle has 0 artefacts"),
+        (b"foreign", "rank_0_0", "rank_0_0: vLLM rejected the artifact and compiled again"),
+        (b"artifact", "rank_3_0", "rank_0_0: the bundle has 0 artifacts"),
     ],
 )
 def test_every_miss_has_its_reason(
