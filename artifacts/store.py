@@ -48,8 +48,10 @@ class BundleNotFoundError(BundleError):
         message: str,
         nearest: tuple[Bundle, Mismatches] | None = None,
         untrusted: Bundle | None = None,
+        *,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, hint=hint)
         self.nearest, self.untrusted = nearest, untrusted
 
 
@@ -118,7 +120,8 @@ class Store:
         bundles = self.list()
         matches = self._matching(ref, bundles)
         if not matches:
-            raise BundleNotFoundError(f"no bundle matches {ref!r}")
+            known = "see the bundles of this store: coldstart list"
+            raise BundleNotFoundError(f"no bundle matches {ref!r}", hint=known if bundles else None)
         if len(matches) == 1:
             return matches[0]
         return (

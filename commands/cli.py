@@ -90,6 +90,16 @@ class LazyGroup(TyperGroup):
         """Return all names in the order of the table."""
         return list(COMMANDS)
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Parse the arguments before the command's name; an option of a command there is a usage error."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            if option is None:
+                raise
+            ctx.fail(f"No such option: {option}. Options follow the command: coldstart COMMAND {option}")
+
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         """Load one command; an unknown name is a usage error with the most similar name."""
         name = ALIASES.get(cmd_name, cmd_name)

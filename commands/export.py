@@ -8,7 +8,7 @@ from coldstart.artifacts.archive import export_archive
 from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import SNAPSHOT, Common
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import human_bytes
+from coldstart.commands._output import count, human_bytes
 
 from coldstart.models import inspection
 
@@ -32,5 +32,5 @@ def command(
         size = export_archive(bundles, path, replace=force, memory=include_snapshot)
     data = {"archive": str(path), "bytes": size, "bundles": [bundle.ref for bundle in bundles]}
     common.out.result(data, str(path))
-    outcome = f"Exported {len(bundles)} bundles, {human_bytes(size)}"
+    outcome = f"Exported {count(len(bundles), 'bundle')}, {human_bytes(size)}"
     common.out.success(outcome, where=str(path), then=f"coldstart import {path}")

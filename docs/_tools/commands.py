@@ -24,6 +24,7 @@ INDEX = """# Commands
 `coldstart --help` lists the commands, and `coldstart COMMAND --help` shows the options of one command. This page and the pages
 of the commands are generated from that help.
 
+- An option follows the name of its command: `coldstart list --cache-dir DIR`.
 - Arguments after `--` go to vLLM. Those that change what is built are part of the key of a bundle.
 - Each option has an environment variable `COLDSTART_<COMMAND>_<OPTION>`, such as `COLDSTART_SERVE_PORT`, and a key in the
   [configuration file](configuration.md). The command line takes precedence over the environment, the environment over the file.

@@ -30,6 +30,7 @@ def read_error(run: Run, *words: str, code: int = 2) -> dict[str, Any]:
         (("serve",), 2, "Missing argument 'MODEL'", "coldstart serve --help"),
         (("list", "--no-such-option"), 2, "No such option: --no-such-option", "coldstart list --help"),
         (("fleet", "status", "--odd"), 2, "No such option: --odd", "coldstart fleet status --help"),
+        (("--cache-dir", "/x", "list"), 2, "coldstart COMMAND --cache-dir", "coldstart --help"),
         (("lisst",), 2, "Did you mean 'list'?", "coldstart --help"),
         (
             ("template", "stop", "--level", "none"),

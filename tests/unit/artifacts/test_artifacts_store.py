@@ -102,9 +102,12 @@ def test_a_name_with_several_keys_is_ambiguous_and_lists_the_choices(store: Stor
     "ref", ["org/other", f"{NAME}:v9", f"{NAME}@sha256:{'0' * 64}", "abcdef0123", "abcdef012345"]
 )
 def test_unknown_reference(store: Store, tmp_path: Path, ref: str) -> None:
-    publish(store, tmp_path)
-    with pytest.raises(BundleNotFoundError):
+    with pytest.raises(BundleNotFoundError) as empty:
         store.get(ref)
+    publish(store, tmp_path)
+    with pytest.raises(BundleNotFoundError) as caught:
+        store.get(ref)
+    assert "coldstart materialize" in str(empty.value.hint) and "coldstart list" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("digits", [0, 6, 11])
