@@ -26,7 +26,7 @@ def limit_devices(file: HostFile) -> HostFile:
         if found and beyond:
             raise UsageError(
                 f"models.{launch.name}.devices: device {beyond[0]} does not exist, the host sees {len(found)}",
-                hint="coldstart doctor lists the devices",
+                hint="see the devices: coldstart doctor",
             )
     if file.settings.device_memory is not None:
         return file
