@@ -49,13 +49,17 @@ def export_in_background(
         parent: Whether TRACEPARENT names the span in which the start happened.
 
     Returns:
-        The thread, None without a collector.
+        The thread; None without a collector, or if no thread can be created.
     """
     if not is_enabled():
         return None
     arguments = (started, timeline, model, warn, parent)
     thread = Thread(target=_export, args=arguments, name="trace", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # no further thread may be created
+        warn(f"the trace of this start was not sent: {error}")
+        return None
     return thread
 
 

@@ -24,18 +24,27 @@ class TimelineRecording:
         self._events, self._save_to, self._temporary = events, save_to, temporary
 
     def save(self) -> None:
-        """Read the current spans and write them to `save_to`, if set. Raises OSError."""
+        """Read the current spans and write them to `save_to`, if set.
+
+        Raises:
+            OSError, ValueError: They cannot be read or written. Without a file to save to, the timeline remains as it was:
+                spans that a full disk has cut do not end a server.
+        """
         if self._events is None:
             return
-        self.timeline = Timeline.read(self._events)
+        try:
+            self.timeline = Timeline.read(self._events)
+        except (OSError, ValueError):
+            if self._save_to is not None:
+                raise
         if self._save_to is not None:
             self.timeline.save(self._save_to)
 
     def started(self) -> None:
-        """Save the start of a ready server. End the recording without a file to save to. Raises OSError."""
+        """Save the start of a ready server. End the recording without a file to save to. Raises as `save`."""
         self.save()
         if self._save_to is None and self._temporary and self._events is not None:
-            shutil.rmtree(Path(self._events).parent)
+            shutil.rmtree(Path(self._events).parent, ignore_errors=True)
             self._events = None
 
 
@@ -46,7 +55,7 @@ def recording(save_to: Path | None, *, wanted: bool) -> Iterator[TimelineRecordi
     Recording happens if `wanted`, if `save_to` is set, or if the environment names an events file, which is then retained.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError, ValueError: As `TimelineRecording.save`.
         UsageError: No private directory can be created.
     """
     outside = os.environ.get(EVENTS_VARIABLE)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,20 @@ class TestRecording:
             timeline.emit("swap in", 1.0, 2.0, track="scheduler")
             assert not events.parent.exists()
         assert [span.name for span in made.timeline.spans] == ["coldstart"]
+
+    @pytest.mark.parametrize(
+        "damage", [lambda events: events.unlink(), lambda events: events.write_text("{")]
+    )
+    def test_ready_server_is_kept_when_its_spans_are_lost(self, damage: Callable[[Path], object]) -> None:
+        with recording(None, wanted=True) as made:
+            damage(Path(os.environ[timeline.EVENTS_VARIABLE]))
+            made.started()
+        assert made.timeline.spans == []
+
+    def test_lost_spans_are_an_error_when_they_are_to_be_saved(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError), recording(tmp_path / "trace.json", wanted=False) as made:
+            Path(os.environ[timeline.EVENTS_VARIABLE]).unlink()
+            made.started()
 
     def test_a_failed_start_leaves_no_variable_behind(self) -> None:
         with pytest.raises(KeyboardInterrupt), recording(None, wanted=True):

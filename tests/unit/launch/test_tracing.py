@@ -190,6 +190,21 @@ def test_a_missing_extra_is_one_warning(
     assert "opentelemetry.sdk.resources is not installed" in seen[0] and not collector.requests
 
 
+def test_a_server_continues_when_no_thread_can_be_created(
+    serve: Callable[[Callable[[], object]], None],
+    collector: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    real = tracing.Thread
+    monkeypatch.setattr(tracing, "Thread", type("Refused", (real,), {"start": refuse}))
+    serve(lambda: None)
+    assert "warning: the trace of this start was not sent: can't start" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "enabled"),
     [
