@@ -44,6 +44,20 @@ def answers(row: Row) -> str:
     return f"{equal} ({kind})" if equal else "-"
 
 
+def up_sentence(result: Row) -> str:
+    """Return what `coldstart up` takes, the first and the second time, beside plain vLLM."""
+    median = result["median_s"]
+    plain, ratios = median["vLLM, warm caches"], result["ratios"]
+    modes = listed(sorted(set(result["modes"])))
+    return (
+        f"`coldstart up {result['model']}`, time to the first token: {median['first up']:.0f} s the first time, when it builds"
+        f" bundle and template, and {median['second up']:.2f} s the second time ({modes}), {ratios['second up']:.0f} times as"
+        f" fast as plain vLLM with its caches warm ({plain:.0f} s; with empty caches once {result['empty_caches_s']:.0f} s)."
+        f" Medians of {len(result['modes'])} interleaved rounds, {result['date'][:10]} on {result['machine']['cpu']},"
+        f" load {result['machine']['load_1min']:.0f}: other work ran on the machine, so only the ratios count."
+    )
+
+
 def reasons(result: Row) -> str:
     """Return each reason once, with the models that it concerns."""
     models: dict[str, list[str]] = {}
@@ -206,6 +220,7 @@ PARTS = [
     Part("README.md", "cold-start", COLD[0], (report_table,), COLD[1]),
     Part("README.md", "architectures", "architectures-cpu", (architectures_sentence,)),
     Part("benchmarks/RESULTS.md", "cold-start", COLD[0], (report,), COLD[1]),
+    Part("benchmarks/RESULTS.md", "up", "up-cpu", (up_sentence,), "start/cold_start --up 3"),
     Part("benchmarks/RESULTS.md", "model-sizes", "model-sizes-cpu", (SIZES, size_facts), "start/model_sizes"),
     Part(
         "benchmarks/RESULTS.md",
@@ -217,7 +232,7 @@ PARTS = [
         "benchmarks/RESULTS.md",
         "vllm-api-tests",
         "vllm-api-tests-cpu",
-        (API_TESTS, "vLLM {vllm}, measured {date} on {machine[cpu]}."),
+        (API_TESTS, "vLLM {vllm} on {machine[cpu]}; plain vLLM was measured {date}, other starts after it."),
         "start/vllm_api_tests",
     ),
     Part("docs/index.md", "start-page", COLD[0], (STARTS,), COLD[1]),

@@ -44,7 +44,7 @@ PYTEST = (
     os.devnull,
     "--rootdir=.",
     "-q",
-    "--timeout=120",
+    "--timeout=300",
 )
 MODEL_NAME = re.compile(r'^MODEL_NAME = ".*"$', re.M)
 DOWNLOAD = re.compile(r"hf_api\(\)\.snapshot_download\(.*?\)")
