@@ -113,7 +113,7 @@ def up(
     ray_node.require()
     if address is not None and memory is not None:
         raise UsageError(
-            "--memory applies to an own Ray cluster, not to the nodes of --address.",
+            "--memory applies to a Ray cluster that this command starts, not to the one at --address.",
             hint="coldstart fleet join ADDRESS --memory 60GiB",
         )
     server = None if memory is None else _server(memory, devices, network, load)

@@ -104,7 +104,7 @@ class Common:
     def look_up(self, model: str, revision: str | None = None, accepts: "Trust | None" = None) -> "Lookup":
         """Return the model, its key on this machine, and its bundle among those that `accepts` accepts.
 
-        Raises the errors of models.resolve.
+        Raises the errors of `resolution.resolve`.
         """
         from coldstart.models import inspection
 

@@ -58,7 +58,7 @@ def find(common: Common, model: str, revision: str | None, accepts: "Trust | Non
 
 
 def show_arguments(common: Common, lookup: "Lookup") -> None:
-    """Print the arguments that a bundle lends."""
+    """Print the arguments if they come from the bundle and not from the user."""
     if lookup.lender is not None and lookup.vllm_args:
         lender = f"{lookup.lender.name}:v{lookup.lender.version}"
         common.out.note(f"Using the arguments of {lender}: {shlex.join(lookup.vllm_args)}")

@@ -76,7 +76,7 @@ def run(
         _flag(
             "--idle",
             metavar="SECONDS",
-            help="Stop a model of the command line after this time without a request; default: never.",
+            help="Stop a model named on the command line after this time without a request; default: never.",
         ),
     ] = None,
     max_held: Annotated[

@@ -135,7 +135,7 @@ def stop(
         Level | None, typer.Option("--level", help="Level of the templates to stop; default: all levels.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also end the servers that were forked from them.")
+        bool, typer.Option("--force", help="Also end the servers that the templates forked.")
     ] = False,
 ) -> None:
     """Stop the selected templates."""

@@ -24,7 +24,7 @@ def look_up(
     cache_dir: PathLike | None,
     untrusted: bool = False,
 ) -> Lookup:
-    """Resolve the model and look up its bundle. Raises what `inspection.look_up` and `check_arguments` raise."""
+    """Resolve the model and look up its bundle. Raises the errors of `inspection.look_up` and `check_arguments`."""
     accepts = anyone if untrusted else None
     return inspection.look_up(
         model,

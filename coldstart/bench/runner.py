@@ -60,14 +60,14 @@ class BenchRuns:
 
 @dataclass
 class RunCounter:
-    """Number of runs that are left in each mode, and the number and the begin of those that were started."""
+    """Number of runs left in each mode, number of started runs, and the time at which the first one began."""
 
     left: dict[str, int] = field(default_factory=dict)
     started: int = 0
     began: float = field(default_factory=time.monotonic)
 
     def count(self, mode: str, dropped: Collection[str]) -> str:
-        """Count a run that starts now, and return its number, the number of all runs, and the expected rest."""
+        """Count a run that starts now; return its number, the number of all runs, and the expected remaining time as text."""
         left = sum(runs for name, runs in self.left.items() if name not in dropped)
         finished, self.started = self.started, self.started + 1
         self.left[mode] = max(0, self.left.get(mode, 0) - 1)

@@ -166,7 +166,9 @@ def _meeting(images: Path) -> Path:
     try:
         meeting = Path(json.loads((images / ABOUT).read_text())["meeting"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SnapshotUnusableError("the snapshot does not record its directory") from error
+        raise SnapshotUnusableError(
+            "the snapshot does not record the directory where it was frozen"
+        ) from error
     if (reason := ownership.private(meeting.parent)) is not None:
         raise SnapshotUnusableError(f"the snapshot was frozen at {meeting.parent}, and {reason}")
     return meeting

@@ -49,7 +49,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
 
     Args:
         cache: Cache whose bundle store is pruned.
-        refs: Bundles to remove. Old versions of other bundles are removed only where this is empty.
+        refs: Bundles to remove. Old versions of other bundles are removed only if this is empty.
         keep: Number of newest versions of each key to retain.
         dry_run: Only report what would be removed.
 

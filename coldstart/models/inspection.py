@@ -31,7 +31,7 @@ class Lookup:
     """The model, vLLM's arguments, their key, and the bundle of that key, or the nearest bundle and its mismatches.
 
     Every command creates one and passes it on; nothing below resolves the model, the arguments or the cache a second time.
-    ``lender`` is the bundle whose recorded arguments ``vllm_args`` are, None for arguments that the user typed.
+    ``lender`` is the bundle that records ``vllm_args``, None if the user typed them.
     ``offline`` forbids downloads. A bundle is found only if ``accepts`` accepts it (None: `trust`; `bundle.anyone`: every
     signer); ``untrusted`` is a bundle of this key that was not accepted. ``notes`` are remarks on the choice for the user.
     """
@@ -125,7 +125,7 @@ def look_up(
 ) -> Lookup:
     """Compose the key of the model ``word`` on this machine and look it up among accepted bundles.
 
-    Raises what models.resolve raises, and UsageError for an option that the installed vLLM does not have.
+    Raises the errors of `resolution.resolve`, and UsageError for an option that the installed vLLM does not have.
     """
     cache, given = cache or Cache.at(), Arguments(vllm_args)
     options.check(given)

@@ -1,7 +1,7 @@
 """Look up a bundle by vLLM's arguments that it records, or by its version or digest, for a server that is to start from it.
 
-A bundle records the arguments of its materialization. Arguments can name code to load, so only a bundle that this user trusts
-lends them. This module does not look a model up by arguments that the user typed; `inspection.look_up` does.
+A bundle records the arguments of its materialization. Arguments can name code to load, so only those of a trusted bundle are
+used. This module does not look up a model by arguments that the user typed; `inspection.look_up` does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _WEIGHTS = "model.weights"
 def adopt_arguments(asked: Lookup) -> Lookup:
     """Return the look-up with the arguments of the newest trusted bundle of its model for this machine.
 
-    `asked` has no arguments. Where no bundle lends any, it is returned with the bundle that would, if this user trusted it.
+    `asked` has no arguments. If no trusted bundle fits, return `asked`; its `untrusted` is then the best bundle that would fit
+    if this user trusted it.
     """
     readable = [one for one in _rank_bundles(asked) if one.problem is None]
     for one in readable:
@@ -70,9 +71,9 @@ def look_up_version(
     revision: str | None = None,
     accepts: Trust | None = None,
 ) -> Lookup:
-    """Look `bundle` and no other version up, with the arguments that it records where `given` is None.
+    """Look up this version of a bundle, with the arguments `given`, or those that the bundle records if `given` is None.
 
-    Raises UsageError for the bundle of a directory, whose path it does not record, and what models.resolve raises.
+    Raises UsageError for the bundle of a directory, whose path it does not record, and the errors of `resolution.resolve`.
     """
     name, commit = bundle.manifest.provenance.model_name, bundle.key.fields.get("model.revision")
     if not inspection.names_model(name) and not resolution.is_repo_id(name):

@@ -37,7 +37,7 @@ class Source:
     cache: Cache = field(default_factory=Cache.at)
 
     def look_up(self, word: str, vllm_args: Sequence[str], revision: str | None) -> Lookup:
-        """Look up as `serve` does. Raises what models.resolve raises."""
+        """Look up as `serve` does. Raises the errors of `resolution.resolve`."""
         return inspection.look_up(
             word, vllm_args, cache=self.cache, offline=self.offline, revision=revision or self.revision
         )
@@ -51,7 +51,7 @@ def names_model(word: str) -> bool:
 def find_bundle(store: Store, word: str, source: Source) -> Bundle:
     """Find the bundle of `word`.
 
-    Raises NoBundleError, BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError, and what models.resolve raises.
+    Raises NoBundleError, BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError, and as `resolution.resolve`.
     """
     asks_key = bool(source.vllm_args or source.revision) and source.model is None and names_model(word)
     if not asks_key:
@@ -70,7 +70,7 @@ def find_bundle(store: Store, word: str, source: Source) -> Bundle:
 def look_up_bundle(bundle: Bundle, word: str, source: Source) -> Lookup:
     """Look up the model and the arguments of `bundle`, which the user named by `word`, as `serve` does.
 
-    Raises UsageError where the model is a directory that the user did not name, and what models.resolve raises.
+    Raises UsageError where the model is a directory that the user did not name, and the errors of `resolution.resolve`.
     """
     provenance = bundle.manifest.provenance
     named = source.model or (word if names_model(word) else provenance.model_name)

@@ -42,7 +42,7 @@ def run(store: Store, request: ValidationRequest) -> list[checks.ValidationRepor
     """Return one report per word.
 
     Raises BundleNotFoundError and NoBundleError for a word that names no bundle, UsageError for an unreadable fingerprint or
-    prompts that every server rejects, and what models.resolve raises.
+    prompts that every server rejects, and the errors of `resolution.resolve`.
     """
     fingerprint = _fingerprint(request.against)
     found = [(word, subject.find_bundle(store, word, request.source)) for word in request.words]

@@ -108,7 +108,9 @@ def _file(entry: Any, chunk: int) -> CheckpointFile:
     size = _number(entry["size"], f"size of {name}", 0, MAX_BYTES)
     chunks = tuple(map(_hex, entry["chunks"])) if "chunks" in entry else None
     if chunks is not None and len(chunks) != -(-size // chunk):
-        raise ValueError(f"{name} has {len(chunks)} chunks of {chunk} for {size} bytes")
+        raise ValueError(
+            f"{name} of {size} bytes has {len(chunks)} chunks of {chunk} bytes, expected {-(-size // chunk)}"
+        )
     tensors = sorted((_tensor(t, name, size) for t in entry["tensors"]), key=lambda t: (t.offset, t.end))
     for before, after in pairwise(tensors):
         if after.offset < before.end:

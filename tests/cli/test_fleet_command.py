@@ -124,5 +124,5 @@ def test_invalid_arguments_are_reported_at_once(run: Run, tmp_path: Path) -> Non
     assert "no fleet responds" in run("fleet", "status", "--url", "http://127.0.0.1:9", code=1).stderr
     assert "--memory" in run("fleet", "join", "127.0.0.1:1", code=2).stderr
     both = run("fleet", "up", "--address", "127.0.0.1:1", "--memory", "1GB", code=2)
-    assert "nodes of --address" in both.stderr
+    assert "not to the one at --address" in both.stderr
     assert "invalid limits" in run("fleet", "deploy", "m", "--slo", "fast", code=2).stderr

@@ -54,7 +54,7 @@ def _fails_somewhere(folder: Path, *, stages: int = 1, tensor: int = 1) -> bool:
 def test_taking_requests_in_flight_for_idle_ones_is_caught(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PipelinedScheduler, "in_flight", lambda self, request: False)
+    monkeypatch.setattr(PipelinedScheduler, "is_in_flight", lambda self, request: False)
     assert _fails_somewhere(model_folder, stages=2)
 
 

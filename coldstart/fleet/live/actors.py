@@ -87,23 +87,23 @@ class ServerActor:
         return await self._servers().heard(after)
 
     async def launch(self, order: RankOrder) -> None:
-        """Launch a rank (NodeServers)."""
+        """Call NodeServers: launch a rank."""
         await self._servers().launch(order)
 
     async def pace(self, worker: str, rate: float | None) -> None:
-        """Set the rate of a worker's fetch (NodeServers)."""
+        """Call NodeServers: set the rate of a worker's fetch."""
         await self._servers().pace(worker, rate)
 
     async def stop(self, worker: str) -> None:
-        """Stop a worker (NodeServers)."""
+        """Call NodeServers: stop a worker."""
         await self._servers().stop(worker)
 
     async def rendezvous(self) -> tuple[str, int]:
-        """Return an address and port for a rendezvous (NodeServers)."""
+        """Call NodeServers: return an address and port for a rendezvous."""
         return await self._servers().rendezvous()
 
     async def clear(self) -> int:
-        """Stop all workers (NodeServers); return this process's id."""
+        """Call NodeServers: stop all workers; return this process's id."""
         await self._servers().clear()
         return os.getpid()
 
@@ -115,19 +115,19 @@ class RemoteNode:
     actor: Any
 
     async def launch(self, order: RankOrder) -> None:
-        """Launch a rank (Node)."""
+        """Implement Node: launch a rank."""
         await _asked(self.actor.launch.remote(order))
 
     async def pace(self, worker: str, rate: float | None) -> None:
-        """Set the rate of a worker's fetch (Node)."""
+        """Implement Node: set the rate of a worker's fetch."""
         await _asked(self.actor.pace.remote(worker, rate))
 
     async def stop(self, worker: str) -> None:
-        """Stop a worker (Node)."""
+        """Implement Node: stop a worker."""
         await _asked(self.actor.stop.remote(worker))
 
     async def rendezvous(self) -> tuple[str, int]:
-        """Return an address and port for a rendezvous (Node)."""
+        """Implement Node: return an address and port for a rendezvous."""
         address, port = await _asked(self.actor.rendezvous.remote())
         return str(address), int(port)
 

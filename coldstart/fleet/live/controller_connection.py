@@ -43,7 +43,7 @@ class RayConnection:
         self._sent: asyncio.Lock = asyncio.Lock()
 
     async def call(self, call: Call) -> Any:
-        """Return the JSON document of the reply (ControllerConnection)."""
+        """Implement ControllerConnection: return the JSON document of the reply."""
         return await self._call({"message": messages.document(call)})
 
     async def end_fleet(self) -> None:

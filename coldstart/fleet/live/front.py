@@ -73,7 +73,7 @@ class FleetFront:
         self._number = 0
 
     def enter(self, asked: str | None) -> Ticket:
-        """Admit a request (Front)."""
+        """Implement Front: admit a request."""
         if self.facts.stopping:
             raise self._counted(AdmissionRefusedError(503, "the gateway is stopping", 5.0))
         route = self.catalogue.route(asked)
@@ -116,7 +116,7 @@ class FleetFront:
         ticket.granted.set_result(target)
 
     def leave(self, ticket: Ticket) -> None:
-        """Remove a request that has ended (Front)."""
+        """Implement Front: remove a request that has ended."""
         known = self._tickets.pop(ticket.number, None)
         if known is None:
             return
@@ -126,7 +126,7 @@ class FleetFront:
             self.targets.free(known.target)
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a request again at another group, or at one that the controller starts (Front)."""
+        """Implement Front: admit a request again at another group, or at one that the controller starts."""
         assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
         if self.moves.rolled_back(ticket, str(error)):
             return ticket
@@ -150,7 +150,7 @@ class FleetFront:
         return self._enter(ticket.route, ticket.tries + 1, unsent)
 
     def progress(self, model: str) -> Progress:
-        """Return the progress of the model's start, for a waiting client (Front)."""
+        """Implement Front: return the progress of the model's start, for a waiting client."""
         return Progress(model, "starting" if self.connected else "the controller cannot be reached")
 
     def _counted(self, refused: AdmissionRefusedError) -> AdmissionRefusedError:
@@ -167,7 +167,7 @@ class FleetFront:
         return self.contact.connected
 
     def known(self) -> tuple[tuple[str, ...], tuple[OpenRequest, ...]]:
-        """Return the groups that can be sent to, and all open requests (Gatekeeper)."""
+        """Implement Gatekeeper: return the groups that can be sent to, and all open requests."""
         requests = (
             OpenRequest(one.number, one.route.model, one.target.group if one.target else None)
             for one in self._tickets.values()
@@ -175,13 +175,13 @@ class FleetFront:
         return tuple(self.targets.names()), tuple(requests)
 
     def alone(self) -> None:
-        """Continue without the controller: grant waiting requests that a known group can answer (Gatekeeper)."""
+        """Implement Gatekeeper: continue without the controller, and grant waiting requests that a known group can answer."""
         for ticket in self._tickets.values():
             if not ticket.granted.done() and (target := self._free(ticket.route.model)) is not None:
                 self._granted(ticket, target)
 
     def obey(self, order: RequestOrder) -> None:
-        """Carry out an order of the controller (Gatekeeper)."""
+        """Implement Gatekeeper: carry out an order of the controller."""
         ticket = self._tickets.get(order.request)
         if ticket is None:
             return
@@ -215,7 +215,7 @@ class FleetFront:
     def update(
         self, routes: tuple[GroupRoute, ...], launches: tuple[Launch, ...], hung: Mapping[str, int]
     ) -> None:
-        """Replace the routes, the launches and the numbers of hung servers (Gatekeeper)."""
+        """Implement Gatekeeper: replace the routes, the launches and the numbers of hung servers."""
         self.targets.update(routes)
         self.catalogue, self.hung = Catalogue(launches), hung
 

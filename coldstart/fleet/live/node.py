@@ -68,11 +68,11 @@ class NodeServers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def rendezvous(self) -> tuple[str, int]:
-        """Return an address and port for a rendezvous (Node)."""
+        """Implement Node: return an address and port for a rendezvous."""
         return self.host, free_port(self.host)
 
     async def launch(self, order: RankOrder) -> None:
-        """Launch a rank (Node); an order that was already carried out is ignored."""
+        """Implement Node: launch a rank; an order that was already carried out is ignored."""
         worker = order.rank.worker
         if worker in self.processes:
             return
@@ -99,7 +99,7 @@ class NodeServers:
         task.add_done_callback(self._tasks.discard)
 
     async def pace(self, worker: str, rate: float | None) -> None:
-        """Set the rate of a worker's fetch (Node); does nothing if it fetches nothing."""
+        """Implement Node: set the rate of a worker's fetch; does nothing if it fetches nothing."""
         process = self.processes.get(worker)
         if process is not None and process.fetch is not None:
             process.fetch.change(rate)
@@ -142,7 +142,7 @@ class NodeServers:
             self._say(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
 
     async def stop(self, worker: str) -> None:
-        """Stop a worker (Node); return after its end, or after the second stop signal."""
+        """Implement Node: stop a worker; return after its end, or after the second stop signal."""
         process = self.processes.get(worker)
         if process is None:
             self._say(RankEnded(worker, "unknown worker", True))

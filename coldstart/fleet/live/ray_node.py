@@ -63,7 +63,7 @@ def joining(server: ServerSpec, address: str) -> list[str]:
 
 
 def own_directory() -> Path:
-    """Create a private directory for an own Ray, below /tmp if the path of a temporary directory is too long."""
+    """Create a private directory for a fleet's own Ray, below /tmp if the path of a temporary directory is too long."""
     longest = Path(tempfile.gettempdir(), f"{_PREFIX}12345678{_SOCKET}")
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp" if len(os.fsencode(longest)) > 107 else None))
 

@@ -121,7 +121,7 @@ class JoinedNode:
     """Additional node of another user's Ray, restarted when it ends: Ray ends a node that was unreachable for some seconds.
 
     It stops after `FIRST_TRIES` starts if it never joined, else after `GIVE_UP_S` seconds without a successful start.
-    A node that is only SLOW also has `GIVE_UP_S` seconds.
+    A node that never joined because its start timed out (SLOW) also has `GIVE_UP_S` seconds.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Log) -> None:

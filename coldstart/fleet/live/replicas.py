@@ -54,12 +54,12 @@ class FleetTicket(Ticket):
         self.granted.set_result(replica)
 
     def interrupted(self) -> None:
-        """Continue at the target of the move, or at the current group if the move was rolled back (Ticket)."""
+        """Implement Ticket: continue at the target of the move, or at the current group if the move was rolled back."""
         if self.move is not None and self.move.handover.drained(Means.RECOMPUTE) is not None:
             self.grant(self.move.target)
 
     def went_on(self) -> None:
-        """Record the success of a move at the first piece from its target (Ticket)."""
+        """Implement Ticket: record the success of a move at the first piece from its target."""
         move = self.move
         if move is not None and move.handover.phase is HandoverPhase.MOVING and not move.settled.done():
             self.target = move.target

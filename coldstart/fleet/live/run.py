@@ -1,7 +1,7 @@
 """Process of `fleet up`: the gateway, and its own Ray on this machine if no cluster is named.
 
 On SIGTERM or SIGINT, new requests are rejected, running requests are answered, and the process ends; a second signal
-ends it at once. All servers of an own Ray end too. If that Ray ends, the process ends within a minute and reports the
+ends it at once. All servers of the fleet's own Ray end too. If that Ray ends, the process ends within a minute and reports the
 reason. A named cluster continues to run, and another gateway may connect.
 """
 
@@ -70,7 +70,7 @@ class FleetUp:
 
         Raises:
             UsageError: The gateway cannot listen.
-            CommandFailedError: The own Ray does not start, or ends.
+            CommandFailedError: The fleet's own Ray does not start, or ends.
         """
         options = self.options
         with (

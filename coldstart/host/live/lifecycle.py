@@ -142,30 +142,30 @@ class Lifecycle:
         self.emit(events.Left(model))
 
     def report_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
-        """Record a server that is ready (ServerObserver)."""
+        """Implement ServerObserver: record a server that is ready."""
         self.record.record_start(launch.name, ready, mode, seconds)
         self.emit(events.Started(launch.name, seconds))
         if self._is_outdated(launch) or self.templates.ends(ready):
             self.emit(events.Outdated(launch.name))
 
     def report_failed_start(self, model: str, reason: str, seconds: float) -> None:
-        """Record a failed start (ServerObserver)."""
+        """Implement ServerObserver: record a failed start."""
         if not self.facts.stopping:
             self.record.record_failed_start(model, reason, seconds)
 
     def report_asleep(self, launch: Launch) -> None:
-        """Report that a server is asleep (ServerObserver)."""
+        """Implement ServerObserver: report that a server is asleep."""
         self.emit(events.Left(launch.name))
         if self._is_outdated(launch):
             self.emit(events.Outdated(launch.name))
 
     def report_memory(self, model: str, memory: int) -> None:
-        """Report the measured memory of a server (ServerObserver)."""
+        """Implement ServerObserver: report the measured memory of a server."""
         self.facts.get_model(model).memory_source = "observed"
         self.emit(events.Measured(model, memory))
 
     def measure(self, model: str, pid: int) -> int | None:
-        """Return the measured memory of a server's process tree and its template (ServerObserver)."""
+        """Implement ServerObserver: return the measured memory of a server's process tree and its template."""
         server = self.meter.tree(pid)
         return None if server is None else server + self.templates.memory_beside(model)
 

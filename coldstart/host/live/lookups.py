@@ -23,7 +23,7 @@ def look_up_model(
 ) -> Lookup:
     """Look up the bundle of a model that is started with the arguments `args`.
 
-    `weights_from` allows a machine without the model's weights. Raises what inspection.look_up raises.
+    `weights_from` allows a machine without the model's weights. Raises the errors of `inspection.look_up`.
     """
     accepts = anyone if untrusted else None
     found = inspection.look_up(model, args, cache=cache, offline=offline, revision=revision, accepts=accepts)
@@ -31,7 +31,7 @@ def look_up_model(
 
 
 def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
-    """Look up the bundle of a launch. Raises what inspection.look_up raises, and NoBundleError if `on_miss` is "fail"."""
+    """Look up the bundle of a launch. Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail"."""
     found = look_up_model(
         launch.model,
         launch.args,

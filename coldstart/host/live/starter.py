@@ -138,7 +138,7 @@ def _obey(channel: json_lines.Channel) -> None:
 def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     """Start the server that the message describes, report when it is ready, and supervise it; return its exit code.
 
-    Raises what planning and starting raise.
+    Raises the errors of planning and starting.
     """
     channel.send({"process": os.getpid()})
     if message["template"] is not None:

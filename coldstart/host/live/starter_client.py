@@ -106,11 +106,11 @@ class Starter:
         env: Mapping[str, str] = MappingProxyType({}),
         pace: PacedFetch | None = None,
     ) -> ModelServer:
-        """Start a server (Servers)."""
+        """Implement Servers: start a server."""
         return self._begin(launch, deadline_s, None, listen, env, pace)
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
-        """Start a template (Servers)."""
+        """Implement Servers: start a template."""
         return self._begin(launch, deadline_s, level)
 
     def _begin(

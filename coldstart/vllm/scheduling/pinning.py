@@ -17,7 +17,10 @@ LIVE, AWAY = 1 << 48, 1 << 49
 
 
 class PinnedLru(LRUCachePolicy):
-    """vLLM's LRU policy with classes. The scheduler calls `record_eviction` and `back`; stores and hits set the owners."""
+    """vLLM's LRU policy, which drops all chunks of one class before those of the next.
+
+    The scheduler calls `record_eviction` and `back`. Stores and hits set the owners of a chunk.
+    """
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)

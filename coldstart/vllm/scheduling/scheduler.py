@@ -121,7 +121,7 @@ class PolicyScheduler(PipelinedScheduler):
         chosen, loads = decision.chosen, decision.loads
         running = [request for request in chosen if request.status is RUNNING]
         joining = [request for request in chosen if request.status is not RUNNING]
-        self.counters.parks += self.started.arrange(running, self.in_flight)
+        self.counters.parks += self.started.arrange(running, self.is_in_flight)
         self.picked_holding.show(joining if len(self.picked_holding) else ())
         self.picked_new.show([*joining, *loads])
         self.host.load_only(loads)

@@ -57,7 +57,7 @@ class TailsConnector(OffloadingConnector):
 
 
 def keepable(vllm_config: Any, config: Any) -> bool:
-    """Return whether one boundary describes the KV of every group, and computed tokens are never taken back."""
+    """Return whether all KV groups end at the same token, and no step discards computed tokens (as speculation does)."""
     events = vllm_config.kv_events_config
     return (
         vllm_config.speculative_config is None

@@ -125,7 +125,7 @@ class EngineView:
         return self.state(request) is State.LOADED
 
     def list_evictable(self) -> Iterator[Request]:
-        freeable, in_flight = self._engine._request_blocks_can_be_freed, self._engine.in_flight
+        freeable, in_flight = self._engine._request_blocks_can_be_freed, self._engine.is_in_flight
         return (r for r in self._places.started if freeable(r) and not in_flight(r))
 
     def is_in_flight(self, name: str) -> bool:
