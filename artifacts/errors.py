@@ -219,7 +219,7 @@ class ProcessMemoryError(BundleError):
     code = "CS-MEMORY"
     exit_code = ERROR
     default_hint = (
-        "to let every receiver read this memory: --include-snapshot; else materialize without --snapshot"
+        "to let every receiver read this memory: --include-snapshot; else name a version without a snapshot"
     )
 
 

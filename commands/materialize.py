@@ -109,8 +109,9 @@ def _show(common: Common, model: str, planned: "MaterializationPlan") -> None:
     common.out.result(
         data, lambda: table(("field", "value"), list(fields.items())) + f"\nsections: {', '.join(sections)}"
     )
+    typed = ["--snapshot"] if planned.options.snapshot else []
     common.out.success(
-        f"Would make key {planned.key.short}", then=common.format_command("materialize", model)
+        f"Would make key {planned.key.short}", then=common.format_command("materialize", model, *typed)
     )
 
 

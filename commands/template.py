@@ -109,7 +109,7 @@ def status(common: Common) -> None:
     ]
     for image in images:
         ready = "yes" if image.obstacle is None else f"no: {image.obstacle}"
-        rows.append(("frozen", "every model", human_bytes(image.size), "-", ready, 0))
+        rows.append(("frozen", f"every model, {human_bytes(image.size)}", "-", "-", ready, 0))
     data = {
         "templates": [
             {

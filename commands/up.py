@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 from coldstart.commands import _serving
@@ -61,7 +62,7 @@ def command(
     with ExitStack() as lock:
         lock.enter_context(directory.locked(lambda: common.out.note(f"Waiting for another start of {model}")))
         if (running := directory.read()) is not None:
-            _show_running(common, running)
+            _show_running(common, running, host, port)
             return
         listening.require_free_port(lookup.vllm_args, listen)
         directory.write(up_records.describe_own(lookup))
@@ -140,6 +141,11 @@ def _announce(common: Common, report: dict[str, Any]) -> None:
     common.out.success("Brought the server up", then="coldstart down")
 
 
-def _show_running(common: Common, running: "UpRecord") -> None:
+def _show_running(common: Common, running: "UpRecord", host: str | None, port: int | None) -> None:
+    """Report the server that runs, and that it has another address than the one asked for."""
+    there = urlsplit(running.url or "")
+    if running.url and (host not in (None, there.hostname) or port not in (None, 0, there.port)):
+        move = f"coldstart down {running.argument}, then coldstart up"
+        common.out.warn(f"already up at {running.url}, the asked address is not used (hint: {move})")
     data = {"url": running.url, "mode": running.mode, "pid": running.pid, "already_up": True}
     common.out.result(data, f"{running.url}  {running.mode}, already up")

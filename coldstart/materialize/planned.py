@@ -34,7 +34,7 @@ class MaterializationPlan:
     @property
     def sections(self) -> tuple[str, ...]:
         """Sections to write."""
-        return self.options.sections
+        return (*self.options.sections, *(["snapshot"] if self.options.snapshot else []))
 
     @property
     def existing(self) -> Bundle | None:

@@ -54,6 +54,11 @@ class Lookup:
         """The store of the look-up."""
         return Store(self.cache.bundles)
 
+    def format_materialize(self, *options: str) -> str:
+        """Return the command line that builds the bundle of this key, with `options` of the command."""
+        words = ["coldstart", "materialize", self.model.argument, *options, *_after(self.vllm_args)]
+        return shlex.join(words)
+
     def refresh(self) -> Lookup:
         """Look the same key up once more: another process may have published the bundle meanwhile."""
         try:
@@ -160,7 +165,7 @@ def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
 
 def miss(lookup: Lookup) -> NoBundleError:
     """Build the error of a look-up without a bundle: the nearest bundle, each difference, and the commands that help."""
-    create = shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)])
+    create = lookup.format_materialize()
     if lookup.untrusted is not None:
         one = lookup.untrusted
         return NoBundleError(

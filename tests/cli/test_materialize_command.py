@@ -68,3 +68,16 @@ def test_materialize_reports_missing_sections(
 def test_options_refuse_invalid_profile_seconds(seconds: str) -> None:
     with pytest.raises(UsageError, match="iteration profile"):
         Options(profile_s=float(seconds))
+
+
+def test_dry_run_names_the_snapshot_and_the_whole_command(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = home / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    monkeypatch.setattr(tiny, "build", lambda name, models: model)
+    with pytest.raises(SystemExit):
+        cli.main(["materialize", "tiny-llama", "--dry-run", "--snapshot"])
+    printed = capsys.readouterr()
+    assert "stages, snapshot" in printed.out and "coldstart materialize tiny-llama --snapshot" in printed.err

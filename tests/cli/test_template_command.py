@@ -41,7 +41,7 @@ def test_status_lists_image_with_its_defect(run: Run, image: Path) -> None:
     (frozen,) = shown["frozen"]
     assert frozen["directory"] == str(image) and frozen["vllm"] == "0.32.0" and frozen["size"] >= 99
     assert "has no valid fingerprint" in frozen["obstacle"]
-    assert "frozen" in run("template", "status").stdout
+    assert "every model, 8.0 KiB" in run("template", "status").stdout
 
 
 def test_prune_removes_unusable_image(run: Run, image: Path) -> None:

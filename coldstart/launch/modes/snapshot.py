@@ -19,7 +19,6 @@ _ON_GPU = Reason(
     "a CRIU image of a forked template holds no CUDA state",
     "use vLLM's snapshots (one GPU, same host and device, root): vllm snapshot create MODEL --revision COMMIT",
 )
-_NOT_MADE = Reason("the bundle has no snapshot", "coldstart materialize MODEL --snapshot")
 
 
 class SnapshotMode:
@@ -34,8 +33,12 @@ class SnapshotMode:
         """Return the reason as specified by StartMode."""
         if not runtime.targets_cpu():
             return _ON_GPU
-        bundle = start.request.lookup.bundle if start else None
-        return None if start is None or (bundle and bundle.has(self.name)) else _NOT_MADE
+        if start is None:
+            return None
+        lookup = start.request.lookup
+        if lookup.bundle and lookup.bundle.has(self.name):
+            return None
+        return Reason("the bundle has no snapshot", lookup.format_materialize("--snapshot"))
 
     def launch(self, start: ServerStart) -> Running:
         """Thaw the engine and have it fork the server, as specified by StartMode."""

@@ -100,3 +100,20 @@ def test_down_without_a_model_stops_all(
     assert server["pid"] == supervisor.pid and supervisor.wait(20) == -15
     down()
     assert capsys.readouterr().out == "nothing of any model is up\n"
+
+
+@pytest.mark.parametrize(("port", "warned"), [(1, False), (None, False), (2, True)])
+def test_up_reports_that_a_running_server_has_another_address(
+    supervisor: subprocess.Popen[bytes],
+    lookup: Lookup,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    port: int | None,
+    warned: bool,
+) -> None:
+    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["up", str(lookup.model.path), *(["--port", str(port)] if port else [])])
+    shown = capsys.readouterr()
+    assert caught.value.code == 0 and "http://x:1  fresh, already up" in shown.out
+    assert ("already up at http://x:1, the asked address is not used" in shown.err) == warned

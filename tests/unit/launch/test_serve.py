@@ -99,7 +99,9 @@ def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> N
         "runtime-snapshot",
     ]
     assert "no template-engine runs for tiny" in document["absent"][1]["reason"]
-    assert "the bundle has no snapshot" in document["absent"][2]["reason"]
+    assert document["absent"][2]["reason"] == "the bundle has no snapshot"
+    assert document["absent"][2]["hint"].startswith("coldstart materialize /")
+    assert document["absent"][2]["hint"].endswith("/tiny --snapshot")
     assert document["fast_path"] == {"mode": True, "compile": True}
     assert document["pid"] == one.running.process.pid and document["ready_s"] > 0
     assert document["canary"] is True and document["tokens"] == [1]
