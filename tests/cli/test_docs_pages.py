@@ -74,7 +74,7 @@ def test_messages_of_a_real_run(run: Run, home: Path) -> None:
     wrong = run("serve", "org/none", "--offline", code=4).stderr
     assert "it is not in the local hub cache" in wrong
     tiny_models.place("tiny-llama", Cache.at().models)
-    missed = run("serve", "tiny-llama", code=3).stderr
+    missed = run("serve", "tiny-llama", "--port", "0", code=3).stderr
     assert re.search(r"No bundle for .* with key .* in the store; ", missed)
 
 
