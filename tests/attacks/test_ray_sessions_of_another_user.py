@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from coldstart.fleet.live import ray_node
 from coldstart.fleet.live.ray_process import own_ray
 from coldstart.system.paths import Cache
 
-pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="no ray")]
 
 
-@pytest.mark.slow
 def test_other_user_cannot_enter_the_sessions_of_a_fleet(
     home: Path, stranger: Callable[[Callable[[], object]], object]
 ) -> None:
@@ -33,12 +32,13 @@ def test_other_user_cannot_enter_the_sessions_of_a_fleet(
             assert not (path / "planted").is_symlink()
 
 
-@pytest.mark.slow
 def test_directories_above_the_sessions_of_a_joining_node_are_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray._common.utils import try_to_create_directory
     from ray.scripts import scripts
+
+    from coldstart.fleet.live import ray_node
 
     sessions = tmp_path / "coldstart-ray-x" / "r"
     monkeypatch.setattr(ray_node, "die_with_supervisor", lambda: None)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from coldstart.commands import cli
 from coldstart.commands.cli import COMMANDS
 from tools.shell import Run
 
@@ -38,9 +39,20 @@ PAGES = [
 ]
 
 
+def _help(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        cli.app([*words, "--help"], prog_name="coldstart")
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_program_prints_its_help(run: Run) -> None:
+    assert run("serve", "--help").stdout == (GOLDEN / "serve.txt").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("words", PAGES, ids=lambda words: "-".join(words) or "coldstart")
-def test_help(run: Run, words: tuple[str, ...]) -> None:
-    shown = run(*words, "--help").stdout
+def test_help(home: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    shown = _help(capsys, words)
     file = GOLDEN / f"{'-'.join(words) or 'coldstart'}.txt"
     if REFRESH:
         file.write_text(shown, encoding="utf-8")
@@ -51,10 +63,10 @@ def test_help(run: Run, words: tuple[str, ...]) -> None:
     "words", [(), *((name,) for name in ("fleet", "host", "prefetch", "template", "trust"))]
 )
 def test_summaries_of_commands_are_whole_when_the_terminal_has_60_columns(
-    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    cut = [line for line in run(*words, "--help").stdout.splitlines() if line.endswith("...")]
+    cut = [line for line in _help(capsys, words).splitlines() if line.endswith("...")]
     assert cut == [f"Usage: coldstart {' '.join((*words, ''))}[OPTIONS] COMMAND [ARGS]..."]
 
 

@@ -93,7 +93,8 @@ def test_bundle_altered_at_its_source_is_not_accepted(
     assert {code for line, (code, _) in zip(lines, results, strict=True) if "validate" in line} == {3}
 
 
-@pytest.mark.parametrize(("variables", "lines"), [next(jobs())])
+@pytest.mark.slow
+@pytest.mark.parametrize(("variables", "lines"), list(jobs()))
 def test_a_bundle_altered_in_the_store_fails_with_the_finding(
     tmp_path: Path, variables: Mapping[str, str], lines: list[str]
 ) -> None:

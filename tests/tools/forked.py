@@ -53,6 +53,7 @@ def _run(arguments: list[str], environment: dict[str, str], cwd: Path, out: str,
     for descriptor, path in ((1, out), (2, err)):
         with Path(path).open("wb") as file:
             os.dup2(file.fileno(), descriptor)
+    os.fsync = lambda descriptor: None  # as in the tests' own process
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     from coldstart.commands import cli
 

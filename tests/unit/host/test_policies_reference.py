@@ -12,6 +12,7 @@ from coldstart.lab.host.shadow import ShadowCache
 
 libcachesim = pytest.importorskip("libcachesim", reason="libcachesim is not installed (the dev extra has it)")
 
+pytestmark = pytest.mark.slow
 OBJECTS, REQUESTS = 60, 6000
 
 

@@ -62,7 +62,9 @@ def _resolve(
     return done.stdout.strip(), time.monotonic() - began
 
 
-@pytest.mark.parametrize("revision", ["", "main", COMMIT])
+@pytest.mark.parametrize(
+    "revision", ["", *(pytest.param(one, marks=pytest.mark.slow) for one in ("main", COMMIT))]
+)
 @pytest.mark.parametrize(
     ("environment", "mode"),
     [(_UNREACHABLE, "online"), ({"HF_HUB_OFFLINE": "1"}, "online"), (_UNREACHABLE, "offline")],
@@ -75,7 +77,7 @@ def test_complete_cache_is_used_at_once_without_the_hub(
 
 
 @pytest.mark.parametrize(("environment", "code"), [(_UNREACHABLE, "2"), ({"HF_HUB_OFFLINE": "1"}, "4")])
-@pytest.mark.parametrize("is_linked", [True, False])
+@pytest.mark.parametrize("is_linked", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_error_names_the_missing_shard_when_the_cache_is_incomplete(
     cache: Path, environment: dict[str, str], code: str, is_linked: bool
 ) -> None:

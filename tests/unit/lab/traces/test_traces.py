@@ -6,7 +6,6 @@ from itertools import islice
 from pathlib import Path
 from statistics import mean, pstdev
 
-import pandas  # noqa: F401 - loaded before memory is counted
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -94,6 +93,8 @@ def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hundred_thousand_rows_need_constant_memory(tmp_path: Path) -> None:
+    import pandas  # noqa: F401 - loaded before memory is counted
+
     path = tmp_path / "long.csv"
     with path.open("w") as out:
         out.write("t,p,o\n")
