@@ -6,8 +6,10 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -33,7 +35,9 @@ PLAN = LaunchPlan(["measures", "--port", "9"])
 
 
 @pytest.fixture(autouse=True)
-def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def variables(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Recordings lie in a directory of the machine, in which other tests count them. pytest has chosen its own directory before.
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TRACEPARENT", f"00-{TRACE}-{SPAN}-01")
