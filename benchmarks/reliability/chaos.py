@@ -2,11 +2,12 @@
 
 Targets are all descendants of the host's process: starter, supervisors, servers, engines and templates; the host itself is
 not one. Each stream is compared with the tokens of an undisturbed stream. After the last kill, the time until each model
-serves again is measured; after the host's end, what it has left behind. Without --real, the servers need no model.
+serves again is measured; after the host's end, what it has left behind. Without --real, the servers need no model; with
+it, the result is chaos-real-cpu.json.
 
 Run: python -m benchmarks reliability/chaos [--minutes 10] [--every 3] [--real]
 Time: --minutes, and one minute
-Result: chaos.json, with --real chaos-real-cpu.json
+Result: chaos.json
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ KV = {"blocks": 7, "bytes_per_block": 4096.5}
 CODE = {"kernel.so": b"\x7fELF" + bytes(64), "cache/graph.py": b"def f(): ...\n"}
 KEY = Key({"hardware.name": "cpu", "model.name": "tiny", "runtime.vllm": "0.32"})
 MADE = Provenance("2026-01-02T03:04:05Z", {"coldstart": "0.1.0"}, ("materialize",), {}, "org/tiny")
-_STEPS = (
+STEPS = (
     *("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.chmod"),
     *("os.truncate", "os.scandir", "fcntl.flock", "shutil.rmtree"),
 )
@@ -156,7 +156,7 @@ def dying(step: int, work: Callable[[], None]) -> Callable[[], None]:
 
         sync = os.fsync
         os.fsync = lambda handle: (count(), sync(handle))[1]  # type: ignore[assignment, func-returns-value]
-        sys.addaudithook(lambda event, _: count() if event in _STEPS else None)
+        sys.addaudithook(lambda event, _: count() if event in STEPS else None)
         work()
 
     return run

@@ -11,8 +11,7 @@ import json
 import shutil
 from pathlib import Path
 
-from coldstart.artifacts import files
-from coldstart.system.proc.locked_directory import owned, remove_dead
+from coldstart.system.proc import locked_directory
 
 VARIABLES = {
     "TRITON_CACHE_DIR": "triton",
@@ -47,7 +46,7 @@ def lay(section: Path, root: Path) -> Path:
         OSError: The copy failed. A partial copy is removed; that of a killed start by the next one of the section, or `sweep`.
     """
     if not root.is_dir():
-        with owned(root.parent, root.parent / _GATE, f"{root.name}.") as draft:
+        with locked_directory.owned(root.parent, root.parent / _GATE, f"{root.name}.") as draft:
             part = draft / "part"
             try:
                 shutil.copytree(section, part)
@@ -61,9 +60,7 @@ def lay(section: Path, root: Path) -> Path:
 
 def sweep(place: Path) -> None:
     """Remove the partial copies below `place` of killed starts. Raises OSError."""
-    if place.is_dir():
-        with files.locked(place / _GATE):
-            remove_dead(place, "?" * 64 + ".")
+    locked_directory.sweep(place, place / _GATE, "?" * 64 + ".")
 
 
 def _relocate_groups(triton: Path, final: Path) -> None:

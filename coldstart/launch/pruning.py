@@ -16,7 +16,7 @@ from coldstart.launch import caches, process_snapshot
 from coldstart.models import inspection, tiny
 from coldstart.system import paths, reclaim
 from coldstart.system.paths import Cache
-from coldstart.system.proc import scratch
+from coldstart.system.proc import locked_directory, scratch
 from coldstart.system.snapshot import runtime_image
 from coldstart.system.trust import directory_fingerprint, section_claims
 
@@ -68,6 +68,8 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         process_snapshot.sweep()
         tiny.sweep(cache.models)
         caches.sweep(paths.compiled_dir())
+        # Of materializations that were killed.
+        locked_directory.sweep(cache.work, cache.work.with_suffix(".lock"))
     freed = pruned.freed + unpacked.freed + frozen.freed
     every = (*pruned.paths, *unpacked.paths, *frozen.paths)
     return PruneReport(removed, pruned.files, unpacked.paths, frozen.paths, freed, pruned.note, every)

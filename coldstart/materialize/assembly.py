@@ -32,6 +32,7 @@ from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling
 from coldstart.system import runtime, secrets, timeline
 from coldstart.system.proc import logs, processes
+from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.system.proc.scratch import PROOF, private_directory, scratch
 from coldstart.system.timeline import Timeline
 from coldstart.weights import weights_plan as weights
@@ -283,7 +284,9 @@ def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) ->
 def _run_child(command: list[str], log: Path, events: Path, say: Steps = progress.silent) -> None:
     # vLLM does not remove its files in the temporary directory.
     with log.open("wb") as sink, scratch():
-        environment = os.environ | {TIMELINE_EVENTS: str(events)}
+        # A parent that is killed before the child has asked for a signal sends none: the child compares its parent.
+        supervisor = {str(SUPERVISOR_ENV): str(os.getpid())}
+        environment = os.environ | supervisor | {TIMELINE_EVENTS: str(events)}
         process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
         try:
             code = progress.wait(process, events, "offline", say)

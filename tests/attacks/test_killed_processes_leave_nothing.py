@@ -16,6 +16,7 @@ from tools.bundles import write_tree
 from tools.shell import Run
 
 from coldstart.launch import caches
+from coldstart.materialize.workspace import workspace
 from coldstart.models import tiny
 from coldstart.system import paths
 from coldstart.system.paths import Cache
@@ -121,6 +122,18 @@ def test_draft_of_a_killed_build_is_removed_by_the_next_build(
     monkeypatch.setattr(tiny, "_run_child", lambda name, target: (target / "config.json").write_text("{}"))
     tiny.build("tiny-llama", home)
     assert not draft.exists()
+
+
+def test_prune_removes_the_work_of_a_killed_materialization_but_not_of_a_running_one(
+    run: Run, home: Path
+) -> None:
+    work = Cache.at().work
+    with workspace(work) as running:
+        killed = work / "tmpkilled"
+        killed.mkdir()
+        (killed / "lock").touch()
+        run("prune")
+        assert running.is_dir() and not killed.exists()
 
 
 @pytest.mark.parametrize("by", ["prune", "start"])

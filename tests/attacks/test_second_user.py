@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,7 @@ class Victim:
     code: Path
     warm: template_pool.Warm
     scratch: Path
+    segment: Path
 
 
 @pytest.fixture(params=[0, 0o022])
@@ -94,10 +96,14 @@ def victim(
     code = unpacked(bundle, "compile", paths.Cache.at().unpacked, inspection.trust)
     image = unpacked(bundle, "snapshot", paths.Cache.at().unpacked, inspection.trust)
     warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
+    # As the processes of a vLLM server share tensors.
+    shared = SharedMemory(create=True, size=64)
     try:
         with scratch.scratch() as own:
-            yield Victim(tmp, store, image, code, warm, own)
+            yield Victim(tmp, store, image, code, warm, own, Path("/dev/shm", shared.name))
     finally:
+        shared.close()
+        shared.unlink()
         os.umask(previous)
         template_pool.stop(warm, force=True)
 
@@ -159,6 +165,8 @@ def _attacks(v: Victim) -> list[Attack]:
         Attack("plant a socket for a server", plant, v.scratch),
         Attack("link from a server's temporary files", link, v.scratch),
         Attack("remove the directory of temporary files", replace, v.scratch.parent),
+        Attack("read shared memory", read, v.segment),
+        Attack("write shared memory", overwrite, v.segment),
         Attack("list frozen state", list_names, kept),
         Attack("plant in frozen state", plant, kept),
         Attack("link from frozen state", link, kept),

@@ -1,7 +1,8 @@
 """Log of one server: the newest part of its standard output and error.
 
 The server holds the file open, so the file is truncated in place: its content is copied to `NAME.1`, then it is
-emptied. Lines written between the two steps are lost, as with logrotate's copytruncate.
+emptied. Lines written between the two steps are lost, as with logrotate's copytruncate; the copy's end is made just
+before. A reader takes from the copy what it had not read of the file.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 from coldstart.system import secrets
 from coldstart.system.proc import logs
@@ -23,9 +25,10 @@ BLOCK = 64 << 10
 class LogReader:
     """Lines of one log from a position on, also after the file was truncated or deleted."""
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, log: ServerLog, size: int) -> None:
         """Begin with the last `size` bytes. Raises OSError."""
-        self._file = path.open("rb")
+        self._log, self._cuts = log, log.cuts
+        self._file = log.path.open("rb")
         start = max(0, os.fstat(self._file.fileno()).st_size - size)
         self._file.seek(start)
         if start:
@@ -34,14 +37,28 @@ class LogReader:
 
     def read(self, *, last: bool = False) -> str:
         """Return the complete lines since the last call, with secrets masked; with `last` also an incomplete line."""
-        if os.fstat(self._file.fileno()).st_size < self._file.tell():
-            self._file.seek(0)
-        text = self._rest + self._file.read(BLOCK)
+        with self._log.lock:
+            self._follow_cut()
+            text = self._rest + self._file.read(BLOCK)
         # A secret could be split at the end of a part, so parts end with a line; a line longer than a block is
         # passed on in parts.
-        end = len(text) if last or len(text) > BLOCK else text.rfind(b"\n") + 1
+        end = text.rfind(b"\n") + 1
+        if last or (not end and len(text) > BLOCK):
+            end = len(text)
         text, self._rest = text[:end], text[end:]
         return secrets.text(text.decode(errors="replace"))
+
+    def _follow_cut(self) -> None:
+        """After a truncation, retain what was not read before it, and go on at the begin of the file."""
+        if self._cuts == self._log.cuts:
+            return
+        unread = self._log.cut_at - self._file.tell()
+        if self._log.cuts == self._cuts + 1 and unread > 0:
+            with suppress(OSError), self._log.before.open("rb") as before:
+                before.seek(max(0, os.fstat(before.fileno()).st_size - unread))
+                self._rest += before.read()
+        self._cuts = self._log.cuts
+        self._file.seek(0)
 
     def close(self) -> None:
         """Close the file."""
@@ -49,10 +66,14 @@ class LogReader:
 
 
 class ServerLog:
-    """File that a server appends to. Only `follow` raises OSError: a log must not end a server."""
+    """File that a server appends to. Only `follow` raises OSError: a log must not end a server.
+
+    It was truncated `cuts` times, last when it had `cut_at` bytes; `lock` is held meanwhile.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.before = path, path.with_name(f"{path.name}.1")
+        self.cuts, self.cut_at, self.lock = 0, 0, Lock()
 
     def bound(self, limit: int = LIMIT) -> None:
         """Truncate the file if it exceeds `limit` bytes, after copying its newest `limit` bytes to the previous file."""
@@ -63,7 +84,11 @@ class ServerLog:
             file.seek(size - limit)
             with self.before.open("wb") as before:
                 shutil.copyfileobj(file, before)
-            os.truncate(self.path, 0)
+                with self.lock:
+                    shutil.copyfileobj(file, before)
+                    before.flush()
+                    os.truncate(self.path, 0)
+                    self.cuts, self.cut_at = self.cuts + 1, file.tell()
 
     def tail(self, size: int) -> str:
         """Return the last `size` bytes of the log from the start of a line, with secrets masked."""
@@ -78,7 +103,7 @@ class ServerLog:
 
     def follow(self, size: int) -> LogReader:
         """Return a reader of the last `size` bytes and of all later lines. Raises OSError."""
-        return LogReader(self.path, size)
+        return LogReader(self, size)
 
     def find_error(self) -> str:
         """Return the error that ended the server, as `logs.words` finds it; empty if the log contains none."""

@@ -19,7 +19,7 @@ def die_with_parent(number: int = signal.SIGTERM) -> None:
 
 
 def die_as_a_group() -> None:
-    """Apply `die_with_parent` to the first process of a group: its SIGTERM kills the complete group.
+    """Apply `die_with_supervisor` to the first process of a group: its SIGTERM kills the complete group.
 
     A process that it has forked ends alone.
     """
@@ -33,7 +33,7 @@ def die_as_a_group() -> None:
         os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, end)
-    die_with_parent()
+    die_with_supervisor()
 
 
 def die_with_supervisor() -> None:

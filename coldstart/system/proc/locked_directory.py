@@ -48,6 +48,13 @@ def owned(base: Path, gate: Path, prefix: str = "", *, patience_s: float = 0.0) 
             os.close(held)
 
 
+def sweep(base: Path, gate: Path, prefix: str = "") -> None:
+    """Remove the directories `prefix`... below `base` of dead processes; `gate` as of `owned`. Raises OSError."""
+    if base.is_dir():
+        with files.locked(gate):
+            remove_dead(base, prefix)
+
+
 def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
     """Remove directories of dead processes, with the gate held, and return the PIDs of the living owners."""
     found = filter(Path.is_dir, base.glob(f"{prefix}*"))
