@@ -189,7 +189,11 @@ def deploy(
     most: Annotated[int, _word("--max", metavar="N", help="Maximum number of workers.")] = 1,
     slo: Annotated[
         str | None,
-        _word("--slo", metavar="ttft=S,tpot=S", help="Limits in seconds that the placement must meet."),
+        _word(
+            "--slo",
+            metavar="ttft=S,tpot=S",
+            help="Limits in seconds that the placement must meet, such as ttft=2,tpot=0.1.",
+        ),
     ] = None,
     idle: Annotated[
         float, _word("--idle", metavar="SECONDS", help="Time without a request after which a worker stops.")
@@ -216,7 +220,7 @@ def deploy(
         _word(
             "--start",
             metavar="SECONDS",
-            help="Time of a start without the weights; default: from its bundle.",
+            help="Duration of a start without loading the weights; default: from its bundle.",
         ),
     ] = None,
     weights_from: Annotated[

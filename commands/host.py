@@ -51,7 +51,9 @@ def run(
     endpoint: GatewayEndpoint,
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help="Aliases, repository ids, or local directories."),
+        typer.Argument(
+            metavar="[MODEL]...", help="Models: aliases, Hugging Face repositories, or local directories."
+        ),
     ] = None,
     memory: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""Remove old versions of bundles, the named bundles, and files that nothing uses any more."""
+"""Remove old versions of bundles, or only the named bundles, and files that nothing uses any more."""
 
 from typing import Annotated
 
@@ -17,7 +17,8 @@ def command(
     refs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Bundles to remove in addition to old versions.", autocompletion=complete_reference
+            help="Bundles to remove; default: the old versions of all bundles.",
+            autocompletion=complete_reference,
         ),
     ] = None,
     keep: Annotated[int, typer.Option("--keep", min=0, help="Number of versions of each key to retain.")] = 1,

@@ -18,7 +18,10 @@ from coldstart.models import inspection
 def command(
     common: Common,
     ref: Annotated[
-        str, typer.Argument(metavar="REF", help="Bundle to send.", autocompletion=complete_reference)
+        str,
+        typer.Argument(
+            metavar="REF", help="Reference of the bundle to send.", autocompletion=complete_reference
+        ),
     ],
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="DIR, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG].")

@@ -42,7 +42,7 @@ def command(
     common: Common,
     choice: SchedulerSettings,
     exports: Exports,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The trace.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Trace file to replay.")],
     trace_format: Annotated[
         str, _flag("--trace-format", help="Format: mooncake, azure-llm, azure-functions, burstgpt or csv.")
     ] = "mooncake",

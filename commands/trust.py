@@ -75,7 +75,8 @@ def show_own(common: Common) -> None:
 @app.command("why")
 @declare()
 def why(
-    common: Common, ref: Annotated[str, typer.Argument(help="A bundle.", autocompletion=complete_reference)]
+    common: Common,
+    ref: Annotated[str, typer.Argument(help="Reference of a bundle.", autocompletion=complete_reference)],
 ) -> None:
     """Explain why a bundle is trusted or not. Lists each signature, and the version that is selected."""
     store = common.store()
