@@ -17,12 +17,12 @@ from tools.command_line import parse
 # Options that have another meaning in another command.
 ELSEWHERE = {
     "--admin-key", "--api-key", "--batch", "--devices", "--dry-run", "--duration", "--force", "--host", "--idle", "--level",
-    "--load",
+    "--hang-timeout", "--load",
     "--max-held", "--memory", "--model", "--name", "--network", "--on-miss", "--port", "--ranks", "--rate",
     "--ready-timeout", "--slo", "--url", "--weights-from",
 }  # fmt: skip
 # Help texts that state what happens without the option.
-STATED = re.compile(r"[Dd]efault|[Oo]nly |else |repeatable|Repeatable|several times")
+STATED = re.compile(r"[Dd]efault|[Oo]nly |else |instead of |repeatable|Repeatable|several times")
 # Options without a default and without an effect when they are not given.
 ABSENT = {
     "--address", "--admin-key", "--against", "--api-key", "--baseline", "--bundle", "--bundle-image", "--columns", "--diff",

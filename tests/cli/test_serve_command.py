@@ -161,7 +161,7 @@ def test_serve_ignores_the_variables_of_a_kubernetes_service(
     assert "Invalid value" not in reported and "no-such-model" in reported
 
 
-@pytest.mark.parametrize("command", [("materialize",), ("serve",), ("serve", "--dry-run")])
+@pytest.mark.parametrize("command", [("materialize",), ("serve", "--port", "0"), ("serve", "--dry-run")])
 def test_weights_that_cannot_be_loaded_are_refused_although_a_bundle_of_the_key_exists(
     command: tuple[str, ...], model: str, run: Run, tmp_path: Path
 ) -> None:
