@@ -14,6 +14,7 @@ from tools.shell import Run
 
 from coldstart.models import resolution
 from coldstart.system import runtime
+from coldstart.system.ipc.addresses import free_port
 from coldstart.system.paths import Cache
 
 OURS = ("--scheduler", "skip-join-mlfq")
@@ -171,6 +172,8 @@ def test_weights_that_cannot_be_loaded_are_refused_although_a_bundle_of_the_key_
     index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
     (broken / "model.safetensors.index.json").write_text(json.dumps(index))
     publish_recorded(str(broken), ARGUMENTS)
-    reported = run(*command, str(broken), "--", *ARGUMENTS, code=2).stderr
+    # Another server of this machine may listen at the usual port.
+    port = ["--port", str(free_port())] if "serve" in command else []
+    reported = run(*command, *port, str(broken), "--", *ARGUMENTS, code=2).stderr
     assert "model-00001-of-00002.safetensors, which does not exist" in " ".join(reported.split())
     assert "hint: fetch the model again" in reported
