@@ -12,7 +12,7 @@ import anthropic
 import openai
 
 URL_VARIABLE = "SERVER_URL"
-_ANSWER_S = 120
+_ANSWER_S = 280
 
 
 class RemoteOpenAIServer:
