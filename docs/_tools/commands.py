@@ -19,6 +19,8 @@ from coldstart.commands._options import SHARED
 REFERENCE = Path(__file__).parents[1] / "reference"
 ON_ONE_PAGE = 6
 EXTRA = re.compile(r"\s*\[(?:env var: [A-Z_]+(?:; )?)?([^\[\]]*)\]$")
+# A subcommand's own usage does not show it.
+PASSED = "[-- VLLM_ARGUMENTS]"
 INDEX = """# Commands
 
 `coldstart --help` lists the commands, and `coldstart COMMAND --help` shows the options of one command. This page and the pages
@@ -82,8 +84,9 @@ def described(command: Any, context: Any, name: str) -> Iterator[str]:
     if hasattr(command, "commands"):
         return
     pieces = [plain(piece) for piece in command.collect_usage_pieces(context)]
-    passed = ["[-- VLLM_ARGUMENTS]"] if getattr(command.callback, "takes_vllm_args", False) else []
-    yield from ["```", " ".join(["coldstart", name, *pieces, *passed]), "```", ""]
+    if getattr(command.callback, "takes_vllm_args", False) and PASSED not in pieces:
+        pieces.append(PASSED)
+    yield from ["```", " ".join(["coldstart", name, *pieces]), "```", ""]
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     if arguments:
         yield from ["| Argument | Meaning |", "|---|---|"]
