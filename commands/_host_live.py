@@ -127,12 +127,17 @@ def reload(common: Common, url: Url = URL, api_key: Key = None) -> None:
     """Make the host read its configuration again."""
     # The host may look up a bundle for each new model.
     found = _order(_connect(common, url, api_key, wait_s=600), url, "/reload")
-    parts = [
-        f"{kind} {', '.join(found[kind])}"
-        for kind in ("added", "removed", "changed", "settings")
-        if found[kind]
-    ]
-    common.out.result(found, "; ".join(parts) or "nothing changed")
+    text = _list_changes(found)
+    if not text:
+        text, earlier = "nothing changed", found.get("last_change")
+        if earlier is not None:
+            text = f"already read {earlier['age_s']:.1f} s ago: {_list_changes(earlier)}"
+    common.out.result(found, text)
+
+
+def _list_changes(found: Mapping[str, Any]) -> str:
+    kinds = ("added", "removed", "changed", "settings")
+    return "; ".join(f"{kind} {', '.join(found[kind])}" for kind in kinds if found.get(kind))
 
 
 def stop(common: Common, url: Url = URL, api_key: Key = None) -> None:

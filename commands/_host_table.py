@@ -42,7 +42,7 @@ def watching(ask: Callable[[], Mapping[str, Any]], every_s: float) -> None:
 
 
 def drawn(status: Mapping[str, Any]) -> Group:
-    """Return two lines about the host, a table of its models, and the errors of failed models."""
+    """Return two lines about the host, a table of its models, their schedules, and the errors of failed models."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in _COLUMNS:
         table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=name != "last start")
@@ -57,7 +57,14 @@ def drawn(status: Mapping[str, Any]) -> Group:
         failed.append(
             Text(one_line(f"configuration not applied: {status['host']['config']['error']}"), style="red")
         )
-    return Group(*(Text(one_line(line)) for line in _head(status)), table, *failed)
+    lines = [_schedule(model) for model in status["models"] if model.get("next_prewarm_unix_s") is not None]
+    scheduled = [Text(one_line(line)) for line in lines]
+    return Group(*(Text(one_line(line)) for line in _head(status)), table, *scheduled, *failed)
+
+
+def _schedule(model: Mapping[str, Any]) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(model["next_prewarm_unix_s"]))
+    return f"{model['name']}: prewarm {model['prewarm']}, next {at}"
 
 
 def _head(status: Mapping[str, Any]) -> list[str]:

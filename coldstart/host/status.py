@@ -28,6 +28,7 @@ models                  in order of the configuration, each:
   error, retry_in_s                reason of the last failure, and seconds until it may start again (null: now)
   since_s                          seconds in this state
   idle_s                           idle time after which it stops (null: never)
+  prewarm, next_prewarm_unix_s     cron expression of its schedule, and the next moment; null without one
   mode, pid                        of the running server, null without one
   last_start                       null, or {at_unix_s, mode, seconds, phases: {name: seconds}, fallbacks: [...],
                                    spans: [{name, track, start_s, end_s}], seconds since the first one began}
@@ -80,6 +81,7 @@ class ModelFacts:
     hits: int = 0
     starts: int = 0
     chunks_streamed: int = 0
+    next_prewarm_unix_s: float | None = None
     mode: str | None = None
     pid: int | None = None
     last_start: LastStart | None = None
@@ -192,6 +194,8 @@ def _model(
         "retry_in_s": max(0.0, model.retry_at - now) if failed and model.retry_at > now else None,
         "since_s": max(0.0, now - (began if model.entered is None else model.entered)),
         "idle_s": None if isinf(idle := core.idle_limit(model)) else idle,
+        "prewarm": model.spec.prewarm,
+        "next_prewarm_unix_s": facts.next_prewarm_unix_s,
         "mode": facts.mode,
         "pid": facts.pid,
         "last_start": facts.last_start.build_document() if facts.last_start else None,

@@ -62,6 +62,7 @@ def test_page_shows_the_status_as_text(page: Page, host_url: str) -> None:
     page.wait_until("document.querySelectorAll('#models tr').length === 2")
     rows = page.evaluate("[...document.querySelectorAll('#models tr')].map(row => row.innerText)")
     assert rows[0].startswith(NAME) and "ready" in rows[0] and "10.0 GiB" in rows[0]
+    assert rows[0].endswith("(0 8 * * 1-5)") and "2001" in rows[0] and rows[1].endswith("–")
     assert "failed" in rows[1] and "15.0 ms / 19.5 ms" in rows[1]
     assert page.evaluate("document.getElementById('errors').innerText") == "b: it fell <i>over</i>"
 

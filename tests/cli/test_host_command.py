@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from coldstart.host.status import HostFacts, LastStart
 
 
 def _status_document() -> dict[str, Any]:
-    specs = [ModelSpec.simple("a", 3 << 30, 5.0), ModelSpec.simple("b", 1 << 30, 5.0)]
+    specs = [ModelSpec.simple("a", 3 << 30, 5.0, prewarm="0 8 * * 1-5"), ModelSpec.simple("b", 1 << 30, 5.0)]
     core = Core(specs, HostSettings(memory=8 << 30, policy="lru", loaders=2))
     facts = HostFacts(url="http://127.0.0.1:1", pid=77)
     core.handle(Arrived("1", "a"), 0.0)
@@ -27,6 +28,7 @@ def _status_document() -> dict[str, Any]:
     core.handle(Arrived("2", "b"), 2.0)
     core.handle(Failed("b", "no weights \x1b[31m"), 3.0)
     facts.get_model("a").last_start = LastStart(1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25})
+    facts.get_model("a").next_prewarm_unix_s = 1e9
     facts.config_error = "memory: invalid size 'much'"
     return status.document(core, facts, 4.0, 1e9)
 
@@ -50,6 +52,8 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     rows = {line.split()[0]: line for line in lines[3:]}
     assert "ready" in rows["a"] and "snapshot 2.00 s (load 1.50, thaw 0.25)" in rows["a"]
     assert "failed" in rows["b"] and "(1.0 GiB)" in rows["b"]
+    assert re.search(r"^a: prewarm 0 8 \* \* 1-5, next 2001-09-09 \d\d:46 \S+$", said.stdout, re.MULTILINE)
+    assert "b: prewarm" not in said.stdout
     assert "b: no weights \\x1b[31m" in said.stdout
     assert "configuration not applied: memory: invalid size 'much'" in said.stdout
 

@@ -205,6 +205,8 @@ class Driver:
 
     def status(self) -> dict[str, object]:
         """Return the status document."""
+        for model in self.core.models:
+            self.facts.get_model(model).next_prewarm_unix_s = self.schedule.get_next(model)
         return status.document(self.core, self.facts, self.clock(), time.time())
 
     def begin(self) -> None:

@@ -144,6 +144,7 @@ class Lifecycle:
     def report_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
         """Implement ServerObserver: record a server that is ready."""
         self.record.record_start(launch.name, ready, mode, seconds)
+        self.templates.learn(launch, ready.mode)
         self.emit(events.Started(launch.name, seconds))
         if self._is_outdated(launch) or self.templates.ends(ready):
             self.emit(events.Outdated(launch.name))

@@ -16,11 +16,14 @@ from coldstart.errors import UsageError
 from coldstart.host.configuration import Profile, Profiles
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live import lookups
+from coldstart.launch import modes
+from coldstart.launch.modes.snapshot import SNAPSHOT
 from coldstart.launch.modes.template_engine import TEMPLATE_ENGINE
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import weight_files
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
+from coldstart.system.snapshot import criu
 
 # vLLM's default on the CPU backend, the libraries of its two processes, and an ordinary start.
 ASSUMED_KV = 4 << 30
@@ -51,12 +54,20 @@ def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
                 f"models.{launch.name}: bundles do not contain the GPU memory of a model",
                 hint="write memory and start_s for it in the host file",
             )
-        known = choose_profile(launch, lookups.look_up_launch(launch, cache, offline=offline))
+        found = lookups.look_up_launch(launch, cache, offline=offline)
+        known = replace(choose_profile(launch, found), restorable=is_restorable(launch, found))
         if launch.mode not in FORKED:
             return known
         return replace(known, shared=min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4))
 
     return profile
+
+
+def is_restorable(launch: Launch, found: Lookup) -> bool:
+    """Return whether a start tries the bundle's snapshot before a runtime template, and CRIU may run here."""
+    has_snapshot = found.bundle is not None and found.bundle.has(SNAPSHOT.name)
+    may_restore = SNAPSHOT.unavailable() is None and criu.missing() is None
+    return launch.mode == modes.AUTO and has_snapshot and may_restore
 
 
 def choose_profile(launch: Launch, found: Lookup) -> Profile:

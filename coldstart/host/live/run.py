@@ -65,6 +65,7 @@ class ModelHost:
         self.file, self.source, self.options = file, source, options
         self.log, self.announce = log, announce
         self.caught: list[int] = []
+        self._last_change: tuple[dict[str, Any], float] | None = None
 
     def run(self) -> int:
         """Run until a signal; return the exit code, 128 + its number. Raises UsageError if the host cannot listen."""
@@ -152,6 +153,9 @@ class ModelHost:
     async def reload(self) -> dict[str, Any]:
         """Apply the current configuration; return the changes.
 
+        `last_change` has the changes of the last reading before this one that found any, and its age in seconds: the
+        watcher often reads a changed file before the operator's order arrives.
+
         Raises:
             UsageError: The host is stopping, or the configuration is invalid. The host retains the previous configuration.
         """
@@ -173,9 +177,13 @@ class ModelHost:
         if facts.stopping:
             raise UsageError(STOPPING)
         changes, self.file = describe_changes(self.file, file), file
+        earlier, now = self._last_change, self.driver.clock()
+        found = {kind: names for kind, names in changes.items() if names and kind != "models"}
+        if found:
+            self._last_change = found, now
         facts.config_error, facts.config_loaded_unix_s = "", time.time()
-        self.log.say("configuration read", models=list(file.catalogue.launches))
-        return changes
+        self.log.say("configuration read", models=changes["models"], **found)
+        return {**changes, "last_change": {**earlier[0], "age_s": now - earlier[1]} if earlier else None}
 
 
 async def _within(work: Awaitable[object], seconds: float) -> bool:

@@ -43,6 +43,10 @@ class Schedule:
         self._crontabs = dict(crontabs)
         self.check()
 
+    def get_next(self, model: str) -> float | None:
+        """Return the model's next moment as Unix time; None if it has no schedule."""
+        return self._next.get(model)
+
     def check(self) -> None:
         """Order the starts that are due, and wait for the next moment."""
         now = self._now()

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from coldstart.host import events
 from coldstart.host.events import Event
-from coldstart.host.launches import FORKED, Launch
+from coldstart.host.launches import EARLIER, FORKED, Launch
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.residence import MEASURE_FIRST_S, Residence, end_by_force
@@ -51,7 +51,9 @@ class Templates:
         self.servers, self.settings, self.residences = servers, settings, residences
         self.emit, self.meter, self.log, self.assumed_bytes = emit, meter, log, assumed_bytes
         self.runtime: TemplateProcess | None = None
-        self._forkable: list[Launch] = []
+        self._launches: Collection[Launch] = ()
+        # By model: whether its last start used a mode that is tried before a runtime template.
+        self._passed_by: dict[str, bool] = {}
         self._engines: dict[str, TemplateProcess] = {}
         self._given_up, self._draining, self._tried = False, False, 0
         self._tasks = Tasks(log)
@@ -60,14 +62,35 @@ class Templates:
     def configure(self, launches: Collection[Launch], settings: HostSettings) -> None:
         """Start a runtime template if the settings require one and its memory fits; drop it if they do not."""
         self.settings = settings
-        self._forkable = [one for one in launches if one.mode in FORKED]
+        known = {one.name: one for one in self._launches}
+        self._passed_by = {
+            one.name: self._passed_by[one.name]
+            for one in launches
+            if one.name in self._passed_by and known.get(one.name) == one
+        }
+        self._launches = tuple(launches)
         if self.runtime is None:
             self._begin_runtime()
         elif not settings.runtime_template:
             self.give_up()
 
+    def learn(self, launch: Launch, mode: str) -> None:
+        """Learn from a start in this mode if the model's starts need the runtime template; begin one if it is needed now."""
+        was_needed = bool(self._list_forkable())
+        self._passed_by[launch.name] = mode in EARLIER
+        if not was_needed and self.runtime is None:
+            self._begin_runtime()
+
+    def _list_forkable(self) -> list[Launch]:
+        return [launch for launch in self._launches if self._is_forkable(launch)]
+
+    def _is_forkable(self, launch: Launch) -> bool:
+        """Return whether the model's starts use the runtime template, as far as is known."""
+        return launch.mode in FORKED and not self._passed_by.get(launch.name, launch.restorable)
+
     def _begin_runtime(self) -> None:
-        if not self._forkable or not self.settings.runtime_template or self._draining:
+        forkable = self._list_forkable()
+        if not forkable or not self.settings.runtime_template or self._draining:
             return
         self._given_up = False
         self.emit(events.TemplateHeld(self.assumed_bytes))
@@ -78,7 +101,7 @@ class Templates:
             self.emit(events.TemplateHeld(0))
             return
         # Use another model's arguments at the next attempt, in case these are the cause of a failure.
-        launch, self._tried = self._forkable[self._tried % len(self._forkable)], self._tried + 1
+        launch, self._tried = forkable[self._tried % len(forkable)], self._tried + 1
         self.runtime = self._begin(launch, RUNTIME)
         self._tasks.spawn(self._live(self.runtime))
 
@@ -146,7 +169,7 @@ class Templates:
         if launch.engine_template:
             if not self.holds(launch.name):
                 await self._build(launch)
-        elif self.runtime is not None and launch.mode in FORKED:
+        elif self.runtime is not None and self._is_forkable(launch):
             # A start without a template would have to import the same modules.
             with suppress(StartFailedError, TimeoutError):
                 limit = self.settings.ready_timeout_s

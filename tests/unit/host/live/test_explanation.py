@@ -15,6 +15,10 @@ from coldstart.host.live.explanation import explain
         (UsageError("no such model"), "no such model"),
         (UsageError("no such model", hint="name another"), "no such model (hint: name another)"),
         (InvalidJsonError("not JSON", hint="pull it again"), "not JSON [CS-JSON] (hint: pull it again)"),
+        (
+            UsageError(["it differs in", "--seed: 1\n2", "y"], hint="x"),
+            "it differs in --seed: 1\n2; y (hint: x)",
+        ),
         (KeyError("weights"), None),
     ],
 )

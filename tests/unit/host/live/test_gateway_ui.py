@@ -24,12 +24,13 @@ NAME = "org/<b>a</b> $$x$$"
 def build_status() -> dict[str, Any]:
     """Return the status of a serving and a failed model."""
     core = Core(
-        [ModelSpec.simple(NAME, 10 << 30, 5.0), ModelSpec.simple("b", 1 << 30, 7.0)],
+        [ModelSpec.simple(NAME, 10 << 30, 5.0, prewarm="0 8 * * 1-5"), ModelSpec.simple("b", 1 << 30, 7.0)],
         HostSettings(memory=15 << 30, policy="lru"),
     )
     facts = HostFacts(url="http://127.0.0.1:8000", pid=7, version="1.2.3")
     core.handle(Arrived("1", NAME), 2.0)
     core.handle(Started(NAME, 3.0, 10 << 30), 5.0)
+    facts.get_model(NAME).next_prewarm_unix_s = 1e9
     facts.get_model(NAME).last_start = LastStart(
         1e9, "snapshot", 3.25, {"import </script>": 1.0, "load weights": 2.0}
     )

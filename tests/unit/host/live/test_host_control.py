@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -179,7 +180,7 @@ def test_commands_control_a_running_host(served: Served) -> None:
 
 def test_reload_returns_the_changes_and_keeps_the_configuration_on_an_error(served: Served) -> None:
     async def work(served: Served) -> None:
-        assert "nothing changed" in await _command(served, "reload")
+        assert await _command(served, "reload") == "nothing changed\n"
         # The watcher may apply the file first: change it and read it without a pause between.
         async with aiohttp.ClientSession() as client:
             served.file.unlink()
@@ -196,6 +197,21 @@ def test_reload_returns_the_changes_and_keeps_the_configuration_on_an_error(serv
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert served.run(work) == 143
+
+
+def test_reload_returns_the_changes_that_the_watcher_read_before(served: Served) -> None:
+    async def work(served: Served) -> None:
+        served.write(memory=20, max_held=3)
+        await wait_until(lambda: served.host.driver.core.settings.max_held == 3)
+        text = await _command(served, "reload")
+        assert re.fullmatch(r"already read \d+\.\d s ago: settings memory, max_held\n", text)
+        said = json.loads(await _command(served, "reload", "--format", "json"))
+        assert said["settings"] == [] and said["last_change"]["settings"] == ["memory", "max_held"]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert served.run(work) == 143
+    read = [line for line in map(json.loads, served.said.getvalue().splitlines()) if "read" in line["event"]]
+    assert [line.get("settings") for line in read] == [["memory", "max_held"], None, None]
 
 
 def test_stop_lets_a_stream_end_and_a_second_stop_changes_nothing(served: Served) -> None:

@@ -84,3 +84,21 @@ def test_model_without_a_bundle_is_refused_by_default(
         profile(Launch("m", "m", on_miss="warn"))
     with pytest.raises(UsageError, match=r"models\.m: engine_template: .*fork"):
         profile(Launch("m", "m", engine_template=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "section", "lacking", "restorable"),
+    [
+        ("auto", "snapshot", None, True),
+        ("auto", "compile", None, False),
+        ("template-runtime", "snapshot", None, False),
+        ("auto", "snapshot", "criu was not found", False),
+    ],
+)
+def test_model_is_restorable_when_its_mode_bundle_and_machine_permit_it(
+    monkeypatch: pytest.MonkeyPatch, mode: str, section: str, lacking: str | None, restorable: bool
+) -> None:
+    monkeypatch.setattr(profiles.criu, "missing", lambda: lacking)
+    monkeypatch.setattr(profiles.SNAPSHOT, "unavailable", lambda: None)
+    found: Any = SimpleNamespace(bundle=SimpleNamespace(has=lambda name: name == section))
+    assert profiles.is_restorable(Launch("m", "m", mode=mode), found) is restorable

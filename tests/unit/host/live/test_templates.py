@@ -129,6 +129,52 @@ def test_stopped_template_is_ended_and_replaced(
     sleeper.wait()
 
 
+def _restorable(*names: str) -> configuration.HostFile:
+    """Return a host file with a runtime template and two models; the bundles of `names` have a snapshot."""
+    return configuration.parse(
+        {"memory": 20, "runtime_template": True, "models": {"a": {}, "b": {}}},
+        lambda launch: configuration.Profile(5, 1.0, "bundle", restorable=launch.name in names),
+    )
+
+
+def test_start_from_a_snapshot_does_not_wait_for_the_runtime_template(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, hold=True, template_bytes=4) as stage:
+            stage.driver.configure(_restorable("a"))
+            (template,) = stage.servers.templates
+            stage.servers.hold, stage.servers.mode = False, "snapshot"
+            assert template.launch.name == "b"
+            assert (await stage.ask(model="a", prompt=1))[0] == 200
+            assert not template.ready.done()
+            asked = asyncio.create_task(stage.ask(model="b", prompt=1))
+            await wait_until(lambda: stage.model("b")["state"] == "starting")
+            assert len(stage.servers.begun) == 1
+            template.gate.set()
+            assert (await asked)[0] == 200
+
+    run(work())
+
+
+@pytest.mark.parametrize(("mode", "templates"), [("snapshot", []), ("fresh", ["a"])])
+def test_template_is_built_only_when_a_snapshot_is_not_restored(
+    tmp_path: Path, mode: str, templates: list[str]
+) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, template_bytes=4) as stage:
+            stage.servers.mode = mode
+            stage.driver.configure(_restorable("a", "b"))
+            assert stage.servers.templates == [] and not _kept(stage)
+            assert (await stage.ask(model="a", prompt=1))[0] == 200
+            assert [one.launch.name for one in stage.servers.templates] == templates
+            assert (await stage.ask(model="b", prompt=1))[0] == 200
+            assert len(stage.servers.templates) == len(templates)
+            # What a model's start has shown counts until its bundle or its arguments change.
+            stage.driver.configure(_restorable())
+            await wait_until(lambda: len(stage.servers.templates) == 1)
+
+    run(work())
+
+
 def test_template_without_memory_for_a_model_is_not_started(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, runtime_template=True, template_bytes=6) as stage:
