@@ -84,6 +84,10 @@ class ClientKeys:
         found = [client for client in self._clients if hmac.compare_digest(client.key, key)]
         return found[0] if found else None
 
+    def has_admin(self) -> bool:
+        """Return whether a client may control the host."""
+        return any(client.admin for client in self._clients)
+
     def admit(self, client: ClientKey) -> float:
         """Count one request of a client; return 0, or the seconds until it may send the next."""
         limit, now = client.requests_per_minute, self._clock()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
 from tools.shell import Run
 
@@ -88,6 +90,24 @@ def test_host_reports_invalid_arguments_before_it_starts(
     run: Run, words: tuple[str, ...], code: int, complaint: str
 ) -> None:
     assert complaint in run(*words, code=code).stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "warned"),
+    [("", (), True), ("", ("--api-key-file", "operator.key"), False), ("admin = true", (), False)],
+)
+def test_a_host_that_no_key_controls_is_warned_about(
+    tmp_path: Path, run: Run, lines: str, options: tuple[str, ...], warned: bool
+) -> None:
+    write_clients(tmp_path, {"laptop": lines})
+    (tmp_path / "operator.key").write_text("key-of-operator\n")
+    (tmp_path / "host.toml").write_text('memory = 9\n[models.a]\nmodel = "a"\nmemory = 4\nstart_s = 1.0\n')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        files = ("--host-file", "host.toml", "--client-keys", "keys.toml", "--port", port)
+        said = run("host", *files, *options, code=2).stderr
+    assert "cannot listen" in said
+    assert ("(hint: --api-key-file FILE, or admin = true for a client)" in said) == warned
 
 
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
