@@ -95,6 +95,11 @@ class ClientKeys:
             return 0.0
         return self._buckets.setdefault(client.name, _Bucket(limit, now)).take(limit, now)
 
+    def give_back(self, client: ClientKey) -> None:
+        """Do not count an admitted request of a client after all: it was refused."""
+        if (bucket := self._buckets.get(client.name)) is not None:
+            bucket.left += 1  # `take` limits the sum
+
     def refresh(self) -> None:
         """Read the files again if they have changed. After an error the former clients remain.
 
