@@ -201,9 +201,10 @@ def _require_success(url: str, status: int, body: bytes) -> dict[str, Any]:
     error = found.get("error")
     if not isinstance(error, dict) or "message" not in error:
         raise _not_a_host(url, status)
-    raise CommandFailedError(
-        f"the host refuses: {error['message']}", hint=f"coldstart host status --url {url}"
-    )
+    hint = f"coldstart host status --url {url}"
+    if status == HTTPStatus.FORBIDDEN:  # the key is that of a client, and `host status` would be refused too
+        hint = "--api-key-file FILE with the operator's key, or set admin = true for the client"
+    raise CommandFailedError(f"the host refuses: {error['message']}", hint=hint)
 
 
 def _not_a_host(url: str, status: int) -> CommandFailedError:

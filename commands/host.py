@@ -184,6 +184,9 @@ def run(
     file = source()
     for note in (*file.notes, *configuration.describe_limits(file, hardware.engine_memory())):
         common.out.warn(note)
+    if endpoint.is_without_operator():
+        gap = "no key opens the status or the control of this host, not even `coldstart host stop`"
+        common.out.warn(f"{gap} (hint: --api-key-file FILE, or admin = true for a client)")
 
     from coldstart.host.live.log import Log
     from coldstart.host.live.run import HostOptions, ModelHost

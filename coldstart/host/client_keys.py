@@ -84,12 +84,21 @@ class ClientKeys:
         found = [client for client in self._clients if hmac.compare_digest(client.key, key)]
         return found[0] if found else None
 
+    def has_admin(self) -> bool:
+        """Return whether a client may control the host."""
+        return any(client.admin for client in self._clients)
+
     def admit(self, client: ClientKey) -> float:
         """Count one request of a client; return 0, or the seconds until it may send the next."""
         limit, now = client.requests_per_minute, self._clock()
         if limit is None:
             return 0.0
         return self._buckets.setdefault(client.name, _Bucket(limit, now)).take(limit, now)
+
+    def give_back(self, client: ClientKey) -> None:
+        """Do not count an admitted request of a client after all: it was refused."""
+        if (bucket := self._buckets.get(client.name)) is not None:
+            bucket.left += 1  # `take` limits the sum
 
     def refresh(self) -> None:
         """Read the files again if they have changed. After an error the former clients remain.

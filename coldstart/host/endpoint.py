@@ -40,6 +40,10 @@ class GatewayEndpoint:
         """Return whether a client needs a key."""
         return self.api_key is not None or self.client_keys is not None
 
+    def is_without_operator(self) -> bool:
+        """Return whether keys are required, but none of them opens the status and the control of a host."""
+        return self.api_key is None and self.client_keys is not None and not self.client_keys.has_admin()
+
     def check(self) -> None:
         """Raise UsageError for values that no gateway can use, or that open it to everyone by accident."""
         if not 0 <= self.port <= 65535:  # getaddrinfo uses the lower 16 bits

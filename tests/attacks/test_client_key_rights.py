@@ -144,6 +144,16 @@ def test_rate_of_a_client_is_its_own(tmp_path: Path) -> None:
     run(work())
 
 
+def test_refused_requests_do_not_use_up_the_rate(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+            wanted = ["b", "a", "b", "a", "b", "b", "b", "a", "a"]
+            statuses = [(await _ask(stage, "key-of-laptop", model))[0] for model in wanted]
+            assert statuses == [403, 200, 403, 200, 403, 403, 403, 200, 429]
+
+    run(work())
+
+
 def test_running_gateway_notices_a_changed_key_and_survives_a_broken_file(tmp_path: Path) -> None:
     async def answers(stage: Stage, key: str) -> int:
         return (await _send(stage, "GET", "/v1/models", key))[0]

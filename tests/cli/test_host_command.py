@@ -6,9 +6,11 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
 from tools.shell import Run
 
@@ -38,8 +40,9 @@ def host() -> Iterator[str]:
     """Run a server that answers /status like a host and every other path with 200 and an empty document."""
 
     def respond(connection: socket.socket, asked: Asked) -> None:
-        status = 401 if asked.headers.get("authorization") == "Bearer wrong" else 200
-        say(connection, _status_document() if asked.path == "/status" else {}, status)
+        status = {"Bearer wrong": 401, "Bearer laptop": 403}.get(asked.headers.get("authorization", ""), 200)
+        refusal = {"error": {"message": "the client laptop may use models only"}} if status == 403 else {}
+        say(connection, _status_document() if asked.path == "/status" and status == 200 else refusal, status)
 
     with answering(respond) as server:
         yield server.url
@@ -94,9 +97,34 @@ def test_host_reports_invalid_arguments_before_it_starts(
     assert complaint in run(*words, code=code).stderr
 
 
+@pytest.mark.parametrize(
+    ("lines", "options", "warned"),
+    [("", (), True), ("", ("--api-key-file", "operator.key"), False), ("admin = true", (), False)],
+)
+def test_a_host_that_no_key_controls_is_warned_about(
+    tmp_path: Path, run: Run, lines: str, options: tuple[str, ...], warned: bool
+) -> None:
+    write_clients(tmp_path, {"laptop": lines})
+    (tmp_path / "operator.key").write_text("key-of-operator\n")
+    (tmp_path / "host.toml").write_text('memory = 9\n[models.a]\nmodel = "a"\nmemory = 4\nstart_s = 1.0\n')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        files = ("--host-file", "host.toml", "--client-keys", "keys.toml", "--port", port)
+        said = run("host", *files, *options, code=2).stderr
+    assert "cannot listen" in said
+    assert ("(hint: --api-key-file FILE, or admin = true for a client)" in said) == warned
+
+
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
     assert "requires an API key" in run("host", "status", "--url", host, "--api-key", "wrong", code=1).stderr
     assert "is not a host" in run("host", "status", "--url", host + "/other", code=1).stderr
+
+
+@pytest.mark.parametrize("words", [("status",), ("stop",), ("load", "a")])
+def test_the_key_of_a_client_that_is_no_admin(run: Run, host: str, words: tuple[str, ...]) -> None:
+    said = run("host", *words, "--url", host, "--api-key", "laptop", code=1).stderr
+    assert "the client laptop may use models only" in said
+    assert "hint: --api-key-file FILE with the operator's key, or set admin = true for the client" in said
 
 
 @pytest.mark.parametrize("command", ["host", "serve"])

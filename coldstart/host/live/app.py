@@ -139,6 +139,7 @@ class Gateway:
     async def _pass(self, scope: Scope, receive: Receive, send: Send, model: str | None) -> None:
         client: ClientKey | None = scope.get(CLIENT)
         keys = self.endpoint.client_keys
+        # The rate comes before the body, which names the model: a client above its rate takes no memory for bodies.
         if client is not None and keys is not None and (wait_s := keys.admit(client)):
             self.front.metrics.count_client(client.name, "rate_limited")
             reason = f"the client {client.name} may send {client.requests_per_minute} requests per minute"
@@ -153,6 +154,7 @@ class Gateway:
             heartbeat_s=self.heartbeat_s,
             model=model,
             client=client,
+            keys=keys,
         )
         await exchange.run()
 

@@ -11,7 +11,7 @@ import asyncio
 import time
 from contextlib import suppress
 
-from coldstart.host.client_keys import ClientKey
+from coldstart.host.client_keys import ClientKey, ClientKeys
 from coldstart.host.live import answers, body, headers
 from coldstart.host.live.answers import Headers, Receive, Scope, Send
 from coldstart.host.live.body import BodyMemoryFullError, BoundedBody
@@ -23,7 +23,7 @@ from coldstart.host.live.upstream import DisconnectedError, Replica, StreamInter
 
 
 class Exchange:
-    """One request and its answer. `model` replaces the model that the body names; `client` may use some models only."""
+    """One request and its answer. `model` replaces the one that the body names; `client` of `keys` may use some models only."""
 
     def __init__(
         self,
@@ -36,9 +36,11 @@ class Exchange:
         heartbeat_s: float,
         model: str | None = None,
         client: ClientKey | None = None,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
-        self.memory, self.heartbeat_s, self.model, self.client = memory, heartbeat_s, model, client
+        self.memory, self.heartbeat_s, self.model = memory, heartbeat_s, model
+        self.client, self.keys = client, keys
         self.id = headers.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
@@ -77,6 +79,8 @@ class Exchange:
     async def _answer(self) -> None:
         asked = self.model or self.asked
         if self.client is not None and not self.client.may_use(asked, self.front.catalogue):
+            if self.keys is not None:
+                self.keys.give_back(self.client)
             self.front.metrics.count_client(self.client.name, "other_model")
             reason = f"the client {self.client.name} may not use the model `{asked}`"
             await self._refused(AdmissionRefusedError(403, reason))
