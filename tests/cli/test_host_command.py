@@ -29,6 +29,7 @@ def _status_document() -> dict[str, Any]:
     core.handle(Arrived("2", "b"), 2.0)
     core.handle(Failed("b", "no weights \x1b[31m"), 3.0)
     facts.get_model("a").last_start = LastStart(1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25})
+    facts.template_error = "a model fits in 8.0 GiB only without the template"
     facts.config_error = "memory: invalid size 'much'"
     return status.document(core, facts, 4.0, 1e9)
 
@@ -54,6 +55,7 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert "ready" in rows["a"] and "snapshot 2.00 s (load 1.50, thaw 0.25)" in rows["a"]
     assert "failed" in rows["b"] and "(1.0 GiB)" in rows["b"]
     assert "b: no weights \\x1b[31m" in said.stdout
+    assert "no runtime template: a model fits in 8.0 GiB only without the template" in said.stdout
     assert "configuration not applied: memory: invalid size 'much'" in said.stdout
 
 

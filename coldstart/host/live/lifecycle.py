@@ -52,6 +52,7 @@ class Lifecycle:
             emit=emit,
             meter=meter,
             log=self.log,
+            facts=self.facts,
             assumed_bytes=template_bytes,
         )
         self._tasks = Tasks(self.log)
@@ -67,7 +68,7 @@ class Lifecycle:
             case events.Abort(model):
                 self._abort(model)
             case events.GiveUp():
-                self.templates.give_up()
+                self.templates.crowd_out(self.core.residents.template_memory())
 
     def _abort(self, model: str) -> None:
         self.log.say("start aborted", model=model, reason=self._too_late())
