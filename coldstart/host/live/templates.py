@@ -26,6 +26,7 @@ from coldstart.host.specification import TEMPLATE, HostSettings
 from coldstart.host.status import HostFacts
 
 RUNTIME, ENGINE = "runtime", "engine"
+TEMPLATE_DROPPED = "its template is dropped"
 # Time in seconds until a template that failed to start is built again; one that was ready for STABLE_S is so at once.
 AGAIN_S, STABLE_S = 60.0, 5.0
 # Interval in seconds between measurements: pages that the template shares with its servers are not its own.
@@ -147,7 +148,7 @@ class Templates:
         loop = asyncio.get_running_loop()
         for residence in self.residences.values():
             if self.ends(residence.ready):
-                loop.call_soon(self.emit, events.Outdated(residence.name))
+                loop.call_soon(self.emit, events.Outdated(residence.name, TEMPLATE_DROPPED))
 
     def ends(self, server: Ready) -> bool:
         """Return whether the server was forked from a template that is being dropped."""
@@ -185,7 +186,7 @@ class Templates:
             del self._engines[name]
             self.log.say("template gone", model=name, level=ENGINE)
             if name not in self.residences:
-                self.emit(events.Outdated(name))
+                self.emit(events.Outdated(name, "its template has ended"))
 
     def holds(self, model: str) -> bool:
         """Return whether the model has a template, or one is being built."""
