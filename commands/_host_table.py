@@ -42,7 +42,7 @@ def watching(ask: Callable[[], Mapping[str, Any]], every_s: float) -> None:
 
 
 def drawn(status: Mapping[str, Any]) -> Group:
-    """Return two lines about the host, a table of its models, their schedules, and the errors of failed models."""
+    """Return two lines about the host, a table of its models, their schedules, and the errors of models and host."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in _COLUMNS:
         table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=name != "last start")
@@ -57,6 +57,8 @@ def drawn(status: Mapping[str, Any]) -> Group:
         failed.append(
             Text(one_line(f"configuration not applied: {status['host']['config']['error']}"), style="red")
         )
+    if template := status["host"].get("runtime_template_error"):
+        failed.append(Text(one_line(f"no runtime template: {template}"), style="yellow"))
     lines = [_schedule(model) for model in status["models"] if model.get("next_prewarm_unix_s") is not None]
     scheduled = [Text(one_line(line)) for line in lines]
     return Group(*(Text(one_line(line)) for line in _head(status)), table, *scheduled, *failed)

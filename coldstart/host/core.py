@@ -100,8 +100,8 @@ class Core:
                 self.residents.complete_leave(model, now)
             case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
                 self.residents.measured(model, memory, tier)
-            case events.Outdated() if model.state in (State.READY, State.ASLEEP):
-                self.residents.drain(model, model.spec.tiers[-1], now)
+            case events.Outdated(_, reason) if model.state in (State.READY, State.ASLEEP):
+                self.residents.drain(model, model.spec.tiers[-1], now, reason)
         self._watch(model)
         if self.settings.min_residents or self.residents.unsettled():
             self._next_check = -inf
@@ -169,7 +169,8 @@ class Core:
                 model.aborted = True
                 yield events.Abort(name)
             elif model.state is not State.FAILED and self._may_go(model):
-                self.residents.drain(model, model.spec.tiers[-1], now)
+                why = "no longer configured" if model.retired else f"idle for {now - model.since:.0f} s"
+                self.residents.drain(model, model.spec.tiers[-1], now, why)
         self._next_check = inf
         for model in self.models.values():
             self._watch(model, after=now)
@@ -242,4 +243,4 @@ class Core:
         for model in self.residents.list_draining():
             if model.leave() and model.target is not None:
                 self.departures += 1
-                yield events.Leave(model.spec.name, model.target)
+                yield events.Leave(model.spec.name, model.target, model.why)

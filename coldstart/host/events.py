@@ -91,10 +91,11 @@ class Outdated:
     """The running server of the model has outdated arguments: it finishes its requests and stops.
 
     Requests that arrive meanwhile wait for the next start. The core ignores this event for a model that is starting;
-    send it after the start.
+    send it after the start. `reason` is that of the `Leave` that follows.
     """
 
     model: str
+    reason: str = "its arguments changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +130,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Move the model into this tier; no request uses it."""
+    """Move the model into this tier; no request uses it. `reason` is for people."""
 
     model: str
     tier: Tier
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ def free_memory_for(residents: Residents, model: Model, now: float, evict_busy: 
         if surplus > 0:
             candidates = [name for name in candidates if residents.models[name].resident]
         victims = _choose(residents, candidates, needs, surplus, now)
-        if any(_evict(residents, victims, needs, surplus, now, stop) for stop in (False, True)):
+        why = f"evicted for {model.spec.name}"
+        if any(_evict(residents, victims, needs, surplus, now, why, stop) for stop in (False, True)):
             break
     return False
 
@@ -62,7 +63,13 @@ def _ask(residents: Residents, candidates: list[str], place: Place, need: int, n
 
 
 def _evict(
-    residents: Residents, victims: list[str], needs: dict[Place, int], surplus: int, now: float, stop: bool
+    residents: Residents,
+    victims: list[str],
+    needs: dict[Place, int],
+    surplus: int,
+    now: float,
+    why: str,
+    stop: bool,
 ) -> bool:
     """Drain the victims to their next tier, or until stopped with `stop`, if that frees the bytes and `surplus` models."""
     out = sum(residents.models[name].resident for name in victims)
@@ -72,7 +79,7 @@ def _evict(
         if sum(residents.freed(name, stop, place) for name in victims) < need:
             return False
     for name in victims:
-        residents.drain(residents.models[name], residents.down(name, stop), now)
+        residents.drain(residents.models[name], residents.down(name, stop), now, why)
     return True
 
 
@@ -81,9 +88,9 @@ def evict_excess(residents: Residents, now: float) -> None:
     for place in residents.device.list_places():
         excess = -residents.device.account(place).free() - residents.leaving(place)
         if excess > 0:
-            _evict(
-                residents, _ask(residents, residents.may_leave(), place, excess, now), {}, 0, now, stop=True
-            )
+            victims = _ask(residents, residents.may_leave(), place, excess, now)
+            why = "the memory of the models is above the limit"
+            _evict(residents, victims, {}, 0, now, why, stop=True)
 
 
 def _surplus(residents: Residents) -> int:

@@ -39,8 +39,9 @@ class Model:
     """State of one model.
 
     `tier` is its current tier, or the tier that its start began from; `target` is the target tier of a draining
-    model. `entered` is the time at which the state was entered, `since` that or the time at which the last request ended. A
-    retired model is no longer configured. `keep_s` replaces the idle time of the specification until the next state.
+    model, `why` the reason for the last draining. `entered` is the time at which the state was entered, `since` that or
+    the time at which the last request ended. A retired model is no longer configured. `keep_s` replaces the idle time of
+    the specification until the next state.
     """
 
     spec: ModelSpec
@@ -48,6 +49,7 @@ class Model:
     observed: Observed = field(init=False)
     tier: Tier = field(init=False)
     target: Tier | None = None
+    why: str = ""
     leaving: bool = False
     in_flight: set[str] = field(default_factory=set)
     failures: int = 0
@@ -74,10 +76,10 @@ class Model:
         self.tier, self.failures, self.error, self.retry_at = self.spec.tiers[0], 0, "", 0.0
         self._enter(State.READY, now)
 
-    def drain(self, target: Tier, now: float) -> None:
+    def drain(self, target: Tier, now: float, why: str = "") -> None:
         """Accept no new request; `left` follows when the last request and the leave order are done."""
         self._only("drain", State.READY, State.ASLEEP)
-        self.target = target
+        self.target, self.why = target, why
         self._enter(State.DRAINING, now)
 
     def leave(self) -> bool:

@@ -5,6 +5,7 @@ time_unix_s             time of this document.
 host                    url, pid, version, uptime_s, stopping (bool), policy,
                         memory_bytes, memory_used_bytes    of all models: the limit, and the reserved memory
                         runtime_template_bytes    reserved for the host's own template; 0 without one
+                        runtime_template_error    why the host has none though its settings require one; empty otherwise
                         host_memory_bytes, host_memory_used_bytes    the same for host memory
                         max_held, loaders, min_residents, max_residents (or null), default_model (or null)
                         config: {path (or null), loaded_unix_s, error}    error: why the current file is not used
@@ -99,6 +100,7 @@ class HostFacts:
     config_path: str | None = None
     config_loaded_unix_s: float = 0.0
     config_error: str = ""
+    template_error: str = ""
     failed_starts: int = 0
     start_s: float = 0.0
     refused: Counter[int] = field(default_factory=Counter)
@@ -151,6 +153,7 @@ def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
         "memory_bytes": residents.device.capacity,
         "memory_used_bytes": residents.device.used,
         "runtime_template_bytes": residents.template_memory(),
+        "runtime_template_error": facts.template_error,
         "host_memory_bytes": residents.beside.capacity,
         "host_memory_used_bytes": residents.beside.used,
         "max_held": settings.max_held,

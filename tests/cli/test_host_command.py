@@ -31,6 +31,7 @@ def _status_document() -> dict[str, Any]:
     core.handle(Failed("b", "no weights \x1b[31m"), 3.0)
     facts.get_model("a").last_start = LastStart(1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25})
     facts.get_model("a").next_prewarm_unix_s = 1e9
+    facts.template_error = "a model fits in 8.0 GiB only without the template"
     facts.config_error = "memory: invalid size 'much'"
     return status.document(core, facts, 4.0, 1e9)
 
@@ -58,6 +59,7 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert re.search(r"^a: prewarm 0 8 \* \* 1-5, next 2001-09-09 \d\d:46 \S+$", said.stdout, re.MULTILINE)
     assert "b: prewarm" not in said.stdout
     assert "b: no weights \\x1b[31m" in said.stdout
+    assert "no runtime template: a model fits in 8.0 GiB only without the template" in said.stdout
     assert "configuration not applied: memory: invalid size 'much'" in said.stdout
 
 

@@ -200,7 +200,7 @@ class Driver:
         gone = [name for name in names if models[name].state in (State.READY, State.ASLEEP)]
         for name in gone:
             self.log.say("unload", model=name)
-            self.emit(events.Outdated(name))
+            self.emit(events.Outdated(name, "unloaded by an operator"))
         return gone
 
     def status(self) -> dict[str, object]:

@@ -18,7 +18,7 @@ from coldstart.host.live.record import Record
 from coldstart.host.live.residence import Residence
 from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailedError
 from coldstart.host.live.tasks import Tasks
-from coldstart.host.live.templates import Templates
+from coldstart.host.live.templates import TEMPLATE_DROPPED, Templates
 from coldstart.host.model_state import State
 from coldstart.host.specification import TEMPLATE
 
@@ -52,6 +52,7 @@ class Lifecycle:
             emit=emit,
             meter=meter,
             log=self.log,
+            facts=self.facts,
             assumed_bytes=template_bytes,
         )
         self._tasks = Tasks(self.log)
@@ -61,13 +62,14 @@ class Lifecycle:
         match order:
             case events.Start(model, tier):
                 self._tasks.spawn(self._start(model, tier.name))
-            case events.Leave(model, tier):
+            case events.Leave(model, tier, reason):
                 residence = self.residences.get(model)
-                self._tasks.spawn(residence.leave(tier.name) if residence else self._end_template(model))
+                left = residence.leave(tier.name, reason) if residence else self._end_template(model)
+                self._tasks.spawn(left)
             case events.Abort(model):
                 self._abort(model)
             case events.GiveUp():
-                self.templates.give_up()
+                self.templates.crowd_out(self.core.residents.template_memory())
 
     def _abort(self, model: str) -> None:
         self.log.say("start aborted", model=model, reason=self._too_late())
@@ -135,7 +137,7 @@ class Lifecycle:
         self.emit(event)
         if known and known.state is State.ASLEEP and not self.templates.holds(model):
             # It should have gone to sleep and failed: nothing of it remains.
-            self.emit(events.Outdated(model))
+            self.emit(events.Outdated(model, "it did not go to sleep"))
 
     async def _end_template(self, model: str) -> None:
         await self.templates.drop(model)
@@ -146,8 +148,10 @@ class Lifecycle:
         self.record.record_start(launch.name, ready, mode, seconds)
         self.templates.learn(launch, ready.mode)
         self.emit(events.Started(launch.name, seconds))
-        if self._is_outdated(launch) or self.templates.ends(ready):
+        if self._is_outdated(launch):
             self.emit(events.Outdated(launch.name))
+        elif self.templates.ends(ready):
+            self.emit(events.Outdated(launch.name, TEMPLATE_DROPPED))
 
     def report_failed_start(self, model: str, reason: str, seconds: float) -> None:
         """Implement ServerObserver: record a failed start."""

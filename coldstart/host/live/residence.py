@@ -107,14 +107,14 @@ class Residence(Replica):
             self.log.say("server died", model=self.name, reason=self._reason)
         return events.Failed(self.name, self._reason, external=self.server.was_killed or bool(self.fault))
 
-    async def leave(self, tier: str) -> None:
+    async def leave(self, tier: str, reason: str) -> None:
         """Put the server to sleep for a sleeping tier; end it for another tier, or if it cannot sleep."""
         sleeps = tier not in (STOPPED, TEMPLATE)
         if not sleeps or not await self._post(f"/sleep?level={tier.removeprefix(_SLEEP)}"):
-            self.log.say("stop", model=self.name, tier=tier)
+            self.log.say("stop", model=self.name, tier=tier, reason=reason)
             await self.end()
             return
-        self.log.say("sleep", model=self.name, tier=tier)
+        self.log.say("sleep", model=self.name, tier=tier, reason=reason)
         self.observer.report_asleep(self.launch)
 
     async def wake(self, tier: str) -> None:

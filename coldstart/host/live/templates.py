@@ -15,6 +15,7 @@ from contextlib import suppress
 from coldstart.host import events
 from coldstart.host.events import Event
 from coldstart.host.launches import EARLIER, FORKED, Launch
+from coldstart.host.limits import MIB
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.residence import MEASURE_FIRST_S, Residence, end_by_force
@@ -22,12 +23,15 @@ from coldstart.host.live.servers import Ready, Servers, StartFailedError
 from coldstart.host.live.tasks import Tasks
 from coldstart.host.live.template_process import TemplateProcess
 from coldstart.host.specification import TEMPLATE, HostSettings
+from coldstart.host.status import HostFacts
 
 RUNTIME, ENGINE = "runtime", "engine"
+TEMPLATE_DROPPED = "its template is dropped"
 # Time in seconds until a template that failed to start is built again; one that was ready for STABLE_S is so at once.
 AGAIN_S, STABLE_S = 60.0, 5.0
 # Interval in seconds between measurements: pages that the template shares with its servers are not its own.
 LOOK_S = 10.0
+_MORE_ROOM = "raise memory, or run coldstart template freeze"
 
 
 class Templates:
@@ -46,10 +50,12 @@ class Templates:
         emit: Callable[[Event], None],
         meter: Meter,
         log: Log,
+        facts: HostFacts,
         assumed_bytes: int,
     ) -> None:
         self.servers, self.settings, self.residences = servers, settings, residences
-        self.emit, self.meter, self.log, self.assumed_bytes = emit, meter, log, assumed_bytes
+        self.emit, self.meter, self.log, self.facts = emit, meter, log, facts
+        self.assumed_bytes = assumed_bytes
         self.runtime: TemplateProcess | None = None
         self._launches: Collection[Launch] = ()
         # By model: whether its last start used a mode that is tried before a runtime template.
@@ -70,8 +76,10 @@ class Templates:
         }
         self._launches = tuple(launches)
         if self.runtime is None:
+            self.facts.template_error = ""
             self._begin_runtime()
         elif not settings.runtime_template:
+            self.facts.template_error = ""
             self.give_up()
 
     def learn(self, launch: Launch, mode: str) -> None:
@@ -92,12 +100,10 @@ class Templates:
         forkable = self._list_forkable()
         if not forkable or not self.settings.runtime_template or self._draining:
             return
-        self._given_up = False
+        self._given_up, self.facts.template_error = False, ""
         self.emit(events.TemplateHeld(self.assumed_bytes))
         if self._given_up:
-            self.log.say(
-                "no runtime template", needs_bytes=self.assumed_bytes, memory_bytes=self.settings.memory
-            )
+            self.log.say("no runtime template", reason=self.facts.template_error)
             self.emit(events.TemplateHeld(0))
             return
         # Use another model's arguments at the next attempt, in case these are the cause of a failure.
@@ -147,17 +153,25 @@ class Templates:
         found = self.residences.values()
         return [one for one in found if one.serves and _is_forked(one.ready)]
 
+    def crowd_out(self, memory: int) -> None:
+        """Drop the runtime template, which takes `memory` bytes: a model fits only without it, as the status then says."""
+        limit, own = _format_mib(self.settings.memory), _format_mib(memory)
+        self.facts.template_error = (
+            f"a model fits in {limit} only without the template's {own} (hint: {_MORE_ROOM})"
+        )
+        self.give_up()
+
     def give_up(self) -> None:
         """Retire the runtime template: nothing more is forked from it, and the servers forked from it are asked to stop."""
         self._given_up = True
         if self.runtime is None:
             return
-        self.log.say("template given up", level=RUNTIME)
+        self.log.say("template given up", level=RUNTIME, reason=self.facts.template_error or None)
         self.runtime.process.retire()
         loop = asyncio.get_running_loop()
         for residence in self.residences.values():
             if self.ends(residence.ready):
-                loop.call_soon(self.emit, events.Outdated(residence.name))
+                loop.call_soon(self.emit, events.Outdated(residence.name, TEMPLATE_DROPPED))
 
     def ends(self, server: Ready) -> bool:
         """Return whether the server was forked from a template that is being dropped."""
@@ -195,7 +209,7 @@ class Templates:
             del self._engines[name]
             self.log.say("template gone", model=name, level=ENGINE)
             if name not in self.residences:
-                self.emit(events.Outdated(name))
+                self.emit(events.Outdated(name, "its template has ended"))
 
     def holds(self, model: str) -> bool:
         """Return whether the model has a template, or one is being built."""
@@ -262,6 +276,10 @@ class Templates:
         template.pid = ready.pid
         self.log.say("template ready", model=name, level=level, pid=ready.pid)
         return True
+
+
+def _format_mib(size: int) -> str:
+    return f"{size / MIB:.1f} MiB"
 
 
 def _is_forked(server: Ready) -> bool:

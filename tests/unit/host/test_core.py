@@ -92,6 +92,27 @@ def test_idle_model_stops_before_the_next_starts() -> None:
     assert host.core.residents.device.used == 10
 
 
+def _why(actions: list[Action]) -> list[str]:
+    return [action.reason for action in actions if isinstance(action, Leave)]
+
+
+def test_each_stop_has_its_reason() -> None:
+    host = Driver(ModelSpec.simple("a", 10, 5.0, idle_s=60.0), ModelSpec.simple("b", 10, 7.0))
+    host.up("a", 1.0)
+    assert _why(host(2.0, Arrived("r", "b"))) == ["evicted for b"]
+    host(3.0, Left("a"), Started("b", 1.0), Ended("r"))
+    assert _why(host(4.0, Measured("b", 16))) == ["the memory of the models is above the limit"]
+    host(5.0, Left("b"))
+    host.up("a", 6.0)
+    assert _why(host(70.0, Tick())) == ["idle for 64 s"]
+    host(71.0, Left("a"))
+    host.up("a", 72.0)
+    assert _why(host(73.0, Outdated("a", "unloaded by an operator"))) == ["unloaded by an operator"]
+    host(74.0, Left("a"))
+    host.up("a", 75.0)
+    assert _why(host(76.0, Configured((ModelSpec.simple("b", 10, 7.0),)))) == ["no longer configured"]
+
+
 def _on(name: str, memory: int, *devices: int, **more: Any) -> ModelSpec:
     return ModelSpec.simple(name, memory, 1.0, devices=devices, **more)
 

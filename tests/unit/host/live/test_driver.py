@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from support.fake_upstream import TWO, run, staged, wait_until
 
 from coldstart.errors import UsageError
 from coldstart.host import configuration
+from coldstart.host.live.log import Log
 
 
 def _parsed(models: Any = None, **limits: Any) -> configuration.HostFile:
@@ -95,9 +97,14 @@ def test_a_start_past_its_deadline_is_ended(tmp_path: Path) -> None:
 def test_idle_model_stops(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, {**TWO, "a": {**TWO["a"], "idle_s": 0.05}}) as stage:
+            sink = io.StringIO()
+            stage.driver.lifecycle.log = Log(sink)
             await stage.ask(model="a", prompt=1)
             await wait_until(lambda: stage.model("a")["state"] == "stopped")
             await wait_until(lambda: not stage.driver.lifecycle.residences)
+            lines = [json.loads(line) for line in sink.getvalue().splitlines()]
+            (reason,) = [line["reason"] for line in lines if line["event"] == "stop"]
+            assert reason.startswith("idle for ")
 
     run(work())
 

@@ -25,6 +25,11 @@ def _kept(stage: Stage) -> int:
     return int(said["host"]["runtime_template_bytes"])
 
 
+def _error(stage: Stage) -> str:
+    said: Any = stage.driver.status()
+    return str(said["host"]["runtime_template_error"])
+
+
 class Fixed(Meter):
     """Meter with 3 bytes per template and 6 per server."""
 
@@ -181,6 +186,7 @@ def test_template_without_memory_for_a_model_is_not_started(tmp_path: Path) -> N
             assert (await stage.ask(model="a", prompt=1))[0] == 200
             await wait_until(lambda: not _kept(stage))
             assert stage.servers.templates == []
+            assert "only without the template's 0.0 MiB (hint: raise memory" in _error(stage)
 
     run(work())
 
@@ -195,6 +201,7 @@ def test_template_stops_for_a_larger_model(tmp_path: Path) -> None:
             assert not template.retired
             assert (await stage.ask(model="a", prompt=1))[0] == 200
             assert template.retired and _kept(stage) == 0
+            assert "only without the template" in _error(stage)
 
     run(work())
 
@@ -210,6 +217,7 @@ def test_reload_stops_and_restarts_the_template(tmp_path: Path) -> None:
             stage.driver.configure(file(True))
             await wait_until(lambda: len(stage.servers.templates) == 2)
             assert [one.retired for one in stage.servers.templates] == [True, False]
+            assert _error(stage) == ""
 
     run(work())
 
