@@ -49,6 +49,10 @@ def _list_options() -> list[str]:
 class SnapshotUnusableError(RuntimeError):
     """The snapshot cannot be thawed here; the message has the expected and the actual value."""
 
+    def __init__(self, reason: str, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.hint = hint
+
 
 def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> str | None:
     """Build a template for `plan` and freeze it into the existing directory `out`.
@@ -61,7 +65,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
         CommandFailedError: The template or the dump fails.
     """
     if (reason := criu.missing()) is not None:
-        raise SnapshotUnusableError(reason)
+        raise SnapshotUnusableError(reason, criu.hint())
     meeting = meeting_dir()
     # One at a time: every frozen template listens at the same path.
     with locked(meeting / "lock"):
@@ -150,7 +154,7 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
         BundleError: The section is missing, damaged or not trusted.
     """
     if (reason := criu.missing()) is not None:
-        raise SnapshotUnusableError(reason)
+        raise SnapshotUnusableError(reason, criu.hint())
     images = unpacked(bundle, "snapshot", cache.unpacked, trust)
     if bundle.has("compile"):
         _unpack_kernels(bundle, images, trust)

@@ -68,5 +68,5 @@ def find_image(cache: Cache) -> Path | None:
 def thaw(image: Path, plan: LaunchPlan) -> Thawed:
     """Thaw the template in `image` for the server of `plan`. Raises SnapshotUnusableError, OSError."""
     if (reason := criu.missing() or runtime_image.obstacle(image)) is not None:
-        raise SnapshotUnusableError(reason)
+        raise SnapshotUnusableError(reason, criu.hint())
     return process_snapshot.restored(image, plan)

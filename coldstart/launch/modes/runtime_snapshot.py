@@ -65,7 +65,7 @@ def _thaw(start: ServerStart) -> Thawed:
     try:
         return runtime_snapshot.thaw(image, start.plan)
     except process_snapshot.SnapshotUnusableError as error:
-        raise LaunchRefusedError(str(error), _FREEZE) from error
+        raise LaunchRefusedError(str(error), error.hint or _FREEZE) from error
 
 
 RUNTIME_SNAPSHOT = RuntimeSnapshotMode()

@@ -24,7 +24,9 @@ def launch_thawed(start: ServerStart, thaw: Callable[[ServerStart], Thawed]) -> 
 
     try:
         thawed = thaw(start)
-    except (SnapshotUnusableError, UsageError, OSError, LookupError, ValueError, TypeError) as error:
+    except SnapshotUnusableError as error:
+        raise LaunchRefusedError(str(error), error.hint) from error
+    except (UsageError, OSError, LookupError, ValueError, TypeError) as error:
         raise LaunchRefusedError(str(error)) from error
     return await_ready(start, _fork(start, thawed))
 

@@ -146,6 +146,19 @@ def test_start_is_fresh_with_a_reason_when_the_image_changed(
     assert "pages-1.img has changed since it was created" in document["fallbacks"][0]["reason"]
 
 
+def test_start_is_fresh_with_the_way_to_criu_where_it_is_missing(
+    start: Callable[..., ladder.StartedServer],
+    frozen_plans: list[LaunchPlan],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime_snapshot.freeze(Cache.at(), 9)
+    monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
+    monkeypatch.setattr(criu, "missing", lambda: "criu was not found")
+    (step,) = start("runtime-snapshot").document()["fallbacks"]
+    assert step["reason"] == "criu was not found"
+    assert "build CRIU" in step["hint"] and step["hint"] == criu.hint()
+
+
 def test_start_is_fresh_with_a_reason_when_the_thawed_template_refuses(
     start: Callable[..., ladder.StartedServer], thawed: FakeThawed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
