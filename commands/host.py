@@ -184,6 +184,9 @@ def run(
     file = source()
     for note in (*file.notes, *configuration.describe_limits(file, hardware.engine_memory())):
         common.out.warn(note)
+    if endpoint.client_keys is not None:
+        for note in endpoint.client_keys.describe_unknown_models(file.catalogue):
+            common.out.warn(note)
     if endpoint.is_without_operator():
         gap = "no key opens the status or the control of this host, not even `coldstart host stop`"
         common.out.warn(f"{gap} (hint: --api-key-file FILE, or admin = true for a client)")

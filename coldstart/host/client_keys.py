@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,6 +87,13 @@ class ClientKeys:
     def has_admin(self) -> bool:
         """Return whether a client may control the host."""
         return any(client.admin for client in self._clients)
+
+    def describe_unknown_models(self, catalogue: Catalogue) -> Iterator[str]:
+        """Yield a sentence for each name in a client's `models` that no request can reach now."""
+        for client in self._clients:
+            for name in client.models or ():
+                if catalogue.route(name) is None:
+                    yield f"the client {client.name} may use {name}, but no model has this name"
 
     def admit(self, client: ClientKey) -> float:
         """Count one request of a client; return 0, or the seconds until it may send the next."""

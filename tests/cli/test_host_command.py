@@ -101,9 +101,13 @@ def test_host_reports_invalid_arguments_before_it_starts(
 
 @pytest.mark.parametrize(
     ("lines", "options", "warned"),
-    [("", (), True), ("", ("--api-key-file", "operator.key"), False), ("admin = true", (), False)],
+    [
+        ('models = ["aa"]', (), True),
+        ('models = ["a"]', ("--api-key-file", "operator.key"), False),
+        ("admin = true", (), False),
+    ],
 )
-def test_a_host_that_no_key_controls_is_warned_about(
+def test_keys_that_open_nothing_are_warned_about(
     tmp_path: Path, run: Run, lines: str, options: tuple[str, ...], warned: bool
 ) -> None:
     write_clients(tmp_path, {"laptop": lines})
@@ -115,6 +119,7 @@ def test_a_host_that_no_key_controls_is_warned_about(
         said = run("host", *files, *options, code=2).stderr
     assert "cannot listen" in said
     assert ("(hint: --api-key-file FILE, or admin = true for a client)" in said) == warned
+    assert ("the client laptop may use aa, but no model has this name" in said) == warned
 
 
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
