@@ -42,6 +42,7 @@ class BundleNotFoundError(BundleError):
 
     exit_code = NO_BUNDLE
     code: ClassVar[str] = "CS-NOTFOUND"
+    default_hint: ClassVar[str] = "build the bundle: coldstart materialize MODEL"
 
     def __init__(
         self,
