@@ -184,6 +184,10 @@ def run(
     file = source()
     for note in (*file.notes, *configuration.describe_limits(file, hardware.engine_memory())):
         common.out.warn(note)
+    if endpoint.client_keys and (unknown := endpoint.client_keys.list_unknown(file.catalogue)):
+        common.out.warn(
+            f"{endpoint.client_keys.file} names models that this host has not: {', '.join(unknown)}"
+        )
     if endpoint.is_without_operator():
         gap = "no key opens the status or the control of this host, not even `coldstart host stop`"
         common.out.warn(f"{gap} (hint: --api-key-file FILE, or admin = true for a client)")

@@ -84,6 +84,11 @@ class ClientKeys:
         found = [client for client in self._clients if hmac.compare_digest(client.key, key)]
         return found[0] if found else None
 
+    def list_unknown(self, catalogue: Catalogue) -> list[str]:
+        """Return `CLIENT: MODEL` for each model of a client that the catalogue does not contain."""
+        named = ((client.name, model) for client in self._clients for model in client.models or ())
+        return [f"{name}: {model}" for name, model in named if catalogue.route(model) is None]
+
     def has_admin(self) -> bool:
         """Return whether a client may control the host."""
         return any(client.admin for client in self._clients)

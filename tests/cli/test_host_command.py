@@ -97,7 +97,11 @@ def test_host_reports_invalid_arguments_before_it_starts(
 
 @pytest.mark.parametrize(
     ("lines", "options", "warned"),
-    [("", (), True), ("", ("--api-key-file", "operator.key"), False), ("admin = true", (), False)],
+    [
+        ('models = ["a", "b"]', (), True),
+        ("", ("--api-key-file", "operator.key"), False),
+        ("admin = true", (), False),
+    ],
 )
 def test_a_host_that_no_key_controls_is_warned_about(
     tmp_path: Path, run: Run, lines: str, options: tuple[str, ...], warned: bool
@@ -111,6 +115,7 @@ def test_a_host_that_no_key_controls_is_warned_about(
         said = run("host", *files, *options, code=2).stderr
     assert "cannot listen" in said
     assert ("(hint: --api-key-file FILE, or admin = true for a client)" in said) == warned
+    assert ("keys.toml names models that this host has not: laptop: b\n" in said) == ('"b"' in lines)
 
 
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
