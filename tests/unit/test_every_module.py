@@ -75,7 +75,7 @@ THROUGH = {
         "placement.view": RULES,
     },
     "coldstart.launch": dict.fromkeys(
-        ("modes.from_template", "modes.template_engine", "modes.thawing"),
+        ("modes.from_template", "modes.template_engine"),
         "unit/launch/test_serve.py",
     ),
     "coldstart.lab": {
