@@ -6,6 +6,7 @@ leave order in Left.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from coldstart.host import events
@@ -169,8 +170,13 @@ class Lifecycle:
         self.facts.get_model(model).memory_source = "observed"
         self.emit(events.Measured(model, memory))
 
-    def measure(self, model: str, pid: int) -> int | None:
+    async def measure(self, model: str, pid: int) -> int | None:
         """Implement ServerObserver: return the measured memory of a server's process tree and its template."""
+        # The assumed memory of the runtime template has the pages that the server's own figure has, too.
+        await self.templates.measure_runtime()
+        return await asyncio.to_thread(self._measure, model, pid)
+
+    def _measure(self, model: str, pid: int) -> int | None:
         server = self.meter.tree(pid)
         return None if server is None else server + self.templates.memory_beside(model)
 

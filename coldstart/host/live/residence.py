@@ -95,7 +95,7 @@ class Residence(Replica):
             if self.server.ended.done() or self._ending:
                 continue
             with suppress(OSError):
-                memory = await asyncio.to_thread(self.observer.measure, self.name, self.ready.pid)
+                memory = await self.observer.measure(self.name, self.ready.pid)
                 if memory is not None and not self.server.ended.done():
                     self.observer.report_memory(self.name, memory)
 

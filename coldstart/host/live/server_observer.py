@@ -23,5 +23,5 @@ class ServerObserver(Protocol):
     def report_memory(self, model: str, memory: int) -> None:
         """Report that the server and its template hold `memory` bytes."""
 
-    def measure(self, model: str, pid: int) -> int | None:
-        """Return the bytes that the server's process and the model's template hold, or None. Blocks."""
+    async def measure(self, model: str, pid: int) -> int | None:
+        """Return the bytes that the server's process and the model's template hold, or None."""

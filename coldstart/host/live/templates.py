@@ -137,12 +137,17 @@ class Templates:
         wait = MEASURE_FIRST_S
         while not template.process.ended.done():
             await asyncio.wait([template.process.ended], timeout=wait)
-            beside = self._forked()
-            wait = LOOK_S if beside else MEASURE_FIRST_S
-            if beside and template.pid and not template.process.ended.done():
-                memory = await asyncio.to_thread(self.meter.alone, template.pid)
-                if beside == self._forked():
-                    self.emit(events.TemplateHeld(memory or 0))
+            wait = LOOK_S if self._forked() else MEASURE_FIRST_S
+            await self.measure_runtime()
+
+    async def measure_runtime(self) -> None:
+        """Measure the runtime template, if servers run that share its pages."""
+        template, beside = self.runtime, self._forked()
+        if template is None or not template.pid or not beside or template.process.ended.done():
+            return
+        memory = await asyncio.to_thread(self.meter.alone, template.pid)
+        if beside == self._forked():
+            self.emit(events.TemplateHeld(memory or 0))
 
     def _forked(self) -> list[Residence]:
         """Return the servers that share the runtime template's pages.

@@ -14,7 +14,7 @@ import pytest
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
 from coldstart.host import configuration
-from coldstart.host.live import template_process, templates
+from coldstart.host.live import residence, template_process, templates
 from coldstart.host.live.meter import Meter
 
 ENGINE = {**TWO["a"], "engine_template": True}
@@ -84,6 +84,25 @@ def test_template_memory_excludes_pages_shared_with_a_server(
             assert _kept(stage) == 4 and meter.asked == 0
             await stage.ask(model="a", prompt=1)
             await wait_until(lambda: _kept(stage) == 3)
+
+    run(work())
+
+
+def test_template_is_measured_before_the_first_measurement_of_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "MEASURE_FIRST_S", 60.0)
+    monkeypatch.setattr(residence, "MEASURE_FIRST_S", 0.01)
+
+    async def work() -> None:
+        # The assumed 4 bytes of the template and the 6 of the server exceed the limit, the measured 3 do not.
+        one = {"a": {"memory": 5, "start_s": 1.0}}
+        limits = staged(tmp_path, one, runtime_template=True, template_bytes=4, memory=9, meter=Fixed())
+        async with asyncio.timeout(30), limits as stage:
+            stage.servers.mode = "template-runtime"
+            await stage.ask(model="a", prompt=1)
+            await wait_until(lambda: stage.model("a")["memory_bytes"] == 6)
+            assert (stage.model("a")["state"], _kept(stage)) == ("ready", 3)
 
     run(work())
 
