@@ -66,6 +66,8 @@ class ModelHost:
         self.log, self.announce = log, announce
         self.caught: list[int] = []
         self._last_change: tuple[dict[str, Any], float] | None = None
+        # Here and not in the watcher: a change before its first look must be seen.
+        self._known = options.config and find_state(options.config)
 
     def run(self) -> int:
         """Run until a signal; return the exit code, 128 + its number. Raises UsageError if the host cannot listen."""
@@ -139,14 +141,13 @@ class ModelHost:
     async def _watch(self) -> None:
         """Read the file again when it changes, or on SIGHUP."""
         config = self.options.config
-        known = config and find_state(config)
         while True:
             requested = await _within(self._reread.wait(), LOOK_S)
             seen = config and find_state(config)
-            if not requested and (seen == known or seen is None):
+            if not requested and (seen == self._known or seen is None):
                 continue
             self._reread.clear()
-            known = seen
+            self._known = seen
             with suppress(UsageError):
                 await self.reload()
 

@@ -56,6 +56,15 @@ def test_changed_file_is_loaded_and_an_invalid_one_is_not(served: Served) -> Non
     ]  # fmt: skip
 
 
+def test_file_that_changes_before_the_host_listens_is_loaded(served: Served) -> None:
+    async def work(served: Served) -> None:
+        await wait_until(lambda: served.host.driver.core.settings.max_held == 3)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    served.write(memory=20, max_held=3)
+    assert served.run(work) == 143
+
+
 def test_sighup_reads_the_file_that_has_not_changed(served: Served) -> None:
     async def work(served: Served) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
