@@ -67,7 +67,15 @@ def _header(handle: TextIO, needed: Sequence[str]) -> list[str]:
 
 
 def _by_row(header: Sequence[str], lines: Iterable[str], parse: Parse, before: int) -> Found:
-    reader = csv.DictReader(lines, fieldnames=header)
+    last = ""
+
+    def watch() -> Iterator[str]:
+        nonlocal last
+        for line in lines:
+            last = line
+            yield line
+
+    reader = csv.DictReader(watch(), fieldnames=header)
     while True:
         try:
             row = next(reader)
@@ -75,6 +83,9 @@ def _by_row(header: Sequence[str], lines: Iterable[str], parse: Parse, before: i
             return
         except csv.Error as problem:
             yield before + reader.line_num, ValueError(str(problem))
+            continue
+        # csv skips empty lines, but not lines of spaces.
+        if not last.strip() and not any(cell.strip() for cell in row.values() if cell):
             continue
         try:
             yield before + reader.line_num, parse(row)

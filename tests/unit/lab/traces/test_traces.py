@@ -196,6 +196,7 @@ GOOD = st.tuples(
 
 @examples(150)
 @example([["0", "0", "1", "1"], ["0.0", "7", "7", "7", "m"]], 2)
+@example([["0.0", "7", "7", "7", "m"], ['7"'], ["\t"]], 1)
 @given(
     st.lists(st.one_of(GOOD, GOOD, GOOD, st.lists(PLAIN, max_size=6)), max_size=12),
     st.sampled_from([1, 2, 4096]),
