@@ -95,9 +95,10 @@ class LazyGroup(TyperGroup):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            option = getattr(error, "option_name", None)
-            if option is None:
+            # The class is private to typer; other errors of an option name one that exists.
+            if type(error).__name__ != "NoSuchOption":
                 raise
+            option = error.option_name  # type: ignore[attr-defined]
             ctx.fail(f"No such option: {option}. Options follow the command: coldstart COMMAND {option}")
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
