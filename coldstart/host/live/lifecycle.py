@@ -173,7 +173,7 @@ class Lifecycle:
     async def measure(self, model: str, pid: int) -> int | None:
         """Implement ServerObserver: return the measured memory of a server's process tree and its template."""
         # The assumed memory of the runtime template has the pages that the server's own figure has, too.
-        await self.templates.measure_runtime()
+        await self.templates.settle_memory()
         return await asyncio.to_thread(self._measure, model, pid)
 
     def _measure(self, model: str, pid: int) -> int | None:

@@ -60,6 +60,8 @@ class Templates:
         self._launches: Collection[Launch] = ()
         # By model: whether its last start used a mode that is tried before a runtime template.
         self._passed_by: dict[str, bool] = {}
+        # The servers beside which the runtime template was last measured.
+        self._beside: list[Residence] = []
         self._engines: dict[str, TemplateProcess] = {}
         self._given_up, self._draining, self._tried = False, False, 0
         self._tasks = Tasks(log)
@@ -75,11 +77,11 @@ class Templates:
             if one.name in self._passed_by and known.get(one.name) == one
         }
         self._launches = tuple(launches)
-        if self.runtime is None:
+        if self.runtime is None or not settings.runtime_template:
             self.facts.template_error = ""
+        if self.runtime is None:
             self._begin_runtime()
         elif not settings.runtime_template:
-            self.facts.template_error = ""
             self.give_up()
 
     def learn(self, launch: Launch, mode: str) -> None:
@@ -107,6 +109,7 @@ class Templates:
             self.emit(events.TemplateHeld(0))
             return
         # Use another model's arguments at the next attempt, in case these are the cause of a failure.
+        self._beside = []
         launch, self._tried = forkable[self._tried % len(forkable)], self._tried + 1
         self.runtime = self._begin(launch, RUNTIME)
         self._tasks.spawn(self._live(self.runtime))
@@ -138,15 +141,20 @@ class Templates:
         while not template.process.ended.done():
             await asyncio.wait([template.process.ended], timeout=wait)
             wait = LOOK_S if self._forked() else MEASURE_FIRST_S
-            await self.measure_runtime()
+            await self._measure_runtime()
 
-    async def measure_runtime(self) -> None:
-        """Measure the runtime template, if servers run that share its pages."""
+    async def settle_memory(self) -> None:
+        """Measure the runtime template, unless that was done beside the servers that share its pages now."""
+        if self._forked() != self._beside:
+            await self._measure_runtime()
+
+    async def _measure_runtime(self) -> None:
         template, beside = self.runtime, self._forked()
         if template is None or not template.pid or not beside or template.process.ended.done():
             return
         memory = await asyncio.to_thread(self.meter.alone, template.pid)
         if beside == self._forked():
+            self._beside = beside
             self.emit(events.TemplateHeld(memory or 0))
 
     def _forked(self) -> list[Residence]:

@@ -31,14 +31,16 @@ def _error(stage: Stage) -> str:
 
 
 class Fixed(Meter):
-    """Meter with 3 bytes per template and 6 per server."""
+    """Meter with 3 bytes per template and 6 per server; `asked` counts measurements of templates, `trees` of servers."""
 
-    asked = 0
+    asked = trees = 0
 
     def tree(self, pid: int) -> int:
+        self.trees += 1
         return 6
 
     def alone(self, pid: int) -> int:
+        self.asked += 1
         return 3
 
 
@@ -93,16 +95,20 @@ def test_template_is_measured_before_the_first_measurement_of_its_server(
 ) -> None:
     monkeypatch.setattr(templates, "MEASURE_FIRST_S", 60.0)
     monkeypatch.setattr(residence, "MEASURE_FIRST_S", 0.01)
+    monkeypatch.setattr(residence, "MEASURE_EVERY_S", 0.01)
+    meter = Fixed()
 
     async def work() -> None:
         # The assumed 4 bytes of the template and the 6 of the server exceed the limit, the measured 3 do not.
         one = {"a": {"memory": 5, "start_s": 1.0}}
-        limits = staged(tmp_path, one, runtime_template=True, template_bytes=4, memory=9, meter=Fixed())
+        limits = staged(tmp_path, one, runtime_template=True, template_bytes=4, memory=9, meter=meter)
         async with asyncio.timeout(30), limits as stage:
             stage.servers.mode = "template-runtime"
             await stage.ask(model="a", prompt=1)
             await wait_until(lambda: stage.model("a")["memory_bytes"] == 6)
             assert (stage.model("a")["state"], _kept(stage)) == ("ready", 3)
+            await wait_until(lambda: meter.trees > 3)
+            assert meter.asked == 1  # it is measured again at its own interval
 
     run(work())
 
