@@ -9,13 +9,15 @@ from typer.core import TyperCommand
 
 from coldstart.errors import UsageError
 
+PASSED = "[-- VLLM_ARGUMENTS]"
+
 
 class PassingCommand(TyperCommand):
     """Command that passes the arguments after `--` to vLLM; the parser does not read them."""
 
     def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """Return the words of the usage line after the command's name."""
-        return [*super().collect_usage_pieces(ctx), "[-- VLLM_ARGUMENTS]"]
+        return [*super().collect_usage_pieces(ctx), PASSED]
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Parse the arguments. Raises UsageError for an unknown option that resembles no known one."""

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +154,17 @@ def dying(step: int, work: Callable[[], None]) -> Callable[[], None]:
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        sync = os.fsync
-        os.fsync = lambda handle: (count(), sync(handle))[1]  # type: ignore[assignment, func-returns-value]
-        sys.addaudithook(lambda event, _: count() if event in STEPS else None)
+        watch_steps(count)
         work()
 
     return run
+
+
+def watch_steps(count: Callable[[], None], events: Collection[str] = STEPS) -> None:
+    """Call `count` before each of these audit events and each fsync of this process, from now on."""
+    sync = os.fsync
+    os.fsync = lambda handle: (count(), sync(handle))[1]  # type: ignore[assignment, func-returns-value]
+    sys.addaudithook(lambda event, _: count() if event in events else None)
 
 
 def one(world: World, operation: str, kill: Callable[[World], int], findings: list[str]) -> int:

@@ -32,7 +32,7 @@ import psutil
 from coldstart.artifacts.key import Key
 
 from benchmarks.common import command_line, finish
-from benchmarks.reliability.kill_points import STEPS, killed
+from benchmarks.reliability.kill_points import STEPS, killed, watch_steps
 from coldstart.bench import facts
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -147,9 +147,7 @@ class Steps:
     def __init__(self, last: int = 0) -> None:
         self.count, self.last = 0, last
         self.stages: list[tuple[str, int]] = []
-        sync = os.fsync
-        os.fsync = lambda handle: (self._step(), sync(handle))[1]  # type: ignore[assignment, func-returns-value]
-        sys.addaudithook(lambda event, _: self._step() if event in _EVENTS else None)
+        watch_steps(self._step, _EVENTS)
 
     def _step(self) -> None:
         self.count += 1

@@ -54,6 +54,11 @@ class SnapshotUnusableError(RuntimeError):
         self.hint = hint
 
 
+def _require_criu() -> None:
+    if (reason := criu.missing()) is not None:
+        raise SnapshotUnusableError(reason, criu.hint())
+
+
 def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> str | None:
     """Build a template for `plan` and freeze it into the existing directory `out`.
 
@@ -64,8 +69,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
         SnapshotUnusableError: CRIU is missing or may not run.
         CommandFailedError: The template or the dump fails.
     """
-    if (reason := criu.missing()) is not None:
-        raise SnapshotUnusableError(reason, criu.hint())
+    _require_criu()
     meeting = meeting_dir()
     # One at a time: every frozen template listens at the same path.
     with locked(meeting / "lock"):
@@ -153,8 +157,7 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
         SnapshotUnusableError: CRIU cannot run, or the snapshot does not fit this machine or this start.
         BundleError: The section is missing, damaged or not trusted.
     """
-    if (reason := criu.missing()) is not None:
-        raise SnapshotUnusableError(reason, criu.hint())
+    _require_criu()
     images = unpacked(bundle, "snapshot", cache.unpacked, trust)
     if bundle.has("compile"):
         _unpack_kernels(bundle, images, trust)

@@ -69,7 +69,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         tiny.sweep(cache.models)
         caches.sweep(paths.compiled_dir())
         # Of materializations that were killed.
-        locked_directory.sweep(cache.work, cache.work.with_suffix(".lock"))
+        locked_directory.sweep(cache.work)
     freed = pruned.freed + unpacked.freed + frozen.freed
     every = (*pruned.paths, *unpacked.paths, *frozen.paths)
     return PruneReport(removed, pruned.files, unpacked.paths, frozen.paths, freed, pruned.note, every)

@@ -13,4 +13,4 @@ _PATIENCE_S = 10.0
 def workspace(root: Path) -> AbstractContextManager[Path]:
     """Create a directory of this run below `root`, and remove those of killed runs for any key. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
-    return owned(root, root.with_suffix(".lock"), patience_s=_PATIENCE_S)
+    return owned(root, patience_s=_PATIENCE_S)

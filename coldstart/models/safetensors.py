@@ -19,10 +19,10 @@ from coldstart.system.file_state import cache_by_state
 
 # `MAX_HEADER_SIZE` in huggingface/safetensors, safetensors/src/tensor.rs.
 MAX_HEADER = 100_000_000
-# A dimension of a tensor, as a weights plan can have it.
-_DIMENSIONS = range((1 << 46) + 1)
+# Largest dimension of a tensor, also in a weights plan.
+MAX_DIMENSION = 1 << 46
 _BITS = {
-    **dict.fromkeys(("F4",), 4),
+    "F4": 4,
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -84,6 +84,6 @@ def _entry(name: str, value: Any, base: int) -> TensorEntry:
     dtype, size = str(value["dtype"]), end - start
     # A newer release of safetensors may know more dtypes.
     needs = math.prod(shape) * _BITS[dtype] if dtype in _BITS else size * 8
-    if not all(number in _DIMENSIONS for number in shape) or needs != size * 8:
+    if not all(0 <= number <= MAX_DIMENSION for number in shape) or needs != size * 8:
         raise ValueError(f"tensor {name!r} of {size} bytes cannot have shape {shape} and dtype {dtype}")
     return TensorEntry(name, dtype, shape, base + start, size)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from coldstart.models.safetensors import MAX_DIMENSION
+
 MAX_CHUNK = 256 << 20
 MAX_BYTES = 1 << 46
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -121,7 +123,7 @@ def _file(entry: Any, chunk: int) -> CheckpointFile:
 def _tensor(entry: Any, file: str, size: int) -> Tensor:
     offset = _number(entry["offset"], "offset", 0, size)
     length = _number(entry["size"], "size", 0, size - offset)
-    shape = tuple(_number(extent, "extent", 0, MAX_BYTES) for extent in entry["shape"])
+    shape = tuple(_number(extent, "extent", 0, MAX_DIMENSION) for extent in entry["shape"])
     digest = _PREFIX + _hex(entry["digest"].removeprefix(_PREFIX)) if "digest" in entry else ""
     return Tensor(str(entry["name"]), file, offset, length, str(entry["dtype"]), shape, digest)
 

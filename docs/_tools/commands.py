@@ -14,13 +14,12 @@ from typing import Any
 import typer
 from coldstart.commands import cli
 from coldstart.commands._examples import EXAMPLES
+from coldstart.commands._misplaced import PASSED
 from coldstart.commands._options import SHARED
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 ON_ONE_PAGE = 6
 EXTRA = re.compile(r"\s*\[(?:env var: [A-Z_]+(?:; )?)?([^\[\]]*)\]$")
-# A subcommand's own usage does not show it.
-PASSED = "[-- VLLM_ARGUMENTS]"
 INDEX = """# Commands
 
 `coldstart --help` lists the commands, and `coldstart COMMAND --help` shows the options of one command. This page and the pages
@@ -84,6 +83,7 @@ def described(command: Any, context: Any, name: str) -> Iterator[str]:
     if hasattr(command, "commands"):
         return
     pieces = [plain(piece) for piece in command.collect_usage_pieces(context)]
+    # A subcommand's own usage does not show it.
     if getattr(command.callback, "takes_vllm_args", False) and PASSED not in pieces:
         pieces.append(PASSED)
     yield from ["```", " ".join(["coldstart", name, *pieces]), "```", ""]

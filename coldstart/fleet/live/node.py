@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from coldstart.contract import environment, fallback
@@ -78,7 +77,8 @@ class NodeServers:
             return
         # Other users of the machine and of the network reach its port: only the gateways get its key.
         key = headers.find_server_key(order.launch.args) or secrets.token_hex(32)
-        listen = ("--host", self.host, "--port", str(free_port(self.host)))
+        place = self.host, free_port(self.host)
+        listen = ("--host", self.host, "--port", str(place[1]))
         # Use a unique name for the fetch: the prefetcher may outlive the server and this actor.
         pace = (
             PacedFetch(f"{worker} {uuid4().hex}", order.rate, order.behind)
@@ -92,9 +92,7 @@ class NodeServers:
             self._say(RankEnded(worker, f"cannot start a server: {error.strerror or error}", False))
             return
         process = self.processes[worker] = _Process(order, server, NodeFetch(pace) if pace else None)
-        task = asyncio.get_running_loop().create_task(
-            self._live(worker, process, f"http://{listen[1]}:{listen[3]}", key)
-        )
+        task = asyncio.get_running_loop().create_task(self._live(worker, process, place, key))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -108,10 +106,10 @@ class NodeServers:
         """Return the environment that selects the server's GPU."""
         return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.shows_devices else {}
 
-    async def _live(self, worker: str, process: _Process, url: str, key: str) -> None:
+    async def _live(self, worker: str, process: _Process, place: tuple[str, int], key: str) -> None:
         began = self.clock()
         fetching = asyncio.ensure_future(self._fetched(worker, process.fetch))
-        watching = asyncio.ensure_future(self._end_if_hung(process, url))
+        watching = asyncio.ensure_future(self._end_if_hung(process, place))
         try:
             ready = await process.server.ready
         except StartFailedError as failed:
@@ -119,6 +117,7 @@ class NodeServers:
             reason = str(failed)
         else:
             steps = tuple(fallback.decode(ready.document.get("fallbacks")))
+            url = f"http://{place[0]}:{place[1]}"
             process.up = RankUp(worker, url, ready.mode, self.clock() - began, ready.pid, steps, key)
             self._say(process.up)
             reason = await process.server.ended
@@ -128,10 +127,10 @@ class NodeServers:
         hung = bool(process.hung)
         self._say(RankEnded(worker, process.hung or reason, process.stopping, own=not hung, hung=hung))
 
-    async def _end_if_hung(self, process: _Process, url: str) -> None:
+    async def _end_if_hung(self, process: _Process, place: tuple[str, int]) -> None:
         """Kill the server if it hangs. Only the first rank of a pipeline has an API process."""
-        order, place = process.order, urlsplit(url)
-        api = (str(place.hostname), place.port or 80) if order.rank.rank == 0 else None
+        order = process.order
+        api = place if order.rank.rank == 0 else None
         found = await HangDetector(process.server, api).find(lambda: order.hang_timeout_s)
         process.hung = f"the server hung and was killed: {found}"
         process.server.kill()

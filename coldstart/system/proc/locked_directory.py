@@ -21,12 +21,14 @@ _LOCK = "lock"
 
 
 @contextmanager
-def owned(base: Path, gate: Path, prefix: str = "", *, patience_s: float = 0.0) -> Iterator[Path]:
+def owned(
+    base: Path, gate: Path | None = None, prefix: str = "", *, patience_s: float = 0.0
+) -> Iterator[Path]:
     """Yield a private directory `prefix`... below `base` that contains only its lock. Remove dead directories of that prefix.
 
     Args:
         base: Parent directory.
-        gate: Lock file that all directories of this prefix share.
+        gate: Lock file that all directories of this prefix share; None: the file beside `base` with the suffix `.lock`.
         prefix: Start of the directory's name.
         patience_s: Seconds to wait, at removal, for child processes that still write.
 
@@ -34,7 +36,7 @@ def owned(base: Path, gate: Path, prefix: str = "", *, patience_s: float = 0.0) 
         OSError: The directory cannot be created.
     """
     # One at a time, so that no process removes a new directory before its owner holds the lock.
-    with files.locked(gate):
+    with files.locked(_find_gate(base, gate)):
         remove_dead(base, prefix, patience_s)
         own = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
         held = files.try_lock(own / _LOCK)
@@ -48,11 +50,15 @@ def owned(base: Path, gate: Path, prefix: str = "", *, patience_s: float = 0.0) 
             os.close(held)
 
 
-def sweep(base: Path, gate: Path, prefix: str = "") -> None:
+def sweep(base: Path, gate: Path | None = None, prefix: str = "") -> None:
     """Remove the directories `prefix`... below `base` of dead processes; `gate` as of `owned`. Raises OSError."""
     if base.is_dir():
-        with files.locked(gate):
+        with files.locked(_find_gate(base, gate)):
             remove_dead(base, prefix)
+
+
+def _find_gate(base: Path, gate: Path | None) -> Path:
+    return base.with_suffix(".lock") if gate is None else gate
 
 
 def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
