@@ -19,13 +19,19 @@ from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache
 
 
+@pytest.fixture
+def model(home: Path) -> Path:
+    """Create a model directory without weights."""
+    directory = home / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    return directory
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_materialize_reports_whether_the_bundle_existed(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool
+    home: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool
 ) -> None:
-    model = home / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     # Building the model takes seconds, and this test does not read it.
     monkeypatch.setattr(tiny, "build", lambda name, models: model)
     store = Store(Cache.at().bundles)
@@ -42,11 +48,8 @@ def test_materialize_reports_whether_the_bundle_existed(
 
 
 def test_materialize_reports_missing_sections(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = home / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     asked: list[Options] = []
 
     def make(lookup: Lookup, options: Options, phase: object) -> Bundle:
@@ -71,11 +74,8 @@ def test_options_refuse_invalid_profile_seconds(seconds: str) -> None:
 
 
 def test_dry_run_names_the_snapshot_and_the_whole_command(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = home / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     monkeypatch.setattr(tiny, "build", lambda name, models: model)
     with pytest.raises(SystemExit):
         cli.main(["materialize", "tiny-llama", "--dry-run", "--snapshot"])

@@ -28,6 +28,15 @@ def lookup(publish: Publish, model: ResolvedModel) -> Lookup:
 
 
 @pytest.fixture
+def handlers() -> Iterator[None]:
+    """Restore the signal handlers that supervision replaces."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
 def start_server(
     lookup: Lookup, fake_engine: Callable[[str], None]
 ) -> Iterator[Callable[..., ladder.StartedServer]]:

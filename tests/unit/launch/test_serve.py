@@ -407,14 +407,6 @@ class Fake:
         return self.alive
 
 
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize(
     ("process", "code", "passed_on"),

@@ -51,13 +51,20 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
         yield made
 
 
+class Stderr:
+    """What was written to standard error until the last call of `has`."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture, self.text = capture, ""
+
+    def has(self, text: str) -> bool:
+        self.text += self._capture.readouterr().err
+        return text in self.text
+
+
 @pytest.fixture
-def handlers() -> Iterator[None]:
-    """Restore the signal handlers that supervision replaces."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+def stderr(capfd: pytest.CaptureFixture[str]) -> Stderr:
+    return Stderr(capfd)
 
 
 @pytest.fixture
@@ -162,18 +169,13 @@ def test_a_collector_that_never_answers_does_not_delay_the_server(
 def test_a_refused_trace_is_one_warning(
     serve: Callable[[Callable[[], object]], None],
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    stderr: Stderr,
 ) -> None:
     with collecting(status=400) as collector:
         monkeypatch.setenv(ENDPOINT, collector.url)
-        warning, seen = f"warning: the trace of this start was not sent to {collector.url}: ", [""]
-
-        def warned() -> bool:
-            seen[0] += capfd.readouterr().err
-            return warning in seen[0]
-
-        serve(lambda: wait_until(warned))
-    lines = [line for line in seen[0].splitlines() if "trace" in line or "export" in line.lower()]
+        warning = f"warning: the trace of this start was not sent to {collector.url}: "
+        serve(lambda: wait_until(lambda: stderr.has(warning)))
+    lines = [line for line in stderr.text.splitlines() if "trace" in line or "export" in line.lower()]
     assert len(lines) == 1 and "400" in lines[0]
 
 
@@ -181,17 +183,11 @@ def test_a_missing_extra_is_one_warning(
     serve: Callable[[Callable[[], object]], None],
     collector: Collector,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    stderr: Stderr,
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
-    seen = [""]
-
-    def warned() -> bool:
-        seen[0] += capfd.readouterr().err
-        return "hint: coldstart install otel" in seen[0]
-
-    serve(lambda: wait_until(warned))
-    assert "opentelemetry.sdk.resources is not installed" in seen[0] and not collector.requests
+    serve(lambda: wait_until(lambda: stderr.has("hint: coldstart install otel")))
+    assert "opentelemetry.sdk.resources is not installed" in stderr.text and not collector.requests
 
 
 def test_a_server_continues_when_no_thread_can_be_created(
