@@ -24,6 +24,8 @@ from coldstart.vllm.graphs.outputs import Like
 
 FULL = "FULL"
 SMALL = 1 << 20
+MANAGER = "static:cudagraph_manager."
+OUTPUTS = (f"{MANAGER}hidden_states", f"{MANAGER}aux_hidden_states.")
 PADDING = (1 << 21, 1 << 26)
 
 
@@ -103,7 +105,8 @@ class GraphRecording:
         attributes = manager_attributes(runner)
         held = Inputs(
             token_regions(runner), [r.symbol for r in framework.regions() if r.symbol.startswith("kv:")],
-            inputs.static, {key: places(like, attributes) for key, like in likes.items()},
+            inputs.static,
+            {key: places(likes[key], attributes, int(d.num_tokens)) for key, (d, _, _) in graphs.items()},
         )  # fmt: skip
         here = finder(framework.regions, framework.pool)
         workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
@@ -158,8 +161,11 @@ def keep_graphs() -> Iterator[None]:
 
 
 def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return the static buffers that affect a graph: all that may contain indices, and other small ones."""
-    static = {symbol: t for symbol, t in tensors.items() if symbol.startswith("static:")}
+    """Return the static buffers that affect a graph: all that may contain indices, and other small ones.
+
+    The buffers that graphs write their outputs to affect no graph.
+    """
+    static = {s: t for s, t in tensors.items() if s.startswith("static:") and not s.startswith(OUTPUTS)}
     return {symbol: t for symbol, t in static.items() if not t.is_floating_point() or t.nbytes <= SMALL}
 
 
@@ -183,16 +189,26 @@ def token_regions(runner: Any) -> dict[str, tuple[int, int]]:
 
 
 def manager_attributes(runner: Any) -> dict[str, Like]:
-    """Return the buffers that a capture creates on the manager, which a restore must create first."""
+    """Return the buffers that a capture creates on the manager, which a restore must create first.
+
+    The buffers in a list have the name of the list and their index.
+    """
     manager = getattr(runner, "cudagraph_manager", None)
     hidden = getattr(manager, "hidden_states", None)
-    if hidden is None:
-        return {}
-    return {"hidden_states": {"shape": list(hidden.shape), "dtype": str(hidden.dtype).removeprefix("torch.")}}
+    buffers = {} if hidden is None else {"hidden_states": hidden}
+    auxiliary = getattr(manager, "aux_hidden_states", None) or []
+    buffers |= {f"aux_hidden_states.{number}": buffer for number, buffer in enumerate(auxiliary)}
+    return {
+        name: {"shape": list(b.shape), "dtype": str(b.dtype).removeprefix("torch.")}
+        for name, b in buffers.items()
+    }
 
 
-def places(like: Any, attributes: dict[str, Like]) -> list[Place]:
-    """Return the places of a graph's outputs: in the pool, or in the manager's own buffers."""
+def places(like: Any, attributes: dict[str, Like], rows: int) -> list[Place]:
+    """Return the places of a graph's outputs: in the pool, or the first `rows` rows of the manager's buffers.
+
+    The manager's buffers have the rows of the largest graph. A graph writes only as many rows as it has tokens.
+    """
     if like is None:
-        return [(f"static:cudagraph_manager.{name}", 0, outputs.size(a)) for name, a in attributes.items()]
+        return [(MANAGER + name, 0, outputs.size(outputs.first(a, rows))) for name, a in attributes.items()]
     return [(one["symbol"], one["offset"], outputs.size(one)) for one in outputs.leaves(like)]
