@@ -82,11 +82,11 @@ class InputLog:
             mine[region.symbol] = sha256(data)
             self.held.setdefault(mine[region.symbol], data)
 
-    def save(self, directory: Path) -> None:
-        """Write the inputs into a bundle's directory."""
+    def save(self, directory: Path, inputs: Inputs) -> None:
+        """Write the contents of these inputs into a bundle's directory."""
         (directory / FOLDER).mkdir(exist_ok=True)
-        for digest, data in self.held.items():
-            (directory / FOLDER / digest).write_bytes(data)
+        for digest in {digest for mine in inputs.static.values() for digest in mine.values()}:
+            (directory / FOLDER / digest).write_bytes(self.held[digest])
 
 
 def make_reader(directory: Path) -> Callable[[str], bytes]:

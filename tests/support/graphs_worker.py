@@ -165,7 +165,16 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
     return now
 
 
-def materialize(here: dict[str, SimModel], work: Path, shape: Shape = SHAPE) -> Path:
+Change = Callable[[SimModel], None]
+
+
+def unchanged(model: SimModel) -> None:
+    """Leave the process as it is."""
+
+
+def materialize(
+    here: dict[str, SimModel], work: Path, shape: Shape = SHAPE, before: Change = unchanged
+) -> Path:
     """Run the rounds of materialize, each with a new model instead of a process; return the bundle's directory."""
     seeds: list[str] = []
 
@@ -174,6 +183,7 @@ def materialize(here: dict[str, SimModel], work: Path, shape: Shape = SHAPE) -> 
         seeds.append(name)
         session = record.GraphRecording(work) if task.prove is None else restore.Proving(task.prove)
         runner = Runner(model)
+        before(model)
         assert session.run(runner, runner.own) == "captured"
         assert [runner.execute_model(n) for n in range(3)] == ["step 0", "step 1", "step 2"]
 
@@ -186,7 +196,7 @@ def start(
     seed: int = 200,
     *,
     shape: Shape = SHAPE,
-    before: Callable[[SimModel], None] = lambda model: None,
+    before: Change = unchanged,
     **options: Any,
 ) -> tuple[Any, Runner]:
     """Start from the bundle in a new process; `before` can change the process."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class GraphRecording:
         except GraphError as error:
             log.warning("kernels are recorded by name, without their binaries: %s", error)
         self.inputs: InputLog | None = None
+        self._named: dict[str, set[str]] = {}
 
     def fallbacks(self) -> dict[str, str]:
         """Return nothing: a recording restores no graph."""
@@ -60,6 +61,9 @@ class GraphRecording:
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=2_000_000)
         driver = CudaDriver(self.modules)
         self.inputs = InputLog(driver)
+        # An error of the first layout is reported where the layouts are combined.
+        with suppress(GraphError):
+            self._named = rounds.first_symbols(self._work)
         undo = hook.watch(runner, lambda key: self._remember(runner, key))
         try:
             with keep_graphs():
@@ -75,8 +79,10 @@ class GraphRecording:
         return result
 
     def _remember(self, runner: Any, key: str) -> None:
+        tensors = runner_tensors(runner)
+        spans = tensor_spans(input_tensors(tensors).values(), tensors)
         if self.inputs is not None:
-            self.inputs.remember(key, tensor_spans(input_tensors(runner_tensors(runner))))
+            self.inputs.remember(key, [r for r in spans if r.symbol in self._named.get(key, ())])
 
     def _watch_steps(self, runner: Any, watch: live.ContentWatch) -> None:
         """Compare unnamed memory after each step that this engine takes from now on."""
@@ -169,14 +175,16 @@ def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
     return {symbol: t for symbol, t in static.items() if not t.is_floating_point() or t.nbytes <= SMALL}
 
 
-def tensor_spans(tensors: dict[str, Any]) -> list[SymbolRegion]:
-    """Return the complete storage of each tensor, once."""
-    storages = {
-        t.untyped_storage().data_ptr(): (s, t.untyped_storage()) for s, t in reversed(tensors.items())
-    }
+def tensor_spans(wanted: Iterable[Any], tensors: dict[str, Any]) -> list[SymbolRegion]:
+    """Return the complete storage of each wanted tensor, once.
+
+    Of the symbols in `tensors` that share a storage, relocations use the first in alphabetical order.
+    """
+    symbols = {t.untyped_storage().data_ptr(): s for s, t in sorted(tensors.items(), reverse=True)}
+    storages = {held.data_ptr(): held for held in (t.untyped_storage() for t in wanted)}
     return [
-        SymbolRegion(symbol, int(held.nbytes()), base)
-        for base, (symbol, held) in storages.items()
+        SymbolRegion(symbols[base], int(held.nbytes()), base)
+        for base, held in storages.items()
         if held.nbytes()
     ]
 
@@ -184,8 +192,10 @@ def tensor_spans(tensors: dict[str, Any]) -> list[SymbolRegion]:
 def token_regions(runner: Any) -> dict[str, tuple[int, int]]:
     """Return buffers of token ids by symbol: bytes per id, and the exclusive upper limit of ids."""
     below = int(runner.model_config.get_vocab_size())
-    named = {s: t for s, t in input_tensors(runner_tensors(runner)).items() if s.endswith("input_ids")}
-    return {r.symbol: (named[r.symbol].element_size(), below) for r in tensor_spans(named)}
+    tensors = runner_tensors(runner)
+    ids = [t for s, t in input_tensors(tensors).items() if s.endswith("input_ids")]
+    width = {t.untyped_storage().data_ptr(): t.element_size() for t in ids}
+    return {r.symbol: (width[r.base], below) for r in tensor_spans(ids, tensors)}
 
 
 def manager_attributes(runner: Any) -> dict[str, Like]:
