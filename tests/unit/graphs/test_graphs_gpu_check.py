@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +127,40 @@ def test_all_phases_on_the_simulator(sim: None, tmp_path: Path, capsys: pytest.C
         "collision_refused": True,
     }
     assert results["P5.missing"]["working_graphs_without_a_binary"] == 3
+
+
+def test_triggering_reads_graphs_that_still_exist() -> None:
+    """PyTorch destroys a raw graph with the object that captured it."""
+    alive = list[int]()
+
+    class Graph:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            alive.append(number)
+
+        def raw_cuda_graph(self) -> int:
+            return self.number
+
+        def __del__(self) -> None:
+            alive.remove(self.number)
+
+    class Work:
+        def __init__(self) -> None:
+            self.ran = set[str]()
+            self.eager = self.ran.add
+
+        def keys(self) -> dict[str, int]:
+            return {"a": 1, "b": 2}
+
+        def capture(self, key: str, *, whole: bool) -> Graph:
+            assert key in self.ran and not whole
+            return Graph(self.keys()[key])
+
+    process, seen = phases.Process.__new__(phases.Process), list[bool]()
+    process.work = Work()
+    process.driver = SimpleNamespace(see_functions=lambda raw: seen.append(raw in alive))
+    process.trigger()
+    assert seen == [True, True]
 
 
 def test_random_graphs_are_refused(sim: None, tmp_path: Path) -> None:
