@@ -1,9 +1,9 @@
 """vLLM's engine with restored CUDA graphs against its own capture, in a small model with random weights: one JSON report.
 
-Needs vLLM's GPU build; `coldstart` needs no installation, but vLLM must find its plug-in (`vllm.general_plugins`). Steps, the
-most informative first: a plain start, the rounds that record and prove graphs as `materialize` does, then starts with restored
-graphs and plain starts in turn. Each step is a process group with a time limit; a step that fails does not stop the others. The
-processes import vLLM in parallel before the first step. The report is written after every step, the logs beside it.
+Needs vLLM's GPU build with coldstart installed, so that vLLM finds the plug-in. Steps, the most informative first: a plain
+start, the rounds that record and prove graphs as `materialize` does, then starts with restored graphs and plain starts in turn.
+Each step is a process group with a time limit; one that fails does not stop the others. All processes import vLLM in parallel
+before the first step. The report is written after every step, and the logs into a directory beside it.
 
 Run: python -m benchmarks gpu/engine --out FILE [--shape qwen2-0.5b] [--sizes all] [--rounds 2] [--seconds 270]
 Time: less than 5 minutes on a GPU

@@ -29,6 +29,7 @@ class Process:
     def __init__(self, number: int, place: Path, environment: Mapping[str, str]) -> None:
         self._place, self._number = place, number
         self.ready, self.log = place / f"process-{number}.json", place / f"process-{number}.log"
+        self.ready.unlink(missing_ok=True)  # of an earlier run
         supervisor = {str(SUPERVISOR_ENV): str(os.getpid())}
         with self.log.open("wb") as sink:
             self.process = subprocess.Popen(

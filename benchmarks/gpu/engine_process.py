@@ -87,11 +87,11 @@ def watch_engine(measured: Measured) -> None:
             name, lambda m: measured.time_methods(m.GPUModelRunner, capture_model="vllm_capture_s")
         )
     for name in WORKERS:
-        late.when_imported(name, lambda m: _watch_worker(measured, m))
-    late.when_imported("vllm.model_executor.model_loader.dummy_loader", _spread_weights)
+        late.when_imported(name, lambda m: watch_worker(measured, m))
+    late.when_imported("vllm.model_executor.model_loader.dummy_loader", spread_weights)
 
 
-def _watch_worker(measured: Measured, module: Any) -> None:
+def watch_worker(measured: Measured, module: Any) -> None:
     kind = getattr(module, "CPUWorker", None) or module.Worker
     own = vars(kind)["compile_or_warm_up_model"]
 
@@ -107,7 +107,7 @@ def _watch_worker(measured: Measured, module: Any) -> None:
     measured.time_methods(kind, **{phase: f"{phase}_s" for phase in PHASES})
 
 
-def _spread_weights(module: Any) -> None:
+def spread_weights(module: Any) -> None:
     """Give dummy weights the scale of trained ones: with vLLM's own, attention changes no bit of an answer."""
     own = module.DummyModelLoader.load_weights
 

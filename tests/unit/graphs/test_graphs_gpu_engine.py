@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu import engine, engine_pool, engine_report
+from benchmarks.gpu import engine, engine_pool, engine_process, engine_report
 from coldstart.materialize import graphs
 
 ROOT = Path(__file__).parents[3]
@@ -97,6 +98,7 @@ def test_failed_import_and_lack_of_time_are_reasons(
 ) -> None:
     monkeypatch.setenv("FAIL", "import")
     bench.pool._environment = dict(os.environ)
+    (bench.work / "logs" / "process-1.json").write_text('{"import_s": 1}')  # of an earlier run
     assert "no vLLM here" in bench.step("plain.1")["error"]
     bench.end = time.monotonic()
     bench.import_alone()
@@ -127,3 +129,55 @@ def test_arguments_of_the_start_name_the_sizes() -> None:
     assert json.loads(few[-1])["cudagraph_capture_sizes"] == [1, 2]
     assert "cudagraph_capture_sizes" not in json.loads(every[-1]) and "256" in every
     assert "-cc" not in engine.vllm_args("1,2", 1, default_mode=True)
+
+
+def test_capture_seconds_contain_the_plugin_and_survive_a_crash(tmp_path: Path) -> None:
+    class Runner:
+        def capture_model(self) -> int:
+            return 7
+
+    class Worker:
+        def __init__(self) -> None:
+            self.model_runner = Runner()
+
+        def load_model(self) -> None:
+            raise RuntimeError("no memory")
+
+        def compile_or_warm_up_model(self) -> int:
+            return self.model_runner.capture_model()
+
+    measured = engine_process.Measured(tmp_path / "result.json")
+    measured.time_methods(Runner, capture_model="vllm_capture_s")
+    engine_process.watch_worker(measured, SimpleNamespace(Worker=Worker))
+    own = Runner.capture_model
+
+    def slow(runner: Runner) -> int:
+        time.sleep(0.05)
+        return own(runner)
+
+    Runner.capture_model = slow  # type: ignore[method-assign]
+    worker = Worker()
+    assert worker.compile_or_warm_up_model() == 7
+    with pytest.raises(RuntimeError, match="no memory"):
+        worker.load_model()
+    times = json.loads((tmp_path / "result.json").read_text())["times"]
+    assert times["warm_up_and_capture_s"] >= times["capture_s"] >= 0.05 > times["vllm_capture_s"]
+    assert "load_model_s" in times
+    measured.attempt("memory", lambda: 1 // 0)
+    assert "ZeroDivisionError" in json.loads((tmp_path / "result.json").read_text())["memory_error"]
+
+
+def test_dummy_weights_are_the_same_in_each_process_and_large_enough_to_matter() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Loader:
+        def load_weights(self, model: Any, config: None) -> None:
+            torch.nn.init.zeros_(model[0].weight)
+
+    engine_process.spread_weights(SimpleNamespace(DummyModelLoader=Loader))
+    models = [torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.LayerNorm(64)).bfloat16() for _ in "ab"]
+    for model in models:
+        Loader().load_weights(model, None)
+    (one, other), norm = (model[0].weight for model in models), models[0][1]
+    assert torch.equal(one, other) and 0.05 < one.float().std() < 0.08
+    assert bool((norm.weight == 1).all()) and bool((norm.bias == 0).all())
