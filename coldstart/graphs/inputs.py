@@ -75,7 +75,11 @@ class InputLog:
         self.held: dict[str, bytes] = {}
 
     def remember(self, key: str, regions: Iterable[SymbolRegion]) -> None:
-        """Store the current contents of these regions as the input of a graph."""
+        """Store the current contents of these regions as the input of a graph.
+
+        The engine writes them on its own stream, which the driver's reads do not wait for.
+        """
+        self._driver.synchronize()
         mine = self.static[key] = {}
         for region in regions:
             data = self._driver.read(region.base, region.size)
@@ -157,6 +161,7 @@ class StoredInputs:
             at = number * SHIFT % (len(_noise(seed)) - 2 * WINDOW)
             self.driver.write(address, _noise(seed)[at : at + size])
         self._overwrite_outputs(key)
+        self.driver.synchronize()  # the graph runs on another stream, which does not wait for these copies
 
     def _overwrite_outputs(self, key: str) -> None:
         """Remove the outputs of an earlier replay: the captured and the restored graph may share their memory."""

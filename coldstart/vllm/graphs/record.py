@@ -103,9 +103,6 @@ class GraphRecording:
         graphs = captured_graphs(runner)
         framework = vllm_framework(driver, runner, graphs, _pool(runner))
         captured = {key: framework.capture(key) for key in graphs}
-        for key, (_, graph, _) in graphs.items():
-            if consumes_random(graph):
-                framework.refusals[key] = "the graph consumes random numbers"
         pool = framework.pool()
         likes = {key: outputs.describe(output, pool) for key, (_, _, output) in graphs.items()}
         attributes = manager_attributes(runner)
@@ -116,11 +113,26 @@ class GraphRecording:
         )  # fmt: skip
         here = finder(framework.regions, framework.pool)
         workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
+        if self._named:
+            refuse_random(framework, workload, graphs)
         vllm = {"attributes": attributes, "outputs": likes, "driver": nvml.driver()}
         report = {ENTRY: held.document(), outputs.ENTRY: vllm}
         return rounds.record(
             self._work, driver, framework, captured, workload, inputs, report, by_reference=self._by_reference
         )
+
+
+def refuse_random(
+    framework: TorchFramework, workload: StoredInputs, graphs: dict[str, tuple[Any, Any, Any]]
+) -> None:
+    """Refuse the graphs that consume random numbers.
+
+    Each is replayed on its own inputs: with those of another size, attention reads outside its memory.
+    """
+    for key, (_, graph, _) in graphs.items():
+        workload.prepare(key, 0)
+        if consumes_random(graph):
+            framework.refusals[key] = "the graph consumes random numbers"
 
 
 def captured_graphs(runner: Any) -> dict[str, tuple[Any, Any, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coldstart.graphs.inputs import FINITE, WINDOW, Inputs, StoredInputs, View, finder
+from coldstart.graphs.inputs import FINITE, WINDOW, InputLog, Inputs, StoredInputs, View, finder
 from coldstart.graphs.tables import SymbolRegion
 
 LAYERS = 33
@@ -31,6 +31,9 @@ class Writes:
     def read(self, address: int, size: int) -> bytes:
         return self.held.get(address, b"")[:size]
 
+    def synchronize(self) -> None:
+        self.synchronized = dict(self.held)
+
 
 def _prepared(seed: int, times: int = 1) -> dict[int, bytes]:
     driver: Any = Writes()
@@ -48,6 +51,22 @@ def test_windows_differ_from_each_other_and_by_the_seed() -> None:
     assert len(windows) == 2 * LAYERS == len(set(windows))
     assert one == _prepared(1) and not set(windows) & set(other.values())
     assert set(windows[0]) <= set(FINITE.tolist())
+
+
+def test_all_copies_have_ended_before_a_graph_runs_on_another_stream() -> None:
+    driver: Any = Writes()
+    inputs = Inputs(static={"k": {}}, kv=[REGIONS[0].symbol])
+    StoredInputs(driver, inputs, lambda digest: b"", finder(lambda: REGIONS), None, None).prepare("k", 1)
+    assert driver.held and driver.synchronized == driver.held
+
+
+def test_inputs_are_read_after_the_engine_has_written_them() -> None:
+    driver: Any = Writes()
+    driver.synchronize = lambda: driver.write(1 << 20, b"new")
+    driver.write(1 << 20, b"old")
+    log = InputLog(driver)
+    log.remember("k", [SymbolRegion("static:ids", 3, 1 << 20)])
+    assert list(log.held.values()) == [b"new"]
 
 
 def test_prepare_overwrites_the_outputs_of_an_earlier_replay() -> None:

@@ -13,7 +13,7 @@ import pytest
 from support.graphs_worker import INPUTS, OUT, here, materialize, start
 
 from coldstart.graphs import named, rounds, table_files
-from coldstart.graphs.inputs import FOLDER, Inputs
+from coldstart.graphs.inputs import FOLDER, Inputs, StoredInputs
 from coldstart.graphs.snapshot import load_snapshot
 from coldstart.graphs.tables import BLOCK, RELOCATION, SymbolRegion
 from coldstart.vllm.graphs import record
@@ -128,3 +128,23 @@ def test_an_input_has_the_symbol_of_relocations_when_a_tensor_has_two_names(
     monkeypatch.setattr(record, "runner_tensors", lambda runner: tensors)
     runner: Any = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 64))
     assert record.token_regions(runner) == {"static:a_view": (4, 64)}
+
+
+def test_a_graph_is_replayed_on_its_own_inputs_when_random_numbers_are_sought(
+    here: dict[str, SimModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After all captures the buffers hold the inputs of the last one: FlashAttention then reads outside its memory."""
+    prepared, replayed, prepare = list[str](), list[str](), StoredInputs.prepare
+
+    def noted(self: StoredInputs, key: str, seed: int) -> None:
+        prepared.append(key)
+        prepare(self, key, seed)
+
+    def consumes_random(graph: Any) -> bool:
+        replayed.append(prepared.pop())
+        return False
+
+    monkeypatch.setattr(StoredInputs, "prepare", noted)
+    monkeypatch.setattr(record, "consumes_random", consumes_random)
+    bundle = materialize(here, tmp_path)
+    assert set(replayed) == set(table_files.load(bundle).keys)
