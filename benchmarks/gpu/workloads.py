@@ -110,6 +110,8 @@ class Llama(Workload):
 
     def __init__(self, seed: int, shape: Shape | None = None, path: str = "sdpa") -> None:
         super().__init__(seed)
+        # cuDNN's attention kernels keep state in globals, so they cannot be restored; vLLM does not use them.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self.shape, self.path = shape or Shape(), path
         s, most = self.shape, max(self.sizes)
         self.weights: dict[str, torch.Tensor] = {}

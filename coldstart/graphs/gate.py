@@ -31,7 +31,8 @@ class Proof:
     `hashes` has the SHA-256 of the outputs of each proven graph at the first seed. `canary` is (key, seed,
     hash) of the smallest graph. `adopt` is whether the proof adopted unnamed memory, which a restore must
     then do too. `eager` is whether outputs without any graph were compared. `unsettled` are the failed graphs
-    with a word that has two readings, which one more recorded layout would decide.
+    with a word that has two readings, which one more recorded layout would decide. `settled` are the rows of
+    `assumed` whose two readings differed in the proof: its equal outputs show that the word is a start.
     """
 
     seal: str
@@ -43,6 +44,7 @@ class Proof:
     adopt: bool = False
     eager: bool = True
     hashes: dict[str, str] = field(default_factory=dict)
+    settled: list[int] = field(default_factory=list)
 
 
 def digest(data: bytes) -> str:
@@ -82,6 +84,7 @@ def prove(
     proof.unsettled = [key for key in proof.failed if restorer.has_two_readings(key)]
     proof.proven = [key for key in keys if key not in proof.failed]
     proof.hashes = {key: trial.digests["restored", key][0] for key in proof.proven}
+    proof.settled = restorer.list_read_as_starts()
     if proof.proven:
         proof.canary = (proof.proven[0], seeds[0], proof.hashes[proof.proven[0]])
     return proof
