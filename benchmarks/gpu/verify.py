@@ -10,7 +10,7 @@ P4` uses the files of an earlier run in DIR.
 
 Run: python -m benchmarks gpu/verify [--layers N] [--minutes N] [--out FILE]
 Time: less than 10 minutes on a GPU
-Result: benchmarks/results/gpu/verify-h200.json (4 layers)
+Result: gpu/verify-h200.json (4 layers)
 """
 
 from __future__ import annotations
