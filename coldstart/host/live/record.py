@@ -68,7 +68,7 @@ class Record:
             estimate_bytes=model.observed.memory,
             limit_bytes=most,
             reason="its server uses more memory than the host has for it: it stops, and later requests are refused (507)",
-            hint="give the host a larger --memory, or let the model use less: fewer kv_cache_memory_bytes",
+            hint="give the host a larger --memory, or let the model use less: a smaller kv_cache_memory_bytes",
         )
 
     def record_end(self, name: str) -> None:
