@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from coldstart.commands._misplaced import PassingCommand
 from coldstart.commands._options import Common, Model, OnMissing
 from coldstart.commands._options import command as declare
 
@@ -52,7 +51,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     for function, text in COMMANDS.items():
         declared = declare(takes_vllm_args=function is deploy, listens=function is up)
-        app.command(cls=PassingCommand if function is deploy else None, help=text)(declared(function))
+        app.command(help=text)(declared(function))
 
 
 def up(

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 from coldstart.commands._fleet_live import register
 from coldstart.commands._fleet_manifest import Asked, Operator, documents
-from coldstart.commands._misplaced import PassingCommand
 from coldstart.commands._options import Common, Gaps, Seed, group
 from coldstart.commands._options import command as declare
 
@@ -63,10 +62,7 @@ def _word(*names: str, help: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, metavar=metavar)
 
 
-@app.command(
-    cls=PassingCommand,
-    help="Write Kubernetes manifests. A fleet is for KubeRay, one model for LeaderWorkerSet.",
-)
+@app.command(help="Write Kubernetes manifests. A fleet is for KubeRay, one model for LeaderWorkerSet.")
 @declare(takes_vllm_args=True)
 def manifest(
     common: Common,

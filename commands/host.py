@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.commands import _host_live
-from coldstart.commands._misplaced import PassingCommand
 from coldstart.commands._options import Common, OnMissing
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
@@ -45,7 +44,7 @@ def _flag(*names: str, help: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, metavar=metavar)
 
 
-@app.command(RUN, cls=PassingCommand, help="Run the host until it is stopped. This is the default command.")
+@app.command(RUN, help="Run the host until it is stopped. This is the default command.")
 @declare(takes_vllm_args=True, listens=True)
 def run(
     common: Common,

@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 import typer
 from coldstart.artifacts.bundle import anyone
-from coldstart.commands._misplaced import PassingCommand
 from coldstart.commands._options import Common, Model, Untrusted, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
@@ -33,7 +32,7 @@ _IDLE = typer.Option(
 )
 
 
-@app.command(cls=PassingCommand, help="Fetch the weights of a model. Starts the prefetcher if none runs.")
+@app.command(help="Fetch the weights of a model. Starts the prefetcher if none runs.")
 @declare(takes_vllm_args=True)
 def start(
     common: Common,

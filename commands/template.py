@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from coldstart.artifacts.bundle import anyone
 from coldstart.commands import _serving
-from coldstart.commands._misplaced import PassingCommand
 from coldstart.commands._options import READY_TIMEOUT, Common, Model, Untrusted, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
@@ -20,7 +19,7 @@ _LEVEL = typer.Option(
 )
 
 
-@app.command(cls=PassingCommand, help="Start a template and wait until it is ready.")
+@app.command(help="Start a template and wait until it is ready.")
 @declare(takes_vllm_args=True)
 def start(
     common: Common,
