@@ -130,21 +130,18 @@ class _Trial:
         graph = Replayable(self.driver, self.framework, captured.executable, restored=False)
         for form in ("captured", "again"):
             self.observe(form, key, graph.replay)
-        reason = self._find_difference(key)
-        if key not in self.reasons and reason is not None:
+        if key not in self.reasons and (reason := self._find_difference(key)) is not None:
             self.reasons[key] = reason
 
     def _find_difference(self, key: str) -> str | None:
-        found = {form: digests for (form, name), digests in self.digests.items() if name == key}
+        """Return the first difference between the forms of a graph, of which none has failed."""
+        reasons = {"again": "two replays of the captured graph differ"}
+        reasons |= {"eager": "captured and eager outputs differ"} if self.workload.has_eager else {}
+        reasons |= {"restored": "restored outputs differ from captured ones"}
         for number, seed in enumerate(self.seeds):
-            at = {form: digests[number] for form, digests in found.items() if number < len(digests)}
-            want = at.get("captured")
-            if at.get("again") != want:
-                return f"seed {seed}: two replays of the captured graph differ"
-            if self.workload.has_eager and at.get("eager") != want:
-                return f"seed {seed}: captured and eager outputs differ"
-            if at.get("restored") != want:
-                return f"seed {seed}: restored outputs differ from captured ones"
+            for form, reason in reasons.items():
+                if self.digests[form, key][number] != self.digests["captured", key][number]:
+                    return f"seed {seed}: {reason}"
         return None
 
 
