@@ -20,6 +20,8 @@ from tools import tiny_models
 from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+# The second needs no bundle, and runs while the first worker materializes the one of both.
+LONGEST = ("elsewhere", "fleet", "models", "weights", "many", "scheduler", "parallel", "endings", "snapshot")
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,12 @@ class BundleReference:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Raise the time limit, because a busy machine needs longer for a few starts than the limit of the suite."""
+    """Raise the time limit, because a busy machine needs longer for a few starts; run the longest files first."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(3 * READY_S))
+    names = [f"test_e2e_{name}.py" for name in LONGEST]
+    items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
 
 
 @pytest.fixture(scope="session")
