@@ -103,16 +103,6 @@ def swaps(result: Row) -> Iterator[Row]:
             yield {**moved, **against, "load": cell["load"], "strategy": name, "out": out, "into": into}
 
 
-def shares(result: Row) -> Iterator[Row]:
-    """Yield for each load the ratio and the slowest request by share of the time in order of arrival."""
-    loads: dict[str, dict[str, Any]] = {}
-    for row in result["rows"]:
-        if share := result["settings"][row["way"]]["oldest_share"]:
-            shown = "{mean:.2f}x, slowest {slowest:.2f}x, above 2x {above_2} of {requests}".format_map(row)
-            loads.setdefault(row["load"], {"load": row["load"]})[f"share {share:g}".replace(".", "_")] = shown
-    yield from loads.values()
-
-
 def capacities(result: Row) -> str:
     """Return the measured rates of load 1."""
     rates: dict[str, list[float]] = {}
@@ -154,16 +144,11 @@ SWAPS = Table(
         "loading": "{loading_share[median]:.1%}",
     },
 )
-SHARES = Table(
-    shares,
-    {"load": "{load}", **{f"S = {s}": f"{{share {s}}}".replace(".", "_") for s in ("0.25", "0.5", "0.75")}},
-)
 LIVE, SERVER = "scheduling-live-regimes", "scheduling/live_server"
 PARTS = [
     Part(PAGE, "decision", LIVE, (decision,), SERVER),
     Part(PAGE, "live-gain", LIVE, (GAINS, notes), SERVER),
     Part(PAGE, "live-swapping", "scheduling-live-swapping", (SWAPS,), f"{SERVER} --swapping"),
-    Part(PAGE, "bound", "starvation", (SHARES,), "scheduling/oldest_share"),
     *paper_tables.PARTS,
     *simulator_tables.PARTS,
 ]

@@ -1,8 +1,7 @@
 """Growth of the start time with the model, for every start mode at four sizes.
 
-Importing and forking cost the same for every model; the weights grow. A mode that copies them once takes the time of that
-copy more, from the disk or in memory. That time is measured beside each size. `fresh, files cold` is `fresh` with the
-weight files dropped from the page cache before each launch. The models are llamas of random weights, built on first use
+Importing and forking cost the same for every model; the weights grow. `fresh, files cold` is `fresh` with the weight files
+dropped from the page cache before each launch. The models are llamas of random weights, built on first use
 and removed afterwards unless `--keep` is given. Measured on the CPU.
 
 Run: python -m benchmarks start/model_sizes [16M|125M|0.5B|1B ...] [--runs N] [--keep]
@@ -26,8 +25,7 @@ from typing import Any
 from coldstart.artifacts.bundle import Bundle
 
 from benchmarks.common import RESULTS
-from benchmarks.start import frozen_memory
-from benchmarks.weights import checkpoint, limits
+from benchmarks.weights import checkpoint
 from coldstart.bench import launchers, result, run_order
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench
@@ -93,7 +91,6 @@ def main() -> int:
         rows[size] = {"command": command, **row}
         kept = {known: rows[known] for known in SHAPES if known in rows}
         RESULT.write_text(json.dumps({"command": COMMAND, "rows": kept}, indent=1) + "\n")
-        print(json.dumps({"size": size, **summary(rows[size])}), flush=True)
     return 0
 
 
@@ -128,16 +125,12 @@ def _row(model: Path, modes: Sequence[str], runs: int, place: Path) -> Row:
     document = bench(launchers.launchers(subject, modes, place), runs, place)
     cold = ColdFiles(subject, run_order.FRESH, place / "run", weights=model)
     measured = {**document["modes"], COLD_FILES: bench([cold], runs, place)["modes"][run_order.FRESH]}
-    rates = copy_rates(model)
-    weights = checkpoint.size(model)
     return {
         "parameters": parameters(model),
         "dtype": json.loads((model / "config.json").read_text())["torch_dtype"],
-        "weights_bytes": weights,
-        "copy_s": {name: weights / rate for name, rate in rates.items()},
+        "weights_bytes": checkpoint.size(model),
         "materialize": made,
         "disk_bytes": disk(model),
-        "frozen_bytes": frozen_memory.shares(_unpacked(_bundle(model), "snapshot"), model),
         "modes": {
             mode: {k: v for k, v in held.items() if k != "timeline"} for mode, held in measured.items()
         },
@@ -158,13 +151,6 @@ def bench(modes: Sequence[Launcher], runs: int, place: Path) -> Row:
     """The bench's document of interleaved rounds, one uncounted start of each mode before them."""
     rounds = Bench(modes, SETTINGS, place, lambda said: print(said, flush=True), measure_floor=False)
     return result.document(rounds.measure(runs, 1), model="", vllm_args=VLLM_ARGS, command_line=())
-
-
-def copy_rates(model: Path) -> dict[str, float]:
-    """Bytes per second of one copy of the weights: in memory, and from the disk with no page of them in the cache."""
-    checkpoint.evict(model)
-    from_disk = max(limits.disk(model, streams) for streams in (1, 4))
-    return {"memory": limits.memcpy(), "disk": from_disk}
 
 
 def disk(model: Path) -> dict[str, int]:
@@ -205,15 +191,6 @@ def parameters(model: Path) -> int:
 
     document = json.loads((model / "config.json").read_text())
     return sum(prod(shape) for _, shape in checkpoint.shapes(document))
-
-
-def summary(row: Row) -> Row:
-    """Median seconds to the first token by mode, and those of one copy of the weights."""
-    first = {
-        mode: held["first_token_s"]["median"] if "first_token_s" in held else held["unavailable"]
-        for mode, held in row["modes"].items()
-    }
-    return {"first_token_s": first, "copy_s": row["copy_s"]}
 
 
 if __name__ == "__main__":

@@ -1,17 +1,11 @@
 """Time of vLLM's loaders, of the libraries that it supports and of ours to load all weights from the local disk.
 
-Lower limits for a loader that copies, by the rates of the same run (`benchmarks.weights.limits`):
+A loader that maps instead of copying has its page faults in `first pass` and its later copies in `usable`. Each measurement is
+a fork of a process that has imported everything; the order rotates by round. Ratios are paired by round, with a 95 % interval.
+In each state the host backs free memory (`benchmarks.weights.memory`):
 
-    cold:  bytes / disk
-    warm:  bytes / touch + bytes / memcpy
-
-`% of limit` is that time over the measured one. A loader that maps instead of copying is faster than the warm limit; its page
-faults appear in `first pass` and its later copies in `usable`. Each measurement is a fork of a process that has imported
-everything; the order rotates by round. Ratios are paired by round, with a 95 % interval. States:
-
-    cold       no page of the files in memory; free memory is backed by the host (`benchmarks.weights.memory`).
-    warm       all pages in memory; free memory is backed.
-    returned   warm, but the host has reclaimed free memory, as on an idle virtual machine.
+    cold       no page of the files in memory.
+    warm       all pages in memory.
     resident   the prefetcher has the weights, as for a second worker of the node (ours only).
 
 Not measured because they need a CUDA device: InstantTensor, vLLM's ipc_cache, fastsafetensors inside vLLM.
@@ -27,15 +21,14 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.weights import checkpoint, engine, file_server, limits, node, report
-from benchmarks.weights.memory import RETURNED_S, TouchedMemory
+from benchmarks.weights import checkpoint, engine, file_server, node, report
+from benchmarks.weights.memory import TouchedMemory
 from coldstart.weights.prefetch import client
 
 THREADS = {"enable_multithread_load": True, "num_threads": 8}
@@ -49,8 +42,6 @@ LOADERS: dict[str, engine.Arguments] = {
     "coldstart": {"load_format": "coldstart"},
 }
 HELD = 3 << 30
-# Ours and the two peers that share its pages' fate; the others differ no more there than where memory is backed.
-RETURNED = ("vllm", "vllm-prefetch", "coldstart")
 State = Callable[[Path], AbstractContextManager[dict[str, str]]]
 
 
@@ -81,7 +72,7 @@ def resident(directory: Path) -> Iterator[dict[str, str]]:
             node.stop_prefetcher(node.runtime())
 
 
-STATES: dict[str, State] = {"cold": cold, "warm": warm, "returned": warm, "resident": resident}
+STATES: dict[str, State] = {"cold": cold, "warm": warm, "resident": resident}
 
 
 def main() -> None:
@@ -93,19 +84,16 @@ def main() -> None:
     wanted = parser.parse_args()
     directory = checkpoint.built()
     engine.import_all()
-    ceilings: list[dict[str, float]] = []
     samples: list[dict[str, Any]] = []
-    steps = [(name, state) for name in wanted.only for state in wanted.states if _sensible(name, state)]
+    steps = [
+        (name, state)
+        for name in wanted.only
+        for state in wanted.states
+        if state != "resident" or name == report.OURS
+    ]
     for number in range(wanted.runs):
-        ceilings.append(limits.measure(directory))
         samples += _round(directory, steps, number)
-    size = checkpoint.size(directory)
-    report.finish("weights-peers", report.peers(samples, ceilings, size))
-
-
-def _sensible(name: str, state: str) -> bool:
-    """Return whether a loader is measured in a state."""
-    return {"returned": name in RETURNED, "resident": name == report.OURS}.get(state, True)
+    report.finish("weights-peers", report.peers(samples, checkpoint.size(directory)))
 
 
 def _round(directory: Path, steps: list[tuple[str, str]], number: int) -> list[dict[str, Any]]:
@@ -116,7 +104,7 @@ def _round(directory: Path, steps: list[tuple[str, str]], number: int) -> list[d
         with STATES[state](directory) as environment:
             held.take()
             work = partial(_load, directory, name, environment, number == 0)
-            taken = engine.run_in_child(work, partial(_free, held, state))
+            taken = engine.run_in_child(work, held.release)
         found.append({"loader": name, "state": state, "round": number, **taken})
         print(_line(found[-1]), file=sys.stderr, flush=True)
     return found
@@ -129,12 +117,6 @@ def _load(
     # A start from the prefetcher has no files, so that a fallback to files cannot go unnoticed.
     model = node.bare(directory) if environment else directory
     return engine.load(model, LOADERS[name], look, ready)
-
-
-def _free(held: TouchedMemory, state: str) -> None:
-    held.release()
-    if state == "returned":
-        time.sleep(RETURNED_S)
 
 
 def _line(sample: dict[str, Any]) -> str:
