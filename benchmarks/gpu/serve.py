@@ -11,7 +11,6 @@ Result: none committed: no GPU run yet
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import parser
 from benchmarks.weights import checkpoint
 
 # Layers, hidden and inner size, heads and KV heads.
@@ -110,17 +110,15 @@ class Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", help="a directory, an alias or a repository")
-    parser.add_argument("--random", choices=SHAPES, help="make a model with random weights")
-    parser.add_argument("--work", type=Path, default=Path("build/serve-gpu"))
-    parser.add_argument("--minutes", type=float, default=9.8)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("vllm_args", nargs="*", help="after --")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--model", help="a directory, an alias or a repository")
+    arguments.add_argument("--random", choices=SHAPES, help="make a model with random weights")
+    arguments.add_argument("--work", type=Path, default=Path("build/serve-gpu"))
+    arguments.add_argument("--minutes", type=float, default=9.8)
+    arguments.add_argument("--runs", type=int, default=3)
+    arguments.add_argument("--out", type=Path)
+    arguments.add_argument("vllm_args", nargs="*", help="after --")
+    options = arguments.parse_args()
     end = time.monotonic() + 60 * options.minutes
     options.work.mkdir(parents=True, exist_ok=True)
     wanted = {"0.5b": 1_000_000_000, "7b": 14_000_000_000}.get(options.random or "", 0)

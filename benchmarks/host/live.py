@@ -18,31 +18,29 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.common import RESULTS, command_line
+from benchmarks.common import RESULTS, command_line, parser
 from benchmarks.host import cold, overhead
-from benchmarks.host.servers import MODELS, bundles, templates
+from benchmarks.host.servers import build_bundle, start_template
 
 RESULT = RESULTS / "host-live-cpu.json"
 
 
 PREPARED: dict[str, Callable[[], None]] = {
-    "overhead": lambda: bundles(MODELS[:1]),
-    "cold": lambda: templates(MODELS[:1]),
+    "overhead": build_bundle,
+    "cold": start_template,
 }
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--part", default="all", choices=(*PREPARED, "all"))
-    parser.add_argument("--seconds", type=float, default=480.0, help="about how long overhead takes")
-    parser.add_argument(
+    arguments = parser(__doc__)
+    arguments.add_argument("--part", default="all", choices=(*PREPARED, "all"))
+    arguments.add_argument("--seconds", type=float, default=480.0, help="about how long overhead takes")
+    arguments.add_argument(
         "--out", type=Path, default=RESULT, help="result file; use another one for a trial run"
     )
-    parser.add_argument("--rounds", type=int, default=15, help="of overhead, at most")
-    parser.add_argument("--requests", type=int, default=200, help="of overhead and cold")
-    return parser
+    arguments.add_argument("--rounds", type=int, default=15, help="of overhead, at most")
+    arguments.add_argument("--requests", type=int, default=200, help="of overhead and cold")
+    return arguments
 
 
 def main() -> None:

@@ -6,21 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from benchmarks.scheduling import paper_tables, simulator_tables
+from benchmarks.scheduling import overhead_tables, paper_tables
 from benchmarks.scheduling.live.names import BASELINE, BOUNDS, CONTROL, HONEST, MLFQ
 from benchmarks.tables import Part, Table, listed, span
 
 PAGE = "benchmarks/SCHEDULING.md"
 MEAN, LONGEST = "per_token_s.mean", "longest_s.mean"
-TARGETS = {
-    ("batch-bound", BASELINE): {
-        MEAN: 5.0,
-        "per_token_s.p95": 10.0,
-        "ttft_s.mean": 15.0,
-        "tokens_per_s": 0.95,
-    },
-    ("kv-bound", HONEST): {MEAN: 1.5, "per_token_s.p95": 2.5},
-}
 Row = Mapping[str, Any]
 
 
@@ -71,21 +62,6 @@ def decision(result: Row) -> str:
     )
 
 
-def targets(result: Row) -> str:
-    """Return the targets at overload and in the burst that were not met."""
-    found = {
-        f"{cell['regime']} {cell['workload']} {cell['load']} {metric}": (reached[metric]["median"], least)
-        for (regime, base), goals in TARGETS.items()
-        for cell in result["cells"]
-        if cell["regime"] == regime and cell["load"] in ("1.1", "burst")
-        if (reached := cell["against"].get(base, {}).get(MLFQ))
-        for metric, least in goals.items()
-    }
-    missed = {name: f"{got:.2f}x of {least:g}x" for name, (got, least) in found.items() if got < least}
-    shown = listed(f"{name} {ratio}" for name, ratio in missed.items())
-    return f"Targets met: {len(found) - len(missed)} of {len(found)}; **not met**: {shown or 'none'}."
-
-
 def answers(result: Row) -> str:
     """Return how many repetitions there were, and whether the answers equal those of FCFS."""
     runs = [one["runs"] for cell in result["cells"] for one in cell["schedulers"].values()]
@@ -113,7 +89,7 @@ def capacities(result: Row) -> str:
 
 def notes(result: Row) -> str:
     """Return the lines below the table."""
-    return "\n".join(f"- {line(result)}" for line in (targets, answers, capacities))
+    return "\n".join(f"- {line(result)}" for line in (answers, capacities))
 
 
 GAINS = Table(
@@ -150,5 +126,5 @@ PARTS = [
     Part(PAGE, "live-gain", LIVE, (GAINS, notes), SERVER),
     Part(PAGE, "live-swapping", "scheduling-live-swapping", (SWAPS,), f"{SERVER} --swapping"),
     *paper_tables.PARTS,
-    *simulator_tables.PARTS,
+    *overhead_tables.PARTS,
 ]

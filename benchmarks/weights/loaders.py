@@ -6,7 +6,6 @@ In each state the host backs free memory (`benchmarks.weights.memory`):
 
     cold       no page of the files in memory.
     warm       all pages in memory.
-    resident   the prefetcher has the weights, as for a second worker of the node (ours only).
 
 Not measured because they need a CUDA device: InstantTensor, vLLM's ipc_cache, fastsafetensors inside vLLM.
 
@@ -17,19 +16,14 @@ Result: weights-peers.json
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.weights import checkpoint, engine, file_server, node, report
+from benchmarks.common import parser
+from benchmarks.weights import checkpoint, engine, report
 from benchmarks.weights.memory import TouchedMemory
-from coldstart.weights.prefetch import client
 
 THREADS = {"enable_multithread_load": True, "num_threads": 8}
 LOADERS: dict[str, engine.Arguments] = {
@@ -42,55 +36,20 @@ LOADERS: dict[str, engine.Arguments] = {
     "coldstart": {"load_format": "coldstart"},
 }
 HELD = 3 << 30
-State = Callable[[Path], AbstractContextManager[dict[str, str]]]
-
-
-@contextmanager
-def cold(directory: Path) -> Iterator[dict[str, str]]:
-    """No page of the files is in memory."""
-    checkpoint.evict(directory)
-    yield {}
-
-
-@contextmanager
-def warm(directory: Path) -> Iterator[dict[str, str]]:
-    """All pages of the files are."""
-    checkpoint.warm(directory)
-    yield {}
-
-
-@contextmanager
-def resident(directory: Path) -> Iterator[dict[str, str]]:
-    """The prefetcher has fetched everything, over HTTP."""
-    asked = node.plan(directory)
-    with file_server.running(directory) as server:
-        try:
-            with client.attach(server.url, json.loads(asked.read_text()), directory=node.sockets()) as held:
-                held.complete()
-                yield {**node.streaming(server.url, asked), "XDG_RUNTIME_DIR": str(node.runtime())}
-        finally:
-            node.stop_prefetcher(node.runtime())
-
-
-STATES: dict[str, State] = {"cold": cold, "warm": warm, "resident": resident}
+STATES = {"cold": checkpoint.evict, "warm": checkpoint.warm}
 
 
 def main() -> None:
     """Measure, print the table for people and the result as one line, keep it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=list(LOADERS), choices=list(LOADERS))
-    parser.add_argument("--states", nargs="*", default=list(STATES), choices=list(STATES))
-    wanted = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--runs", type=int, default=5)
+    arguments.add_argument("--only", nargs="*", default=list(LOADERS), choices=list(LOADERS))
+    arguments.add_argument("--states", nargs="*", default=list(STATES), choices=list(STATES))
+    wanted = arguments.parse_args()
     directory = checkpoint.built()
     engine.import_all()
     samples: list[dict[str, Any]] = []
-    steps = [
-        (name, state)
-        for name in wanted.only
-        for state in wanted.states
-        if state != "resident" or name == report.OURS
-    ]
+    steps = [(name, state) for name in wanted.only for state in wanted.states]
     for number in range(wanted.runs):
         samples += _round(directory, steps, number)
     report.finish("weights-peers", report.peers(samples, checkpoint.size(directory)))
@@ -101,22 +60,13 @@ def _round(directory: Path, steps: list[tuple[str, str]], number: int) -> list[d
     held = TouchedMemory(HELD)
     shift = number * len(steps) // 5 % len(steps)
     for name, state in steps[shift:] + steps[:shift]:
-        with STATES[state](directory) as environment:
-            held.take()
-            work = partial(_load, directory, name, environment, number == 0)
-            taken = engine.run_in_child(work, held.release)
+        STATES[state](directory)
+        held.take()
+        work = partial(engine.load, directory, LOADERS[name], number == 0)
+        taken = engine.run_in_child(work, held.release)
         found.append({"loader": name, "state": state, "round": number, **taken})
         print(_line(found[-1]), file=sys.stderr, flush=True)
     return found
-
-
-def _load(
-    directory: Path, name: str, environment: Mapping[str, str], look: bool, ready: engine.Ready
-) -> dict[str, Any]:
-    os.environ.update(environment)
-    # A start from the prefetcher has no files, so that a fallback to files cannot go unnoticed.
-    model = node.bare(directory) if environment else directory
-    return engine.load(model, LOADERS[name], look, ready)
 
 
 def _line(sample: dict[str, Any]) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
-from benchmarks.common import RESULTS, command_line
+from benchmarks import common
 from coldstart.bench import facts
 from coldstart.bench.stats import paired_ratio, summarize
-from coldstart.launch import ttft
 
 Sample = Mapping[str, Any]
 OURS = "coldstart"
@@ -73,61 +70,10 @@ def _by_round(samples: Sequence[Sample], name: str, end: str) -> dict[int, float
     return {sample["round"]: sample[end] for sample in samples if sample["loader"] == name and end in sample}
 
 
-def overlap(samples: Sequence[Sample], rates: Sequence[str], size: int) -> dict[str, Any]:
-    """The result of `weights`: per rate, against max and sum of importing and fetching in the same round."""
-    imports = {sample["round"]: sample["seconds"] for sample in samples if sample["way"] == "imports"}
-    rows = {}
-    for name in rates:
-        own = [sample for sample in samples if sample.get("rate") == name]
-        ways = {w: [s for s in own if s["way"] == w] for w in dict.fromkeys(s["way"] for s in own)}
-        fetch = {sample["round"]: sample["fetch_s"] for sample in ways["sequential"]}
-        bounds = {number: max(imports[number], fetch_s) for number, fetch_s in fetch.items()}
-        sums = {number: imports[number] + fetch_s for number, fetch_s in fetch.items()}
-        usual = median(imports.values()), median(fetch.values())
-        rows[name] = {
-            "bytes_s": median(limits) if (limits := [s["bytes_s"] for s in own if s["bytes_s"]]) else None,
-            "fetch_s": usual[1],
-            "predicted_s": _predicted(ways["sequential"], *usual, size),
-            "ways": {way: summarize([sample["seconds"] for sample in some]) for way, some in ways.items()},
-            "over_max": {way: summarize(_over(some, bounds)) for way, some in ways.items()},
-            "over_sum": {way: summarize(_over(some, sums)) for way, some in ways.items()},
-        }
-    alike = len({sample["digest"] for sample in samples if "digest" in sample}) == 1
-    return {
-        "bytes": size,
-        "import_s": median(imports.values()),
-        "digests_identical": alike,
-        "rates": rows,
-        "samples": list(samples),
-    }
-
-
-def _over(samples: Sequence[Sample], bounds: Mapping[int, float]) -> list[float]:
-    return [sample["seconds"] / bounds[sample["round"]] for sample in samples]
-
-
-def _predicted(sequential: Sequence[Sample], imports: float, fetch: float, size: int) -> float:
-    """Equation 5 (`coldstart.launch.ttft`) for one worker, its costs taken from the starts that overlap nothing."""
-    load = median(sample["load_s"] for sample in sequential)
-    context = median(sample["seconds"] - sample["imports_s"] - sample["load_s"] for sample in sequential)
-    costs = ttft.StartCosts(context=context, libraries=imports)
-    worker = ttft.Worker(device=size / load, network=size / fetch)
-    return ttft.ttft(costs, size, [worker], loads_while_importing=False)
-
-
 def finish(name: str, result: Mapping[str, Any]) -> None:
     """Store the result and print it without its samples."""
-    made = {
-        "schema_version": 1,
-        "kind": name,
-        "date": facts.today(),
-        "command_line": command_line(),
-        "machine": facts.machine(),
-        "versions": facts.versions() | _libraries(),
-        **result,
-    }
-    (RESULTS / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in made.items() if key != "samples"}, separators=(",", ":")))
+    versions = facts.versions() | _libraries()
+    common.finish(name, {"schema_version": 1, "kind": name, **common.about(), "versions": versions, **result})
 
 
 def _libraries() -> dict[str, str]:

@@ -99,6 +99,6 @@ OVERLAP = Table(
     },
 )
 PARTS = [
-    Part(PAGE, "weights", "weights", (OVERLAP, parameters, measured), "weights/overlap"),
+    Part(PAGE, "weights", "weights", (OVERLAP, parameters, measured)),
     Part(PAGE, "weights-peers", "weights-peers", (LOADERS, refused, parameters, measured), "weights/loaders"),
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from benchmarks.scheduling.live.cells import BLOCK_BYTES
@@ -100,21 +100,12 @@ def _against(runs: Runs, base: Runs) -> dict[str, Any]:
 
 def slowdown(runs: Sequence[Any], base: Sequence[Any]) -> dict[str, float]:
     """Latency over the baseline's, request by request: the price that single requests pay."""
-    pairs = [
-        (mine[0], mine[2] / theirs[2])
+    factors = sorted(
+        mine[2] / theirs[2]
         for run, other in zip(runs, base, strict=True)
         for mine, theirs in zip(run["requests"], other["requests"], strict=True)
-    ]
-    factors = sorted(factor for _, factor in pairs)
-    longest = [f for _, f in sorted(pairs, reverse=True)[: max(1, len(pairs) // 10)]]
-    return {
-        "max": factors[-1],
-        "p99": factors[int(0.99 * (len(factors) - 1))],
-        "above_2": sum(factor > 2 for factor in factors) / len(factors),
-        "longest_max": max(longest),
-        "longest_mean": fmean(longest),
-        "longest_above_2": sum(factor > 2 for factor in longest) / len(longest),
-    }
+    )
+    return {"max": factors[-1], "p99": factors[int(0.99 * (len(factors) - 1))]}
 
 
 def _identical(runs: Runs, base: Runs) -> dict[str, int]:
@@ -124,11 +115,6 @@ def _identical(runs: Runs, base: Runs) -> dict[str, int]:
         for mine, theirs in zip(runs[number]["requests"], base[number]["requests"], strict=True)
     ]
     return {"compared": len(pairs), "identical": sum(a == b != "" for a, b in pairs)}
-
-
-def _work(run: Any, name: str) -> float:
-    work = run["work"]
-    return float(work["cpu_s"] / work["iterations"] if name == "cpu_per_iteration" else work[name])
 
 
 def _ratio(over: Any, under: Any, name: str) -> float:

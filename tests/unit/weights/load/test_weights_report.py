@@ -50,26 +50,3 @@ def test_failing_loader_is_recorded_and_partial_results_are_dropped() -> None:
 def test_other_bytes_are_not_hidden() -> None:
     result = report.peers([sample("vllm", 1.0), sample("coldstart", 1.0, digest="e")], GB)
     assert not result["digests_identical"] and "DIFFERENT" in tables.parameters(result)
-
-
-def test_overlap_is_over_the_longer_of_import_and_fetch_of_its_round() -> None:
-    def round_(number: int, imports: float, fetch: float, ours: float) -> list[dict[str, Any]]:
-        limited = {"rate": "half", "bytes_s": 1e8, "round": number}
-        took = {"seconds": imports + fetch + 2, "imports_s": imports + fetch, "fetch_s": fetch, "load_s": 1.5}
-        return [
-            {"way": "imports", "round": number, "seconds": imports},
-            {"way": "sequential", **limited, **took},
-            {"way": "coldstart", **limited, "seconds": ours},
-        ]
-
-    samples = [*round_(0, 6.0, 12.0, 13.2), *round_(1, 12.0, 6.0, 15.6), *round_(2, 6.0, 12.0, 14.4)]
-    row = report.overlap(samples, ["half"], GB)["rates"]["half"]
-    over = row["over_max"]["coldstart"]
-    assert [over["min"], over["median"], over["max"]] == pytest.approx([1.1, 1.2, 1.3])
-    assert row["over_sum"]["coldstart"]["median"] == pytest.approx(0.8)
-    assert (row["bytes_s"], row["fetch_s"]) == (1e8, 12.0)
-    # 0.5 of context, 6 of imports and 1.5 of loading overlap the fetch of 12.
-    assert row["predicted_s"] == pytest.approx(12.0)
-    assert "| half: 100 | 12.00 | 6.00 | coldstart | 14.40 |" in block(
-        tables.OVERLAP, report.overlap(samples, ["half"], GB)
-    )
