@@ -10,7 +10,6 @@ Result: host-live-cpu.json
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -31,21 +30,15 @@ PREPARED: dict[str, Callable[[], None]] = {
 }
 
 
-def _parser() -> argparse.ArgumentParser:
+def main() -> None:
+    """Measure one part after the other."""
     arguments = parser(__doc__)
     arguments.add_argument("--part", default="all", choices=(*PREPARED, "all"))
     arguments.add_argument("--seconds", type=float, default=480.0, help="about how long overhead takes")
-    arguments.add_argument(
-        "--out", type=Path, default=RESULT, help="result file; use another one for a trial run"
-    )
+    arguments.add_argument("--out", type=Path, default=RESULT, help="result file")
     arguments.add_argument("--rounds", type=int, default=15, help="of overhead, at most")
     arguments.add_argument("--requests", type=int, default=200, help="of overhead and cold")
-    return arguments
-
-
-def main() -> None:
-    """Measure one part after the other."""
-    given = _parser().parse_args()
+    given = arguments.parse_args()
     for name, prepare in PREPARED.items():
         if given.part not in (name, "all"):
             continue

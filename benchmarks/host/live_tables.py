@@ -9,7 +9,6 @@ from benchmarks.tables import Part, Table, listed, met
 
 # Targets: throughput through the gateway over direct; seconds of starts over those of GDSF and LRU.
 THROUGHPUT, OVER_GDSF, OVER_LRU = 0.97, 0.9, 0.6
-MIB = 1 << 20
 Row = Mapping[str, Any]
 
 
@@ -24,16 +23,6 @@ def cold(found: Row) -> Iterator[tuple[str, str]]:
         "`cold`: {requests} requests to a stopped model".format_map(found),
         "{starts} start ({start[seconds]:.1f} s until ready, `{start[mode]}`), {answered} answered, {seen_by_server} received"
         " by vLLM, {out_of_order_at_server} out of order".format_map(found),
-    )
-
-
-def streams(found: Row) -> Iterator[tuple[str, str]]:
-    before, after = found["after_500_streams"], found["after_all"]
-    yield (
-        f"`streams`: {found['streams']:,} streams over fake servers, {found['left']:,} cancelled by the client",
-        f"{found['mixed']} received pieces of another stream; open at the end: {after['descriptors']} descriptors and "
-        f"{after['tasks']} tasks (after 500 streams: {before['descriptors']} and {before['tasks']}); memory "
-        f"{after['bytes'] / MIB:.0f} MiB (after 500 streams: {before['bytes'] / MIB:.0f})",
     )
 
 
@@ -68,7 +57,7 @@ def tournament(found: Row) -> Iterator[tuple[str, str]]:
 
 def host(result: Row) -> Iterator[Row]:
     """Yield the lines of all live parts."""
-    for part in (cold, streams, overhead, tournament):
+    for part in (cold, overhead, tournament):
         for name, found in part(result[part.__name__]):
             yield {"part": name, "result": found}
 

@@ -6,10 +6,9 @@ gained if no request waits or all need the same. A larger batch also removes the
 
 Load 1 is the rate that FCFS with the same batch sustained just before, in every repetition. All schedulers serve the same
 requests within a repetition, in an order that rotates, and every answer is compared with that of FCFS. Each finished run is
-one line of the log; a second call continues. `--swapping` writes
-scheduling-live-swapping.json instead.
+one line of the log; a second call continues.
 
-Run: python -m benchmarks scheduling/live_server [--regime R] [--workload W] [--load L] [--repetitions N] [--swapping]
+Run: python -m benchmarks scheduling/live_server [--regime R] [--workload W] [--load L] [--repetitions N]
 Time: about 2 hours
 Result: scheduling-live-regimes.json
 """
@@ -29,14 +28,12 @@ from typing import Any
 
 from benchmarks.common import RESULTS, command_line, parser
 from benchmarks.scheduling.live import model, summary, workloads
-from benchmarks.scheduling.live.cells import REGIMES, SWAPPING, Cell, Regime, cells
+from benchmarks.scheduling.live.cells import REGIMES, Cell, Regime, cells
 from benchmarks.scheduling.live.log import Log
 from benchmarks.scheduling.live.measure import capacity, run
 from benchmarks.scheduling.live.names import BASELINE
 from benchmarks.scheduling.live.servers import Fleet, Server, bind_client
 from coldstart.bench import facts
-
-KINDS = {regime.name: regime for regime in (*REGIMES.values(), SWAPPING)}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,13 +43,9 @@ def main(argv: Sequence[str]) -> int:
     log, machine = Log(options.log), facts.machine()  # before this process binds itself to some of the cores
     wanted = list(_wanted(options))
     measure(wanted, log, options)
-    campaign = "swapping" if options.swapping else "regimes"
-    name = f"scheduling-live-{campaign}"
     done = [row for cell in wanted if (row := log.find(kind="run", **cell.document()))]
-    result = document(name, done, [row for row in log.rows if row["kind"] == "capacity"], argv)
-    result["machine"] = machine
-    target = options.result or RESULTS / f"{name}.json"
-    target.write_text(json.dumps(result, indent=1) + "\n")
+    result = document(done, [row for row in log.rows if row["kind"] == "capacity"]) | {"machine": machine}
+    options.result.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({k: v for k, v in result.items() if k not in ("cells", "runs")}))
     return 0 if len(done) == len(wanted) else 1
 
@@ -74,7 +67,7 @@ def measure(wanted: Iterable[Cell], log: Log, options: argparse.Namespace) -> No
 
 
 def _measure(cell: Cell, fleet: Fleet, log: Log) -> None:
-    regime = KINDS[cell.regime]
+    regime = REGIMES[cell.regime]
     load_1 = _capacity(regime, cell, _server(regime, BASELINE, fleet), log)["requests_per_s"]
     count = workloads.request_count(cell.workload, cell.load, load_1, regime.share)
     rows = workloads.arriving(cell.workload, cell.load, load_1, cell.seed, count)
@@ -101,25 +94,21 @@ def _server(regime: Regime, scheduler: str, fleet: Fleet) -> Any:
 
 
 def _wanted(options: argparse.Namespace) -> Iterable[Cell]:
-    if options.swapping:
-        return cells([SWAPPING], ["skewed"], options.load or ["1.1"], options.repetitions)
     chosen = [REGIMES[name] for name in options.regime or REGIMES]
     return cells(
         chosen, options.workload or ["skewed", "azure"], options.load or workloads.LOADS, options.repetitions
     )
 
 
-def document(name: str, rows: list[Any], capacities: list[Any], argv: Sequence[str]) -> dict[str, Any]:
-    """The result file."""
-    found = summary.summarize(rows)
+def document(rows: list[Any], capacities: list[Any]) -> dict[str, Any]:
+    """Return the content of the result file."""
     return {
-        "benchmark": name,
         "date": facts.today(),
         "versions": facts.versions(),
         "command": command_line(),
         "capacity": capacities,
-        "options": {regime.name: dict(regime.schedulers) for regime in KINDS.values()},
-        "cells": found,
+        "options": {regime.name: dict(regime.schedulers) for regime in REGIMES.values()},
+        "cells": summary.summarize(rows),
         "runs": [_published(row) for row in rows],
     }
 
@@ -135,12 +124,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     arguments.add_argument("--workload", action="append", choices=workloads.WORKLOADS)
     arguments.add_argument("--load", action="append", choices=workloads.LOADS)
     arguments.add_argument("--repetitions", type=int, default=5)
-    arguments.add_argument(
-        "--swapping", action="store_true", help="the memory-starved pool and its three strategies"
-    )
     arguments.add_argument("--minutes", type=float, help="start no run after this long")
     arguments.add_argument("--log", type=Path, default=Path("build/live-scheduling.jsonl"))
-    arguments.add_argument("--result", type=Path, help="where the result goes; default: results/")
+    arguments.add_argument("--result", type=Path, default=RESULTS / "scheduling-live-regimes.json")
     options = arguments.parse_args(argv)
     options.log.parent.mkdir(parents=True, exist_ok=True)
     return options

@@ -70,15 +70,6 @@ def answers(result: Row) -> str:
     return f"Medians of {max(runs)} repetitions (range). Answers identical to those of FCFS: {same} of {compared}."
 
 
-def swaps(result: Row) -> Iterator[Row]:
-    """Yield the three strategies with the bytes that they moved."""
-    for cell in result["cells"]:
-        for name, against in cell["against"][BASELINE].items():
-            moved = cell["schedulers"][name]["swapping"]
-            out, into = (moved[f"bytes_{way}"]["median"] / 1e6 for way in ("evicted", "loaded"))
-            yield {**moved, **against, "load": cell["load"], "strategy": name, "out": out, "into": into}
-
-
 def capacities(result: Row) -> str:
     """Return the measured rates of load 1."""
     rates: dict[str, list[float]] = {}
@@ -107,24 +98,10 @@ GAINS = Table(
         "slowest request": "{slowdown[max]:.1f}x",
     },
 )
-SWAPS = Table(
-    swaps,
-    {
-        "load": "{load}",
-        "strategy": "{strategy}",
-        "mean per token against fcfs": ratio(MEAN),
-        "p95": ratio("per_token_s.p95"),
-        "MB evicted": "{out:.1f}",
-        "MB loaded": "{into:.1f}",
-        "off the device": "{blocked_share[median]:.1%}",
-        "loading": "{loading_share[median]:.1%}",
-    },
-)
 LIVE, SERVER = "scheduling-live-regimes", "scheduling/live_server"
 PARTS = [
     Part(PAGE, "decision", LIVE, (decision,), SERVER),
     Part(PAGE, "live-gain", LIVE, (GAINS, notes), SERVER),
-    Part(PAGE, "live-swapping", "scheduling-live-swapping", (SWAPS,), f"{SERVER} --swapping"),
     *paper_tables.PARTS,
     *overhead_tables.PARTS,
 ]
