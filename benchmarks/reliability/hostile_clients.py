@@ -231,7 +231,7 @@ def started(program: str, directory: str) -> Iterator[Started]:
 
 
 async def run_attack(url: str, pid: int, connections: int, seconds: float) -> dict[str, object]:
-    """Measure without and with the attack, which a process of its own runs."""
+    """Measure without and with the attack, which a separate process runs."""
     port = int(url.rpartition(":")[2])
     before = await measure(port, pid, min(20, seconds))
     command = [sys.executable, "-m", "benchmarks.reliability.hostile_clients", "--attack", str(port)]

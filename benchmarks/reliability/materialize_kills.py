@@ -51,7 +51,7 @@ KEY = Key({"hardware.name": "cpu", "model.name": "tiny", "runtime.vllm": "0.32"}
 # Marks the processes of this run, also those that outlive a kill.
 MARK, WRITES, WITHIN_S = "COLDSTART_KILLS_RUN", 20, 20.0
 _EVENTS = (*STEPS, "subprocess.Popen", "os.kill", "os.killpg", "os.posix_spawn", "os.fork")
-# As real processes, stand-ins end with their parent, also if it was killed before they asked for a signal.
+# As real processes, stand-ins end with their parent, also if it was killed before they could request a signal.
 _LIFELINE = f"""
 import ctypes, os, signal
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -196,7 +196,7 @@ class World:
         store = Lookup(self.model, Arguments(()), self.cache, KEY).store
         meeting = self.home / "frozen" / "meeting"
         places = [self.cache.work, store.layout.staging, paths.temporary_dir(), paths.runtime_dir(), meeting]
-        # The temporary directory of a user lies there, too.
+        # It contains the temporary directory of the user.
         places.append(self.home / "tmp")
         found = [path for place in places if place.is_dir() for path in place.iterdir()]
         kept = (paths.temporary_dir(), paths.runtime_dir())
