@@ -64,7 +64,14 @@ def families(text: bytes) -> set[str]:
 
 
 def status() -> dict[str, Any]:
-    model = {"name": "x", "held": 0, "in_flight": 0, "held_bytes": 0, "state": State.READY}
+    model = {
+        "name": "x",
+        "held": 0,
+        "in_flight": 0,
+        "held_bytes": 0,
+        "gpu_memory_bytes": 0,
+        "state": State.READY,
+    }
     host = dict.fromkeys(("memory_bytes", "memory_used_bytes", "runtime_template_bytes"), 0)
     requests = {"total": 0, "hits": 0, "refused": {"429": 1}}
     return {"host": host, "requests": requests, "starts": {"departures": 0}, "models": [model]}
