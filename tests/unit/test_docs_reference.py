@@ -19,7 +19,7 @@ from coldstart.fleet.live.metrics import FleetCollector, GatewayFigures, ModelLo
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 from coldstart.host import configuration as host_file
-from coldstart.host.live import app
+from coldstart.host.live import gateway_paths
 from coldstart.host.live.metrics import HostStatus, Metrics
 from coldstart.host.live.start_metrics import StartMetrics
 from coldstart.host.model_state import State
@@ -142,8 +142,8 @@ def test_configuration_example_loads(tmp_path: Path) -> None:
 
 def test_http_page_names_every_route() -> None:
     page = read("http-api.md")
-    assert tuple(re.findall(r"^- `POST (\S+)`", page, re.M)) == app.PASSED
-    assert tuple(re.findall(r"^- `GET (\S+)`", page, re.M)) == app.READS
+    assert tuple(re.findall(r"^- `POST (\S+)`", page, re.M)) == gateway_paths.PASSED
+    assert tuple(re.findall(r"^- `GET (\S+)`", page, re.M)) == gateway_paths.READS
     source = "".join(
         (ROOT / "coldstart" / name).read_text()
         for name in ("host/live/app.py", "host/live/host_routes.py", "fleet/live/admin.py")
