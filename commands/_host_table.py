@@ -88,6 +88,8 @@ def _head(status: Mapping[str, Any]) -> list[str]:
 
 def _row(model: Mapping[str, Any]) -> list[Text]:
     state = model["state"] + (" (pinned)" if model["pinned"] else "")
+    if progress := model.get("progress"):  # an earlier host reports none
+        state = f"{state}, {progress['text']}"
     memory = human_bytes(model["held_bytes"] or model["memory_bytes"])
     cells = [
         Text(one_line(model["name"])),
