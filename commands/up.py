@@ -1,5 +1,6 @@
 """Bring a model up on this machine: build its bundle if none fits, prepare the fastest start mode, and serve."""
 
+import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from coldstart.commands._options import command as declare
 
 from coldstart.contract.fallback import decode
 from coldstart.errors import ColdstartError
+from coldstart.system import secrets
 
 if TYPE_CHECKING:
     from coldstart.contract.plan import LaunchPlan
@@ -57,14 +59,19 @@ def command(
     from coldstart.launch.request import ServeRequest
 
     lookup = _serving.find(common, model, revision, anyone if untrusted else None)
-    _serving.show_arguments(common, lookup)
-    listen = listening.choose_address(host, port, lookup.vllm_args)
     directory = up_records.find_directory(lookup)
+    if directory.read() is None and (other := _find_other(common, lookup, model)) is not None:
+        _show_running(common, other, host, port)
+        return
     with ExitStack() as lock:
-        lock.enter_context(directory.locked(lambda: common.out.note(f"Waiting for another start of {model}")))
+        lock.enter_context(directory.locked(lambda: _note_wait(common, model)))
         if (running := directory.read()) is not None:
             _show_running(common, running, host, port)
             return
+        if (ended := directory.read_last()) is not None:
+            common.out.note(f"The recorded server of {model} no longer runs: process {ended.pid} has ended")
+        _serving.show_arguments(common, lookup)
+        listen = listening.choose_address(host, port, lookup.vllm_args)
         listening.require_free_port(lookup.vllm_args, listen)
         directory.write(up_records.describe_own(lookup))
         try:
@@ -77,6 +84,45 @@ def command(
             directory.end()
             raise
     raise typer.Exit(code)
+
+
+def _find_other(common: Common, lookup: "Lookup", model: str) -> "UpRecord | None":
+    """Return a server of the model that is up under another key, unless the user asked for another server.
+
+    The user asks for another server by typing arguments or the version of a bundle. Arguments that come from the newest
+    bundle were not asked for.
+    """
+    from coldstart.launch import up_records
+    from coldstart.models import recorded
+
+    others = up_records.find_others(lookup)
+    if others and (common.typed_args or recorded.find_versioned(common.store(), model) is not None):
+        for one in filter(None, [other.read() for other in others]):
+            common.out.note(f"{_describe_other(one, lookup)}. Starting another server")
+        return None
+    for other in others:
+        with other.locked(lambda: _note_wait(common, model)):
+            record = other.read()
+        if record is not None:
+            renew = f"coldstart down {record.argument}, then coldstart up"
+            common.out.note(f"{_describe_other(record, lookup)} (hint: to restart it: {renew})")
+            return record
+    return None
+
+
+def _describe_other(other: "UpRecord", lookup: "Lookup") -> str:
+    """Describe how a server of the model differs from the one of the look-up."""
+    there = f"{other.argument} is up" + (f" at {other.url}" if other.url else "")
+    wanted, others = (
+        shlex.join(args) or "none" for args in (secrets.arguments(lookup.vllm_args), other.vllm_args)
+    )
+    if wanted == others:
+        return f"{there}, started before the model, its environment or vLLM changed"
+    return f"{there} with other arguments: {others}, not {wanted}"
+
+
+def _note_wait(common: Common, model: str) -> None:
+    common.out.note(f"Waiting for another start of {model}")
 
 
 def _bring_up(start: _Start, *, detach: bool) -> int:

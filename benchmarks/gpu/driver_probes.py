@@ -1,29 +1,51 @@
-"""Probes of phase P0: each runs separately and returns a value or an error text."""
+"""Probes of phase P0."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import mmap
+import platform
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.gpu.answers import attempt, tell
 from coldstart.graphs import capture, references
 from coldstart.graphs.api import LAUNCH
-from coldstart.graphs.cuda.calls import call
+from coldstart.graphs.cuda.backend import MAP_ALIGNMENT
+from coldstart.graphs.cuda.calls import aligned, bindings, bytes_at, call
 from coldstart.graphs.elf import read_cubin
+from coldstart.graphs.errors import DriverError
 from coldstart.graphs.fatbin import library_entries, unpack
-from coldstart.graphs.tables import EDGE
+from coldstart.graphs.tables import EDGE, TENSOR_MAP_BYTES
 from coldstart.graphs.torch_framework import define_kept_class
 
+HALF = 6  # CU_TENSOR_MAP_DATA_TYPE_FLOAT16
 
-def attempt(work: Callable[[], Any]) -> Any:
-    """Return the result of `work` or the text of its exception."""
-    try:
-        return work()
-    except Exception as error:  # noqa: BLE001 - a probe reports whatever happens
-        return f"{type(error).__name__}: {error}"
+
+def versions() -> dict[str, Any]:
+    """Facts that need no device."""
+    return {
+        "torch": torch.__version__, "cuda": torch.version.cuda, "driver": attempt(_driver_version),
+        "cuda_bindings": import_module("cuda.bindings").__version__, "numpy": np.__version__,
+        "python": platform.python_version(),
+    }  # fmt: skip
+
+
+def _driver_version() -> int:
+    return int(call(bindings().cuDriverGetVersion))
+
+
+def machine() -> dict[str, Any]:
+    """Facts about the device."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1),
+        "capability": f"{properties.major}.{properties.minor}",
+    }  # fmt: skip
 
 
 def capture_retained_graph() -> int:
@@ -48,24 +70,32 @@ def programmatic_edges(driver: Any, kernels: list[Any]) -> list[list[int]]:
     return sorted([e.from_port, e.to_port, e.type] for e in driver.edges(graph))
 
 
-def tensor_map(driver: Any) -> dict[str, Any]:
+def encode_map(address: int) -> bytes:
+    """Encode a map of 64 x 64 halves into aligned memory: the object of the bindings is not aligned."""
+    held, at = aligned(TENSOR_MAP_BYTES, MAP_ALIGNMENT)
+    sizes, strides = (ctypes.c_uint64 * 2)(64, 64), (ctypes.c_uint64 * 1)(128)
+    box, step = (ctypes.c_uint32 * 2)(64, 64), (ctypes.c_uint32 * 2)(1, 1)
+    encode = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    result = encode(
+        ctypes.c_void_p(at), HALF, 2, ctypes.c_void_p(address), sizes, strides, box, step, 0, 0, 0, 0
+    )
+    if result:
+        raise DriverError("cuTensorMapEncodeTiled", result)
+    del held
+    return bytes_at(at, TENSOR_MAP_BYTES)
+
+
+def tensor_map(driver: Any, address: int) -> dict[str, Any]:
     """Check that the address of an encoded map is decoded and survives being moved and moved back."""
-    d, x = driver.d, torch.zeros((64, 64), dtype=torch.float16, device="cuda")
-    tile = [d.cuuint64_t(64)] * 2, [d.cuuint64_t(128)], [d.cuuint32_t(64)] * 2, [d.cuuint32_t(1)] * 2
-    kinds = (
-        d.CUtensorMapInterleave(0), d.CUtensorMapSwizzle(0), d.CUtensorMapL2promotion(0),
-        d.CUtensorMapFloatOOBfill(0),
-    )  # fmt: skip
-    half = d.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-    made = call(d.cuTensorMapEncodeTiled, half, 2, x.data_ptr(), *tile, *kinds)
-    descriptor = b"".join(int(word).to_bytes(8, "little") for word in made.opaque)
+    descriptor = encode_map(address)
+    tell("tensor_map", descriptor.hex())
     masks = capture.bit_masks(driver, descriptor)
-    moved = driver.move_tensor_map(descriptor, x.data_ptr() + 4096)
+    moved = driver.move_tensor_map(descriptor, address + 4096)
     return {
-        "address_found": capture.decode_map(driver, descriptor, masks) == x.data_ptr(),
-        "bytes_that_move": [i for i in range(128) if moved[i] != descriptor[i]],
-        "there_and_back": driver.move_tensor_map(moved, x.data_ptr()) == descriptor,
-        "plain_address_at_0": int.from_bytes(descriptor[:8], "little") == x.data_ptr(),
+        "address_found": capture.decode_map(driver, descriptor, masks) == address,
+        "bytes_that_move": [i for i in range(TENSOR_MAP_BYTES) if moved[i] != descriptor[i]],
+        "there_and_back": driver.move_tensor_map(moved, address) == descriptor,
+        "plain_address_at_0": int.from_bytes(descriptor[:8], "little") == address,
     }
 
 
@@ -73,15 +103,15 @@ def library_cubin(driver: Any) -> dict[str, Any]:
     """Load a cubin of libtorch_cuda for this device and find a kernel by its name."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
     wanted = 10 * torch.cuda.get_device_capability()[0]
-    with path.open("rb") as file:
-        data = file.read()
-    entry = next(e for e in library_entries(data) if e.architecture == wanted)
-    image = unpack(data[entry.offset : entry.offset + entry.size])
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        entry = next(e for e in library_entries(data) if e.architecture == wanted)
+        image = unpack(data[entry.offset : entry.offset + entry.size])
     name = next(iter(read_cubin(image).kernels))
     return {"kernel": name, "function": bool(driver.library_kernel(driver.load_library(image), name))}
 
 
 def images_in_libraries(images: dict[str, bytes]) -> dict[str, int]:
     """Count the binaries reported by CUPTI that a loaded library contains byte for byte."""
-    found = references.refer(images, references.loaded_libraries())
+    here = 10 * torch.cuda.get_device_capability()[0]
+    found = references.refer(images, references.loaded_libraries(), here)
     return {"seen": len(images), "in_a_library": len(found)}

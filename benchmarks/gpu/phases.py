@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
 from dataclasses import asdict, replace
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,63 +13,52 @@ import torch
 
 from benchmarks.gpu import compare
 from benchmarks.gpu import driver_probes as probes
-from benchmarks.gpu.driver_probes import attempt
+from benchmarks.gpu.answers import ask, tell
 from benchmarks.gpu.process import Process, three
 from coldstart.graphs import capture, combine, contents, gate, table_files
 from coldstart.graphs import overview as inspection
 from coldstart.graphs.api import Captured
-from coldstart.graphs.cuda.calls import bindings, call
-from coldstart.graphs.errors import BaseCollisionError
+from coldstart.graphs.errors import BaseCollisionError, GraphError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import load_snapshot
+
+REPLAYS = 400  # of the poison search: about a minute over some hundred MiB of contents
 
 # --- P0 ---
 
 
 def probe(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
-    """Versions; CUPTI; parameters and attributes of captured nodes; raw-graph edits; tensor-map bytes."""
-    del case, where, layers
-    process = Process("streams", seed, 1, watch=True)
-    process.work.eager(
-        "decode:8"
-    )  # cuBLAS makes its handle and workspace at the first call, which no capture allows
+    """Versions; CUPTI; parameters and attributes of captured nodes; raw-graph edits. What may crash comes last."""
+    del where, layers
+    ask("versions", probes.versions)
+    process = Process(case, seed, 1, watch=True)
+    tell("cupti", process.notes.get("cupti", "ok"))
+    ask("machine", probes.machine)
+    process.work.eager("decode:8")  # no capture allows cuBLAS to create its handle, which the first call does
     torch.cuda.synchronize()
     graph = process.work.capture("decode:8")
     raw, d = int(graph.raw_cuda_graph()), process.driver
     kernels = [d.kernel_node(n) for n in d.nodes(raw) if d.kind(n) == 0]
     found = [d.kernel(k.function) for k in kernels]
-    return {
-        "machine": machine(),
-        "cupti": process.notes.get("cupti", "ok"),
-        "modules_seen": len(process.log.images), "modules_unreadable": process.log.unreadable,
-        "kernels": [{"name": k.name, "parameters": len(k.layout), "binary": k.binary} for k in found],
-        "node_attributes": sorted({a for k in kernels for a, _ in k.attributes}),
-        "edges_with_data": sum(e.type != 0 for e in d.edges(raw)),
-        "raw_graph_edit": attempt(lambda: (d.add_empty(raw), d.instantiate(raw)) and "ok"),
-        "kept_class": attempt(probes.capture_retained_graph),
-        "edges_rebuilt": attempt(lambda: probes.programmatic_edges(d, kernels)),
-        "tensor_map": attempt(lambda: probes.tensor_map(d)),
-        "library_cubin": attempt(lambda: probes.library_cubin(d)),
-        "cupti_images": attempt(lambda: probes.images_in_libraries(process.log.images)),
-        "pool_segments": [r.size for r in process.framework.pool()],
-    }  # fmt: skip
+    tell("modules", {"seen": len(process.log.images), "unreadable": process.log.unreadable})
+    tell("kernels", [{"name": k.name, "parameters": len(k.layout), "binary": k.binary} for k in found])
+    tell("node_attributes", sorted({a for k in kernels for a, _ in k.attributes}))
+    ask("edges_with_data", lambda: sum(e.type != 0 for e in d.edges(raw)))
+    ask("pool_segments", lambda: [r.size for r in process.framework.pool()])
+    ask("kept_class", probes.capture_retained_graph)
+    ask("library_cubin", lambda: probes.library_cubin(d))
+    ask("cupti_images", lambda: probes.images_in_libraries(process.log.images))
+    ask("edges_rebuilt", lambda: probes.programmatic_edges(d, kernels))
+    ask("raw_graph_edit", lambda: (d.add_empty(raw), d.instantiate(raw)) and "ok")
+    return {}
 
 
-def _driver_version() -> int:
-    return int(call(bindings().cuDriverGetVersion))
-
-
-def machine() -> dict[str, Any]:
-    """Facts about where this ran."""
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "gpu": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda, "capability": f"{properties.major}.{properties.minor}",
-        "driver": attempt(_driver_version),
-        "cuda_bindings": import_module("cuda.bindings").__version__, "numpy": np.__version__,
-        "python": platform.python_version(),
-    }  # fmt: skip
+def probe_map(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
+    """Bytes of a tensor map, in a process of its own: the driver has crashed on maps before."""
+    del where, layers
+    process = Process(case, seed, 1)
+    tensor = torch.zeros((64, 64), dtype=torch.float16, device="cuda")
+    return probes.tensor_map(process.driver, tensor.data_ptr())
 
 
 # --- P1: ordinary captures ---
@@ -81,6 +69,7 @@ def ordinary(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     del where
     process = Process(case, seed, layers)
     graphs, captured = process.capture_all()
+    tell("times", process.times)
     nodes = {key: len(process.driver.nodes(c.graph)) for key, c in captured.items()}
     return {
         "times": process.times, "nodes": sum(nodes.values()),
@@ -122,16 +111,17 @@ def bundle(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
         combined = combine.combine(first, taken, [third])
     table_files.save(combined.tables, where / f"{case}-full", taken.binaries)
     keys = combined.tables.keys
-    scores = [asdict(s) for s in compare.compare(first.keep(keys), taken.keep(keys))]
-    unknown = sorted({k.name for k in combined.tables.kernels if k.binary is None})
-    result = {
-        "times": process.times,
-        "classifiers": scores,
-        "kernels_without_binary": unknown,
-        "notes": process.notes,
-    }
-    with process.timed("poison_s"):
-        small = contents.minimise(process.driver, process.work, captured, combined, taken.contents)
+    tell("classifiers", [asdict(s) for s in compare.compare(first.keep(keys), taken.keep(keys))])
+    tell("kernels_without_binary", sorted({k.name for k in combined.tables.kernels if k.binary is None}))
+    tell("full", inspection.summary(where / f"{case}-full"))
+    result = {"times": process.times, "notes": process.notes, "refused": combined.tables.refused}
+    try:
+        with process.timed("poison_s"):
+            small = contents.minimise(
+                process.driver, process.work, captured, combined, taken.contents, budget=REPLAYS
+            )
+    except GraphError as error:  # the bundle with all contents remains for the next phases
+        return result | {"poison": str(error)}
     table_files.save(small, where / f"{case}-bundle", taken.binaries)
     return result | {"bundle": inspection.summary(where / f"{case}-bundle") | {"kernels": len(small.kernels)}}
 
@@ -145,7 +135,10 @@ def _bundle_of(case: str, where: Path) -> Path:
 
 
 def restore(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
-    """No forward before: link, build all; then eager, captured and restored outputs and latencies."""
+    """Link, build and run all restored graphs before any forward; then eager, and only then captured outputs.
+
+    A capture before the first eager run fails: cuBLAS creates its handle, and Inductor compiles, at that run.
+    """
     process = Process(case, seed, layers)
     directory, free = _bundle_of(case, where), process.free_memory()
     restorer = Restorer(directory, process.driver, process.framework, adopt=True)
@@ -153,18 +146,22 @@ def restore(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
         linked = restorer.link()
     keys = process.order()
     with process.timed("first_two_s"):
-        restored = {key: restorer.graph(key) for key in (keys[-1], keys[0])} if linked else {}
+        built = {key: restorer.graph_or_none(key) for key in (keys[-1], keys[0])}
     with process.timed("rest_s"):
-        restored |= {key: restorer.graph(key) for key in keys} if linked else {}
+        built |= {key: restorer.graph_or_none(key) for key in keys}
+    restored = {key: graph for key in keys if (graph := built[key]) is not None}
     used = free - process.free_memory()
+    tell("built", {"times": process.times, "restored": len(restored), "fallbacks": restorer.fallbacks})
     hashes = process.hashes({key: graph.replay for key, graph in restored.items()})
+    tell("hashes", hashes)
+    eager = process.hashes({key: partial(process.work.eager, key) for key in keys})
+    tell("equal_eager", sum(hashes.get(k) == eager[k] for k in keys))
     own = {key: process.work.capture(key) for key in keys}
     captured = process.hashes({key: graph.replay for key, graph in own.items()})
-    eager = process.hashes({key: lambda k=key: process.work.eager(k) for key in keys})
     return {
         "times": process.times, "memory_bytes": used, "fallbacks": restorer.fallbacks,
         "rungs": restorer.ladder.rungs if linked else {},
-        "restored": sum(g.restored for g in restored.values()), "hashes": hashes,
+        "restored": len(restored), "hashes": hashes,
         "equal_captured": sum(hashes.get(k) == captured[k] for k in keys),
         "equal_eager": sum(hashes.get(k) == eager[k] for k in keys), "graphs": len(keys),
         "latency_us": {
@@ -180,6 +177,7 @@ def prove(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     directory = _bundle_of(case, where)
     restorer = Restorer(directory, process.driver, process.framework, adopt=True)
     proof = gate.prove(restorer, process.driver, process.framework, process.work)
+    tell("proof", {"proven": proof.proven, "failed": proof.failed, "unsettled": proof.unsettled})
     gate.publish(proof, directory)
     return {"proven": len(proof.proven), "failed": proof.failed, "canary": proof.canary}
 
@@ -212,7 +210,10 @@ def missing(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     process = Process(case, seed, layers)
     restorer = Restorer(copy, process.driver, process.framework, adopt=True)
     restorer.link()
-    graphs = [restorer.graph(key) for key in process.order()[:3]]
+    keys = process.order()[:3]
+    for key in keys:
+        process.work.eager(key)
+    graphs = [restorer.graph(key) for key in keys]
     process.resize_a_region()
     other = Restorer(source, process.driver, process.framework, adopt=True)
     same = load_snapshot(where / f"{case}-1")

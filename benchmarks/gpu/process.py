@@ -52,10 +52,11 @@ class Process:
             self.notes["cupti"] = str(error)
 
     def trigger(self) -> None:
-        """Capture the first layer at every size and look at its kernels' modules; keeps nothing."""
+        """Capture the first layer at every size, each after an eager run, and look at its kernels' modules."""
         for key in self.order():
             self.work.eager(key)
-            self.driver.see_functions(int(self.work.capture(key, whole=False).raw_cuda_graph()))
+            graph = self.work.capture(key, whole=False)  # its raw graph is destroyed with it
+            self.driver.see_functions(int(graph.raw_cuda_graph()))
 
     def timed(self, name: str) -> Timer:
         return Timer(self, name)

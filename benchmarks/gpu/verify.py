@@ -3,7 +3,8 @@
   P0: probes. P1: ordinary captures (three times). P2, P3: capture in two layouts, classify, create the bundle.
   P4: restore in new processes (three times) and the publish gate. P5: negative tests. P6: other features.
 
-Every phase is a process group with a time limit; the other phases run if one fails. The report is written after every phase.
+Every phase is a process group with a time limit; the other phases run if one fails. The report is written after every phase
+and has the answers that a phase gave before it crashed or ran out of time. A phase starts only if some time is left.
 On a new device start with `--layers 4 --minutes 6`. `--only P0` runs the phases whose label begins with P0; `--work DIR --only
 P4` uses the files of an earlier run in DIR.
 
@@ -31,11 +32,22 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from benchmarks.gpu.answers import finish, summarize
+
 ROOT = Path(__file__).resolve().parents[2]
 
 Step = tuple[str, str, str, int, int]  # label, function, case, seed, seconds at most
 
-PROBE: Step = ("P0", "probe", "streams", 9, 60)
+PROBES: list[Step] = [
+    (
+        "P0",
+        "probe",
+        "streams",
+        9,
+        120,
+    ),  # the first process reads the libraries of a new machine from its disk
+    ("P0.map", "probe_map", "streams", 9, 60),
+]
 ONCE: list[Step] = [
     ("P1.1", "ordinary", "llama", 11, 90),
     ("P2", "snapshot", "llama", 1, 90),
@@ -43,8 +55,8 @@ ONCE: list[Step] = [
     ("P3", "bundle", "llama", 3, 150),
     ("P4.1", "restore", "llama", 4, 90),
     ("P4.gate", "prove", "llama", 7, 90),
-    ("P5.missing", "missing", "llama", 8, 60),
     ("P5.shifted", "shifted", "llama", 8, 60),
+    ("P5.missing", "missing", "llama", 8, 60),
 ]
 AGAIN: list[Step] = [
     (f"P{number}.{i}", function, "llama", seed + i, 60)
@@ -75,10 +87,9 @@ class Check:
 
     def run(self) -> dict[str, Any]:
         """Run all phases, the most important first."""
-        self.some([PROBE, *ONCE])
+        self.some([*PROBES, *ONCE, *AGAIN])
         with ThreadPoolExecutor(len(FEATURES)) as pool:
             list(pool.map(self.some, FEATURES.values()))
-        self.some(AGAIN)
         return self.report()
 
     def some(self, steps: Sequence[Step]) -> None:
@@ -101,7 +112,8 @@ class Check:
                 part = self.out.with_suffix(".part")
                 part.write_text(json.dumps(self.report(), indent=1) + "\n")
                 part.replace(self.out)
-        print(json.dumps({k: v for k, v in found.items() if k != "result"}), file=sys.stderr, flush=True)
+        short = {k: v for k, v in found.items() if k not in ("result", "answers")}
+        print(json.dumps(short), file=sys.stderr, flush=True)
 
     def report(self) -> dict[str, Any]:
         """Return all results so far, with the reason if the conclusions cannot be computed."""
@@ -121,17 +133,8 @@ def run_step(step: Step, where: Path, layers: int, limit: float) -> dict[str, An
     """Run one phase in its own process group and end the group."""
     label, function, case, seed, _ = step
     few = min(layers, 2) if case == "matmul" else layers
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu.verify",
-        "--phase",
-        function,
-        case,
-        str(seed),
-        str(few),
-        str(where),
-    ]
+    command = [sys.executable, "-X", "faulthandler", "-m", "benchmarks.gpu.verify", "--phase"]
+    command += [function, case, str(seed), str(few), str(where)]
     start = time.monotonic()
     with (where / f"{label}.out").open("w+") as out, (where / f"{label}.err").open("w+") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT, start_new_session=True)
@@ -145,26 +148,14 @@ def run_step(step: Step, where: Path, layers: int, limit: float) -> dict[str, An
             process.wait()
         out.seek(0)
         err.seek(0)
-        return _result(label, code, round(time.monotonic() - start, 1), out.read(), err.read())
-
-
-def _result(label: str, code: int | None, seconds: float, out: str, err: str) -> dict[str, Any]:
-    base: dict[str, Any] = {"label": label, "ok": False, "seconds": seconds}
-    if code is None:
-        return base | {"error": f"no answer in {seconds:.0f} s", "stderr": err[-1500:]}
-    try:
-        return base | {"ok": True, "result": json.loads(out.strip().splitlines()[-1])} if not code else base | {
-            "error": f"exit code {code}", "stderr": err[-2500:]
-        }  # fmt: skip
-    except (ValueError, IndexError):
-        return base | {"error": "it printed no result", "stderr": err[-1500:]}
+        return summarize(label, code, round(time.monotonic() - start, 1), out.read(), err.read())
 
 
 def phase(function: str, case: str, seed: str, layers: str, where: str) -> None:
     """Run one phase in the child process."""
     from benchmarks.gpu import phases
 
-    print(json.dumps(getattr(phases, function)(case, Path(where), int(seed), int(layers))))
+    finish(getattr(phases, function)(case, Path(where), int(seed), int(layers)))
 
 
 def failed(steps: Sequence[dict[str, Any]]) -> list[str]:

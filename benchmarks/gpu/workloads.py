@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 SIZES = (1, 2, 4, *range(8, 257, 8))
 BLOCK, LENGTH = 16, 64
+PADDING, STEP = 8, 1 << 26
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU only the mathematics can be rehearsed
 
 
@@ -59,17 +60,19 @@ class Workload:
         self.forward(size)
 
     def capture(self, key: str, *, whole: bool = True) -> Any:
-        """A CUDAGraph whose raw graph is kept."""
+        """A CUDAGraph whose raw graph is kept. A first layer has its own pool, as nobody keeps its graph."""
         run = self.forward if whole else self.first_layer
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.no_grad(), torch.cuda.graph(graph, pool=self.pool):
+        with torch.no_grad(), torch.cuda.graph(graph, pool=self.pool if whole else None):
             run(self.keys()[key])
         return graph
 
     def prepare(self, key: str, seed: int) -> None:
+        """Write all that `observe` reads, so that the order of the graphs does not matter."""
         self.generator.manual_seed(seed)
         for name in self.seeded:
             fill(self.static[name], self.generator)
+        self.static["static:out"].zero_()
 
     def observe(self, key: str, *, restored: bool = False) -> bytes:
         watched = [self.static[n] for n in sorted(self.static) if n.startswith(("static:out", "kv:"))]
@@ -89,12 +92,10 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def scatter(seed: int) -> list[torch.Tensor]:
-    """Allocations of random sizes first, so that two processes do not place anything alike."""
+    """As many allocations for every seed, of other sizes and another sum: ordinals agree, and addresses differ."""
     rng = random.Random(seed)
-    return [
-        torch.empty(rng.randrange(1 << 21, 1 << 26), dtype=torch.uint8, device=DEVICE)
-        for _ in range(seed * 3 + 2)
-    ]
+    sizes = [seed * STEP + STEP, *(rng.randrange(1 << 21, 1 << 26) for _ in range(PADDING))]
+    return [torch.empty(size, dtype=torch.uint8, device=DEVICE) for size in sizes]
 
 
 def fill(tensor: torch.Tensor, generator: torch.Generator) -> None:
@@ -160,8 +161,9 @@ class Llama(Workload):
         self.static["static:positions"].copy_(lengths - 1)
         self.static["static:slots"].copy_(torch.arange(most, device=DEVICE) * LENGTH + lengths - 1)
         for i in range(self.shape.layers):
-            self.static[f"kv:{i}"].view(2, most, LENGTH, -1)[:, :n].normal_(generator=g)
-        self.static["static:out"].zero_()
+            cache = self.static[f"kv:{i}"].view(2, most, LENGTH, -1)
+            cache[:, :n].normal_(generator=g)
+            cache[:, n:].zero_()
 
     def first_layer(self, size: int) -> None:
         self.forward(size, 1)

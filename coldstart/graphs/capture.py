@@ -21,6 +21,7 @@ from coldstart.graphs.tables import TENSOR_MAP_BYTES, Array, Kernel, SymbolRegio
 COLLECTIVES = ("ncclDevKernel", "ncclKernel", "nvshmem", "cross_device_reduce", "multimem_all_reduce")
 # Graphs retain only constants and tables between launches; larger memory holds activations.
 CONTENT_LIMIT = 1 << 26
+AWAY = 1 << 40  # an address to move tensor maps to
 
 
 def take(driver: DriverApi, framework: FrameworkApi, captured: dict[str, Captured]) -> Snapshot:
@@ -182,9 +183,15 @@ def _coded(masks: Sequence[int]) -> Array:
 
 
 def bit_masks(driver: DriverApi, descriptor: bytes) -> list[int]:
-    """Return the descriptor bits that each address bit 0..47 sets (none below bit 4: addresses are aligned)."""
-    zero = _moved(driver, descriptor, 0)
-    return [_moved(driver, descriptor, 1 << bit) ^ zero if bit >= 4 else 0 for bit in range(48)]
+    """Return the descriptor bits that each address bit 0..47 sets (none below bit 4: addresses are aligned).
+
+    The address is never 0: a driver may reject it.
+    """
+    masks = [0, 0, 0, 0]
+    for bit in range(4, 48):
+        other = AWAY if 1 << bit != AWAY else AWAY >> 1
+        masks.append(_moved(driver, descriptor, other | 1 << bit) ^ _moved(driver, descriptor, other))
+    return masks
 
 
 def _moved(driver: DriverApi, descriptor: bytes, address: int) -> int:
@@ -193,6 +200,6 @@ def _moved(driver: DriverApi, descriptor: bytes, address: int) -> int:
 
 def decode_map(driver: DriverApi, descriptor: bytes, masks: Sequence[int]) -> int | None:
     """Return the device address in a tensor map, or None if writing that address again does not give the same bytes."""
-    held = int.from_bytes(descriptor, "little") ^ _moved(driver, descriptor, 0)
-    address = sum(1 << bit for bit, mask in enumerate(masks) if mask and held & mask == mask)
-    return address if driver.move_tensor_map(descriptor, address) == descriptor else None
+    changed = int.from_bytes(descriptor, "little") ^ _moved(driver, descriptor, AWAY)
+    address = AWAY ^ sum(1 << bit for bit, mask in enumerate(masks) if mask and changed & mask == mask)
+    return address if address and driver.move_tensor_map(descriptor, address) == descriptor else None

@@ -119,13 +119,21 @@ def _tables(a: Snapshot, classified: Classified, symbols: Symbols, reasons: dict
               "conflict_bytes": len(classified.conflict)}  # fmt: skip
     return replace(
         a.tables, graphs=graphs, payload=payload, relocations=rows,
-        assumed=_assumed(a.tables, classified.assumed), regions=symbols.regions,
+        assumed=_assumed(a.tables, classified, symbols), regions=symbols.regions,
         refused={**a.tables.refused, **reasons}, report=report,
     )  # fmt: skip
 
 
-def _assumed(tables: Tables, assumptions: Array) -> Array:
-    """Return the distinct rows of (graph, end_of, start_of)."""
+def _assumed(tables: Tables, classified: Classified, symbols: Symbols) -> Array:
+    """Return the distinct rows of (graph, end_of, start_of).
+
+    PyTorch's allocator places small tensors side by side in the same order in every process. An unnamed allocation that no
+    word points into is such a neighbor, not memory of the graph: the word is the start of the named region, and the proof,
+    in which nothing lies at the place of the neighbor, decides.
+    """
+    unnamed = [i for i, region in enumerate(symbols.regions) if region.symbol.startswith("alloc#")]
+    neighbors = np.setdiff1d(np.array(unnamed, np.int64), classified.region)
+    assumptions = classified.assumed[~np.isin(classified.assumed[:, 1], neighbors)]
     graph = (
         np.searchsorted(tables.graphs["node"], windows.owners(tables, assumptions[:, 0]), side="right") - 1
     )

@@ -4,6 +4,9 @@ Weights are never candidates. All other memory that graphs own (pool segments an
 is filled with a pattern before a replay. If the outputs change, the filled set is halved until single blocks
 remain. Two patterns are used, because a block may equal one of them by chance. This replaces the rule of
 MEDUSA, section 4.3, by a test.
+
+The test needs graphs whose clean replays are equal; others are refused. After `budget` replays the blocks that
+are not decided are stored without a test.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from itertools import accumulate
 import numpy as np
 
 from coldstart.graphs.api import Captured, DriverApi, Workload
-from coldstart.graphs.builder import drop_unused_regions
+from coldstart.graphs.builder import drop_unused_regions, subset
 from coldstart.graphs.combine import Combined
-from coldstart.graphs.errors import GraphError
+from coldstart.graphs.errors import GraphError, GraphRefusedError
 from coldstart.graphs.tables import BLOCK, RELOCATION, Array, Tables
 
 BLOCK_BYTES = 512
+BUDGET = 10_000
 PATTERNS = (0xFF, 0x5A)
 Span = tuple[int, int, int]
 Ranges = list[tuple[int, int]]
@@ -42,6 +46,7 @@ class ReplayHarness:
     areas: Sequence[Span]
     contents: bytes
     seed: int = 11
+    budget: int = BUDGET
 
     def __post_init__(self) -> None:
         counts = [-(-size // BLOCK_BYTES) for _, size, _ in self.areas]
@@ -82,15 +87,38 @@ class ReplayHarness:
         for _, (address, size, at) in self.spans(ranges):
             self.driver.write(address, self.contents[at : at + size])
 
+    def find_unsteady(self) -> dict[str, str]:
+        """Return the graphs whose outputs differ between two replays over clean contents, with the reason."""
+        reason = "two replays over the same contents differ"
+        return {key: reason for key in self.captured if self.replay(key) != self.replay(key)}
+
     def survives(self, key: str, want: bytes, poisoned: Ranges, pattern: int) -> bool:
-        """Return whether the outputs stay the same with these blocks overwritten; False if the replay fails."""
+        """Return whether the outputs stay the same with these blocks overwritten; False if the replay fails.
+
+        Without a replay, return False once the budget is spent. Raises GraphRefusedError if no replay works
+        any more.
+        """
+        if self.budget <= 0:
+            return False
+        self.budget -= 1
         self.write(subtract(self.everything, poisoned))
         for _, (address, size, _) in self.spans(poisoned):
             self.driver.fill(address, size, pattern)
         try:
             return self.replay(key) == want
-        except GraphError:
+        except GraphError as error:
+            self._check_context(key, error)
             return False
+
+    def _check_context(self, key: str, failure: GraphError) -> None:
+        """Raise GraphRefusedError if a replay over clean contents fails too, as after an illegal access."""
+        try:
+            self.write(self.everything)
+            self.replay(key)
+        except GraphError as error:
+            raise GraphRefusedError(
+                f"{key}: a replay over overwritten memory broke the CUDA context ({failure})"
+            ) from error
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -122,9 +150,8 @@ def find_needed_blocks(bench: ReplayHarness, fixed: Ranges) -> Ranges:
     for key in bench.captured:
         for pattern in PATTERNS:
             candidates = subtract(bench.everything, needed)
-            needed = union(
-                [*needed, *_search(candidates, partial(_survives, bench, key, want[key], pattern))]
-            )
+            survives = partial(_survives, bench, key, want[key], pattern)
+            needed = union([*needed, *_search(bench, candidates, survives)])
     bench.write(bench.everything)
     return needed
 
@@ -133,15 +160,15 @@ def _survives(bench: ReplayHarness, key: str, want: bytes, pattern: int, poisone
     return bench.survives(key, want, poisoned, pattern)
 
 
-def _search(candidates: Ranges, survives: Callable[[Ranges], bool]) -> Ranges:
+def _search(bench: ReplayHarness, candidates: Ranges, survives: Callable[[Ranges], bool]) -> Ranges:
     """Halve the candidates down to single blocks; return all of them if the halves are needed only together."""
     count = sum(high - low for low, high in candidates)
     if not count or survives(candidates):
         return []
-    if count == 1:
+    if count == 1 or bench.budget <= 0:
         return candidates
     left, right = _halves(candidates, count // 2)
-    return _search(left, survives) + _search(right, survives) or candidates
+    return _search(bench, left, survives) + _search(bench, right, survives) or candidates
 
 
 def _halves(ranges: Ranges, count: int) -> tuple[Ranges, Ranges]:
@@ -163,8 +190,12 @@ def minimise(
     captured: dict[str, Captured],
     combined: Combined,
     live: dict[int, bytes],
+    budget: int = BUDGET,
 ) -> Tables:
-    """Return the tables with only the needed blocks; `live` has the bytes of this process by base address."""
+    """Return the tables with only the needed blocks; `live` has the bytes of this process by base address.
+
+    Graphs that are not deterministic are refused in the returned tables. Raises GraphError.
+    """
     tables = combined.tables
     base = {r.symbol: r.base for r in combined.adopted}
     blocks = [
@@ -172,12 +203,15 @@ def minimise(
     ]
     contents = b"".join(live[address][:size] for address, size, _, _ in blocks)
     captured = {key: captured[key] for key in tables.keys}
-    bench = ReplayHarness(driver, workload, captured, [b[:3] for b in blocks], contents)
+    bench = ReplayHarness(driver, workload, captured, [b[:3] for b in blocks], contents, budget=budget)
+    unsteady = bench.find_unsteady()
+    bench.captured = {key: graph for key, graph in captured.items() if key not in unsteady}
     needed = find_needed_blocks(bench, bench.blocks(tables.content_relocations["place"].tolist()))
     pieces = [
         (blocks[number][3], size, at - blocks[number][2], at) for number, (_, size, at) in bench.spans(needed)
     ]
-    return drop_unused_regions(keep_blocks(tables, pieces))
+    kept = keep_blocks(tables, pieces)
+    return drop_unused_regions(subset(kept, lambda key: key not in unsteady, unsteady) if unsteady else kept)
 
 
 def keep_blocks(tables: Tables, wanted: Sequence[tuple[int, int, int, int]]) -> Tables:

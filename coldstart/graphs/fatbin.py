@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coldstart.graphs.elf import Buffer, spans
-from coldstart.graphs.errors import AlteredTableError
+from coldstart.graphs.errors import AlteredTableError, MissingKernelError
 
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 MAGIC, ZSTD_MAGIC = 0xBA55ED50, b"\x28\xb5\x2f\xfd"
@@ -67,10 +67,13 @@ def _container(data: Buffer, at: int, end: int) -> Iterator[FatbinEntry]:
 
 
 def unpack(packed: bytes) -> bytes:
-    """Return the cubin of an entry's bytes. Raises AlteredTableError."""
+    """Return the cubin of an entry's bytes. Raises AlteredTableError, or MissingKernelError without zstandard."""
     if packed[:4] != ZSTD_MAGIC:
         return packed
-    import zstandard  # imported here: the check on a GPU machine without our dependencies needs none
+    try:
+        import zstandard  # imported here: the check on a GPU machine without our dependencies needs none
+    except ImportError as error:
+        raise MissingKernelError("cannot unpack a kernel binary: zstandard is not installed") from error
 
     try:
         return zstandard.ZstdDecompressor().decompress(packed, max_output_size=LARGEST)

@@ -1,8 +1,10 @@
 """Proof of a bundle before it is published: eager, captured and restored outputs are equal in a third process.
 
-For every graph and seed, two captured replays are compared first, because a graph that is not deterministic
-cannot be proven. Then eager(x) == capture(x) == restored(x) must hold for the bytes of the outputs and the KV
-cache. The proof contains the seal of the tables, so it is valid for these tables only.
+All restored graphs run first, because a restore needs no forward pass. Then the eager forms run, and only then
+is anything captured: a library that creates its handle and a compiler cannot work inside a capture. For every
+graph and seed, two captured replays must be equal, because a graph that is not deterministic cannot be proven.
+Then eager(x) == capture(x) == restored(x) must hold for the bytes of the outputs and the KV cache. The proof
+contains the seal of the tables, so it is valid for these tables only.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
-from coldstart.graphs.api import DriverApi, FrameworkApi, Workload
+from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, Workload
 from coldstart.graphs.errors import GraphError, NotProvenError
 from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.table_files import read_manifest
@@ -54,7 +57,7 @@ def prove(
     workload: Workload,
     seeds: Sequence[int] = (1, 2),
 ) -> Proof:
-    """Restore every graph of the bundle, then capture each, then compare; nothing is written.
+    """Run every restored graph, then the eager forms, then capture each and compare; nothing is written.
 
     Raises:
         NotProvenError: The bundle cannot be linked.
@@ -63,49 +66,83 @@ def prove(
     proof = Proof(seal=seal, seeds=list(seeds), adopt=restorer.adopt, eager=workload.has_eager)
     if not restorer.link():
         raise NotProvenError(f"cannot link the bundle: {restorer.fallbacks['*']}")
-    sizes = restorer.sizes()
+    sizes, trial = restorer.sizes(), _Trial(driver, framework, workload, seeds)
     keys = sorted(sizes, key=lambda key: sizes[key])
     restored = {key: restorer.graph_or_none(key) for key in keys}
-    for key in keys:
-        reason = _difference(key, restored[key], driver, framework, workload, seeds, restorer)
-        if reason is None:
-            proof.proven.append(key)
+    for key, graph in restored.items():
+        if graph is None:
+            trial.reasons[key] = f"not restored: {restorer.fallbacks.get(key)}"
         else:
-            proof.failed[key] = reason
-            proof.unsettled += [key] if restorer.has_two_readings(key) else []
-    for key in proof.proven:
-        graph = restored[key]
-        if graph is not None:
-            proof.hashes[key] = _hash(key, graph, driver, workload, seeds[0])
+            trial.observe("restored", key, graph.replay)
+    for key in keys if workload.has_eager else []:
+        trial.observe("eager", key, partial(workload.eager, key))
+    for key in keys:
+        trial.capture_and_compare(key)
+    proof.failed = {key: trial.reasons[key] for key in keys if key in trial.reasons}
+    proof.unsettled = [key for key in proof.failed if restorer.has_two_readings(key)]
+    proof.proven = [key for key in keys if key not in proof.failed]
+    proof.hashes = {key: trial.digests["restored", key][0] for key in proof.proven}
     if proof.proven:
         proof.canary = (proof.proven[0], seeds[0], proof.hashes[proof.proven[0]])
     return proof
 
 
-def _difference(
-    key: str, restored: Replayable | None, driver: DriverApi, framework: FrameworkApi, workload: Workload,
-    seeds: Sequence[int], restorer: Restorer,
-) -> str | None:  # fmt: skip
-    """Return the reason why this graph is not proven, or None."""
-    if restored is None:
-        return f"not restored: {restorer.fallbacks.get(key)}"
-    captured = Replayable(driver, framework, framework.capture(key).executable, restored=False)
-    for seed in seeds:
+@dataclass
+class _Trial:
+    """Digests of the outputs by form and graph, one for each seed, and the reason for each failed graph.
+
+    `held` keeps every capture: PyTorch frees the memory of a graph with the graph, and refuses to capture into a
+    pool whose graphs are all gone.
+    """
+
+    driver: DriverApi
+    framework: FrameworkApi
+    workload: Workload
+    seeds: Sequence[int]
+    digests: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    held: list[Captured] = field(default_factory=list)
+
+    def observe(self, form: str, key: str, run: Callable[[], None]) -> None:
+        """Record the digests of one form, or the reason why it fails."""
+        found = self.digests[form, key] = list[str]()
+        for seed in self.seeds if key not in self.reasons else []:
+            try:
+                data = observe(self.driver, self.workload, key, seed, run, restored=form == "restored")
+            except GraphError as error:
+                self.reasons[key] = f"seed {seed}: the {form} form: {error}"
+                return
+            found.append(digest(data))
+
+    def capture_and_compare(self, key: str) -> None:
+        """Capture a graph that has not failed, replay it twice, and record where the forms differ."""
+        if key in self.reasons:
+            return
         try:
-            want = observe(driver, workload, key, seed, captured.replay)
-            if observe(driver, workload, key, seed, captured.replay) != want:
-                return f"seed {seed}: two replays of the captured graph differ"
-            if workload.has_eager and _eager(driver, workload, key, seed) != want:
-                return f"seed {seed}: captured and eager outputs differ"
-            if observe(driver, workload, key, seed, restored.replay, restored=True) != want:
-                return f"seed {seed}: restored outputs differ from captured ones"
+            captured = self.framework.capture(key)
         except GraphError as error:
-            return f"seed {seed}: {error}"
-    return None
+            self.reasons[key] = str(error)
+            return
+        self.held.append(captured)
+        graph = Replayable(self.driver, self.framework, captured.executable, restored=False)
+        for form in ("captured", "again"):
+            self.observe(form, key, graph.replay)
+        reason = self._find_difference(key)
+        if key not in self.reasons and reason is not None:
+            self.reasons[key] = reason
 
-
-def _eager(driver: DriverApi, workload: Workload, key: str, seed: int) -> bytes:
-    return observe(driver, workload, key, seed, lambda: workload.eager(key))
+    def _find_difference(self, key: str) -> str | None:
+        found = {form: digests for (form, name), digests in self.digests.items() if name == key}
+        for number, seed in enumerate(self.seeds):
+            at = {form: digests[number] for form, digests in found.items() if number < len(digests)}
+            want = at.get("captured")
+            if at.get("again") != want:
+                return f"seed {seed}: two replays of the captured graph differ"
+            if self.workload.has_eager and at.get("eager") != want:
+                return f"seed {seed}: captured and eager outputs differ"
+            if at.get("restored") != want:
+                return f"seed {seed}: restored outputs differ from captured ones"
+        return None
 
 
 def observe(

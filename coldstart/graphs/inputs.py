@@ -2,8 +2,8 @@
 
 Static regions get the bytes that they had when their graph was captured, so every index in them is valid.
 Token regions then get seeded ids. Two windows of each KV region (its start and its middle: keys and values)
-get bytes that are finite numbers of moderate size in every float format. The outputs and the same windows are
-observed.
+get bytes that are finite numbers of moderate size in every float format. The outputs are overwritten, so a graph
+that does not write them is noticed. The outputs and the same windows are observed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ WINDOW = 1 << 20
 SHIFT = 1016  # distance between the data of two windows: the first 256 windows of a model all differ
 # Any combination of these bytes has absolute values of 1 to 2 as fp16, below 1 as bf16 and fp32, 1 to 1.9 as fp8.
 FINITE = np.array([0x3C, 0x3D, 0x3E, 0x3F, 0xBC, 0xBD, 0xBE, 0xBF], np.uint8)
+STALE = 0xFF  # NaN in every float format: no graph writes such outputs
 Place = tuple[str, int, int]
 Where = Callable[[str], SymbolRegion]
 Span = tuple[int, int]
@@ -73,18 +75,22 @@ class InputLog:
         self.held: dict[str, bytes] = {}
 
     def remember(self, key: str, regions: Iterable[SymbolRegion]) -> None:
-        """Store the current contents of these regions as the input of a graph."""
+        """Store the current contents of these regions as the input of a graph.
+
+        The engine writes them on its own stream, which the driver's reads do not wait for.
+        """
+        self._driver.synchronize()
         mine = self.static[key] = {}
         for region in regions:
             data = self._driver.read(region.base, region.size)
             mine[region.symbol] = sha256(data)
             self.held.setdefault(mine[region.symbol], data)
 
-    def save(self, directory: Path) -> None:
-        """Write the inputs into a bundle's directory."""
+    def save(self, directory: Path, inputs: Inputs) -> None:
+        """Write the contents of these inputs into a bundle's directory."""
         (directory / FOLDER).mkdir(exist_ok=True)
-        for digest, data in self.held.items():
-            (directory / FOLDER / digest).write_bytes(data)
+        for digest in {digest for mine in inputs.static.values() for digest in mine.values()}:
+            (directory / FOLDER / digest).write_bytes(self.held[digest])
 
 
 def make_reader(directory: Path) -> Callable[[str], bytes]:
@@ -137,11 +143,11 @@ class StoredInputs:
     has_eager: bool = False
 
     def prepare(self, key: str, seed: int) -> None:
-        """Write the inputs of a graph.
+        """Write the inputs of a graph and overwrite its outputs.
 
         Raises:
             AlteredTableError: A stored input is damaged.
-            MissingRegionError: This process has no region for an input.
+            MissingRegionError: This process has no region for an input or an output.
         """
         values = np.random.default_rng(seed)
         for symbol, digest in self.inputs.static.get(key, {}).items():
@@ -154,6 +160,14 @@ class StoredInputs:
         for number, (address, size) in enumerate(spans):
             at = number * SHIFT % (len(_noise(seed)) - 2 * WINDOW)
             self.driver.write(address, _noise(seed)[at : at + size])
+        self._overwrite_outputs(key)
+        self.driver.synchronize()  # the graph runs on another stream, which does not wait for these copies
+
+    def _overwrite_outputs(self, key: str) -> None:
+        """Remove the outputs of an earlier replay: the captured and the restored graph may share their memory."""
+        for view in filter(None, (self.captured, self.restored)):
+            for address, size in filter(itemgetter(1), view.outputs(key, self.inputs)):
+                self.driver.fill(address, size, STALE)
 
     def observe(self, key: str, *, restored: bool = False) -> bytes:
         """Return the outputs and the KV windows. Raises MissingRegionError."""
@@ -172,7 +186,7 @@ class StoredInputs:
 
     @contextmanager
     def preserve(self, key: str) -> Iterator[None]:
-        """Restore on exit all memory that `prepare` writes for that graph."""
+        """Restore on exit all memory that `prepare` writes for that graph, except its outputs."""
         symbols = {*self.inputs.static.get(key, {}), *self.inputs.tokens}
         spans = [(r.base, r.size) for r in map(self.here, symbols)]
         spans += [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]

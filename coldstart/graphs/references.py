@@ -48,25 +48,35 @@ def build_id(path: Path) -> str:
     return notes[0][16:].hex() if notes else ""
 
 
-def refer(binaries: Mapping[str, bytes], libraries: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Return references by digest, as JSON data, for the binaries that a library contains."""
+def refer(
+    binaries: Mapping[str, bytes], libraries: Iterable[Path], architecture: int | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return references by digest, as JSON data, for the binaries that a library contains.
+
+    With `architecture` (90, ...), only cubins of that generation are unpacked. Raises MissingKernelError if none
+    can be unpacked here.
+    """
     documents: dict[str, dict[str, Any]] = {}
     for path in libraries:
         if len(documents) == len(binaries):
             break
-        mine = {d: place for d, place in _places(path, binaries).items() if d not in documents}
+        mine = {d: place for d, place in _places(path, binaries, architecture).items() if d not in documents}
         identity = build_id(path) if mine else ""
         for digest, (at, size) in mine.items():
             documents[digest] = asdict(Reference(path.name, identity, at, size))
     return documents
 
 
-def _places(path: Path, binaries: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
+def _places(
+    path: Path, binaries: Mapping[str, bytes], architecture: int | None
+) -> dict[str, tuple[int, int]]:
     """Return (offset, bytes) by digest for the binaries in this library."""
     located: dict[str, tuple[int, int]] = {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             for entry in library_entries(data):
+                if architecture is not None and entry.architecture // 10 != architecture // 10:
+                    continue
                 digest = sha256(unpack(data[entry.offset : entry.offset + entry.size]))
                 if digest in binaries:
                     located.setdefault(digest, (entry.offset, entry.size))

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coldstart.graphs import capture, combine, contents, gate, live, references, table_files
+from coldstart.graphs import capture, combine, contents, gate, live, named, references, table_files
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, Workload
-from coldstart.graphs.inputs import InputLog
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import Snapshot, load_snapshot
 from coldstart.graphs.tables import Tables
@@ -55,11 +55,25 @@ def record(
     first, *more = map(load_snapshot, earlier)
     combined = combine.combine(first, mine, more)
     tables = contents.minimise(driver, workload, captured, combined, mine.contents)
-    _write(work, replace(tables, report=tables.report | dict(report)), mine, log, by_reference)
+    inputs = named.narrow(Inputs.parse_report(report), tables)
+    tables = replace(tables, report=tables.report | dict(report) | {ENTRY: inputs.document()})
+    part = _write(work, tables, mine, by_reference)
+    log.save(part, inputs)
+    shutil.rmtree(work / BUNDLE, ignore_errors=True)
+    part.rename(work / BUNDLE)
     return live.watch(driver, tables, combined.adopted)
 
 
-def _write(work: Path, tables: Tables, mine: Snapshot, log: InputLog, by_reference: bool) -> None:
+def first_symbols(work: Path) -> dict[str, set[str]]:
+    """Return the symbols that each graph may name, by the first layout; only these need stored inputs.
+
+    Without a layout the result is empty: this process writes no bundle. Raises AlteredTableError.
+    """
+    return named.possible_symbols(load_snapshot(layouts(work)[0])) if layouts(work) else {}
+
+
+def _write(work: Path, tables: Tables, mine: Snapshot, by_reference: bool) -> Path:
+    """Write the tables into a new directory, and return it."""
     part = work / f"{BUNDLE}.part"
     used = {k.binary for k in tables.kernels if k.binary}
     binaries = {digest: data for digest, data in mine.binaries.items() if digest in used}
@@ -67,9 +81,7 @@ def _write(work: Path, tables: Tables, mine: Snapshot, log: InputLog, by_referen
         tables.report["references"] = references.refer(binaries, references.loaded_libraries())
         binaries = {d: data for d, data in binaries.items() if d not in tables.report["references"]}
     table_files.save(tables, part, binaries)
-    log.save(part)
-    shutil.rmtree(work / BUNDLE, ignore_errors=True)
-    part.rename(work / BUNDLE)
+    return part
 
 
 def prove(

@@ -18,7 +18,7 @@ import numpy as np
 from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.tables import ARRAYS, Array, Kernel, SymbolRegion, Tables, check
 
-FORMAT = 1
+FORMAT = 2  # format 1 observed rows of outputs that its graphs do not write
 MANIFEST = "graphs.json"
 
 

@@ -81,7 +81,11 @@ class TorchFramework:
         return int(self.torch.cuda.current_stream().cuda_stream)
 
     def trigger(self) -> None:
-        self._trigger()
+        """Run the triggering kernels. Raises GraphRefusedError if PyTorch cannot run them."""
+        try:
+            self._trigger()
+        except RuntimeError as error:
+            raise GraphRefusedError(f"cannot run the triggering kernels: {error}") from error
 
     def view(self, region: SymbolRegion, base: int, offset: int, like: Mapping[str, Any]) -> Any:
         """Return a tensor over restored memory; `like` has its shape, stride and dtype (a torch name)."""

@@ -15,13 +15,13 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.models.inspection import Lookup
-from coldstart.system import paths
+from coldstart.system import paths, secrets
 from coldstart.system.proc import processes
 
 STOP_TIMEOUT_S = 30.0
@@ -33,7 +33,8 @@ _VERSION = re.compile(r":v\d+$|@sha256:[0-9a-f]+$")
 class UpRecord:
     """A supervised server. `url` and `mode` are None while it is prepared or starts.
 
-    `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor.
+    `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor. `vllm_args` are for
+    the user alone: their secrets are hidden.
     """
 
     argument: str
@@ -43,6 +44,7 @@ class UpRecord:
     birth: str | None
     url: str | None = None
     mode: str | None = None
+    vllm_args: tuple[str, ...] = ()
 
     @property
     def is_alive(self) -> bool:
@@ -63,8 +65,12 @@ class UpDirectory:
 
     def read(self) -> UpRecord | None:
         """Return the record of a supervisor that runs, None without one."""
-        record = _parse(self.path / _RECORD)
+        record = self.read_last()
         return record if record is not None and record.is_alive else None
+
+    def read_last(self) -> UpRecord | None:
+        """Return the record, also of a supervisor that was killed and could not remove it."""
+        return _parse(self.path / _RECORD)
 
     def write(self, record: UpRecord) -> None:
         """Replace the record. Raises OSError."""
@@ -72,8 +78,9 @@ class UpDirectory:
         files.write_atomic(self.path / _RECORD, json.dumps(asdict(record)).encode(), mode=0o600)
 
     def end(self) -> None:
-        """Remove the record, and retain the log."""
-        (self.path / _RECORD).unlink(missing_ok=True)
+        """Remove the record unless another process that runs supervises the server, and retain the log."""
+        if (running := self.read()) is None or running.pid == os.getpid():
+            (self.path / _RECORD).unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove the files, unless a process starts a server of this model now."""
@@ -106,10 +113,18 @@ def find_directory(lookup: Lookup) -> UpDirectory:
     return UpDirectory(_root() / identity)
 
 
+def find_others(lookup: Lookup) -> list[UpDirectory]:
+    """Return the directories of servers of the look-up's model that run or start under another key."""
+    own, path = find_directory(lookup), str(lookup.model.path)
+    others = [one for one in list_directories() if one != own]
+    return [one for one in others if (record := one.read()) is not None and record.path == path]
+
+
 def describe_own(lookup: Lookup) -> UpRecord:
     """Return the record of this process as the supervisor of the look-up's server, before it starts."""
-    pid, model = os.getpid(), lookup.model
-    return UpRecord(model.argument, str(model.path), lookup.key.digest, pid, processes.birth(pid))
+    pid, model, shown = os.getpid(), lookup.model, secrets.arguments(lookup.vllm_args)
+    own = UpRecord(model.argument, str(model.path), lookup.key.digest, pid, processes.birth(pid))
+    return replace(own, vllm_args=tuple(shown))
 
 
 def list_directories() -> list[UpDirectory]:
@@ -150,6 +165,7 @@ def _root() -> Path:
 
 def _parse(path: Path) -> UpRecord | None:
     try:
-        return UpRecord(**json.loads(path.read_text(encoding="utf-8")))
+        record = UpRecord(**json.loads(path.read_text(encoding="utf-8")))
+        return replace(record, vllm_args=tuple(record.vllm_args))
     except (OSError, ValueError, TypeError):
         return None

@@ -38,8 +38,10 @@ def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up:
     assert up["mode"] == "template-engine" and up["fallbacks"] == []
     client = CompletionClient(HOST, urlsplit(up["url"]).port or 0)
     assert len(client.complete(PROMPTS[0], 16).tokens) == 16
-    again = shown(machine, "up", "tiny-llama")
-    assert again["already_up"] and again["url"] == up["url"] and again["mode"] == up["mode"]
+    # --detach: should it start another server, the command would end nevertheless.
+    again = shown(machine, "up", "tiny-llama", "--detach")
+    assert again.get("already_up"), machine.error()
+    assert again["url"] == up["url"] and again["mode"] == up["mode"]
     family = process_tree.snapshot()
     started = [family[pid] for pid in process_tree.tree(family, [again["pid"]])]
     assert [one.pid for one in started] == [again["pid"]]  # the template's child is the server
@@ -56,7 +58,7 @@ def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up:
 
 @pytest.mark.nightly
 def test_a_killed_supervisor_ends_the_server_and_its_record(machine: Machine, up: dict[str, Any]) -> None:
-    supervisor = shown(machine, "up", "tiny-llama")["pid"]
+    supervisor = shown(machine, "up", "tiny-llama", "--detach")["pid"]
     family = process_tree.snapshot()
     os.kill(supervisor, signal.SIGKILL)
     assert remaining([family[supervisor], family[up["pid"]]]) == []

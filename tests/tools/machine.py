@@ -100,10 +100,13 @@ class Machine:
         )
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        """Run `coldstart ARGUMENTS` to its end; what it printed. Fails when it exits with another code."""
+        """Run `coldstart ARGUMENTS` to its end; what it printed. Fails when it exits with another code or hangs."""
         with (self._directory("work") / "stderr").open("w+b") as errors:
             process = self.start(*arguments, stdout=subprocess.PIPE, stderr=errors)
-            said, _ = process.communicate(timeout=READY_S)
+            try:
+                said, _ = process.communicate(timeout=READY_S)
+            finally:
+                process.terminate()  # a server that remains would disturb every test that follows
             errors.seek(0)
             assert process.returncode == code, errors.read().decode(errors="replace")[-6000:]
         return said.decode()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from coldstart.graphs.api import LAUNCH
-from coldstart.graphs.cuda.calls import bytes_at, call
+from coldstart.graphs.cuda.calls import aligned, bytes_at, call
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.cuda.reader import EDGE_BYTES, MEMORY_DEVICE, CudaReader
 from coldstart.graphs.errors import DriverError
@@ -136,8 +136,9 @@ class CudaDriver(CudaReader):
 
     def move_tensor_map(self, descriptor: bytes, address: int) -> bytes:
         # Use an own buffer: the driver requires 64-byte alignment, which the bindings' object lacks.
-        held = ctypes.create_string_buffer(len(descriptor) + MAP_ALIGNMENT)
-        at = -(-ctypes.addressof(held) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+        held, at = aligned(len(descriptor), MAP_ALIGNMENT)
         ctypes.memmove(at, descriptor, len(descriptor))
         call(self.d.cuTensorMapReplaceAddress, self.d.CUtensorMap(_ptr=at), address)
-        return bytes_at(at, len(descriptor))
+        moved = bytes_at(at, len(descriptor))
+        del held
+        return moved

@@ -49,3 +49,9 @@ def primary_context(ordinal: int = 0) -> Any:
 def bytes_at(address: int, size: int) -> bytes:
     """Return bytes of host memory."""
     return ctypes.string_at(address, size)
+
+
+def aligned(size: int, alignment: int) -> tuple[Any, int]:
+    """Return zeroed host memory and an aligned address in it; the memory lives as long as the first value."""
+    held = ctypes.create_string_buffer(size + alignment)
+    return held, -(-ctypes.addressof(held) // alignment) * alignment

@@ -99,7 +99,8 @@ def watched_capture(
     def capture(self: Any, create_forward_fn: Any, *arguments: Any, **keywords: Any) -> None:
         def watched(descriptor: Any, *rest: Any, **more: Any) -> Any:
             forward = create_forward_fn(descriptor, *rest, **more)
-            if self is runner.cudagraph_manager and descriptor.cg_mode.name == "FULL":
+            warmup = more.get("warmup", rest[:1] == (True,))  # the capture's inputs are written again
+            if not warmup and self is runner.cudagraph_manager and descriptor.cg_mode.name == "FULL":
                 seen(graph_key(descriptor, "FULL"))
             return forward
 

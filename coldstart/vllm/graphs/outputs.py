@@ -47,11 +47,25 @@ def leaves(like: Any) -> Iterator[Like]:
 
 def spans(output: Any) -> list[tuple[int, int]] | None:
     """Return (address, bytes) of the tensors of a captured output, in order; None if a part is not a tensor."""
-    parts = output if isinstance(output, tuple | list) else [output]
-    if output is None or not all(hasattr(part, "data_ptr") for part in parts):
+    parts = list(_flatten(output))
+    if not all(hasattr(part, "data_ptr") for part in parts):
         return None
     layouts = [{"shape": list(t.shape), "stride": list(t.stride()), "dtype": str(t.dtype)[6:]} for t in parts]
     return [(int(t.data_ptr()), size(like)) for t, like in zip(parts, layouts, strict=True)]
+
+
+def _flatten(output: Any) -> Iterator[Any]:
+    """Yield the parts of nested tuples and lists, in the order of `leaves`."""
+    if not isinstance(output, tuple | list):
+        yield output
+        return
+    for part in output:
+        yield from _flatten(part)
+
+
+def first(like: Like, rows: int) -> Like:
+    """Return the description of the first `rows` rows of a tensor without strides, or of all if it has fewer."""
+    return like | {"shape": [min(rows, like["shape"][0]), *like["shape"][1:]]}
 
 
 def view(like: Any, tensor: Callable[[Like], Any]) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from coldstart.vllm.graphs.outputs import Like
 
 FULL = "FULL"
 SMALL = 1 << 20
+MANAGER = "static:cudagraph_manager."
+OUTPUTS = (f"{MANAGER}hidden_states", f"{MANAGER}aux_hidden_states.")
 PADDING = (1 << 21, 1 << 26)
 
 
@@ -38,6 +40,7 @@ class GraphRecording:
         except GraphError as error:
             log.warning("kernels are recorded by name, without their binaries: %s", error)
         self.inputs: InputLog | None = None
+        self._named: dict[str, set[str]] = {}
 
     def fallbacks(self) -> dict[str, str]:
         """Return nothing: a recording restores no graph."""
@@ -58,6 +61,9 @@ class GraphRecording:
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=2_000_000)
         driver = CudaDriver(self.modules)
         self.inputs = InputLog(driver)
+        # An error of the first layout is reported where the layouts are combined.
+        with suppress(GraphError):
+            self._named = rounds.first_symbols(self._work)
         undo = hook.watch(runner, lambda key: self._remember(runner, key))
         try:
             with keep_graphs():
@@ -73,8 +79,10 @@ class GraphRecording:
         return result
 
     def _remember(self, runner: Any, key: str) -> None:
+        tensors = runner_tensors(runner)
+        spans = tensor_spans(input_tensors(tensors).values(), tensors)
         if self.inputs is not None:
-            self.inputs.remember(key, tensor_spans(input_tensors(runner_tensors(runner))))
+            self.inputs.remember(key, [r for r in spans if r.symbol in self._named.get(key, ())])
 
     def _watch_steps(self, runner: Any, watch: live.ContentWatch) -> None:
         """Compare unnamed memory after each step that this engine takes from now on."""
@@ -95,23 +103,36 @@ class GraphRecording:
         graphs = captured_graphs(runner)
         framework = vllm_framework(driver, runner, graphs, _pool(runner))
         captured = {key: framework.capture(key) for key in graphs}
-        for key, (_, graph, _) in graphs.items():
-            if consumes_random(graph):
-                framework.refusals[key] = "the graph consumes random numbers"
         pool = framework.pool()
         likes = {key: outputs.describe(output, pool) for key, (_, _, output) in graphs.items()}
         attributes = manager_attributes(runner)
         held = Inputs(
             token_regions(runner), [r.symbol for r in framework.regions() if r.symbol.startswith("kv:")],
-            inputs.static, {key: places(like, attributes) for key, like in likes.items()},
+            inputs.static,
+            {key: places(likes[key], attributes, int(d.num_tokens)) for key, (d, _, _) in graphs.items()},
         )  # fmt: skip
         here = finder(framework.regions, framework.pool)
         workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
+        if self._named:
+            refuse_random(framework, workload, graphs)
         vllm = {"attributes": attributes, "outputs": likes, "driver": nvml.driver()}
         report = {ENTRY: held.document(), outputs.ENTRY: vllm}
         return rounds.record(
             self._work, driver, framework, captured, workload, inputs, report, by_reference=self._by_reference
         )
+
+
+def refuse_random(
+    framework: TorchFramework, workload: StoredInputs, graphs: dict[str, tuple[Any, Any, Any]]
+) -> None:
+    """Refuse the graphs that consume random numbers.
+
+    Each is replayed on its own inputs: with those of another size, attention reads outside its memory.
+    """
+    for key, (_, graph, _) in graphs.items():
+        workload.prepare(key, 0)
+        if consumes_random(graph):
+            framework.refusals[key] = "the graph consumes random numbers"
 
 
 def captured_graphs(runner: Any) -> dict[str, tuple[Any, Any, Any]]:
@@ -158,19 +179,24 @@ def keep_graphs() -> Iterator[None]:
 
 
 def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return the static buffers that affect a graph: all that may contain indices, and other small ones."""
-    static = {symbol: t for symbol, t in tensors.items() if symbol.startswith("static:")}
+    """Return the static buffers that affect a graph: all that may contain indices, and other small ones.
+
+    The buffers that graphs write their outputs to affect no graph.
+    """
+    static = {s: t for s, t in tensors.items() if s.startswith("static:") and not s.startswith(OUTPUTS)}
     return {symbol: t for symbol, t in static.items() if not t.is_floating_point() or t.nbytes <= SMALL}
 
 
-def tensor_spans(tensors: dict[str, Any]) -> list[SymbolRegion]:
-    """Return the complete storage of each tensor, once."""
-    storages = {
-        t.untyped_storage().data_ptr(): (s, t.untyped_storage()) for s, t in reversed(tensors.items())
-    }
+def tensor_spans(wanted: Iterable[Any], tensors: dict[str, Any]) -> list[SymbolRegion]:
+    """Return the complete storage of each wanted tensor, once.
+
+    Of the symbols in `tensors` that share a storage, relocations use the first in alphabetical order.
+    """
+    symbols = {t.untyped_storage().data_ptr(): s for s, t in sorted(tensors.items(), reverse=True)}
+    storages = {held.data_ptr(): held for held in (t.untyped_storage() for t in wanted)}
     return [
-        SymbolRegion(symbol, int(held.nbytes()), base)
-        for base, (symbol, held) in storages.items()
+        SymbolRegion(symbols[base], int(held.nbytes()), base)
+        for base, held in storages.items()
         if held.nbytes()
     ]
 
@@ -178,21 +204,33 @@ def tensor_spans(tensors: dict[str, Any]) -> list[SymbolRegion]:
 def token_regions(runner: Any) -> dict[str, tuple[int, int]]:
     """Return buffers of token ids by symbol: bytes per id, and the exclusive upper limit of ids."""
     below = int(runner.model_config.get_vocab_size())
-    named = {s: t for s, t in input_tensors(runner_tensors(runner)).items() if s.endswith("input_ids")}
-    return {r.symbol: (named[r.symbol].element_size(), below) for r in tensor_spans(named)}
+    tensors = runner_tensors(runner)
+    ids = [t for s, t in input_tensors(tensors).items() if s.endswith("input_ids")]
+    width = {t.untyped_storage().data_ptr(): t.element_size() for t in ids}
+    return {r.symbol: (width[r.base], below) for r in tensor_spans(ids, tensors)}
 
 
 def manager_attributes(runner: Any) -> dict[str, Like]:
-    """Return the buffers that a capture creates on the manager, which a restore must create first."""
+    """Return the buffers that a capture creates on the manager, which a restore must create first.
+
+    The buffers in a list have the name of the list and their index.
+    """
     manager = getattr(runner, "cudagraph_manager", None)
     hidden = getattr(manager, "hidden_states", None)
-    if hidden is None:
-        return {}
-    return {"hidden_states": {"shape": list(hidden.shape), "dtype": str(hidden.dtype).removeprefix("torch.")}}
+    buffers = {} if hidden is None else {"hidden_states": hidden}
+    auxiliary = getattr(manager, "aux_hidden_states", None) or []
+    buffers |= {f"aux_hidden_states.{number}": buffer for number, buffer in enumerate(auxiliary)}
+    return {
+        name: {"shape": list(b.shape), "dtype": str(b.dtype).removeprefix("torch.")}
+        for name, b in buffers.items()
+    }
 
 
-def places(like: Any, attributes: dict[str, Like]) -> list[Place]:
-    """Return the places of a graph's outputs: in the pool, or in the manager's own buffers."""
+def places(like: Any, attributes: dict[str, Like], rows: int) -> list[Place]:
+    """Return the places of a graph's outputs: in the pool, or the first `rows` rows of the manager's buffers.
+
+    The manager's buffers have the rows of the largest graph. A graph writes only as many rows as it has tokens.
+    """
     if like is None:
-        return [(f"static:cudagraph_manager.{name}", 0, outputs.size(a)) for name, a in attributes.items()]
+        return [(MANAGER + name, 0, outputs.size(outputs.first(a, rows))) for name, a in attributes.items()]
     return [(one["symbol"], one["offset"], outputs.size(one)) for one in outputs.leaves(like)]

@@ -52,14 +52,23 @@ def make_attributes(runner: Any, wanted: Mapping[str, outputs.Like]) -> dict[str
     """Create the buffers that a capture would have created on the manager; graphs write into them."""
     import torch
 
-    manager = getattr(runner, "cudagraph_manager", None)
-    tensors = {
-        name: torch.empty(like["shape"], dtype=getattr(torch, like["dtype"]), device="cuda")
-        for name, like in wanted.items()
-    }
-    for name, tensor in tensors.items():
-        setattr(manager, name, tensor)
-    return tensors
+    manager, values = getattr(runner, "cudagraph_manager", None), dict[str, Any]()
+    for name, like in wanted.items():
+        tensor = torch.empty(like["shape"], dtype=getattr(torch, like["dtype"]), device="cuda")
+        attribute, _, number = name.partition(".")
+        if number:
+            values.setdefault(attribute, []).append(tensor)
+        else:
+            values[attribute] = tensor
+    for name, value in values.items():
+        setattr(manager, name, value)
+    return values
+
+
+def remove_attributes(runner: Any, values: Mapping[str, Any]) -> None:
+    """Reset the manager's buffers, so that vLLM creates its own."""
+    for name, value in values.items():
+        setattr(runner.cudagraph_manager, name, [] if isinstance(value, list) else None)
 
 
 class Proving:
@@ -156,8 +165,7 @@ class Restoring:
         wanted = workload(driver, self.framework, restorer, None) if self._canary != "0" else None
         online = self.online = Online(restorer, self.proof, wanted, every=self._canary == "all")
         if not online.begin():
-            for name in self._made:
-                setattr(runner.cudagraph_manager, name, None)
+            remove_attributes(runner, self._made)
             raise GraphRefusedError(online.fallbacks["*"])
         return online
 

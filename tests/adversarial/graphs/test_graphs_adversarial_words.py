@@ -130,6 +130,19 @@ def test_the_end_of_one_is_the_start_of_another_in_both_captures() -> None:
     assert not find_broken_assumptions(tables, region_bases(program, tables.regions, same))
 
 
+def test_the_end_of_an_unnamed_neighbor_is_no_second_reading() -> None:
+    """PyTorch places small tensors side by side in every process; the graphs use one of them."""
+    program = _program(Field("pointer", 0, 8, 0, 0), size=8)
+    shots = []
+    for seed in (1, 2):
+        placed = place(program, seed)
+        placed.trace.append(AllocationEvent("alloc", placed.bases[0] - 512, 512))
+        shots.append(snapshot(program, placed))
+    tables = combine(*shots).tables
+    assert len(tables.assumed) == 0 and len(tables.regions) == 1
+    assert judge(program, tables, place(program, 3)).missed == 0
+
+
 def test_naive_first_reading_is_wrong_where_they_differ() -> None:
     program, _ = _touching(1, apart=False)
     shots = [snapshot(program, place(program, s, bases=_touching(s, apart=False)[1])) for s in (1, 2)]

@@ -4,7 +4,9 @@
  * What is assumed of the driver, and the place in the CUDA Driver API manual (13.0; sections by their titles) or in
  * cuda.h that says so.  Nothing here is taken from the code under test.
  *   Tensor Map Object Management   cuTensorMapEncodeTiled: the map's own address is a multiple of 64, globalAddress one
- *                                  of 16, else CUDA_ERROR_INVALID_VALUE; cuTensorMapReplaceAddress changes the address
+ *                                  of 16, else CUDA_ERROR_INVALID_VALUE (a misaligned map crashed drivers, and
+ *                                  does so here; address 0 is refused, which the manual leaves open);
+ *                                  cuTensorMapReplaceAddress changes the address
  *                                  alone. How an address is coded is not documented: here rotated and keyed.
  *   Graph Management               cuGraphAddDependencies: edgeData may be NULL, which means default edges. That
  *                                  drivers 580 to 610 give every edge of one call the first record is no text of the
@@ -18,6 +20,9 @@
  *   Execution Control              cuFuncGetParamInfo: INVALID_VALUE past the last parameter.
  *   Library Management             one image makes one library; a name that it lacks is NOT_FOUND.
  *   Unified Addressing             cuPointerGetAttributes: zeros, and success, for an address that it does not know.
+ *   CUDA Checkpointing             running, locked, checkpointed, locked, running; ILLEGAL_STATE for a step from another
+ *                                  state; reserved members are zero; restoring needs cuInit. The state of a process is a
+ *                                  file named by its pid in $FAKE_CHECKPOINTS; NOT_SUPPORTED without that variable.
  *   cuMemAlloc                     contents are undefined: 0xFF here. Addresses are host addresses.
  * Not modelled: streams (all work is done at the call), contexts, asynchronous errors, alignment of allocations beyond
  * 512 bytes, real binaries (an image is searched for the names of four kernels).
@@ -26,6 +31,7 @@
 #include "fake_cuda.h"
 
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -241,10 +247,18 @@ API Result cuFuncSetAttribute(Function *f, int which, int value) {
 
 API Result cuTensorMapReplaceAddress(TensorMap *map, void *address) {
     COUNT();
-    if ((uint64_t)map % 64 || (uint64_t)address % 16) return INVALID_VALUE;
+    if ((uint64_t)map % 64 || (uint64_t)address % 16 || !address) return INVALID_VALUE;
     uint64_t a = (uint64_t)address, coded = (a << 13 | a >> 51) ^ 0x5A5A5A5A5A5A5A5Aull;
     memcpy(map->bytes, &coded, 8);
     return OK;
+}
+
+API Result cuTensorMapEncodeTiled(TensorMap *map, int type, unsigned rank, void *address, const uint64_t *sizes,
+    const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int a, int b, int c, int d) {
+    if ((uint64_t)map % 64) raise(SIGSEGV);
+    memset(map, 0, sizeof *map);
+    memcpy(map->bytes + 64, box, rank * sizeof *box);
+    return cuTensorMapReplaceAddress(map, address);
 }
 
 /* --- graphs ------------------------------------------------------------------------------------------ */
@@ -428,6 +442,42 @@ API double fake_time_build(const char *rows, size_t n, size_t width, const char 
     free(nodes), free(from), free(to);
     return (end.tv_sec - start.tv_sec) + 1e-9 * (end.tv_nsec - start.tv_nsec);
 }
+
+/* --- checkpoints: 0 running, 1 locked, 2 checkpointed -------------------------------------------------- */
+static const char *state_file(int pid) {
+    static char path[4096];
+    const char *directory = getenv("FAKE_CHECKPOINTS");
+    snprintf(path, sizeof path, "%s/%d", directory ? directory : "", pid);
+    return directory ? path : NULL;
+}
+
+API Result cuCheckpointProcessGetState(int pid, int *state) {
+    const char *path = state_file(pid);
+    FILE *file = path ? fopen(path, "r") : NULL;
+    *state = file ? fgetc(file) - '0' : 0;
+    if (file) fclose(file);
+    return !path ? NOT_SUPPORTED : kill(pid, 0) ? INVALID_VALUE : OK;
+}
+
+static Result step(int pid, int from, int to) {
+    int state;
+    Result result = cuCheckpointProcessGetState(pid, &state);
+    if (result) return result;
+    if (state != from) return ILLEGAL_STATE;
+    FILE *file = fopen(state_file(pid), "w");
+    fputc('0' + to, file);
+    fclose(file);
+    return OK;
+}
+
+API Result cuCheckpointProcessLock(int pid, const LockArgs *args) {
+    for (int i = 0; args && i < 7; i++) if (args->reserved0 || args->reserved1[i]) return INVALID_VALUE;
+    return step(pid, 0, 1);
+}
+API Result cuCheckpointProcessCheckpoint(int pid, void *args) { return step(pid, 1, 2); }
+API Result cuCheckpointProcessRestore(int pid, void *args) { return initialised ? step(pid, 2, 1) : NOT_INITIALIZED; }
+API Result cuCheckpointProcessUnlock(int pid, void *args) { return step(pid, 1, 0); }
+API Result cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { *free_bytes = 3ull << 30; *total = 4ull << 30; return OK; }
 
 /* --- the rest ------------------------------------------------------------------------------------------ */
 API Result cuInit(unsigned flags) { initialised = 1; return OK; }

@@ -41,8 +41,13 @@ class SimModel(Decoder):
         return self._trace
 
     def capture(self, key: str) -> Captured:
+        """Warm up, then record, as an engine does."""
+        self.forward(self.sizes()[key])
+        return self.record(key)
+
+    def record(self, key: str) -> Captured:
+        """Capture without a warm-up."""
         size = self.sizes()[key]
-        self.forward(size)
         self._allocator = self.private
         self.driver.begin_capture()
         try:

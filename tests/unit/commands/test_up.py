@@ -117,3 +117,65 @@ def test_up_reports_that_a_running_server_has_another_address(
     shown = capsys.readouterr()
     assert caught.value.code == 0 and "http://x:1  fresh, already up" in shown.out
     assert ("already up at http://x:1, the asked address is not used" in shown.err) == warned
+
+
+def run_up(*words: str) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["up", *words])
+    return caught.value.code
+
+
+@pytest.fixture
+def newest(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> Lookup:
+    """The look-up that a newer bundle of the model gives; a start ends where the bundle would be built."""
+
+    def start(*_: object) -> Lookup:
+        raise CommandFailedError("it starts")
+
+    other = replace(lookup, vllm_args=Arguments(("--max-model-len", "64")), key=key(max_model_len=64))
+    monkeypatch.setattr(_serving, "find", lambda *_: other)
+    monkeypatch.setattr(up, "_ensure_bundle", start)
+    return other
+
+
+def test_up_without_arguments_uses_the_server_of_an_older_bundle(
+    supervisor: subprocess.Popen[bytes], newest: Lookup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_up(str(newest.model.path)) == 0
+    shown = capsys.readouterr()
+    assert "http://x:1  fresh, already up" in shown.out
+    assert "is up at http://x:1 with other arguments: none, not --max-model-len 64 (hint: " in shown.err
+
+
+def test_up_without_arguments_uses_the_server_that_started_in_another_environment(
+    supervisor: subprocess.Popen[bytes],
+    newest: Lookup,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_serving, "find", lambda *_: replace(newest, vllm_args=Arguments()))
+    assert run_up(str(newest.model.path)) == 0
+    assert "started before the model, its environment or vLLM changed" in capsys.readouterr().err
+
+
+def test_up_with_arguments_starts_another_server_and_says_so(
+    supervisor: subprocess.Popen[bytes], newest: Lookup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_up(str(newest.model.path), "--port", "0", "--", *newest.vllm_args) == 1
+    shown = capsys.readouterr().err
+    assert "not --max-model-len 64. Starting another server" in shown and "error: it starts" in shown
+    assert len(up_records.find_others(newest)) == 1 and up_records.find_directory(newest).read_last() is None
+
+
+def test_up_says_that_the_recorded_server_has_ended(
+    supervisor: subprocess.Popen[bytes],
+    lookup: Lookup,
+    newest: Lookup,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    supervisor.kill()
+    supervisor.wait()
+    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    assert run_up(str(lookup.model.path), "--port", "0") == 1
+    assert f"no longer runs: process {supervisor.pid} has ended" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coldstart.graphs.api import Captured
 from coldstart.graphs.contents import BLOCK_BYTES, Ranges, ReplayHarness, find_needed_blocks, subtract, union
-from coldstart.graphs.errors import DriverError
+from coldstart.graphs.errors import DriverError, GraphRefusedError
 
 BASE, SIZE = 1 << 40, 2 << 30
 few = st.lists(
@@ -101,6 +101,54 @@ def test_minimise_writes_once_when_no_block_is_needed() -> None:
     memory = Memory([])
     assert find_needed_blocks(bench(memory, [(BASE, SIZE, 0)]), [(5, 6)]) == [(5, 6)]
     assert memory.written <= SIZE + 8 * BLOCK_BYTES
+
+
+def test_the_budget_ends_the_search_and_undecided_blocks_are_stored() -> None:
+    memory = Memory([{3}, {2_000_001}, {777}])
+    short = bench(memory, [(BASE, SIZE, 0)])
+    short.budget = 20
+    found = find_needed_blocks(short, [])
+    assert {3, 777, 2_000_001} <= members_of(found, {3, 777, 2_000_001}) and memory.trials == 2 + 20
+
+
+def members_of(ranges: Ranges, wanted: set[int]) -> set[int]:
+    return {block for block in wanted if any(low <= block < high for low, high in ranges)}
+
+
+class Restless(Memory):
+    """Graph "a" gives other outputs at each replay."""
+
+    def launch(self, executable: int, stream: int) -> None:
+        self.executable = executable
+
+    def observe(self, key: str) -> bytes:
+        return super().observe(key) + (self.trials.to_bytes(4, "little") if self.executable == 1 else b"")
+
+
+def test_a_graph_that_disagrees_with_itself_is_named() -> None:
+    assert list(bench(Restless([]), [(BASE, 512, 0)]).find_unsteady()) == ["a"]
+
+
+class Broken(Memory):
+    """After one illegal access every later call fails, as in a CUDA context."""
+
+    broken = False
+
+    def observe(self, key: str) -> bytes:
+        try:
+            found = super().observe(key)
+        except DriverError:
+            self.broken = True
+        if self.broken:
+            raise DriverError("cuMemcpyDtoH", "ILLEGAL_ADDRESS")
+        return found
+
+
+def test_a_context_that_a_replay_broke_is_named() -> None:
+    memory = Broken([{3}], faults=True)
+    with pytest.raises(GraphRefusedError, match="a: a replay over overwritten memory broke the CUDA context"):
+        find_needed_blocks(bench(memory, [(BASE, 8 * BLOCK_BYTES, 0)]), [])
+    assert memory.trials < 8
 
 
 def test_blocks_needed_together_are_retained_together() -> None:

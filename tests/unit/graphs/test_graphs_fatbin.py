@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from support.graphs_tools import fat_binary
 
 from coldstart.graphs import references, table_files
 from coldstart.graphs.elf import read_cubin
-from coldstart.graphs.errors import AlteredTableError
+from coldstart.graphs.errors import AlteredTableError, MissingKernelError
 from coldstart.graphs.fatbin import entries, library_entries, unpack
 
 FILE = HERE / "library.fatbin"
@@ -58,6 +59,25 @@ def test_packed_kernels_of_a_library_are_referred_to_and_fetched(tmp_path: Path)
 def test_our_own_container_reads_alike() -> None:
     images = [b"\x7fELF" + bytes([n]) * 1004 for n in range(3)]
     assert [image for _, image in _cubins(fat_binary(images))] == images
+
+
+def test_only_cubins_of_the_generation_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "libkernels.so"
+    library.write_bytes(FILE.read_bytes())
+    packed = [(e.architecture, e.offset) for e in library_entries(library.read_bytes())]
+    seen = list[int]()
+    monkeypatch.setattr(references, "unpack", lambda data: seen.append(len(data)) or unpack(data))
+    binaries = {table_files.sha256(image): image for _, image in _cubins(FILE.read_bytes())}
+    found = references.refer(binaries, [library], 90)
+    assert [place["offset"] for place in found.values()] == [at for arch, at in packed if arch == 90]
+    assert len(seen) == 1 and len(packed) == 2
+
+
+def test_a_packed_cubin_without_zstandard_is_one_named_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (first, _) = library_entries(data := FILE.read_bytes())
+    with pytest.raises(MissingKernelError, match="zstandard is not installed"):
+        unpack(data[first.offset : first.offset + first.size])
 
 
 def test_a_damaged_one_is_refused_or_ends() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
 from support.graphs_tools import SMALL, bundle, outputs
 
 from coldstart.graphs import gate, table_files
+from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import DriverError, GraphRefusedError, NotProvenError
 from coldstart.graphs.restore import Restorer
 from tests.support.graphs.model import SimModel
@@ -147,6 +149,38 @@ def test_unnamed_memory_that_exists_is_left_as_it_is(bundle_directory: Path) -> 
     model.driver.fill(model.rope_table, 64, 0)
     restorer.link()
     assert model.driver.read(model.rope_table, 64) == bytes(64)
+
+
+class OnePool(SimModel):
+    """As PyTorch: no capture into a pool after all graphs that used it are gone."""
+
+    pool_used = False
+
+    def capture(self, key: str) -> Captured:
+        if self.pool_used and not any(graph() for graph in self.graphs):
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        held = type("Graph", (), {})()
+        self.pool_used, self.graphs = True, [weakref.ref(held)]
+        captured = super().capture(key)
+        return Captured(captured.graph, captured.executable, [held])
+
+
+def test_the_proof_keeps_the_graphs_that_it_captures(bundle_directory: Path) -> None:
+    model = OnePool(SMALL, 61)
+    proof = gate.prove(Restorer(bundle_directory, model.driver, model), model.driver, model, model)
+    assert len(proof.proven) == len(SMALL.sizes) and not proof.failed
+
+
+def test_a_graph_that_cannot_be_captured_fails_alone(bundle_directory: Path) -> None:
+    class Refusing(SimModel):
+        def capture(self, key: str) -> Captured:
+            if key == "decode:8":
+                raise GraphRefusedError("no memory")
+            return super().capture(key)
+
+    model = Refusing(SMALL, 61)
+    proof = gate.prove(Restorer(bundle_directory, model.driver, model), model.driver, model, model)
+    assert proof.failed == {"decode:8": "no memory"} and len(proof.proven) == len(SMALL.sizes) - 1
 
 
 def test_a_proof_remembers_whether_memory_was_adopted(bundle_directory: Path) -> None:

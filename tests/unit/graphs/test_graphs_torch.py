@@ -9,6 +9,7 @@ import pytest
 
 from coldstart.graphs.api import AllocationEvent, Captured
 from coldstart.graphs.capture import read_graphs
+from coldstart.graphs.errors import GraphRefusedError
 from coldstart.graphs.torch_framework import (
     TorchFramework,
     module_tensors,
@@ -66,3 +67,16 @@ def test_graph_that_the_framework_refuses_is_not_read() -> None:
     framework.refusals["decode:8"] = "the graph consumes random numbers"
     tables = read_graphs(driver, framework, {key: Captured(1, 1) for key in ("decode:1", "decode:8")})
     assert tables.keys == ["decode:1"] and tables.refused == {"decode:8": "the graph consumes random numbers"}
+
+
+def test_triggering_kernels_that_cannot_run_are_one_reason() -> None:
+    """The next method of finding a kernel follows; a RuntimeError would end the start."""
+
+    pytest.importorskip("torch")
+
+    def fail() -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    framework = TorchFramework(None, {}, {}, lambda key: None, (0, 0), fail)  # type: ignore[arg-type]
+    with pytest.raises(GraphRefusedError, match="cannot run the triggering kernels: CUDA out of memory"):
+        framework.trigger()

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from support.waiting import wait_until
+from tools.bundles import key
 
+from coldstart.contract.arguments import Arguments
 from coldstart.launch import up_records
 from coldstart.launch.up_records import UpRecord
 from coldstart.models.inspection import Lookup
@@ -54,6 +56,34 @@ def test_record_of_a_reused_pid_is_not_trusted(lookup: Lookup, process: subproce
     assert directory.read() is None
     up_records.stop(stale)
     assert process.poll() is None
+
+
+def test_end_retains_the_record_of_another_supervisor(
+    lookup: Lookup, process: subprocess.Popen[bytes]
+) -> None:
+    directory = up_records.find_directory(lookup)
+    directory.write(record := read_record(lookup, process.pid))
+    directory.end()
+    assert directory.read() == record
+    process.kill()
+    process.wait()
+    directory.end()
+    assert directory.read_last() is None
+
+
+def test_find_others_lists_servers_of_the_same_model_alone(
+    lookup: Lookup, tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    larger = replace(lookup, key=key(max_model_len=64), vllm_args=Arguments(("--api-key", "k")))
+    up_records.find_directory(larger).write(record := read_record(larger, process.pid))
+    assert record.vllm_args == ("--api-key", "***")
+    assert [one.read() for one in up_records.find_others(lookup)] == [record]
+    assert up_records.find_others(larger) == []
+    elsewhere = replace(lookup, model=replace(lookup.model, path=tmp_path / "other"))
+    assert up_records.find_others(elsewhere) == []
+    process.kill()
+    process.wait()
+    assert up_records.find_others(lookup) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff", b"x" * 10_000])

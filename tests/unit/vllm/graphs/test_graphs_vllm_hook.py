@@ -87,6 +87,7 @@ def _capture(self: Manager, create_forward_fn: Any, progress_bar_desc: str = "")
 def _feed(self: Manager, create_forward_fn: Any) -> None:
     for rows in self._capture_descs.values():
         for row in rows:
+            create_forward_fn(row, warmup=True)
             create_forward_fn(row, warmup=False)
 
 

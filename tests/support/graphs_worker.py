@@ -1,0 +1,209 @@
+"""Doubles of vLLM's worker over the simulator: runner, graph manager, tensors and the processes of materialize.
+
+What stands in: the driver and the framework (simulated), the manager and its capture loop (as vLLM 0.32's), tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coldstart.contract.graphs import EngineTask
+from coldstart.graphs import offline
+from coldstart.graphs.api import Captured
+from coldstart.graphs.tables import SymbolRegion
+from coldstart.vllm.graphs import hook, record, restore
+from tests.support.graphs.model import Shape, SimModel
+
+INPUTS = ("ids", "positions", "slots", "lengths")
+OUT = "static:cudagraph_manager.hidden_states"
+# A graph computes as many rows as its descriptor has tokens.
+SHAPE = Shape("worker", 2, sizes=(1, 8, 64, 256), divide=1)
+
+
+class Mode(Enum):
+    FULL = 2
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    cg_mode: Mode
+    num_tokens: int
+
+
+class Tensor:
+    """Region of the simulated memory with the interface of a tensor of 4-byte elements."""
+
+    def __init__(self, region: SymbolRegion, *columns: int) -> None:
+        self._region, self.nbytes = region, region.size
+        self.shape = (region.size // 4 // (columns[0] if columns else 1), *columns)
+        self.dtype = "torch.float32"
+
+    def is_floating_point(self) -> bool:
+        return self._region.symbol.startswith(("kv:", "param:")) or self._region.symbol == OUT
+
+    def untyped_storage(self) -> Any:
+        return SimpleNamespace(nbytes=lambda: self._region.size, data_ptr=lambda: self._region.base)
+
+    def element_size(self) -> int:
+        return 4
+
+
+class Graph:
+    """Fake CUDAGraph that retains its raw graph."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
+
+
+@dataclass
+class Manager:
+    model: SimModel
+    graphs: dict[Any, Any] = field(default_factory=dict)
+    hidden_states: Any = None
+    pool: tuple[int, int] = (0, 1)
+    _max_full_descs_to_capture: int | None = None
+
+    def __post_init__(self) -> None:
+        sizes = sorted(self.model.sizes().values(), reverse=True)
+        self._capture_descs = {Mode.FULL: [Descriptor(Mode.FULL, n) for n in sizes]}
+        self._candidates = {(d.num_tokens, 0): [d] for d in self._capture_descs[Mode.FULL]}
+        self.captured: list[int] = []
+
+    def capture(self, create_forward_fn: Any, progress_bar_desc: str = "") -> None:
+        for desc in self._capture_descs[Mode.FULL]:
+            create_forward_fn(desc, True)
+            create_forward_fn(desc, False)
+            self.graphs[desc] = Graph(self.model.capture(f"decode:{desc.num_tokens}"))
+            self.captured.append(desc.num_tokens)
+
+
+class Framework:
+    """FrameworkApi of the simulated model under vLLM's keys."""
+
+    def __init__(self, model: SimModel, sizes: dict[str, int], capture: Any) -> None:
+        self._model, self._sizes, self._capture, self.refusals = model, sizes, capture, dict[str, str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def sizes(self) -> dict[str, int]:
+        return self._sizes
+
+    def regions(self) -> list[SymbolRegion]:
+        return [replace(r, symbol=OUT) if s == "static:out" else r for s, r in self._model.named.items()]
+
+    def capture(self, key: str) -> Captured:
+        captured: Captured = self._capture(key).captured
+        return captured
+
+    def refusal(self, key: str) -> str | None:
+        return self.refusals.get(key)
+
+
+@dataclass
+class Runner:
+    model: SimModel
+    parallel_config: Any = field(
+        default_factory=lambda: SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
+    )
+    model_config: Any = field(default_factory=lambda: SimpleNamespace(get_vocab_size=lambda: 64))
+
+    def __post_init__(self) -> None:
+        self.cudagraph_manager = Manager(self.model)
+        # vLLM allocates this buffer with torch.empty: the rows that no graph wrote differ between processes.
+        out = self.model.named["static:out"]
+        self.model.driver.write(out.base, np.random.default_rng().bytes(out.size))
+
+    def forward(self, desc: Descriptor, warmup: bool) -> None:
+        """Write the inputs of this size like vLLM's factory."""
+        self.model.prepare(f"decode:{desc.num_tokens}", 7)
+
+    def execute_model(self, scheduled: int) -> str:
+        """Run a live step."""
+        self.model.prepare("decode:8", scheduled)
+        return f"step {scheduled}"
+
+    def own(self) -> str:
+        shape = self.model.shape
+        self.cudagraph_manager.hidden_states = Tensor(self.model.named["static:out"], shape.width)
+        self.cudagraph_manager.capture(self.forward)
+        return "captured"
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
+    """Worker modules over the doubles; `model` is the current process."""
+    now: dict[str, SimModel] = {}
+    runner = type("R", (), {"_warmup_and_capture": None})
+    places = {"manager": (Manager, "capture"), "runner": (runner, "_warmup_and_capture")}
+
+    def framework(driver: Any, tensors: Any, sizes: Any, capture: Any, pool: Any) -> Framework:
+        return Framework(now["model"], sizes, capture)
+
+    def tensors(runner: Any) -> dict[str, Any]:
+        regions = Framework(now["model"], {}, None).regions()
+        return {r.symbol: Tensor(r) for r in regions}
+
+    monkeypatch.setattr(hook, "_places", lambda: places)
+    monkeypatch.setattr(hook, "require", lambda: None)
+    for module in (record, restore):
+        monkeypatch.setattr(module, "CudaDriver", lambda *log: now["model"].driver)
+        monkeypatch.setattr(module, "runner_tensors", tensors)
+        monkeypatch.setattr(module, "TorchFramework", framework)
+    monkeypatch.setattr(record, "ModuleWatch", lambda log: None)
+    monkeypatch.setattr(record, "consumes_random", lambda graph: False)
+    monkeypatch.setattr(restore, "make_attributes", lambda runner, wanted: {})
+    monkeypatch.setattr("torch.cuda.memory._record_memory_history", lambda **settings: None)
+    return now
+
+
+Change = Callable[[SimModel], None]
+
+
+def unchanged(model: SimModel) -> None:
+    """Leave the process as it is."""
+
+
+def materialize(
+    here: dict[str, SimModel], work: Path, shape: Shape = SHAPE, before: Change = unchanged
+) -> Path:
+    """Run the rounds of materialize, each with a new model instead of a process; return the bundle's directory."""
+    seeds: list[str] = []
+
+    def launch(name: str, task: EngineTask) -> None:
+        here["model"] = model = SimModel(shape, 100 + len(seeds))
+        seeds.append(name)
+        session = record.GraphRecording(work) if task.prove is None else restore.Proving(task.prove)
+        runner = Runner(model)
+        before(model)
+        assert session.run(runner, runner.own) == "captured"
+        assert [runner.execute_model(n) for n in range(3)] == ["step 0", "step 1", "step 2"]
+
+    return offline.make(work, launch)
+
+
+def start(
+    here: dict[str, SimModel],
+    bundle: Path,
+    seed: int = 200,
+    *,
+    shape: Shape = SHAPE,
+    before: Change = unchanged,
+    **options: Any,
+) -> tuple[Any, Runner]:
+    """Start from the bundle in a new process; `before` can change the process."""
+    here["model"] = model = SimModel(shape, seed)
+    session, runner = restore.Restoring(bundle, **options), Runner(model)
+    before(model)
+    session.run(runner, runner.own)
+    if session.online is not None:
+        session.online.restorer.wait()
+    return session, runner
