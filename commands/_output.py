@@ -102,6 +102,10 @@ class Output:
             yield step
         say("end", time.monotonic() - begin)
 
+    def is_animated(self) -> bool:
+        """Return whether a line of the terminal shows the phase that runs."""
+        return self._progress_mode() == "bar"
+
     def _progress_mode(self) -> Literal["bar", "plain", "none", "json"]:
         if self.progress == "auto":
             if self.quiet:

@@ -111,10 +111,16 @@ def run(
 
 
 @contextmanager
-def show_start(common: Common) -> "Iterator[Report]":
-    """Show that a server starts; the yielded function shows the progress of its start."""
-    from coldstart.system.start_progress import ProgressText
+def show_start(common: Common, *, detached: bool = False) -> "Iterator[Report]":
+    """Show that a server starts; the yielded function shows the progress of its start.
 
+    Without --progress, show it only on a terminal that does not show the server's log, as that of a detached one.
+    """
+    from coldstart.system.start_progress import ProgressText, ignore
+
+    if common.out.progress == "auto" and not (detached and common.out.is_animated()):
+        yield ignore
+        return
     with common.out.phase("start the server") as step:
         yield lambda progress: step(ProgressText(progress.describe()))
 

@@ -144,7 +144,7 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
     from coldstart.commands._detach import start_detached
 
     log = start.directory.log
-    with _serving.show_start(common) as show:
+    with _serving.show_start(common, detached=True) as show:
         report = start_detached(log, lambda announce: _serve(start, plan, announce, announce.show), show)
     _announce(common, report | {"log": str(log)})
     _serving.advise(common, request, plan, report)

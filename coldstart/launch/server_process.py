@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from coldstart.contract.environment import START_PROGRESS
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.system import start_progress, timeline
@@ -163,7 +164,11 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProc
         The process, and the descriptor on which the server reports readiness.
     """
     reader, writer = os.pipe()
-    variables: dict[str, str] = {READY_FD_ENV: str(writer), SUPERVISOR_ENV: str(os.getpid())}
+    variables: dict[str, str] = {
+        READY_FD_ENV: str(writer),
+        SUPERVISOR_ENV: str(os.getpid()),
+        START_PROGRESS: "1",
+    }
     environment = os.environ | variables | plan.env
     sink = output or sys.stderr
     # The plan is a file without a name, so it never outlives both processes.
@@ -211,7 +216,7 @@ def forked(
     request = {
         "plan": plan.document(),
         "cwd": str(Path.cwd()),
-        "env": dict(os.environ),
+        "env": {**os.environ, START_PROGRESS: "1"},
         "now": timeline.now(),
     }
     try:
@@ -285,7 +290,8 @@ def _acknowledged(
         for line in messages:
             # An error alone ends nothing: the server may still become ready.
             if start_progress.KEY in line:
-                on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
+                with suppress(OSError):  # who watches the start may have gone
+                    on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
             elif "failed" in line:
                 cause = cause if _ENGINE_FAILED in line["failed"] and cause else str(line["failed"])
             else:

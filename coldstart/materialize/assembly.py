@@ -20,7 +20,7 @@ from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
 from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.environment import TIMELINE_EVENTS
+from coldstart.contract.environment import START_PROGRESS, TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
@@ -292,7 +292,8 @@ def _run_child(command: list[str], log: Path, events: Path, say: Steps = progres
     with log.open("wb") as sink, scratch(), os.fdopen(reader), os.fdopen(writer, "wb") as pipe:
         # A parent that is killed before the child has asked for a signal sends none: the child compares its parent.
         supervisor = {str(SUPERVISOR_ENV): str(os.getpid())}
-        environment = os.environ | supervisor | {TIMELINE_EVENTS: str(events), READY_FD_ENV: str(writer)}
+        reports = {TIMELINE_EVENTS: str(events), READY_FD_ENV: str(writer), START_PROGRESS: "1"}
+        environment = os.environ | supervisor | reports
         process = subprocess.Popen(
             command, env=environment, pass_fds=[writer], stdout=sink, stderr=sink, start_new_session=True
         )

@@ -1,7 +1,8 @@
 """Progress of a start: its stage with figures, as lines on the pipe on which the server reports readiness.
 
 A line is {"progress": {stage, done, total, unit}}; only a stage that counts has figures. A process reports if it, or a
-process that forked it, has called `begin`: in a spawned process the descriptor belongs to another file.
+process that forked it, has called `begin`: in a spawned process the descriptor belongs to another file. The reader asks for
+reports, because one of an earlier release would take the first line for readiness.
 Invariant: a report never blocks or fails a start. A reader that does not keep up misses reports.
 """
 
@@ -87,45 +88,52 @@ def ignore(progress: StartProgress) -> None:
 
 
 class _Pipe:
-    """This process's own copy of the descriptor, so that no other file ever has its number; -1 without one."""
+    """This process's own open file of the pipe, so that no other file ever has its number; -1 without one."""
 
     descriptor = -1
 
 
 def begin() -> None:
-    """Report the progress of this process, and of those that it forks, to the process that started it, if it asks for one."""
+    """Report the progress of this process, and of those that it forks, to the process that started it, if it asks for it."""
     end()
-    with suppress(OSError):
-        _Pipe.descriptor = os.dup(int(environment.READY_FD.read()))
-        timeline.on_begin = lambda name: report(StartProgress(name))
+    if environment.START_PROGRESS.read():
+        with suppress(OSError):
+            # Writes to this open file never block, while the report of readiness on the pipe may.
+            path = f"/proc/self/fd/{int(environment.READY_FD.read())}"
+            _Pipe.descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            timeline.on_begin = lambda name: report(StartProgress(name))
 
 
 def end() -> None:
-    """Report nothing from now on."""
-    if _Pipe.descriptor >= 0:
-        os.close(_Pipe.descriptor)
+    """Report nothing from now on. The descriptor stays open: another thread may be about to write to it."""
     _Pipe.descriptor, timeline.on_begin = -1, None
 
 
 def report(progress: StartProgress) -> None:
-    """Report the progress on this process's pipe, if `begin` found one."""
-    if _Pipe.descriptor >= 0:
-        write(_Pipe.descriptor, progress)
+    """Report the progress on this process's pipe, if `begin` found one, until nothing reads it."""
+    with suppress(Exception):
+        if (descriptor := _Pipe.descriptor) >= 0 and not write(descriptor, progress):
+            end()
 
 
-def write(descriptor: int, progress: StartProgress) -> None:
-    """Write the progress to a pipe, unless it is full or nothing reads it."""
+def write(descriptor: int, progress: StartProgress) -> bool:
+    """Write the progress to a pipe, unless it is full. Return whether the pipe has a reader."""
     line = json.dumps({KEY: asdict(progress)}) + "\n"
     pipe = select.poll()
     pipe.register(descriptor, select.POLLOUT)
     # A pipe that is ready takes PIPE_BUF bytes.
     if len(line) <= select.PIPE_BUF and pipe.poll(0):
-        with suppress(OSError):
+        try:
             os.write(descriptor, line.encode())
+        except BlockingIOError:  # another process has filled it in the meantime
+            return True
+        except OSError:
+            return False
+    return True
 
 
 class Counter:
-    """ProgressText of one stage."""
+    """Reports the figures of one stage, without an error whatever they are. A total of None: the stage has none."""
 
     def __init__(self, stage: str, total: int | None, unit: str) -> None:
         self.stage, self.total, self.unit = stage, total, unit
@@ -133,7 +141,7 @@ class Counter:
 
     def show(self, done: int) -> None:
         """Report that `done` of the total are done: the first and the last figure, and others after INTERVAL_S."""
-        if _Pipe.descriptor < 0 or self.total is None:
+        if _Pipe.descriptor < 0 or not self.total:
             return
         now = time.monotonic()
         if now >= self._due or done >= self.total:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from coldstart.system import start_progress
@@ -37,10 +38,20 @@ def install() -> None:
         log.debug("the start is shown without figures: %s", reason)
         return
     for module, (stage, unit) in BARS.items():
-        late.when_imported(module, functools.partial(_count_bars, stage, unit), log.debug)
-    late.when_imported(COMPILER, _count_compilations, log.debug)
+        _hook(module, functools.partial(_count_bars, stage, unit))
+    _hook(COMPILER, _count_compilations)
     for module, kind in WORKERS.items():
-        late.when_imported(module, functools.partial(_name_steps, kind), log.debug)
+        _hook(module, functools.partial(_name_steps, kind))
+
+
+def _hook(name: str, work: Callable[[Any], None]) -> None:
+    def guarded(module: Any) -> None:
+        try:
+            work(module)
+        except Exception as error:  # noqa: BLE001 - vLLM's import must not fail because of figures
+            log.debug("the start is shown without the figures of %s: %r", name, error)
+
+    late.when_imported(name, guarded)
 
 
 def _count_bars(stage: str, unit: str, module: Any) -> None:
@@ -62,9 +73,9 @@ def _count_compilations(module: Any) -> None:
     @functools.wraps(original)
     def compile(self: Any, *arguments: Any, **keywords: Any) -> Any:
         compiled = original(self, *arguments, **keywords)
-        stage, total = f"compile range {keywords.get('compile_range')}", keywords.get("num_graphs")
-        counter = counters.setdefault(stage, Counter(stage, total, "graphs"))
-        counter.show(keywords.get("graph_index", 0) + 1)
+        with suppress(Exception):
+            stage, total = f"compile range {keywords['compile_range']}", keywords["num_graphs"]
+            counters.setdefault(stage, Counter(stage, total, "graphs")).show(keywords["graph_index"] + 1)
         return compiled
 
     module.CompilerManager.compile = compile
@@ -80,7 +91,7 @@ def _name_steps(name: str, module: Any) -> None:
 def _named(original: Callable[..., Any], stage: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(worker: Any, *arguments: Any, **keywords: Any) -> Any:
-        if worker.rank:  # the figures of several ranks would alternate
+        if getattr(worker, "rank", 0):  # the figures of several ranks would alternate
             start_progress.end()
         start_progress.report(StartProgress(stage))
         return original(worker, *arguments, **keywords)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.commands import _host_table
 from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
 from tools.shell import Run
@@ -61,6 +62,14 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert "b: no weights \\x1b[31m" in said.stdout
     assert "no runtime template: a model fits in 8.0 GiB only without the template" in said.stdout
     assert "configuration not applied: memory: invalid size 'much'" in said.stdout
+
+
+def test_table_shows_the_progress_of_a_start_if_the_host_reports_it() -> None:
+    model = {**_status_document()["models"][0], "state": "starting"}
+    reported = _host_table._row({**model, "progress": {"text": "load weights: 1 of 2 shards"}})[1]
+    assert reported.plain == "starting, load weights: 1 of 2 shards"
+    del model["progress"]
+    assert _host_table._row(model)[1].plain == "starting"
 
 
 def test_status_as_json(run: Run, host: str) -> None:

@@ -131,8 +131,8 @@ class Driver:
 
     def _find_step(self, model: str) -> StartProgress | None:
         """Return the progress that the starting server of a model has reported."""
-        residence = self.lifecycle.residences.get(model)
-        return residence.server.progress if residence else None
+        known, residence = self.core.models.get(model), self.lifecycle.residences.get(model)
+        return residence.server.progress if known and known.state is State.STARTING and residence else None
 
     def find_server(self, name: str | None) -> tuple[Residence | None, str]:
         """Return the server of a model or alias, or of the default model, or the reason why there is none."""

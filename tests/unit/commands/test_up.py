@@ -23,6 +23,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
+from coldstart.system.start_progress import StartProgress
 
 __all__ = ["home", "model", "publish"]
 
@@ -179,3 +180,15 @@ def test_up_says_that_the_recorded_server_has_ended(
     monkeypatch.setattr(_serving, "find", lambda *_: lookup)
     assert run_up(str(lookup.model.path), "--port", "0") == 1
     assert f"no longer runs: process {supervisor.pid} has ended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_start_is_shown_off_a_terminal_only_with_progress(
+    detached: bool, common: Common, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for progress, events in (("auto", []), ("none", []), ("json", ["begin", "step", "end"])):
+        shown = replace(common, out=Output(progress=progress))  # type: ignore[arg-type]
+        with _serving.show_start(shown, detached=detached) as show:
+            show(StartProgress("load weights", 1, 2, "shards"))
+        out, err = capsys.readouterr()
+        assert out == "" and [json.loads(line)["event"] for line in err.splitlines()] == events

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from coldstart.contract.environment import START_PROGRESS
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import start_progress, timeline
 from coldstart.system.start_progress import KEY, Counter, LineReader, StartProgress
@@ -18,6 +19,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     monkeypatch.setenv(READY_FD_ENV, str(writer))
+    monkeypatch.setenv(START_PROGRESS, "1")
     start_progress.begin()
     os.close(writer)
     yield reader
@@ -34,7 +36,7 @@ def test_a_span_reports_its_stage_when_it_begins(pipe: int) -> None:
         assert read(pipe) == [StartProgress("import torch")]
     start_progress.end()
     with timeline.measure("later", track="server"):
-        assert LineReader(pipe).read() is None
+        assert read(pipe) == []
 
 
 def test_counter_reports_its_first_and_last_figure_and_few_between(pipe: int) -> None:
@@ -54,11 +56,28 @@ def test_a_full_pipe_blocks_no_start(pipe: int) -> None:
 def test_nothing_is_reported_to_a_reader_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     monkeypatch.setenv(READY_FD_ENV, str(writer))
+    monkeypatch.setenv(START_PROGRESS, "1")
     start_progress.begin()
     os.close(writer)
     os.close(reader)
     start_progress.report(StartProgress("load weights"))
-    start_progress.end()
+    assert timeline.on_begin is None
+
+
+def test_a_reader_that_does_not_ask_receives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setenv(READY_FD_ENV, str(writer))
+    start_progress.begin()
+    start_progress.report(StartProgress("load weights"))
+    os.close(writer)
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_figures_that_cannot_be_sent_fail_no_start(pipe: int) -> None:
+    start_progress.report(StartProgress("load weights", object(), 1))  # type: ignore[arg-type]
+    start_progress.report(StartProgress("x" * 10_000))
+    assert read(pipe) == []
 
 
 @pytest.mark.parametrize(
