@@ -292,7 +292,11 @@ def _run_child(command: list[str], log: Path, events: Path, say: Steps = progres
     with log.open("wb") as sink, scratch(), os.fdopen(reader), os.fdopen(writer, "wb") as pipe:
         # A parent that is killed before the child has asked for a signal sends none: the child compares its parent.
         supervisor = {str(SUPERVISOR_ENV): str(os.getpid())}
-        reports = {TIMELINE_EVENTS: str(events), READY_FD_ENV: str(writer), START_PROGRESS: "1"}
+        reports: dict[str, str] = {
+            TIMELINE_EVENTS: str(events),
+            READY_FD_ENV: str(writer),
+            START_PROGRESS: "1",
+        }
         environment = os.environ | supervisor | reports
         process = subprocess.Popen(
             command, env=environment, pass_fds=[writer], stdout=sink, stderr=sink, start_new_session=True
