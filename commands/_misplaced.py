@@ -30,7 +30,7 @@ class PassingCommand(TyperCommand):
         own, moved = separate(args, takes_value)
         unknown = [word.partition("=")[0] for word in moved if _is_option(word)]
         if unknown and not any(difflib.get_close_matches(word, takes_value, cutoff=0.8) for word in unknown):
-            typed = ["coldstart", ctx.info_name or "", *own, "--", *moved, *(ctx.obj or ())]
+            typed = [*ctx.command_path.split(), *own, "--", *moved, *(ctx.obj or ())]
             raise UsageError(
                 f"No such option of {ctx.info_name}: {unknown[0]}",
                 hint=f"put options of vLLM after --: {shlex.join(typed)}",

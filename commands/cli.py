@@ -141,7 +141,9 @@ def load(name: str) -> Any:
     app = getattr(module, "app", None)
     if app is None:
         app = _new_app()
-        app.command(name, cls=_command_class(module.command), help=module.__doc__)(module.command)
+        app.command(name, help=module.__doc__)(module.command)
+    for registered in app.registered_commands:
+        registered.cls = _command_class(registered.callback)
     loaded = typer.main.get_command(app)
     loaded.name = name
     _examples.add(loaded, name)

@@ -87,10 +87,10 @@ def command(
 
 
 def _find_other(common: Common, lookup: "Lookup", model: str) -> "UpRecord | None":
-    """Return a server of the model that is up under another key, unless the user asked for another server.
+    """Return a server of the model that is up under another key, unless the user requested another server.
 
     The user asks for another server by typing arguments or the version of a bundle. Arguments that come from the newest
-    bundle were not asked for.
+    bundle are no request.
     """
     from coldstart.launch import up_records
     from coldstart.models import recorded
@@ -195,7 +195,7 @@ def _announce(common: Common, report: dict[str, Any]) -> None:
 
 
 def _show_running(common: Common, running: "UpRecord", host: str | None, port: int | None) -> None:
-    """Report the server that runs, and that it has another address than the one asked for."""
+    """Report the server that runs, and that it has another address than the requested one."""
     there = urlsplit(running.url or "")
     if running.url and (host not in (None, there.hostname) or port not in (None, 0, there.port)):
         move = f"coldstart down {running.argument}, then coldstart up"

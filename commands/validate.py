@@ -21,7 +21,7 @@ from coldstart.commands._output import count, public
 
 from coldstart import api
 from coldstart.api import Source, ValidationReport, ValidationRequest
-from coldstart.errors import CommandFailedError
+from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.validate import renderers, sarif
 from coldstart.validate.checks import FailLevel, Level
 from coldstart.validate.validation import parse_replay
@@ -100,7 +100,14 @@ def command(
     replay = parse_replay(prompts, concurrency, max_tokens)
     request = ValidationRequest(words, level, against, repair, repair_from or (), source, replay)
     with common.out.phase(f"validating {count(len(words), 'bundle')} at level {level}"):
-        reports = api.validate_all(request)
+        try:
+            reports = api.validate_all(request)
+        except ColdstartError as error:
+            # A CI system that finds no file would report a broken job instead of the reason.
+            if str(common.out.format) == "junit":
+                text = renderers.junit_of_error(words, level, error)
+                replace(common.out, format="text").result({}, text)
+            raise
     _show(common, exports, reports, fail_level)
     bad = [report.ref for report in reports if report.fails(fail_level)]
     if bad:

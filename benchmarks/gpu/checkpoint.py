@@ -7,7 +7,7 @@ The report is written after every case.
 
 Run: python -m benchmarks gpu/checkpoint [--gib N] [--out FILE]
 Time: less than 60 s on a GPU with a driver of 570 or newer
-Result: none committed: no GPU run yet
+Result: gpu/checkpoint-h200.json
 """
 
 from __future__ import annotations

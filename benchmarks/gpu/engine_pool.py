@@ -37,7 +37,7 @@ class Process:
                 env=dict(environment) | supervisor, cwd=ROOT, start_new_session=True,
             )  # fmt: skip
 
-    def settled(self) -> bool:
+    def has_settled(self) -> bool:
         """Return whether the import has ended, in either way."""
         return self.ready.exists() or self.process.poll() is not None
 
@@ -75,7 +75,7 @@ class Process:
         said = row.get("result", {}).get("error") or logs.words(self.log)
         ended = f"no answer in {limit:.0f} s" if code is None else f"exit code {code}"
         row.setdefault("error", f"{ended}: {said}")
-        return row | {"log": notable(self.log), "log_end": end_of(self.log)}
+        return row | {"log": notable(self.log), "log_end": read_end(self.log)}
 
     def _instruct(self, instruction: Mapping[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -122,7 +122,7 @@ class Pool:
     def settle(self, limit: float) -> list[dict[str, Any]]:
         """Wait until every import has ended, at most `limit` seconds; return the descriptions."""
         end = time.monotonic() + limit
-        while time.monotonic() < end and not all(process.settled() for process in self._waiting):
+        while time.monotonic() < end and not all(process.has_settled() for process in self._waiting):
             time.sleep(POLL_S)
         return [process.description() for process in self._waiting]
 
@@ -131,14 +131,14 @@ class Pool:
         if not self._waiting:
             self.start(1)
         end = time.monotonic() + limit
-        while time.monotonic() < end and not any(process.settled() for process in self._waiting):
+        while time.monotonic() < end and not any(process.has_settled() for process in self._waiting):
             time.sleep(POLL_S)
-        process = next((one for one in self._waiting if one.settled()), self._waiting[0])
+        process = next((one for one in self._waiting if one.has_settled()), self._waiting[0])
         self._waiting.remove(process)
         if "error" in (said := process.description()):
             process.show_stacks()
             process.end()
-            raise RuntimeError(f"{said['error']}; the end of its log: {end_of(process.log)}")
+            raise RuntimeError(f"{said['error']}; the end of its log: {read_end(process.log)}")
         return process
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class Pool:
             self._waiting.pop().end()
 
 
-def end_of(log: Path) -> str:
+def read_end(log: Path) -> str:
     """Return the end of a log."""
     return log.read_text(errors="replace")[-LOG_END:]
 

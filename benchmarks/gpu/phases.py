@@ -141,7 +141,7 @@ def restore(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     """
     process = Process(case, seed, layers)
     directory, free = _bundle_of(case, where), process.free_memory()
-    restorer = Restorer(directory, process.driver, process.framework, adopt=True)
+    restorer = Restorer(directory, process.driver, process.framework, adopt=True, settled=None)
     with process.timed("link_s"):
         linked = restorer.link()
     keys = process.order()
@@ -175,7 +175,7 @@ def prove(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     """The publish gate itself."""
     process = Process(case, seed, layers)
     directory = _bundle_of(case, where)
-    restorer = Restorer(directory, process.driver, process.framework, adopt=True)
+    restorer = Restorer(directory, process.driver, process.framework, adopt=True, settled=None)
     proof = gate.prove(restorer, process.driver, process.framework, process.work)
     tell("proof", {"proven": proof.proven, "failed": proof.failed, "unsettled": proof.unsettled})
     gate.publish(proof, directory)
@@ -195,7 +195,7 @@ def shifted(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     binaries = {d: table_files.load_binary(source, d) for d in {k.binary for k in tables.kernels if k.binary}}
     table_files.save(replace(tables, relocations=rows), naive, binaries)
     process = Process(case, seed, layers)
-    restorer = Restorer(naive, process.driver, process.framework, adopt=True)
+    restorer = Restorer(naive, process.driver, process.framework, adopt=True, settled=None)
     proof = gate.prove(restorer, process.driver, process.framework, process.work, seeds=(1,))
     return {"caught": bool(proof.failed), "failed": proof.failed}
 
@@ -208,14 +208,14 @@ def missing(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     for binary in bundled[:1]:
         binary.unlink()
     process = Process(case, seed, layers)
-    restorer = Restorer(copy, process.driver, process.framework, adopt=True)
+    restorer = Restorer(copy, process.driver, process.framework, adopt=True, settled=None)
     restorer.link()
     keys = process.order()[:3]
     for key in keys:
         process.work.eager(key)
     graphs = [restorer.graph(key) for key in keys]
     process.resize_a_region()
-    other = Restorer(source, process.driver, process.framework, adopt=True)
+    other = Restorer(source, process.driver, process.framework, adopt=True, settled=None)
     same = load_snapshot(where / f"{case}-1")
     try:
         combine.combine(same, same)

@@ -60,7 +60,7 @@ class Workload:
         self.forward(size)
 
     def capture(self, key: str, *, whole: bool = True) -> Any:
-        """A CUDAGraph whose raw graph is kept. A first layer has its own pool, as nobody keeps its graph."""
+        """A CUDAGraph whose raw graph is kept. A first layer has its own pool, because its graph is not kept."""
         run = self.forward if whole else self.first_layer
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.no_grad(), torch.cuda.graph(graph, pool=self.pool if whole else None):
@@ -110,6 +110,8 @@ class Llama(Workload):
 
     def __init__(self, seed: int, shape: Shape | None = None, path: str = "sdpa") -> None:
         super().__init__(seed)
+        # cuDNN's attention kernels keep state in globals, so they cannot be restored; vLLM does not use them.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self.shape, self.path = shape or Shape(), path
         s, most = self.shape, max(self.sizes)
         self.weights: dict[str, torch.Tensor] = {}

@@ -127,8 +127,7 @@ def _refuse_host(tables: Tables, ranges: Iterable[Range]) -> None:
     """Refuse the graphs with a parameter word that points into pinned host memory."""
     host = Intervals([SymbolRegion("host", r.size, r.base) for r in ranges if r.host])
     at, addresses = _candidates(tables)
-    nodes = windows.owners(tables, at[host.inside(addresses).region != NONE])
-    graphs = np.searchsorted(tables.graphs["node"], nodes, side="right") - 1
+    graphs = windows.graphs(tables, at[host.inside(addresses).region != NONE])
     for index in np.unique(graphs).tolist():
         tables.refused[tables.keys[index]] = "pinned host pointer among the parameters"
 

@@ -97,9 +97,7 @@ def _same_structure(a: Tables, i: int, b: Tables, j: int) -> bool:
 
 
 def _graphs_of(tables: Tables, positions: Array) -> set[str]:
-    nodes = windows.owners(tables, positions)
-    graphs = np.searchsorted(tables.graphs["node"], nodes, side="right") - 1
-    return {tables.keys[i] for i in np.unique(graphs).tolist()}
+    return {tables.keys[i] for i in np.unique(windows.graphs(tables, positions)).tolist()}
 
 
 def _tables(a: Snapshot, classified: Classified, symbols: Symbols, reasons: dict[str, str]) -> Tables:
@@ -109,9 +107,7 @@ def _tables(a: Snapshot, classified: Classified, symbols: Symbols, reasons: dict
     for bytes_ in np.unique(width).tolist():
         payload[(classified.place[width == bytes_][:, None] + np.arange(bytes_)).ravel()] = 0
     payload[classified.noise] = NOISE
-    graph = (
-        np.searchsorted(a.tables.graphs["node"], windows.owners(a.tables, rows["place"]), side="right") - 1
-    )
+    graph = windows.graphs(a.tables, rows["place"])
     graphs = a.tables.graphs.copy()
     graphs["relocations"] = np.bincount(graph, minlength=len(graphs))
     graphs["relocation"] = np.concatenate([[0], np.cumsum(graphs["relocations"])[:-1]])
@@ -134,9 +130,7 @@ def _assumed(tables: Tables, classified: Classified, symbols: Symbols) -> Array:
     unnamed = [i for i, region in enumerate(symbols.regions) if region.symbol.startswith("alloc#")]
     neighbors = np.setdiff1d(np.array(unnamed, np.int64), classified.region)
     assumptions = classified.assumed[~np.isin(classified.assumed[:, 1], neighbors)]
-    graph = (
-        np.searchsorted(tables.graphs["node"], windows.owners(tables, assumptions[:, 0]), side="right") - 1
-    )
+    graph = windows.graphs(tables, assumptions[:, 0])
     rows = np.unique(np.stack([graph, assumptions[:, 1], assumptions[:, 2]], 1), axis=0)
     return np.array([tuple(row) for row in rows.tolist()], ASSUMED)
 

@@ -31,7 +31,8 @@ class Proof:
     `hashes` has the SHA-256 of the outputs of each proven graph at the first seed. `canary` is (key, seed,
     hash) of the smallest graph. `adopt` is whether the proof adopted unnamed memory, which a restore must
     then do too. `eager` is whether outputs without any graph were compared. `unsettled` are the failed graphs
-    with a word that has two readings, which one more recorded layout would decide.
+    with a word that has two readings, which one more recorded layout would decide. `settled` are the rows of
+    `assumed` whose two readings differed in the proof: its equal outputs show that the word is a start.
     """
 
     seal: str
@@ -43,6 +44,7 @@ class Proof:
     adopt: bool = False
     eager: bool = True
     hashes: dict[str, str] = field(default_factory=dict)
+    settled: list[int] = field(default_factory=list)
 
 
 def digest(data: bytes) -> str:
@@ -82,6 +84,7 @@ def prove(
     proof.unsettled = [key for key in proof.failed if restorer.has_two_readings(key)]
     proof.proven = [key for key in keys if key not in proof.failed]
     proof.hashes = {key: trial.digests["restored", key][0] for key in proof.proven}
+    proof.settled = restorer.list_read_as_starts()
     if proof.proven:
         proof.canary = (proof.proven[0], seeds[0], proof.hashes[proof.proven[0]])
     return proof
@@ -127,21 +130,18 @@ class _Trial:
         graph = Replayable(self.driver, self.framework, captured.executable, restored=False)
         for form in ("captured", "again"):
             self.observe(form, key, graph.replay)
-        reason = self._find_difference(key)
-        if key not in self.reasons and reason is not None:
+        if key not in self.reasons and (reason := self._find_difference(key)) is not None:
             self.reasons[key] = reason
 
     def _find_difference(self, key: str) -> str | None:
-        found = {form: digests for (form, name), digests in self.digests.items() if name == key}
+        """Return the first difference between the forms of a graph, of which none has failed."""
+        reasons = {"again": "two replays of the captured graph differ"}
+        reasons |= {"eager": "captured and eager outputs differ"} if self.workload.has_eager else {}
+        reasons |= {"restored": "restored outputs differ from captured ones"}
         for number, seed in enumerate(self.seeds):
-            at = {form: digests[number] for form, digests in found.items() if number < len(digests)}
-            want = at.get("captured")
-            if at.get("again") != want:
-                return f"seed {seed}: two replays of the captured graph differ"
-            if self.workload.has_eager and at.get("eager") != want:
-                return f"seed {seed}: captured and eager outputs differ"
-            if at.get("restored") != want:
-                return f"seed {seed}: restored outputs differ from captured ones"
+            for form, reason in reasons.items():
+                if self.digests[form, key][number] != self.digests["captured", key][number]:
+                    return f"seed {seed}: {reason}"
         return None
 
 

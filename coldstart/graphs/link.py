@@ -91,15 +91,20 @@ def _move_maps(out: Array, maps: Array, base: Array, driver: DriverApi) -> None:
         out[place : place + TENSOR_MAP_BYTES] = np.frombuffer(moved, np.uint8)
 
 
-def find_broken_assumptions(tables: Tables, base: Array) -> dict[int, str]:
-    """Return the graphs with a word of two readings that differ in this process, with the reasons."""
+def find_broken_assumptions(tables: Tables, base: Array) -> dict[int, tuple[int, str]]:
+    """Return (graph, reason) by row of `assumed`, for words of two readings that differ in this process."""
     a = tables.assumed
     sizes = np.array([r.size for r in tables.regions] or [0], np.uint64)
     ends = base[a["end_of"]] + sizes[a["end_of"]] if len(a) else np.zeros(0, np.uint64)
-    bad = a[ends != base[a["start_of"]]] if len(a) else a
+    rows = np.flatnonzero(ends != base[a["start_of"]]) if len(a) else np.zeros(0, np.int64)
     names = [r.symbol for r in tables.regions]
-    return {g: f"a word may be the end of {names[e]} or the start of {names[s]}, which do not touch here"
-            for g, e, s in bad.tolist()}  # fmt: skip
+    return {
+        row: (
+            graph,
+            f"a word may be the end of {names[e]} or the start of {names[s]}, which do not touch here",
+        )
+        for row, (graph, e, s) in zip(rows.tolist(), a[rows].tolist(), strict=True)
+    }
 
 
 @dataclass

@@ -21,10 +21,10 @@ from coldstart.graphs.tables import Array, Tables
 def possible_symbols(snapshot: Snapshot) -> dict[str, set[str]]:
     """Return the symbols that each graph of one layout may name: a pointer can be at any byte of a parameter."""
     tables, intervals = snapshot.tables, Intervals(snapshot.regions)
-    at, by_map = windows.places(tables, 1), _graphs(tables, snapshot.maps["place"])
+    at, by_map = windows.places(tables, 1), windows.graphs(tables, snapshot.maps["place"])
     stored = [np.frombuffer(c, np.uint8)[: len(c) // 8 * 8].view("<u8") for c in snapshot.contents.values()]
     everywhere = set().union(*(_regions(intervals, words) for words in stored)) if stored else set()
-    owner, found = _graphs(tables, at), dict[str, set[str]]()
+    owner, found = windows.graphs(tables, at), dict[str, set[str]]()
     for index, key in enumerate(tables.keys):
         low, high = np.searchsorted(owner, [index, index + 1])
         words = windows.values(tables.payload, at[low:high])
@@ -32,11 +32,6 @@ def possible_symbols(snapshot: Snapshot) -> dict[str, set[str]]:
         numbers = everywhere | _regions(intervals, words) | _regions(intervals, mapped)
         found[key] = {snapshot.regions[number].symbol for number in numbers}
     return found
-
-
-def _graphs(tables: Tables, at: Array) -> Array:
-    """Return the graph number of each payload position."""
-    return np.searchsorted(tables.graphs["node"], windows.owners(tables, at), side="right") - 1
 
 
 def _regions(intervals: Intervals, addresses: Array) -> set[int]:

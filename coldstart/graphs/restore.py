@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,12 @@ class Replayable:
 
 
 class Restorer:
-    """Restore of one bundle in one process; thread-safe: any thread may request any graph."""
+    """Restore of one bundle in one process; thread-safe: any thread may request any graph.
+
+    A word that may be the end of one region or the start of another is read as the start. A graph is refused if the
+    two readings differ in this process, unless the proof has `settled` that row of `assumed`. None trusts every row:
+    the caller compares the outputs.
+    """
 
     def __init__(
         self,
@@ -57,8 +62,10 @@ class Restorer:
         *,
         note: Note | None = None,
         adopt: bool = False,
+        settled: Collection[int] | None = (),
     ) -> None:
         self.directory, self.driver, self.framework = directory, driver, framework
+        self._settled, self._broken = settled, dict[int, tuple[int, str]]()
         self.fallbacks: dict[str, str] = {}
         self.adopt = adopt
         self._note = note or (lambda name, start, end, track: None)
@@ -85,8 +92,13 @@ class Restorer:
         payload = relocate(tables.payload, tables.relocations, base, self.driver)
         self._write_contents(tables, base)
         functions, missing = self._resolve(tables)
-        return Linked(tables, base, launch_rows(tables, payload, functions), functions, missing,
-                      find_broken_assumptions(tables, base))  # fmt: skip
+        self._broken, settled = find_broken_assumptions(tables, base), self._settled
+        refused = {
+            graph: reason
+            for row, (graph, reason) in self._broken.items()
+            if settled is not None and row not in settled
+        }
+        return Linked(tables, base, launch_rows(tables, payload, functions), functions, missing, refused)
 
     def _write_contents(self, tables: Tables, base: Array) -> None:
         if not len(tables.blocks):
@@ -215,11 +227,13 @@ class Restorer:
     def has_two_readings(self, key: str) -> bool:
         """Return whether a word of this graph has two readings that differ in this process."""
         linked = self._linked
-        return (
-            linked is not None
-            and key in linked.tables.keys
-            and linked.tables.keys.index(key) in linked.ambiguous
-        )
+        if linked is None or key not in linked.tables.keys:
+            return False
+        return linked.tables.keys.index(key) in {graph for graph, _ in self._broken.values()}
+
+    def list_read_as_starts(self) -> list[int]:
+        """Return the rows of `assumed` whose two readings differ in this process."""
+        return list(self._broken)
 
     def region(self, symbol: str) -> tuple[SymbolRegion, int]:
         """Return a region and its address in this process. Raises MissingRegionError."""

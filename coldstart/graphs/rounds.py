@@ -92,7 +92,7 @@ def prove(
     Raises NotProvenError, AlteredTableError.
     """
     # A process that does not capture lacks the unnamed memory of a capture: it adopts that of the bundle.
-    restorer = Restorer(work / BUNDLE, driver, framework, adopt=True)
+    restorer = Restorer(work / BUNDLE, driver, framework, adopt=True, settled=None)
     proof = gate.prove(restorer, driver, framework, workload(restorer))
     if proof.failed:
         gate.reject(proof, work / BUNDLE)

@@ -41,6 +41,11 @@ def owners(tables: Tables, at: Array) -> Array:
     return np.searchsorted(tables.nodes["payload"], at, side="right") - 1
 
 
+def graphs(tables: Tables, at: Array) -> Array:
+    """Return the graph number of each position."""
+    return np.searchsorted(tables.graphs["node"], owners(tables, at), side="right") - 1
+
+
 def maps(tables: Tables) -> Array:
     """Return the positions where a tensor map can be: aligned within its parameter, alone or in a struct.
 

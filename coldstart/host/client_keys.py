@@ -107,14 +107,16 @@ class ClientKeys:
         if (bucket := self._buckets.get(client.name)) is not None:
             bucket.left += 1  # `take` limits the sum
 
-    def refresh(self) -> None:
-        """Read the files again if they have changed. After an error the former clients remain.
+    def refresh(self) -> bool:
+        """Read the files again if they have changed; return whether they have. After an error the former clients remain.
 
         Raises:
             UsageError: the changed files cannot be used; once for each change.
         """
-        if any(find_state(path) != state for path, state in self._states.items()):
+        changed = any(find_state(path) != state for path, state in self._states.items())
+        if changed:
             self._read()
+        return changed
 
     def _read(self) -> None:
         # Record the state of each file before it is read, and also where it cannot be: a later change is then seen.

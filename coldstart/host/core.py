@@ -58,8 +58,8 @@ class Core:
 
     def _note(self, event: Event, now: float) -> Iterator[Action]:
         match event:
-            case events.Arrived(request, name):
-                yield from self._arrived(request, name, now)
+            case events.Arrived():
+                yield from self._arrived(event, now)
             case events.Ended(request, keep_s):
                 self._ended(request, keep_s, now)
             case events.Configured(specs, settings):
@@ -106,14 +106,16 @@ class Core:
         if self.settings.min_residents or self.residents.unsettled():
             self._next_check = -inf
 
-    def _arrived(self, request: str, name: str, now: float) -> Iterator[Action]:
-        self.requests += 1
+    def _arrived(self, event: events.Arrived, now: float) -> Iterator[Action]:
+        request, name = event.request, event.model
+        self.requests += event.counted
         if (refused := admission.refusal(self.residents, self.pending, request, name, now)) is not None:
             yield refused
             return
         model = self.models[name]
-        self.hits += model.state is State.READY
-        self.residents.requested(model, now)
+        if event.counted:
+            self.hits += model.state is State.READY
+            self.residents.requested(model, now)
         self.pending.add(request, name, now)
 
     def _ended(self, request: str, keep_s: float | None, now: float) -> None:

@@ -12,10 +12,14 @@ from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A new request; ids are unique."""
+    """A new request; ids are unique.
+
+    `counted` is false for an operator's order: neither the statistics nor the policy's history contain it.
+    """
 
     request: str
     model: str
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import fetch, interrupted, modes, planning, prepare
+from coldstart.launch.modes import availability
 from coldstart.launch.modes.fresh import FRESH
 from coldstart.launch.modes.mode import LaunchRefusedError, Reason, StartMode
 from coldstart.launch.request import ServeRequest, ServerStart
@@ -103,7 +104,7 @@ def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallba
 
 def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:
     try:
-        return mode.unavailable(one)
+        return mode.unavailable(one) or availability.find_obstacle(mode)
     except (BundleError, LaunchRefusedError) as error:
         return Reason(str(error), error.hint or "")
 

@@ -56,8 +56,14 @@ class Lookup:
 
     def format_materialize(self, *options: str) -> str:
         """Return the command line that builds the bundle of this key, with `options` of the command."""
-        words = ["coldstart", "materialize", self.model.argument, *options, *_after(self.vllm_args)]
-        return shlex.join(words)
+        return self._format_command("materialize", *options)
+
+    def format_serve_untrusted(self) -> str:
+        """Return the command line that starts a server from the bundle of this key that is not trusted."""
+        return self._format_command("serve", "--untrusted")
+
+    def _format_command(self, name: str, *options: str) -> str:
+        return shlex.join(["coldstart", name, self.model.argument, *options, *_after(self.vllm_args)])
 
     def refresh(self) -> Lookup:
         """Look the same key up once more: another process may have published the bundle meanwhile."""
@@ -168,11 +174,12 @@ def miss(lookup: Lookup) -> NoBundleError:
     create = lookup.format_materialize()
     if lookup.untrusted is not None:
         one = lookup.untrusted
+        # One that was found without arguments has others, which are not shown: they can name code to load.
+        take = f"take it as it is: {lookup.format_serve_untrusted()}; or " if one.key == lookup.key else ""
         return NoBundleError(
             f"The only bundle for {lookup.model.name} with key {one.key.short}, {one.ref}, is not trusted: "
             f"{trust(one).reason}",
-            hint="coldstart trust add FILE, with its maker's public key; or take it as it is: --untrusted; or "
-            + create,
+            hint=f"coldstart trust add FILE, with its maker's public key; or {take}{create}",
         )
     if lookup.nearest is None:
         detail = "and none for this model under another key"

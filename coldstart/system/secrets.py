@@ -36,11 +36,16 @@ _FIGURES = re.compile(r"tokens$|_per_(?:\w+_)?token$", re.IGNORECASE)
 # The scheme is bounded: the search would otherwise take the square of the length of a line without spaces.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,30}://[^\s\"'<>]+")
 _HEADER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}", re.IGNORECASE)
-# Values that are secret under any name: Hugging Face, AWS, GitHub, OpenAI-like, a JSON web token, a PEM key.
+# A JSON web token, after other characters of its word. The lookahead reads each word once: a word with many `eyJ` and
+# without points would otherwise take the square of its length.
+_WEB_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9_\-])(?=[A-Za-z0-9_\-]{11,}\.[A-Za-z0-9_\-]{8,}\.)([A-Za-z0-9_\-]*?)"
+    r"\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*"
+)
+# Other values that are secret under any name: Hugging Face, AWS, GitHub, OpenAI-like, a PEM key.
 _FORMS = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
     r"|\bsk-[A-Za-z0-9_\-]{16,}|\bxox[abprs]-[A-Za-z0-9\-]{10,}|\bglpat-[A-Za-z0-9_\-]{16,}"
-    r"|\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
 )
 # Shorter values could occur in ordinary text, which would then be hidden.
@@ -112,6 +117,7 @@ def text(message: str, environment: Mapping[str, str] | None = None) -> str:
         message = message.replace(value, HIDDEN)
     message = _URL.sub(lambda match: url(match[0]), message)
     message = _HEADER.sub(lambda match: f"{match[1]} {HIDDEN}", message)
+    message = _WEB_TOKEN.sub(rf"\g<1>{HIDDEN}", message)
     return _FORMS.sub(HIDDEN, message)
 
 

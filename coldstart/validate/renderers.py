@@ -13,6 +13,8 @@ from dataclasses import asdict
 from typing import Any
 
 from coldstart.artifacts.verify import Finding
+from coldstart.errors import ColdstartError
+from coldstart.system import secrets
 from coldstart.validate.checks import FailLevel, ValidationReport
 
 GITHUB_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -69,9 +71,23 @@ def text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
 
 def junit(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
     """Render one JUnit suite: a case per bundle without findings, and a case per finding."""
-    cases = [case for report in reports for case in _cases(report, fail_level)]
-    failed = sum(case.find("failure") is not None for case in cases)
-    counts = {"tests": str(len(cases)), "failures": str(failed), "errors": "0"}
+    return _suite([case for report in reports for case in _cases(report, fail_level)])
+
+
+def junit_of_error(words: Sequence[str], level: str, error: ColdstartError) -> str:
+    """Render one JUnit suite with one case, for an error that prevents the check of the bundles that `words` name."""
+    case = ElementTree.Element("testcase", {"classname": _xml(" ".join(words)), "name": level})
+    about = {"type": type(error).__name__, "message": _xml(secrets.text(error.message))}
+    hint = f"\nhint: {error.hint}" if error.hint else ""
+    ElementTree.SubElement(case, "error", about).text = _xml(secrets.text(error.message + hint))
+    return _suite([case])
+
+
+def _suite(cases: Sequence[ElementTree.Element]) -> str:
+    failed, broken = (
+        str(sum(case.find(kind) is not None for case in cases)) for kind in ("failure", "error")
+    )
+    counts = {"tests": str(len(cases)), "failures": failed, "errors": broken}
     root = ElementTree.Element("testsuites", counts)
     suite = ElementTree.SubElement(
         root, "testsuite", {"name": "coldstart validate", "skipped": "0", **counts}

@@ -5,6 +5,7 @@ The user names a bundle by its reference, or a model, which is looked up with vL
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +17,9 @@ from coldstart.artifacts.verify import Finding
 from coldstart.errors import UsageError
 from coldstart.models import inspection, resolution
 from coldstart.models.inspection import Lookup
+from coldstart.system import secrets
 from coldstart.system.paths import Cache
+from coldstart.validate.checks import Level
 from coldstart.validate.launchers import Subject
 
 NOT_SERVED = "CS-NOT-SERVED"
@@ -87,8 +90,13 @@ def look_up_bundle(bundle: Bundle, word: str, source: Source) -> Lookup:
         ) from error
 
 
-def explain_not_served(bundle: Bundle, lookup: Lookup) -> list[Finding]:
-    """Return why a server of this model with these arguments would not use `bundle`; empty if it would."""
+def explain_not_served(
+    bundle: Bundle, lookup: Lookup, word: str, level: Level, source: Source
+) -> list[Finding]:
+    """Return why a server of this model with these arguments would not use `bundle`; empty if it would.
+
+    `word`, `level` and `source` are those of the user's command, which the hint repeats.
+    """
     if lookup.bundle is not None and lookup.bundle.digest == bundle.digest:
         return []
     if differing := diff(lookup.key, bundle.key):
@@ -99,11 +107,22 @@ def explain_not_served(bundle: Bundle, lookup: Lookup) -> list[Finding]:
         )
     elif lookup.bundle is not None:
         message = f"a server would use {lookup.bundle.ref}, another version for the same key"
-        hint = f"coldstart validate {lookup.bundle.ref}"
+        hint = _format_validate(lookup.bundle.ref, level, source)
     else:
         missed = inspection.miss(lookup)
         message, hint = missed.message, missed.hint or ""
+        if lookup.untrusted is not None:
+            # The look-up may have the bundle's own arguments, which can name code to load: repeat only what was typed.
+            again = _format_validate(word, level, source)
+            hint = f"coldstart trust add FILE, with its maker's public key; then {again}"
     return [Finding(NOT_SERVED, "error", message, hint, "serve")]
+
+
+def _format_validate(word: str, level: Level, source: Source) -> str:
+    words = ["coldstart", "validate", word, "--level", level]
+    words += ["--model", source.model] if source.model is not None else []
+    words += ["--revision", source.revision] if source.revision is not None else []
+    return shlex.join([*words, *(["--", *secrets.arguments(source.vllm_args)] if source.vllm_args else [])])
 
 
 def prepare_subject(lookup: Lookup) -> Subject:

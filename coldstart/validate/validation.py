@@ -79,7 +79,7 @@ def _starter(word: str, request: ValidationRequest) -> checks.StartCheck | None:
 
     def check(bundle: Bundle, level: checks.Level) -> list[Finding]:
         lookup = subject.look_up_bundle(bundle, word, request.source)
-        if others := subject.explain_not_served(bundle, lookup):
+        if others := subject.explain_not_served(bundle, lookup, word, level, request.source):
             return others  # a server would use another bundle
         return check_graphs(Starts(pair_launchers(subject.prepare_subject(lookup)), request.replay))(
             bundle, level

@@ -169,5 +169,8 @@ def test_running_gateway_notices_a_changed_key_and_survives_a_broken_file(tmp_pa
             (tmp_path / "keys.toml").write_text("[ci\n")
             await wait_until(lambda: "client keys refused" in sink.getvalue())
             assert await answers(stage, "rotated") == 200 and "rotated" not in sink.getvalue()
+            write_clients(tmp_path, {"ci": 'models = ["a", "absent"]'})
+            await wait_until(lambda: "ci may use absent, but no model has this name" in sink.getvalue())
+            assert sink.getvalue().count("but no model") == 1
 
     run(work())

@@ -34,6 +34,7 @@ METRICS = "".join(
 def _respond(connection: Any, asked: Asked) -> None:
     status = build_status()
     status["models"][0]["last_start"]["spans"] = SPANS
+    status["host"]["runtime_template_error"] = "no <i>room</i>"
     known = {
         "/ui": ("text/html", ui.page),
         "/status": ("application/json", lambda: json.dumps(status | {"time_unix_s": time.time()})),
@@ -64,7 +65,8 @@ def test_page_shows_the_status_as_text(page: Page, host_url: str) -> None:
     assert rows[0].startswith(NAME) and "ready" in rows[0] and "10.0 GiB" in rows[0]
     assert rows[0].endswith("(0 8 * * 1-5)") and "2001" in rows[0] and rows[1].endswith("–")
     assert "failed" in rows[1] and "15.0 ms / 19.5 ms" in rows[1]
-    assert page.evaluate("document.getElementById('errors').innerText") == "b: it fell <i>over</i>"
+    errors = page.evaluate("document.getElementById('errors').innerText")
+    assert errors == "b: it fell <i>over</i>\nno runtime template: no <i>room</i>"
 
 
 def test_phases_are_a_waterfall_from_begin_to_end(page: Page, host_url: str) -> None:

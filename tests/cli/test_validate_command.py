@@ -65,6 +65,17 @@ def test_each_format_is_alone_on_stdout(bundle: Bundle, capsys: pytest.CaptureFi
     assert shown["github"].startswith("::error title=CS-")
 
 
+def test_junit_file_has_the_error_of_a_model_that_does_not_exist(bundle: Bundle, tmp_path: Path) -> None:
+    file = tmp_path / "coldstart.xml"
+    assert validate(bundle, "--format", "junit", "--output", str(file), word="no/such") == 3
+    root = ElementTree.parse(file).getroot()
+    assert (root.attrib["tests"], root.attrib["failures"], root.attrib["errors"]) == ("1", "0", "1")
+    (case,) = root.iter("testcase")
+    assert (case.attrib["classname"], case.attrib["name"]) == ("no/such", "checksum")
+    (error,) = case.iter("error")
+    assert error.attrib["type"] == "BundleNotFoundError" and "no/such" in error.attrib["message"]
+
+
 def test_repair_from_another_store(
     bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

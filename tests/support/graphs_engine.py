@@ -92,7 +92,7 @@ def prove(model: SimModel, work: Path) -> dict[str, Any]:
 def restore(model: SimModel, directory: Path) -> dict[str, Any]:
     """Ready with two graphs, then the rest; then every graph against an ordinary capture."""
     proof = gate.read_proof(directory)
-    restorer = Restorer(directory, model.driver, model, adopt=proof.adopt)
+    restorer = Restorer(directory, model.driver, model, adopt=proof.adopt, settled=proof.settled)
     every = CANARY.read() == "all"
     online = Online(restorer, proof, workload(model, directory, restorer), every=every)
     used = online.begin()

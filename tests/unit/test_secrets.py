@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from time import process_time
 
 import pytest
@@ -125,6 +126,20 @@ def test_the_harmless_part_of_an_environment() -> None:
         "A": "abcdefgh",
     }
     assert secrets.harmless(given, [*given, "UNSET"]) == {"OMP_NUM_THREADS": "2", "OTHER": "x"}
+
+
+@pytest.mark.parametrize("end", ["", ".aaaaaaaa", ".aaaaaaaa."])
+def test_long_word_of_beginnings_of_web_tokens_takes_linear_time(end: str) -> None:
+    # Hundredths of a second on an idle machine; a search that is quadratic takes half a minute.
+    began, word = time.monotonic(), "eyJ-" * 100_000
+    secrets.text(word + end, {})
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("before", ["", "user-", "v1.", "aaaaaaaaaaaa.", "eyJ-eyJ-"])
+def test_web_token_is_hidden_after_other_characters(before: str) -> None:
+    shown = secrets.text(f"x {before}eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl y", {})
+    assert shown.endswith("*** y") and "eyJhbGci" not in shown and "c2ln" not in shown
 
 
 @pytest.mark.vllm

@@ -140,5 +140,5 @@ class CudaDriver(CudaReader):
         ctypes.memmove(at, descriptor, len(descriptor))
         call(self.d.cuTensorMapReplaceAddress, self.d.CUtensorMap(_ptr=at), address)
         moved = bytes_at(at, len(descriptor))
-        del held
+        del held  # the buffer lives until here
         return moved

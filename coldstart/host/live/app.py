@@ -194,13 +194,17 @@ class Gateway:
         return known or self._find_target(scope) is not None
 
     def refresh_keys(self) -> None:
-        """Read the clients' keys again if their files have changed; log an error, with the former keys in use."""
+        """Read the clients' keys again if their files have changed; log unknown models, or an error, which changes no key."""
         keys = self.endpoint.client_keys
-        if keys is not None:
-            try:
-                keys.refresh()
-            except UsageError as error:
-                self.front.log.say("client keys refused", reason=error.message)
+        if keys is None:
+            return
+        try:
+            changed = keys.refresh()
+        except UsageError as error:
+            self.front.log.say("client keys refused", reason=error.message)
+            return
+        for note in keys.describe_unknown_models(self.front.catalogue) if changed else ():
+            self.front.log.say("client keys name no model", reason=note)
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = any(route.matches(scope)[0].value for route in self._own.routes)

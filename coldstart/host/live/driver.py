@@ -69,8 +69,8 @@ class Driver:
         """Return whether a stream can continue at the next server of its model."""
         return self.core.settings.resume_streams
 
-    def enter(self, asked: str | None) -> Ticket:
-        """Admit a request for the model name `asked`.
+    def enter(self, asked: str | None, *, counted: bool = True) -> Ticket:
+        """Admit a request for the model name `asked`; `counted` is false for an operator's order.
 
         Raises:
             AdmissionRefusedError: The model is unknown or the host is stopping; the ticket's `granted` raises every
@@ -81,20 +81,21 @@ class Driver:
         route = self.catalogue.route(asked)
         if route is None:
             raise self._counted(unknown(asked))
-        return self._admit(route, 0)
+        return self._admit(route, 0, counted)
 
-    def _admit(self, route: Route, tries: int) -> Ticket:
+    def _admit(self, route: Route, tries: int, counted: bool = True) -> Ticket:
         self._number += 1
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         ticket = Ticket(str(self._number), route, self.clock(), future, tries=tries)
         self._tickets[ticket.number] = ticket
         hits, self._entering = self.core.hits, True
         try:
-            self.emit(events.Arrived(ticket.number, route.model))
+            self.emit(events.Arrived(ticket.number, route.model, counted))
         finally:
             self._entering = False
         ticket.hit = self.core.hits > hits
-        self.record.count_request(route.model, ticket.hit)
+        if counted:
+            self.record.count_request(route.model, ticket.hit)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:

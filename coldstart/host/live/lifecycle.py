@@ -167,7 +167,7 @@ class Lifecycle:
 
     def report_memory(self, model: str, memory: int) -> None:
         """Implement ServerObserver: report the measured memory of a server."""
-        self.facts.get_model(model).memory_source = "observed"
+        self.record.record_memory(self.core.residents, model, memory)
         self.emit(events.Measured(model, memory))
 
     async def measure(self, model: str, pid: int) -> int | None:

@@ -1,6 +1,6 @@
 """Start of a model on an operator's order, without a request for tokens.
 
-The order is admitted as a request is: it waits for memory, is counted, and is rejected for the same reasons.
+The order is admitted as a request is: it waits for memory, and is rejected for the same reasons. It is not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ async def respond(driver: Driver, request: Request) -> Response:
     except ValueError as error:
         return answers.refuse(400, str(error))
     try:
-        ticket = driver.enter(request.path_params["name"])
+        ticket = driver.enter(request.path_params["name"], counted=False)
     except AdmissionRefusedError as refused:
         return answers.refuse(refused.status, refused.reason, refused.retry_after_s)
     ticket.keep_s = keep_s

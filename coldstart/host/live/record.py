@@ -14,6 +14,7 @@ from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import HostStatus, Metrics
 from coldstart.host.live.servers import Ready
 from coldstart.host.live.start_metrics import StartMetrics
+from coldstart.host.residents import Residents
 from coldstart.host.status import HostFacts, LastStart
 
 
@@ -53,6 +54,22 @@ class Record:
         """Record that a model did not start at a moment of its schedule."""
         self._starts.count_missed_prewarming(name)
         self.log.say("prewarm missed", model=name, reason=reason)
+
+    def record_memory(self, residents: Residents, name: str, memory: int) -> None:
+        """Record the measured memory of a server; log once that the host has less, because later requests are refused."""
+        self.facts.get_model(name).memory_source = "observed"
+        model = residents.models.get(name)
+        if model is None or not model.observed.memory <= (most := residents.max_memory(model)) < memory:
+            return
+        self.log.say(
+            "model too large",
+            model=name,
+            memory_bytes=memory,
+            estimate_bytes=model.observed.memory,
+            limit_bytes=most,
+            reason="its server uses more memory than the host has for it: it stops, and later requests are refused (507)",
+            hint="give the host a larger --memory, or let the model use less: a smaller kv_cache_memory_bytes",
+        )
 
     def record_end(self, name: str) -> None:
         """Record that the model has no running server."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coldstart.launch import modes
-from coldstart.launch.modes.mode import Reason
-from coldstart.system import doctor
+from coldstart.launch.modes.mode import Reason, StartMode
+from coldstart.system import doctor, probes
 from coldstart.system.probes import Probe
 
 
@@ -17,6 +17,13 @@ def permitted(results: Sequence[Probe]) -> dict[str, bool]:
     return {
         mode.name: able and not mode.unavailable() and good.issuperset(mode.probes) for mode in modes.LADDER
     }
+
+
+def find_obstacle(mode: StartMode) -> Reason | None:
+    """Return why CRIU cannot run on this machine, as the doctor reports it, for a mode that needs it."""
+    if "criu" not in mode.probes or (checked := probes.criu()).status == "ok":
+        return None
+    return Reason(f"CRIU cannot run: {checked.found}", checked.hint or "")
 
 
 def reasons() -> dict[str, Reason]:

@@ -23,7 +23,7 @@ POINTS = (
           source=("self.graphs[desc].replay()",)),
     point("graphs", f"{_GRAPH}:CudaGraphManager.dispatch", source=("self._candidates",)),
     point("graphs", f"{_GRAPH}:ModelCudaGraphManager.capture", "capture(model, model_state, input_buffers, *args)",
-          source=("self.hidden_states is None",)),
+          source=("self.hidden_states is None", "self.aux_hidden_states[i][:num_tokens] = aux")),
     point("graphs", f"{_GRAPH}:BatchExecutionDescriptor", reads="num_tokens cg_mode"),
     point("graphs", _RUNNER),
     point("graphs", f"{_RUNNER}:GPUModelRunner", "_warmup_and_capture(desc, cudagraph_runtime_mode)",

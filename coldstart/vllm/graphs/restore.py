@@ -160,8 +160,9 @@ class Restoring:
         self._made = make_attributes(runner, self.extras["attributes"])
         self.framework = vllm_framework(driver, runner, {}, (0, 0))
         restorer = Restorer(
-            self.directory, driver, self.framework, note=timeline.emit, adopt=self.proof.adopt
-        )
+            self.directory, driver, self.framework, note=timeline.emit, adopt=self.proof.adopt,
+            settled=self.proof.settled,
+        )  # fmt: skip
         wanted = workload(driver, self.framework, restorer, None) if self._canary != "0" else None
         online = self.online = Online(restorer, self.proof, wanted, every=self._canary == "all")
         if not online.begin():

@@ -28,10 +28,10 @@ def test_separate_moves_vllm_options_after_the_separator(typed: str, own: str, m
     assert separate(typed.split(), OURS) == (own.split(), moved.split())
 
 
-@pytest.mark.parametrize("command", ["serve", "materialize"])
+@pytest.mark.parametrize("command", ["serve", "materialize", "host run", "template start", "prefetch start"])
 def test_the_hint_shows_the_corrected_command(command: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse([command, "m", "--max-model-len", "1024"])
+        parse([*command.split(), "m", "--max-model-len", "1024"])
     assert caught.value.hint is not None
     assert caught.value.hint.endswith(f"coldstart {command} m -- --max-model-len 1024")
 
@@ -49,3 +49,10 @@ def test_a_command_that_passes_nothing_on_has_the_usual_error() -> None:
 def test_every_command_is_loaded_with_its_class() -> None:
     passing = {name for name in cli.COMMANDS if type(cli.load(name)).__name__ == "PassingCommand"}
     assert {"serve", "materialize", "inspect"} <= passing and "list" not in passing
+
+
+def test_every_subcommand_that_passes_arguments_on_shows_it() -> None:
+    for name in cli.COMMANDS:
+        for one in getattr(cli.load(name), "commands", {}).values():
+            passes = getattr(one.callback, "takes_vllm_args", False)
+            assert (type(one).__name__ == "PassingCommand") == passes, (name, one.name)

@@ -108,10 +108,10 @@ def test_the_budget_ends_the_search_and_undecided_blocks_are_stored() -> None:
     short = bench(memory, [(BASE, SIZE, 0)])
     short.budget = 20
     found = find_needed_blocks(short, [])
-    assert {3, 777, 2_000_001} <= members_of(found, {3, 777, 2_000_001}) and memory.trials == 2 + 20
+    assert {3, 777, 2_000_001} <= find_members(found, {3, 777, 2_000_001}) and memory.trials == 2 + 20
 
 
-def members_of(ranges: Ranges, wanted: set[int]) -> set[int]:
+def find_members(ranges: Ranges, wanted: set[int]) -> set[int]:
     return {block for block in wanted if any(low <= block < high for low, high in ranges)}
 
 

@@ -484,3 +484,14 @@ def test_model_without_idle_time_serves_waiting_requests_first() -> None:
     driver(0.0, Arrived("1", "a"))
     assert driver(1.0, Started("a", 1.0)) == [Dispatch("1", "a")]
     assert _brief(driver(2.0, Ended("1"))) == [("leave", "a", "stopped")]
+
+
+def test_an_order_of_an_operator_is_no_request_for_the_statistics_and_the_policy() -> None:
+    host, seen = Driver(), list[str]()
+    host.core.residents.policy.requested = lambda model, now, resident: seen.append(model)  # type: ignore[method-assign]
+    assert _brief(host(0.0, Arrived("order", "a", counted=False))) == [_start("a")]
+    assert _brief(host(1.0, Started("a", 1.0))) == [("order", "a")]
+    assert _brief(host(2.0, Arrived("again", "a", counted=False))) == [("again", "a")]
+    assert (host.core.requests, host.core.hits, seen) == (0, 0, [])
+    host(3.0, Arrived("r", "a"))
+    assert (host.core.requests, host.core.hits, seen) == (1, 1, ["a"])

@@ -20,10 +20,12 @@ from coldstart.host.launches import Launch
 from coldstart.launch import ladder, modes, prepare_template, server_process
 from coldstart.launch.modes import availability
 from coldstart.launch.modes.mode import LaunchRefusedError, Reason, StartMode, await_ready
-from coldstart.launch.request import ServerStart
+from coldstart.launch.request import ServeRequest, ServerStart
 from coldstart.launch.server_process import Running
 from coldstart.launch.ttft import StartCosts
+from coldstart.models.inspection import Lookup
 from coldstart.system.probes import Probe
+from coldstart.system.snapshot import criu
 
 ROOT = Path(__file__).parents[3]
 PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary={"prompt": [5], "tokens": [1]})
@@ -94,6 +96,20 @@ def test_the_doctor_lists_a_mode_when_it_is_in_the_list(monkeypatch: pytest.Monk
     assert availability.permitted(results[:1])["toy"] is False
     monkeypatch.setattr(modes, "LADDER", [ToyMode(missing=Reason("no toy", "buy one"))])
     assert availability.reasons() == {"toy": Reason("no toy", "buy one")}
+
+
+def test_dry_run_reports_that_criu_cannot_run(
+    lookup: Lookup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyMode()
+    monkeypatch.setattr(modes, "LADDER", [toy, *modes.LADDER])
+    monkeypatch.setenv(str(criu.VARIABLE), str(tmp_path / "absent"))
+    assert ladder.find_mode(ServeRequest(lookup, mode="toy"), PLAN) == ("toy", [])
+    monkeypatch.setattr(toy, "probes", ("criu",))
+    mode, (skipped,) = ladder.find_mode(ServeRequest(lookup, mode="toy"), PLAN)
+    assert mode == "fresh" and skipped.stage == "toy"
+    assert skipped.reason.startswith(f"CRIU cannot run: {tmp_path / 'absent'} was not found")
+    assert "build CRIU" in str(skipped.hint)
 
 
 def test_the_command_line_offers_a_mode_when_it_is_in_the_list() -> None:

@@ -65,6 +65,17 @@ def test_miss_names_the_untrusted_bundle_when_no_other_lends_arguments(model: st
     missed = inspection.miss(adopt(model))
     assert f"with key {made.key.short}, {made.ref}, is not trusted" in missed.message
     assert "coldstart trust add FILE" in str(missed.hint)
+    # The look-up has no arguments, and those of an untrusted bundle are not shown.
+    assert "--untrusted" not in str(missed.hint) and "512" not in str(missed.hint)
+
+
+def test_hint_of_an_untrusted_bundle_repeats_the_typed_arguments(model: str) -> None:
+    typed = ("--max-model-len", "512", "--served-model-name", "a b")
+    publish_recorded(model, typed, signed=False)
+    hint = str(inspection.miss(inspection.look_up(model, typed)).hint)
+    after = "-- --max-model-len 512 --served-model-name 'a b'"
+    assert f"; or take it as it is: coldstart serve {model} --untrusted {after}; or " in hint
+    assert hint.endswith(f"coldstart materialize {model} {after}")
 
 
 def test_adopt_arguments_takes_none_with_a_hidden_secret(model: str) -> None:

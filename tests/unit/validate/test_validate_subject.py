@@ -9,11 +9,13 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import InvalidReferenceError
 from coldstart.artifacts.store import BundleNotFoundError, Store
+from coldstart.artifacts.verify import Finding
 from tools import bundles, tiny_models
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundleError, UsageError
 from coldstart.models import keys, resolution
+from coldstart.models.inspection import Lookup
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.validate import subject
@@ -43,6 +45,12 @@ def materialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Materialize
     directory = shutil.copytree(tiny_models.place("tiny-llama", cache.models), tmp_path / "files")
     key = keys.compose(resolution.resolve(str(directory), cache=cache), Arguments(ARGS))
     return Materialized(publish(cache, tmp_path, key), directory, Source(cache=cache, offline=True))
+
+
+def explain(
+    bundle: Bundle, lookup: Lookup, word: str = "my-model", source: Source | None = None
+) -> list[Finding]:
+    return subject.explain_not_served(bundle, lookup, word, "load", source or Source(cache=lookup.cache))
 
 
 def publish(cache: Cache, scratch: Path, key: keys.Key, name: str = "my-model", **kv: object) -> Bundle:
@@ -101,7 +109,7 @@ def test_a_directory_has_to_be_named(materialized: Materialized) -> None:
     assert asked.value.hint is not None and "--model DIR" in asked.value.hint
     named = replace(materialized.source, model=str(materialized.directory))
     lookup = subject.look_up_bundle(materialized.bundle, "my-model", named)
-    assert subject.explain_not_served(materialized.bundle, lookup) == []
+    assert explain(materialized.bundle, lookup) == []
     started = subject.prepare_subject(lookup)
     assert started.model == started.target == str(materialized.directory) and started.vllm_args == ARGS
     assert "--offline" in started.common_args and started.revision is None
@@ -109,7 +117,7 @@ def test_a_directory_has_to_be_named(materialized: Materialized) -> None:
 
 def test_a_directory_that_was_typed_is_the_model(materialized: Materialized) -> None:
     lookup = subject.look_up_bundle(materialized.bundle, str(materialized.directory), materialized.source)
-    assert subject.explain_not_served(materialized.bundle, lookup) == []
+    assert explain(materialized.bundle, lookup) == []
 
 
 def test_another_model_is_not_started(materialized: Materialized) -> None:
@@ -122,7 +130,7 @@ def test_another_model_is_not_started(materialized: Materialized) -> None:
     lookup = subject.look_up_bundle(
         materialized.bundle, "my-model", replace(materialized.source, model="tiny-qwen2")
     )
-    (finding,) = subject.explain_not_served(materialized.bundle, lookup)
+    (finding,) = explain(materialized.bundle, lookup)
     assert (finding.code, finding.severity) == ("CS-NOT-SERVED", "error")
     assert "model.architecture: wanted Qwen2ForCausalLM, found LlamaForCausalLM" in finding.message
 
@@ -131,9 +139,7 @@ def test_other_arguments_ask_for_another_bundle(materialized: Materialized) -> N
     asked = replace(
         materialized.source, model=str(materialized.directory), vllm_args=("--max-model-len", "64")
     )
-    (finding,) = subject.explain_not_served(
-        materialized.bundle, subject.look_up_bundle(materialized.bundle, "my-model", asked)
-    )
+    (finding,) = explain(materialized.bundle, subject.look_up_bundle(materialized.bundle, "my-model", asked))
     assert "engine.max_model_len: wanted 64, found 512" in finding.message
 
 
@@ -141,17 +147,22 @@ def test_replaced_version_is_not_started(materialized: Materialized, tmp_path: P
     newer = publish(materialized.source.cache, tmp_path, materialized.bundle.key, blocks=8)
     named = replace(materialized.source, model=str(materialized.directory))
     lookup = subject.look_up_bundle(materialized.bundle, "my-model:v1", named)
-    (finding,) = subject.explain_not_served(materialized.bundle, lookup)
-    assert newer.ref in finding.message and newer.ref in finding.hint
-    assert subject.explain_not_served(newer, lookup) == []
+    (finding,) = explain(materialized.bundle, lookup, source=named)
+    assert newer.ref in finding.message
+    assert finding.hint == f"coldstart validate {newer.ref} --level load --model {materialized.directory}"
+    assert explain(newer, lookup) == []
 
 
 def test_untrusted_bundle_is_not_started(
     materialized: Materialized, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
-    named = replace(materialized.source, model=str(materialized.directory))
-    (finding,) = subject.explain_not_served(
-        materialized.bundle, subject.look_up_bundle(materialized.bundle, "my-model", named)
-    )
-    assert "is not trusted" in finding.message and "coldstart trust add FILE" in finding.hint
+    typed = replace(materialized.source, model=str(materialized.directory))
+    again = f"coldstart validate my-model --level load --model {materialized.directory}"
+    # The look-up without arguments takes those of the bundle, of which the hint shows none.
+    for arguments, after in ((), ""), (("--max-model-len=5 12",), " -- '--max-model-len=5 12'"):
+        source = replace(typed, vllm_args=arguments)
+        lookup = subject.look_up_bundle(materialized.bundle, "my-model", typed)
+        (finding,) = explain(materialized.bundle, lookup, source=source)
+        assert "is not trusted" in finding.message and "coldstart trust add FILE" in finding.hint
+        assert finding.hint.endswith(f"; then {again}{after}")

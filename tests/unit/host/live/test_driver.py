@@ -192,8 +192,15 @@ def test_observed_memory_of_a_model_is_recorded(tmp_path: Path) -> None:
             await stage.ask(model="a", prompt=1)
             stage.driver.lifecycle.report_memory("a", 12)
             assert (stage.model("a")["held_bytes"], stage.model("a")["memory_source"]) == (12, "observed")
-            # More than the host's memory: the model stops and is refused from then on.
+            # More than the host's memory: the model stops and is refused from then on, which the log explains once.
+            sink = io.StringIO()
+            stage.driver.record.log = Log(sink)
             stage.driver.lifecycle.report_memory("a", 99)
+            stage.driver.lifecycle.report_memory("a", 100)
+            (line,) = map(json.loads, sink.getvalue().splitlines())
+            figures = [line[f"{name}_bytes"] for name in ("memory", "estimate", "limit")]
+            assert (line["event"], line["model"], figures) == ("model too large", "a", [99, 12, 15])
+            assert "--memory" in line["hint"]
             await wait_until(lambda: stage.model("a")["state"] == "stopped")
             assert (await stage.ask(model="a", prompt=1))[0] == 507
 

@@ -37,6 +37,9 @@ def test_load_returns_once_the_model_is_ready(tmp_path: Path) -> None:
             assert stage.servers.begun[0].asked == [] and stage.idle()
             assert (await _post(stage, "/load/a"))[0] == 200
             assert len(stage.servers.begun) == 1
+            model, requests = stage.model("a"), stage.driver.status()["requests"]
+            assert (model["starts"], model["requests"], model["hits"]) == (1, 0, 0)
+            assert (requests["total"], requests["hits"]) == (0, 0)
 
     run(work())
 

@@ -38,16 +38,16 @@ def _with_large_tensors(model: SimModel) -> Copies:
         model.named[symbol] = SymbolRegion(symbol, size, base)
     copies, read, write = Copies(), model.driver.read, model.driver.write
 
-    def counted_read(address: int, size: int) -> bytes:
+    def count_read(address: int, size: int) -> bytes:
         copies.append((address, size))
         return bytes(8) if address in UNMAPPED else read(address, size)
 
-    def counted_write(address: int, data: bytes) -> None:
+    def count_write(address: int, data: bytes) -> None:
         copies.append((address, len(data)))
         if address not in UNMAPPED:
             write(address, data)
 
-    model.driver.read, model.driver.write = counted_read, counted_write  # type: ignore[method-assign]
+    model.driver.read, model.driver.write = count_read, count_write  # type: ignore[method-assign]
     return copies
 
 
@@ -136,7 +136,7 @@ def test_a_graph_is_replayed_on_its_own_inputs_when_random_numbers_are_sought(
     """After all captures the buffers hold the inputs of the last one: FlashAttention then reads outside its memory."""
     prepared, replayed, prepare = list[str](), list[str](), StoredInputs.prepare
 
-    def noted(self: StoredInputs, key: str, seed: int) -> None:
+    def note_and_prepare(self: StoredInputs, key: str, seed: int) -> None:
         prepared.append(key)
         prepare(self, key, seed)
 
@@ -144,7 +144,7 @@ def test_a_graph_is_replayed_on_its_own_inputs_when_random_numbers_are_sought(
         replayed.append(prepared.pop())
         return False
 
-    monkeypatch.setattr(StoredInputs, "prepare", noted)
+    monkeypatch.setattr(StoredInputs, "prepare", note_and_prepare)
     monkeypatch.setattr(record, "consumes_random", consumes_random)
     bundle = materialize(here, tmp_path)
     assert set(replayed) == set(table_files.load(bundle).keys)
