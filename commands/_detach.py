@@ -20,6 +20,7 @@ class Announce:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        os.set_blocking(descriptor, False)
 
     def __call__(self, report: dict[str, Any]) -> None:
         """Send the report, which is all that the command waits for."""
@@ -32,6 +33,7 @@ class Announce:
     def send(self, message: dict[str, Any]) -> None:
         """Send the last message. Later ones are dropped."""
         if self._descriptor >= 0:
+            os.set_blocking(self._descriptor, True)
             with os.fdopen(self._descriptor, "w", encoding="utf-8") as pipe:
                 self._descriptor = -1
                 pipe.write(json.dumps(message) + "\n")

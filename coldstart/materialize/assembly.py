@@ -258,7 +258,7 @@ class Assembly:
         start = timeline.now()
         with self.phase(name, self.estimates.get(name)) as self._say:
             if name in self.others:
-                self._say(f"took {self.others[name]}")
+                self._say(self.others[name])
             yield
         self.seconds[name] = timeline.now() - start
 

@@ -88,9 +88,13 @@ def ignore(progress: StartProgress) -> None:
 
 
 class _Pipe:
-    """This process's own open file of the pipe, so that no other file ever has its number; -1 without one."""
+    """This process's own open file of the pipe.
+
+    Its number, -1 before the first, is never closed, because another thread may be about to write to it.
+    """
 
     descriptor = -1
+    is_read = False
 
 
 def begin() -> None:
@@ -99,33 +103,41 @@ def begin() -> None:
     if environment.START_PROGRESS.read():
         with suppress(OSError):
             # Writes to this open file never block, while the report of readiness on the pipe may.
-            path = f"/proc/self/fd/{int(environment.READY_FD.read())}"
-            _Pipe.descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-            timeline.on_begin = lambda name: report(StartProgress(name))
+            _open(f"/proc/self/fd/{int(environment.READY_FD.read())}")
+            _Pipe.is_read, timeline.on_begin = True, lambda name: report(StartProgress(name))
 
 
 def end() -> None:
-    """Report nothing from now on. The descriptor stays open: another thread may be about to write to it."""
-    _Pipe.descriptor, timeline.on_begin = -1, None
+    """Report nothing from now on, and release the pipe, whose end the reader may wait for."""
+    is_read, _Pipe.is_read, timeline.on_begin = _Pipe.is_read, False, None
+    if is_read:
+        with suppress(OSError):
+            _open(os.devnull)
+
+
+def _open(path: str) -> None:
+    opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    if _Pipe.descriptor < 0:
+        _Pipe.descriptor = opened
+    else:
+        os.dup2(opened, _Pipe.descriptor, inheritable=False)
+        os.close(opened)
 
 
 def report(progress: StartProgress) -> None:
     """Report the progress on this process's pipe, if `begin` found one, until nothing reads it."""
     with suppress(Exception):
-        if (descriptor := _Pipe.descriptor) >= 0 and not write(descriptor, progress):
+        if _Pipe.is_read and not write(_Pipe.descriptor, progress):
             end()
 
 
 def write(descriptor: int, progress: StartProgress) -> bool:
-    """Write the progress to a pipe, unless it is full. Return whether the pipe has a reader."""
+    """Write the progress to a pipe that does not block, unless it is full. Return whether the pipe has a reader."""
     line = json.dumps({KEY: asdict(progress)}) + "\n"
-    pipe = select.poll()
-    pipe.register(descriptor, select.POLLOUT)
-    # A pipe that is ready takes PIPE_BUF bytes.
-    if len(line) <= select.PIPE_BUF and pipe.poll(0):
+    if len(line) <= select.PIPE_BUF:  # a longer one could be written in part
         try:
             os.write(descriptor, line.encode())
-        except BlockingIOError:  # another process has filled it in the meantime
+        except BlockingIOError:
             return True
         except OSError:
             return False
@@ -141,7 +153,7 @@ class Counter:
 
     def show(self, done: int) -> None:
         """Report that `done` of the total are done: the first and the last figure, and others after INTERVAL_S."""
-        if _Pipe.descriptor < 0 or not self.total:
+        if not _Pipe.is_read or not self.total:
             return
         now = time.monotonic()
         if now >= self._due or done >= self.total:

@@ -31,6 +31,28 @@ def read(pipe: int) -> list[StartProgress]:
     return [StartProgress.parse(line[KEY]) for line in LineReader(pipe).read() or ()]
 
 
+def test_reader_sees_the_end_of_the_pipe_when_reports_end(pipe: int) -> None:
+    own = start_progress._Pipe.descriptor
+    start_progress.report(StartProgress("load weights"))
+    start_progress.end()
+    # A thread that is still about to write must not reach a file opened later.
+    assert not os.get_inheritable(own) and os.path.realpath(f"/proc/self/fd/{own}") == os.devnull
+    assert read(pipe) == [StartProgress("load weights")] and LineReader(pipe).read() is None
+
+
+def test_each_start_of_one_process_uses_one_descriptor(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
+    monkeypatch.setenv(START_PROGRESS, "1")
+    reader, writer = os.pipe()
+    monkeypatch.setenv(READY_FD_ENV, str(writer))
+    own = start_progress._Pipe.descriptor
+    start_progress.begin()
+    os.close(writer)
+    start_progress.report(StartProgress("wake the engine"))
+    assert start_progress._Pipe.descriptor == own and LineReader(pipe).read() is None
+    assert read(reader) == [StartProgress("wake the engine")]
+    os.close(reader)
+
+
 def test_a_span_reports_its_stage_when_it_begins(pipe: int) -> None:
     with timeline.measure("import torch", track="server"):
         assert read(pipe) == [StartProgress("import torch")]
