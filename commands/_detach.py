@@ -5,6 +5,7 @@ import os
 import select
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -85,7 +86,8 @@ def _await_last(reader: int, on_progress: start_progress.Report) -> dict[str, An
         for message in messages:
             if start_progress.KEY not in message:
                 return message
-            on_progress(start_progress.StartProgress.parse(message[start_progress.KEY]))
+            with suppress(OSError):  # what reads the command's output may have gone
+                on_progress(start_progress.StartProgress.parse(message[start_progress.KEY]))
 
 
 def _run_detached(run: Callable[[Announce], int], writer: int, output: int) -> NoReturn:

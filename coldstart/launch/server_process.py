@@ -290,7 +290,7 @@ def _acknowledged(
         for line in messages:
             # An error alone ends nothing: the server may still become ready.
             if start_progress.KEY in line:
-                with suppress(OSError):  # who watches the start may have gone
+                with suppress(OSError):  # what reads the progress may have gone
                     on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
             elif "failed" in line:
                 cause = cause if _ENGINE_FAILED in line["failed"] and cause else str(line["failed"])

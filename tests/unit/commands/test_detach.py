@@ -38,7 +38,8 @@ def test_the_process_outlives_the_command_in_its_own_session(tmp_path: Path) -> 
         os.waitpid(pid, 0)
 
 
-def test_progress_arrives_before_the_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [None, BrokenPipeError()])
+def test_progress_arrives_before_the_report(error: Exception | None, tmp_path: Path) -> None:
     def run(announce: Announce) -> int:
         for done in (1, 2):
             announce.show(StartProgress("load weights", done, 2, "shards"))
@@ -46,7 +47,13 @@ def test_progress_arrives_before_the_report(tmp_path: Path) -> None:
         return 0
 
     seen: list[StartProgress] = []
-    report = start_detached(tmp_path / "log", run, seen.append)
+
+    def see(progress: StartProgress) -> None:
+        seen.append(progress)
+        if error:
+            raise error
+
+    report = start_detached(tmp_path / "log", run, see)
     os.waitpid(report["pid"], 0)
     assert seen == [StartProgress("load weights", done, 2, "shards") for done in (1, 2)]
 
