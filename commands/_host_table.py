@@ -95,6 +95,8 @@ def _head(status: Mapping[str, Any]) -> list[str]:
 def _row(model: Mapping[str, Any]) -> dict[str, Text]:
     """Return the cells of a model by column."""
     state = model["state"] + (" (pinned)" if model["pinned"] else "")
+    if progress := model.get("progress"):  # an earlier host reports none
+        state = f"{state}, {progress['text']}"
     memory = human_bytes(model["held_bytes"] or model["memory_bytes"])
     gpu_bytes = model.get("gpu_memory_bytes")
     cells = (

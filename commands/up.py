@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from coldstart.launch.request import ServeRequest
     from coldstart.launch.up_records import UpDirectory, UpRecord
     from coldstart.models.inspection import Lookup
+    from coldstart.system.start_progress import Report
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
     from coldstart.commands._detach import start_detached
 
     log = start.directory.log
-    report = start_detached(log, lambda announce: _serve(start, plan, announce))
+    with _serving.show_start(common, detached=True) as show:
+        report = start_detached(log, lambda announce: _serve(start, plan, announce, announce.show), show)
     _announce(common, report | {"log": str(log)})
     _serving.advise(common, request, plan, report)
     return 0
@@ -177,7 +179,12 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
         return lookup
 
 
-def _serve(start: _Start, plan: "LaunchPlan", announce: Callable[[dict[str, Any]], None]) -> int:
+def _serve(
+    start: _Start,
+    plan: "LaunchPlan",
+    announce: Callable[[dict[str, Any]], None],
+    on_progress: "Report | None" = None,
+) -> int:
     """Record the server under this process, start it, and return its exit code when it ends."""
     from coldstart.launch import up_records
 
@@ -190,7 +197,7 @@ def _serve(start: _Start, plan: "LaunchPlan", announce: Callable[[dict[str, Any]
         announce(report)
 
     try:
-        return _serving.run(start.common, start.request, plan, announce_recorded)
+        return _serving.run(start.common, start.request, plan, announce_recorded, on_progress=on_progress)
     finally:
         start.directory.end()
 

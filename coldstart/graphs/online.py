@@ -13,6 +13,7 @@ from coldstart.graphs import gate
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.inputs import StoredInputs
 from coldstart.graphs.restore import Replayable, Restorer
+from coldstart.system.start_progress import Counter
 
 Show = Callable[[], None]
 
@@ -40,8 +41,10 @@ class Online:
         if not self.restorer.link():
             return False
         self._first = self.restorer.list_first()
-        for key in self._first:
+        counter = Counter("restore graphs", len(self._first), "graphs")
+        for number, key in enumerate(self._first, 1):
             self.restorer.graph_or_none(key)
+            counter.show(number)
         if self._workload is not None and (bad := self._canaries(self._workload)):
             self.restorer.drop(f"the canary failed: {'; '.join(f'{key}: {why}' for key, why in bad.items())}")
             return False

@@ -16,6 +16,8 @@ recent_starts           the last 100, oldest first: {model, at_unix_s, mode, sec
 models                  in order of the configuration, each:
   name, aliases, adapters          names that requests can use
   state                            stopped / starting / ready / draining / asleep / failed
+  progress                         of a start: null, or {stage, done, total, unit, text}, as its server reports it; done
+                                   and total are null for a stage without figures, unit is bytes, shards or graphs
   tier                             awake / ... / stopped: the current tier, or the tier that its start began from
   pinned, retired                  retired: no longer configured, and about to stop
   memory_bytes                     memory when awake, as far as known
@@ -52,6 +54,7 @@ from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.host.core import Core
 from coldstart.host.model_state import Model, State
+from coldstart.system.start_progress import StartProgress
 
 SCHEMA_VERSION = 1
 RECENT = 100
@@ -88,6 +91,7 @@ class ModelFacts:
     mode: str | None = None
     pid: int | None = None
     gpu_memory_bytes: int | None = None
+    progress: StartProgress | None = None
     last_start: LastStart | None = None
 
 
@@ -181,6 +185,7 @@ def _model(
         "aliases": list(facts.aliases),
         "adapters": list(facts.adapters),
         "state": str(model.state),
+        "progress": facts.progress.build_document() if facts.progress else None,
         "tier": model.tier.name,
         "pinned": model.spec.pinned,
         "retired": model.retired,

@@ -20,9 +20,9 @@ from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
 from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.environment import TIMELINE_EVENTS
+from coldstart.contract.environment import START_PROGRESS, TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
-from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import caches, fetch, prepare, server_process
 from coldstart.materialize import graphs, progress
@@ -34,6 +34,7 @@ from coldstart.system import runtime, secrets, timeline
 from coldstart.system.proc import logs, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.system.proc.scratch import PROOF, private_directory, scratch
+from coldstart.system.start_progress import LineReader, ProgressText, StartProgress
 from coldstart.system.timeline import Timeline
 from coldstart.weights import weights_plan as weights
 
@@ -176,7 +177,7 @@ class Assembly:
             plan, began = self._proof_plan(directory / "socket"), timeline.now()
             process, reader = server_process.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
-                running = server_process.acknowledged(process, reader, began, timeout=None)
+                running = server_process.acknowledged(process, reader, began, None, self._show)
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
                 _require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
@@ -192,6 +193,9 @@ class Assembly:
             "spans": Timeline.read(self.events("proof")).phases(),
             "offline_spans": Timeline.read(self.events("offline")).phases(),
         }
+
+    def _show(self, figures: StartProgress) -> None:
+        self._say(ProgressText(figures.describe()))
 
     def _proof_plan(self, socket: Path) -> LaunchPlan:
         info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
@@ -254,7 +258,7 @@ class Assembly:
         start = timeline.now()
         with self.phase(name, self.estimates.get(name)) as self._say:
             if name in self.others:
-                self._say(f"took {self.others[name]}")
+                self._say(self.others[name])
             yield
         self.seconds[name] = timeline.now() - start
 
@@ -283,13 +287,23 @@ def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) ->
 
 def _run_child(command: list[str], log: Path, events: Path, say: Steps = progress.silent) -> None:
     # vLLM does not remove its files in the temporary directory.
-    with log.open("wb") as sink, scratch():
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(reader, False)
+    with log.open("wb") as sink, scratch(), os.fdopen(reader), os.fdopen(writer, "wb") as pipe:
         # A parent that is killed before the child has asked for a signal sends none: the child compares its parent.
         supervisor = {str(SUPERVISOR_ENV): str(os.getpid())}
-        environment = os.environ | supervisor | {TIMELINE_EVENTS: str(events)}
-        process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
+        reports: dict[str, str] = {
+            TIMELINE_EVENTS: str(events),
+            READY_FD_ENV: str(writer),
+            START_PROGRESS: "1",
+        }
+        environment = os.environ | supervisor | reports
+        process = subprocess.Popen(
+            command, env=environment, pass_fds=[writer], stdout=sink, stderr=sink, start_new_session=True
+        )
+        pipe.close()
         try:
-            code = progress.wait(process, events, "offline", say)
+            code = progress.wait(process, events, "offline", say, LineReader(reader))
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

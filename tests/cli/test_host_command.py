@@ -73,6 +73,14 @@ def test_table_has_the_gpu_memory_where_it_is_known() -> None:
     assert re.search(r"3\.0 GiB +2\.5 GiB +0", first) and re.search(r"\(1\.0 GiB\) +0", second)
 
 
+def test_table_shows_the_progress_of_a_start_if_the_host_reports_it() -> None:
+    document = _status_document()
+    document["models"][0] |= {"state": "starting", "progress": {"text": "load weights: 1 of 2 shards"}}
+    assert "  starting, load weights: 1 of 2 shards  " in render(document)
+    del document["models"][0]["progress"]
+    assert "  starting  " in render(document)
+
+
 def test_status_as_json(run: Run, host: str) -> None:
     said = json.loads(run("host", "status", "--url", host, "--format", "json").stdout)
     assert [model["state"] for model in said["models"]] == ["ready", "failed"]

@@ -21,6 +21,7 @@ from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.peers import PeerError
 from coldstart.system.proc import exits
 from coldstart.system.proc.tree import ProcessTree
+from coldstart.system.start_progress import KEY, StartProgress
 
 # Interval in seconds at which the size of a server's log is checked.
 LOOK_AT_LOG_S = 10.0
@@ -38,6 +39,7 @@ class Supervised:
         self.ended: asyncio.Future[str] = loop.create_future()
         self.ordered_s = loop.time()
         self.is_begun = self.was_killed = False
+        self.progress: StartProgress | None = None
         # Mark the exception as retrieved: a caller may use only one of the two futures.
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._loop, self._order, self._orders, self._reason = loop, order, ORDERS, ""
@@ -104,12 +106,15 @@ class Supervised:
         self.is_begun = True
         if "process" in message:
             self._trees.append(ProcessTree(int(message["process"])))
+        elif KEY in message:
+            self.progress = StartProgress.parse(message[KEY])
         elif "ready" in message and not self.ready.done():
             document = message["ready"]
             ready = Ready(document["mode"], int(document["pid"]), document)
             # The process of a standby engine continues after its server has ended.
             if ready.pid and ready.mode != STANDBY.name:
                 self._trees.append(ProcessTree(ready.pid))
+            self.progress = None
             self.ready.set_result(ready)
         elif "failed" in message:
             self._reason = str(message["failed"])

@@ -16,7 +16,7 @@ from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import COMPILE_REPORT, GRAPHS_REPORT, KV_REPORT
 from coldstart.contract.plan import CANARY_BATCH, READY_FD_ENV, LaunchPlan
-from coldstart.system import timeline
+from coldstart.system import start_progress, timeline
 
 FALLBACK_PROMPT = [1, 2, 3, 4]
 
@@ -57,6 +57,7 @@ class Readiness:
     async def _acknowledge(self) -> None:
         self.done = True
         report = await self._report()
+        start_progress.end()
         if self.descriptor >= 0:
             os.write(self.descriptor, (json.dumps(report) + "\n").encode())
             os.close(self.descriptor)

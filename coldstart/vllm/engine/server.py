@@ -25,7 +25,7 @@ from typing import Any
 from psutil import NoSuchProcess
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.system import timeline
+from coldstart.system import start_progress, timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat, stock
@@ -203,6 +203,7 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
 def run(plan: LaunchPlan, imported: bool = False) -> int:
     """Run a server for `plan` in this process, and return its exit code after it has ended."""
     plan.install()
+    start_progress.begin()
     try:
         with scratch():
             return _run(plan, imported)

@@ -27,6 +27,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
+from coldstart.system.start_progress import StartProgress
 
 __all__ = ["fake_engine", "home", "model", "publish"]
 
@@ -246,3 +247,15 @@ def test_two_commands_with_arguments_at_one_moment_start_two_servers_and_one_say
     assert sum("Starting another server" in one for one in errors) == 1
     down("--format", "json")
     assert len(json.loads(capsys.readouterr().out)["servers"]) == 2
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_start_is_shown_off_a_terminal_only_with_progress(
+    detached: bool, common: Common, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for progress, events in (("auto", []), ("none", []), ("json", ["begin", "step", "end"])):
+        shown = replace(common, out=Output(progress=progress))  # type: ignore[arg-type]
+        with _serving.show_start(shown, detached=detached) as show:
+            show(StartProgress("load weights", 1, 2, "shards"))
+        out, err = capsys.readouterr()
+        assert out == "" and [json.loads(line)["event"] for line in err.splitlines()] == events

@@ -8,8 +8,10 @@ import re
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived, Ended, Failed, Started
+from coldstart.host.progress import estimate_progress
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, LastStart
+from coldstart.system.start_progress import StartProgress
 
 
 def _host() -> tuple[Core, HostFacts]:
@@ -40,6 +42,20 @@ def test_a_request_that_waits_and_a_model_that_starts() -> None:
     assert (a["aliases"], a["idle_s"], a["hit_ratio"]) == (["alpha"], 60.0, None)
     assert (b["state"], b["tier"], b["penalty_s"]) == ("stopped", "stopped", {"awake": 0.0, "stopped": 7.0})
     assert said["host"]["memory_used_bytes"] == 10
+    assert a["progress"] is None
+
+
+def test_progress_of_a_start_has_figures_and_words() -> None:
+    core, facts = _host()
+    core.handle(Arrived("1", "a"), 2.0)
+    facts.get_model("a").progress = StartProgress("load weights", 1, 2, "shards")
+    (a, b) = status.document(core, facts, 4.0, 1e9)["models"]
+    assert a["progress"] == {
+        "stage": "load weights", "done": 1, "total": 2, "unit": "shards", "text": "load weights: 1 of 2 shards"
+    }  # fmt: skip
+    assert b["progress"] is None
+    progress = estimate_progress(core.models["a"], 4.0, facts.get_model("a").progress)
+    assert progress.step == a["progress"]
 
 
 def test_since_is_the_time_in_the_state_when_a_request_ends_and_for_a_model_that_never_started() -> None:

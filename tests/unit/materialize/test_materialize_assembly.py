@@ -41,11 +41,11 @@ def test_stage_reports_its_duration_for_another_model(tmp_path: Path, materializ
     def phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
         yield said.append
 
-    materialization.phase, materialization.others = phase, {"prove by a start": "25 s for another"}
+    materialization.phase, materialization.others = phase, {"prove by a start": "another took 25 s"}
     for name in ("prove by a start", "hash the weights"):
         with materialization._stage(name):
             pass
-    assert said == ["took 25 s for another"]
+    assert said == ["another took 25 s"]
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])

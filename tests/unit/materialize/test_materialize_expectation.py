@@ -91,7 +91,7 @@ def test_new_model_gets_the_durations_of_another(home: Path, publish: Any, model
     seconds = earlier.manifest.provenance.seconds
     assert (
         describe_nearest(new)
-        == {name: f"{took:.0f} s for {earlier.name}" for name, took in seconds.items()}
+        == {name: f"the nearest bundle, {earlier.name}, took {took:.0f} s" for name, took in seconds.items()}
         != {}
     )
     elsewhere = replace(new, mismatches=(*new.mismatches, Mismatch("hardware.cpu", "a", "b")))

@@ -24,6 +24,7 @@ from coldstart.host.live.supervised import Supervised
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
 from coldstart.system.proc import exits, processes
+from coldstart.system.start_progress import StartProgress
 
 
 class Leased:
@@ -53,8 +54,12 @@ class Leased:
 def test_a_server_that_came_up_and_ended(tmp_path: Path) -> None:
     async def work() -> None:
         leased = Leased(tmp_path)
+        leased.there.send({"progress": {"stage": "load weights", "done": 1, "total": 2, "unit": "shards"}})
+        await wait_until(lambda: leased.server.progress is not None)
+        assert leased.server.progress == StartProgress("load weights", 1, 2, "shards")
         leased.there.send({"ready": {"mode": "fresh", "pid": 7}})
         ready = await leased.server.ready
+        assert leased.server.progress is None
         assert (ready.mode, ready.pid) == ("fresh", 7)
         leased.server.stop()
         assert leased.there.receive() == [{"signal": 15}]
