@@ -81,8 +81,9 @@ class Readiness:
                     report["fast_path"][name] = taken and report["fast_path"].get(name, True)
                 report["fallbacks"] += worker["fallbacks"]
                 report.setdefault("loads", []).append(worker["load"])
-        if self.plan.engine.compiled:
-            fallbacks = await compile_fallbacks(self.engine)
+        if (compiled := self.plan.engine.compiled) is not None:
+            # A section can contain only caches of other compilers: without compilation vLLM requests no artifact.
+            fallbacks = await compile_fallbacks(self.engine, expected=compiled.is_dir())
             report["fast_path"]["compile"] = not fallbacks
             report["fallbacks"] += fallback.encode(fallbacks)
         if self.plan.engine.kv_plan:
@@ -127,14 +128,14 @@ class Readiness:
         return tokens
 
 
-async def compile_fallbacks(engine: Any) -> list[Fallback]:
-    """Return why workers compiled although the bundle contains the artifacts."""
+async def compile_fallbacks(engine: Any, *, expected: bool) -> list[Fallback]:
+    """Return why workers compiled; `expected` states that the bundle contains vLLM's artifacts, so that one must be loaded."""
     try:
         workers = await engine.collective_rpc(COMPILE_REPORT)
     except Exception as error:  # noqa: BLE001 - without the plug-in vLLM raises various errors
         return [Fallback("compile", f"the plug-in did not load: {error}")]
     reasons = [reason for worker in workers for reason in worker["reasons"]]
-    if not any(worker["loaded"] for worker in workers) and not reasons:
+    if expected and not any(worker["loaded"] for worker in workers) and not reasons:
         reasons = ["vLLM requested no ahead-of-time artifact"]
     return [Fallback("compile", reason) for reason in dict.fromkeys(reasons)]
 

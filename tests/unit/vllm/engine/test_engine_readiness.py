@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from coldstart.contract.fallback import Fallback
-from coldstart.contract.graphs import GRAPHS_REPORT, KV_REPORT, EngineTask
+from coldstart.contract.graphs import COMPILE_REPORT, GRAPHS_REPORT, KV_REPORT, EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm.engine.readiness import FALLBACK_PROMPT, Readiness
 
@@ -207,6 +207,26 @@ def test_graphs_count_as_restored_when_no_worker_says_otherwise(
     )
     assert report["fast_path"] == {"graphs": not reasons}
     assert report["fallbacks"] == [{"section": "graphs", "reason": reason} for reason in reasons]
+
+
+@pytest.mark.parametrize(
+    ("folder", "loaded", "reasons", "expected"),
+    [
+        ("aot", 1, [], []),
+        ("aot", 0, [], ["vLLM requested no ahead-of-time artifact"]),
+        ("triton", 0, [], []),  # with `-cc.mode=0` vLLM never looks for an artifact
+        ("triton", 0, ["rank_0_0: the bundle has 0 artifacts"], ["rank_0_0: the bundle has 0 artifacts"]),
+    ],
+)
+def test_an_artifact_must_be_loaded_only_if_the_section_contains_one(
+    read_lines: ReadLines, tmp_path: Path, folder: str, loaded: int, reasons: list[str], expected: list[str]
+) -> None:
+    (tmp_path / folder).mkdir()
+    engine = Engine(**{COMPILE_REPORT: [{"loaded": loaded, "reasons": reasons}]})
+    plan = LaunchPlan([], engine=EngineTask(compiled=tmp_path / "aot"))
+    report = _report(read_lines, Readiness(plan, engine, worker_reports=False))
+    assert report["fast_path"] == {"compile": not expected}
+    assert [one["reason"] for one in report["fallbacks"]] == expected
 
 
 def test_collection_begins_once_it_serves_also_without_a_starter(monkeypatch: pytest.MonkeyPatch) -> None:
