@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.plan import CANARY_BATCH
 from coldstart.graphs import gate, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.errors import AlteredTableError, GraphError, GraphRefusedError
@@ -164,7 +165,9 @@ class Restoring:
             settled=self.proof.settled,
         )  # fmt: skip
         wanted = workload(driver, self.framework, restorer, None) if self._canary != "0" else None
-        online = self.online = Online(restorer, self.proof, wanted, every=self._canary == "all")
+        online = self.online = Online(
+            restorer, self.proof, wanted, every=self._canary == "all", batch=CANARY_BATCH
+        )
         if not online.begin():
             remove_attributes(runner, self._made)
             raise GraphRefusedError(online.fallbacks["*"])

@@ -12,6 +12,7 @@ from support.graphs_worker import INPUTS, OUT, SHAPE, Graph, Runner, here, mater
 
 from coldstart.graphs import gate, rounds, table_files
 from coldstart.graphs.errors import DriverError, GraphRefusedError
+from coldstart.graphs.restore import Restorer
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import record, restore
 from coldstart.vllm.graphs.graph_source import refuse_unsupported
@@ -55,6 +56,15 @@ def test_a_start_captures_nothing(here: dict[str, SimModel], bundle_directory: P
     assert runner.cudagraph_manager.captured == [] and session.fallbacks() == {}
     assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
     assert all(rows for rows in runner.cudagraph_manager._candidates.values())
+
+
+def test_the_batch_that_readiness_checks_has_its_graph_before_the_background_is_done(
+    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Restorer, "start", lambda *_: None)
+    _, runner = start(here, bundle_directory)
+    shown = {d.num_tokens for rows in runner.cudagraph_manager._candidates.values() for d in rows}
+    assert shown == {1, 8, 256} == {d.num_tokens for d in runner.cudagraph_manager.graphs}
 
 
 def test_every_graph_can_be_a_canary(here: dict[str, SimModel], bundle_directory: Path) -> None:
