@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,7 +18,6 @@ from typing import Any
 import coldstart
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
-from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import START_PROGRESS, TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
@@ -26,6 +25,7 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import caches, fetch, prepare, server_process
 from coldstart.materialize import graphs, progress
+from coldstart.materialize.fast_path import ProofFailedError, require_fast_path
 from coldstart.materialize.progress import Phase, Steps
 from coldstart.models.inspection import NOT_MADE
 from coldstart.models.resolution import ResolvedModel
@@ -151,14 +151,17 @@ class Assembly:
         self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
     def _proven(self) -> dict[str, Any]:
-        """Run proof starts. If one fails with a restored section, drop only that section, not hours of work on the others."""
-        for section in _RESTORED:
-            if (self.out / section).is_dir():
-                try:
-                    return self._proof_start()
-                except CommandFailedError as error:
-                    self._leave_out(section, f"the proof start failed with it: {error.message}")
-        return self._proof_start()
+        """Run proof starts. After a failure omit only one section: one that the start did not use, or the likeliest cause."""
+        while True:
+            try:
+                return self._proof_start()
+            except CommandFailedError as error:
+                present = [name for name in _RESTORED if (self.out / name).is_dir()]
+                if not present:
+                    raise
+                unused = getattr(error, "unused", ())
+                section = next((name for name in present if name in unused), present[0])
+                self._leave_out(section, f"the proof start failed with it: {error.message}")
 
     def _leave_out(self, section: str, reason: str) -> None:
         self.not_made[section] = reason
@@ -179,11 +182,12 @@ class Assembly:
             try:
                 running = server_process.acknowledged(process, reader, began, None, self._show)
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
-                _require_fast_path(running.report, sections, canary="canary" in info)
+                require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
             except CommandFailedError as error:
                 tail = logs.end(self.work / "proof.log").splitlines()
-                raise CommandFailedError([f"{error.message} The end of its log:", *tail]) from error
+                lines = [f"{error.message} The end of its log:", *tail]
+                raise ProofFailedError(lines, getattr(error, "unused", ())) from error
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()
@@ -271,18 +275,6 @@ class Assembly:
 
     def _write(self, name: str, value: object) -> None:
         (self.out / f"{name}.json").write_text(json.dumps(value, sort_keys=True))
-
-
-def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
-    if not all(report["fast_path"].get(name) for name in sections):
-        reasons = "; ".join(str(one) for one in fallback.decode(report["fallbacks"]))
-        raise CommandFailedError(
-            f"The start that checks the new bundle used fallbacks: {reasons or 'no reason'}. Nothing was published."
-        )
-    if canary and not report.get("canary"):
-        raise CommandFailedError(
-            "The start that checks the new bundle returned another token than the reference. Nothing was published."
-        )
 
 
 def _run_child(command: list[str], log: Path, events: Path, say: Steps = progress.silent) -> None:

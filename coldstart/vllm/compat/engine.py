@@ -5,6 +5,7 @@ from __future__ import annotations
 from coldstart.vllm.compat.points import point
 
 _LAUNCHERS = "entrypoints.launchers"
+_MOVED = "entrypoints.common.cli_args"  # by vLLM 0.33
 
 POINTS = (
     point("start", f"{_LAUNCHERS}.api_server.entry:build_and_serve",
@@ -12,9 +13,11 @@ POINTS = (
     point("start", f"{_LAUNCHERS}.api_server.entry"),
     point("start", f"{_LAUNCHERS}.app:build_app", "build_app(args, supported_tasks, model_config)"),
     point("start", f"{_LAUNCHERS}.launcher:setup_server", "setup_server(args, *, reuse_port)"),
-    point("start", f"{_LAUNCHERS}.cli_args:make_arg_parser", "make_arg_parser(parser)"),
-    point("start", f"{_LAUNCHERS}.cli_args:validate_parsed_serve_args", "validate_parsed_serve_args(args)"),
-    point("start headless", f"{_LAUNCHERS}.cli_args", source=("--headless", "--api-server-count")),
+    point("start", f"{_LAUNCHERS}.cli_args:make_arg_parser", "make_arg_parser(parser)", moved=_MOVED),
+    point("start", f"{_LAUNCHERS}.cli_args:validate_parsed_serve_args", "validate_parsed_serve_args(args)",
+          moved=_MOVED),
+    point("start headless", f"{_LAUNCHERS}.cli_args", source=("--headless", "--api-server-count"),
+          moved=_MOVED),
     point("start", "utils.argparse_utils:FlexibleArgumentParser", "parse_args(args)"),
     point("start", "utils.system_utils:decorate_logs", "decorate_logs(process_name, *, skip_if_decorated)"),
     point("start", "tokenizers:cached_tokenizer_from_config", "cached_tokenizer_from_config(model_config)"),
@@ -45,7 +48,8 @@ POINTS = (
     point("ending", "v1.engine.core_client:MPClient", reads="resources"),
     point("ending", "v1.engine.async_llm:AsyncLLM", reads="engine_core"),
     point("late-interaction", f"{_LAUNCHERS}.cli_args:propagate_flash_late_interaction",
-          "propagate_flash_late_interaction(args, engine_args)", source=("enable_flash_late_interaction",)),
+          "propagate_flash_late_interaction(args, engine_args)", source=("enable_flash_late_interaction",),
+          moved=_MOVED),
     point("standby", "v1.engine.async_llm:AsyncLLM", "sleep(level)", "wake_up(*, tags)", "collective_rpc(method)",
           reads="errored"),
     point("standby", "v1.worker.gpu_worker:Worker", "reload_weights()"),
