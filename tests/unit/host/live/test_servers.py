@@ -17,7 +17,7 @@ from support.fake_upstream import run, wait_until
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.host.launches import Launch
-from coldstart.host.live import starter_client
+from coldstart.host.live import starter_client, supervised
 from coldstart.host.live.servers import StartFailedError
 from coldstart.host.live.starter_client import Starter
 from coldstart.host.live.supervised import Supervised
@@ -174,6 +174,36 @@ def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
         await leased.end()
 
     run(work())
+
+
+@pytest.mark.parametrize("first", ["end", "retirement"])
+def test_stopped_supervisor_is_killed_when_it_cannot_report_or_obey(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    monkeypatch.setattr(supervised, "REPORT_S", 0.01)
+    supervisor, server = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+
+    async def work() -> None:
+        leased = Leased(tmp_path, ignored=True)
+        leased.there.send({"process": supervisor.pid})
+        leased.there.send({"ready": {"mode": "template-runtime", "pid": server.pid}})
+        await leased.server.ready
+        supervisor.send_signal(signal.SIGSTOP)
+        await wait_until(lambda: processes.is_stopped(supervisor.pid))
+        if first == "end":
+            server.kill()
+        else:
+            leased.server.retire()
+        await wait_until(lambda: supervisor.poll() == -signal.SIGKILL)
+        assert server.wait() == -signal.SIGKILL
+        assert await leased.end() == "the server's supervisor was killed" and leased.server.was_killed
+
+    try:
+        run(work())
+    finally:
+        for one in (supervisor, server):
+            one.kill()
+            one.wait()
 
 
 @pytest.mark.parametrize(
