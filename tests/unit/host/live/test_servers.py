@@ -23,7 +23,7 @@ from coldstart.host.live.starter_client import Starter
 from coldstart.host.live.supervised import Supervised
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
-from coldstart.system.proc import exits, processes
+from coldstart.system.proc import exits, processes, scratch
 
 
 class Leased:
@@ -155,6 +155,19 @@ def test_starter_process_is_replaced_before_an_order_needs_it(
         assert first.wait() == -signal.SIGKILL
 
     run(work())
+
+
+def test_close_removes_directories_of_killed_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "_base", lambda: tmp_path)
+    directory = tmp_path / "server-killed"
+    directory.mkdir()
+    (directory / "lock").write_text("1")
+
+    async def work() -> None:
+        await Starter(tmp_path, Cache(tmp_path / "cache"), offline=True).close()
+
+    run(work())
+    assert not directory.exists()
 
 
 def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
