@@ -60,15 +60,13 @@ class Supervised:
         self._loop.add_reader(lease, self._heard)
 
     def stop(self) -> None:
-        """Ask the server to end; a second call ends it at once."""
+        """Ask the server to end; a second call ends it at once, as does the first if its supervisor is stopped."""
         self._stopping = True
-        self._signal(signal.SIGTERM)
+        self._ask(signal.SIGTERM)
 
     def retire(self) -> None:
         """Retire a template; kill it if its supervisor is stopped."""
-        if self._has_stopped_supervisor():
-            self.kill()
-        self._signal(signal.SIGUSR1)
+        self._ask(signal.SIGUSR1)
 
     def kill(self) -> None:
         """Kill the server and its supervisor, also if they are stopped or do not answer."""
@@ -89,7 +87,10 @@ class Supervised:
         """Return the processor time in seconds of its processes, without the API server, since the last call."""
         return self._trees[-1].used_processor_s() if self._trees else 0.0
 
-    def _signal(self, number: int) -> None:
+    def _ask(self, number: int) -> None:
+        """Have the supervisor act as on this signal; kill it if it is stopped, because it would not."""
+        if self._has_stopped_supervisor():
+            self.kill()
         if not self.ended.done():
             with suppress(OSError):
                 self._channel.send({"signal": int(number)})

@@ -189,7 +189,7 @@ def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
     run(work())
 
 
-@pytest.mark.parametrize("first", ["end", "retirement"])
+@pytest.mark.parametrize("first", ["end", "retirement", "stop"])
 def test_stopped_supervisor_is_killed_when_it_cannot_report_or_obey(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
@@ -203,10 +203,8 @@ def test_stopped_supervisor_is_killed_when_it_cannot_report_or_obey(
         await leased.server.ready
         supervisor.send_signal(signal.SIGSTOP)
         await wait_until(lambda: processes.is_stopped(supervisor.pid))
-        if first == "end":
-            server.kill()
-        else:
-            leased.server.retire()
+        act = {"end": server.kill, "retirement": leased.server.retire, "stop": leased.server.stop}
+        act[first]()
         await wait_until(lambda: supervisor.poll() == -signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL
         assert await leased.end() == "the server's supervisor was killed" and leased.server.was_killed
