@@ -50,7 +50,7 @@ $(STAMP): requirements/cpu.lock requirements/torch-cuda.lock pyproject.toml
 hooks: $(STAMP) ## Install the pre-commit hooks; needs the program pre-commit.
 	pre-commit install
 
-lock: $(STAMP) ## Resolve requirements/*.lock; pins that still fit are retained.
+lock: $(STAMP) ## Resolve requirements/*.lock and the digests of images; pins that still fit are retained.
 	$(BIN)/python requirements/lock.py
 
 demo: $(STAMP) ## Materialize a model and measure each start mode against stock vLLM.

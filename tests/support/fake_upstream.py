@@ -202,7 +202,10 @@ class FakeTemplate(FakeServer):
             self.ready.set_exception(StartFailedError("no template"))
         else:
             await self._first(self.gate)
-            self.ready.set_result(Ready(f"template-{self.level}", 4243, {}))
+            if self.over.is_set():
+                self.ready.set_exception(StartFailedError("ended"))
+            else:
+                self.ready.set_result(Ready(f"template-{self.level}", 4243, {}))
             await self.over.wait()
         self.ended.set_result("stopped")
 
