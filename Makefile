@@ -16,6 +16,7 @@ PYTEST  := $(BIN)/python -m pytest
 QUICK   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 2 * n : 8)))
 # A file's tests share what is expensive to make. (By pytest-xdist 3.8, --dist loadgroup groups nothing under pytest 9.2.)
 BESIDE  := -n $(WORKERS) --dist loadfile
+# The order of the end-to-end tests' files is that of tests/e2e/conftest.py; --no-loadscope-reorder retains it.
 # All but the real servers: two workers have a machine of their own each, whose one bundle and template their tests share.
 SUITES  := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/)))
 
@@ -78,7 +79,7 @@ define run_suites
 @criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
 PYTHON=$(BIN)/python tests/tools/fetch-chromium.sh >/dev/null || echo 'test: without Chromium (see above) the tests of pages are skipped.' >&2; \
 PYTHON=$(BIN)/python tests/tools/fetch-helm.sh >/dev/null || echo 'test: without helm (see above) the tests that render the chart are skipped.' >&2; \
-failed=0; $(PYTEST) $(BESIDE) $(SELECT) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile $(SELECT) tests/e2e || failed=1; exit $$failed
+failed=0; $(PYTEST) $(BESIDE) $(SELECT) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile --no-loadscope-reorder $(SELECT) tests/e2e || failed=1; exit $$failed
 endef
 
 check: lint ## Run lint and the quick tests, which need no vLLM.

@@ -9,21 +9,19 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from coldstart.artifacts import files
+from support.plain_vllm import PlainVllm
 from tools import tiny_models
-from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
-
-from coldstart.validate.completions import CompletionClient
-from coldstart.validate.launch import HOST, RunFiles, launch
-from coldstart.validate.launchers import Subject, VllmLauncher
+from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+# The second needs no bundle, and runs while the first worker materializes the one of both.
+LONGEST = ("elsewhere", "fleet", "models", "weights", "many", "scheduler", "parallel", "endings", "snapshot")
 
 
 @dataclass(frozen=True)
@@ -35,10 +33,12 @@ class BundleReference:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Raise the time limit, because a busy machine needs longer for a few starts than the limit of the suite."""
+    """Raise the time limit, because a busy machine needs longer for a few starts; run the longest files first."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(3 * READY_S))
+    names = [f"test_e2e_{name}.py" for name in LONGEST]
+    items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +80,7 @@ def bundle(machine: Machine) -> BundleReference:
 
 @pytest.fixture(scope="session")
 def reference(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
-    """Return the tokens of a stock vLLM server with empty caches, asked once by all workers."""
+    """Return the tokens of stock vLLM that compiles nothing, asked once by all workers."""
     known = shared / "reference.json"
     with files.locked(shared / "reference.lock"):
         if not known.exists():
@@ -97,12 +97,11 @@ def engine_template(machine: Machine, bundle: BundleReference) -> Iterator[None]
     machine.run("template", "stop", "--level", "engine")
 
 
-def _stock_tokens(model: Path, directory: Path) -> Tokens:
-    files = RunFiles.make(directory / "run")
-    server = launch(VllmLauncher(Subject("tiny-llama", str(model), VLLM), directory, warm=False), files)
+def _stock_tokens(model: Path, directory: Path) -> list[list[float]] | None:
+    vllm = PlainVllm(directory / "caches")
+    args = ["--model", str(model), *EAGER]
     try:
-        client = CompletionClient(HOST, files.port)
-        client.first_token(PROMPTS[0], deadline_s=time.monotonic() + READY_S, check=server.check)
-        return [client.complete(prompt, 16).tokens for prompt in PROMPTS]
+        asked = {"args": args, "prompts": PROMPTS, "tokens": 16, "adapter": None}
+        return vllm.answers(asked, directory / "log")
     finally:
-        server.stop()
+        vllm.close()

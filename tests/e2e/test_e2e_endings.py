@@ -21,7 +21,7 @@ def nightly(*values: object) -> Any:
 @pytest.mark.parametrize(
     ("mode", "number", "code"),
     [
-        (FRESH, signal.SIGTERM, 143),
+        nightly(FRESH, signal.SIGTERM, 143),
         nightly(FRESH, signal.SIGINT, 130),
         nightly(ENGINE, signal.SIGTERM, 143),
         (ENGINE, signal.SIGINT, 130),
@@ -49,7 +49,7 @@ def test_server_ends_when_the_supervisor_is_killed(
             assert again.report["mode"] == mode and again.tokens() == reference
 
 
-@pytest.mark.parametrize("mode", [FRESH, nightly(ENGINE)])
+@pytest.mark.parametrize("mode", [nightly(FRESH), ENGINE])
 def test_server_exits_1_when_the_engine_is_killed(machine: Machine, engine_template: None, mode: str) -> None:
     with machine.serving("tiny-llama", "--mode", mode) as served:
         os.kill(_engine(served), signal.SIGKILL)

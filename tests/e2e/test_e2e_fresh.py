@@ -1,15 +1,12 @@
-"""A bundle is materialized, inspected, validated and served, and its tokens are those of stock vLLM."""
+"""A bundle is materialized, inspected and served, and its tokens are those of stock vLLM."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.artifacts import sign
-from coldstart.artifacts.store import Store
 from tools.machine import VLLM, Machine, Tokens
 
 pytestmark = pytest.mark.vllm
@@ -32,18 +29,6 @@ def test_the_bundle_is_complete_and_valid(machine: Machine, bundle: Any) -> None
     assert str(machine.root) not in json.dumps(shown)
 
 
-def test_a_copy_of_the_model_replays_prompts_alone_and_at_once(
-    machine: Machine, bundle: Any, tmp_path: Path
-) -> None:
-    """Levels that start servers; the copy has the same key as the model of the bundle."""
-    (model,) = (machine.cache / "models").glob("*/tiny-llama")
-    shutil.copytree(model, tmp_path / "my-model")
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Once upon a time"}\n{"prompt": "a b c"}\n')
-    asked = ["--level", "replay", "--prompts", str(tmp_path / "prompts.jsonl"), "--max-tokens", "16"]
-    said = machine.run("validate", bundle.ref, "--model", str(tmp_path / "my-model"), *asked)
-    assert said == f"{bundle.ref}: valid at level replay\n"
-
-
 def test_materialize_creates_nothing_when_the_bundle_exists(machine: Machine, bundle: Any) -> None:
     again = machine.run("materialize", "tiny-llama", "-q", "--", *VLLM)
     assert again.strip().splitlines()[-1] == bundle.ref
@@ -61,28 +46,6 @@ def test_fresh_answers_vllms_tokens(machine: Machine, bundle: Any, reference: To
     assert {event["name"] for event in events} >= SPANS
     assert len({event["pid"] for event in events}) == 3  # the command, the server, its engine
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
-
-
-def test_server_with_a_wrong_canary_answers_no_client(
-    machine: Machine, bundle: Any, reference: Tokens
-) -> None:
-    store = Store(machine.cache / "bundles")
-    original = store.get(bundle.ref)
-    info: Any = original.json("modelinfo")
-    wrong = [token + 1 for token in info["canary"]["tokens"]]
-    with store.begin(original.key) as draft:
-        for entry in original.manifest.sections:
-            if entry.type != "modelinfo":
-                draft.keep(original, entry.type)
-        draft.add_json("modelinfo", info | {"canary": info["canary"] | {"tokens": wrong}})
-        signer = sign.host_key(machine.root / "home" / "state" / "coldstart")
-        forged = draft.publish(original.manifest.provenance, signer=signer)
-    try:
-        with machine.serving("tiny-llama", "--mode", "fresh") as served:
-            assert [fallback["section"] for fallback in served.report["fallbacks"]] == ["canary"]
-            assert served.report["fast_path"]["mode"] is False and served.tokens() == reference
-    finally:
-        store.prune(keep=None, drop=[forged])
 
 
 def test_a_start_leaves_no_file_behind(machine: Machine, bundle: Any) -> None:

@@ -1,8 +1,9 @@
-"""Other architectures need no special handling, and a killed `materialize` leaves no files."""
+"""Another architecture whose bundle has no compiled code: replayed, with a wrong canary, after a killed `materialize`."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -10,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from tools.machine import READY_S, VLLM, Machine, remaining
+from tools.machine import EAGER, READY_S, VLLM, Machine, remaining
 
 from coldstart.validate import process_tree
 
 pytestmark = pytest.mark.vllm
-# Without compiled code, which takes most of the time.
-EAGER = (*VLLM, "--enforce-eager")
 
 
 def test_materialize_succeeds_after_a_killed_run(machine: Machine, bundle: Any) -> None:
@@ -29,6 +30,40 @@ def test_materialize_succeeds_after_a_killed_run(machine: Machine, bundle: Any) 
         machine.run("validate", bundle.ref)
     _answers_its_canary(machine, "tiny-opt", EAGER, {"mode": True})
     assert list((machine.cache / "work").rglob("*")) == []
+
+
+def test_a_copy_of_the_model_replays_prompts_alone_and_at_once(machine: Machine, tmp_path: Path) -> None:
+    """Levels that start servers; the copy has the same key as the model of the bundle."""
+    bundle = _materialized(machine, "tiny-opt", EAGER)
+    (model,) = (machine.cache / "models").glob("*/tiny-opt")
+    shutil.copytree(model, tmp_path / "my-model")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Once upon a time"}\n{"prompt": "a b c"}\n')
+    asked = ["--level", "replay", "--prompts", str(tmp_path / "prompts.jsonl"), "--max-tokens", "16"]
+    said = machine.run("validate", bundle.ref, "--model", str(tmp_path / "my-model"), *asked)
+    assert said == f"{bundle.ref}: valid at level replay\n"
+
+
+def test_server_with_a_wrong_canary_answers_no_client(machine: Machine) -> None:
+    store = Store(machine.cache / "bundles")
+    original = _materialized(machine, "tiny-opt", EAGER)
+    info: Any = original.json("modelinfo")
+    right = info["canary"]["tokens"]
+    with store.begin(original.key) as draft:
+        for entry in original.manifest.sections:
+            if entry.type != "modelinfo":
+                draft.keep(original, entry.type)
+        wrong = [token + 1 for token in right]
+        draft.add_json("modelinfo", info | {"canary": info["canary"] | {"tokens": wrong}})
+        signer = sign.host_key(machine.root / "home" / "state" / "coldstart")
+        forged = draft.publish(original.manifest.provenance, signer=signer)
+    try:
+        with machine.serving("tiny-opt", "--mode", "fresh", vllm=EAGER) as served:
+            assert "canary" in [fallback["section"] for fallback in served.report["fallbacks"]]
+            assert served.report["fast_path"]["mode"] is False
+            answer = served.client.complete(info["canary"]["prompt"], len(right))
+            assert list(answer.tokens) == right
+    finally:
+        store.prune(keep=None, drop=[forged])
 
 
 @pytest.mark.nightly
@@ -57,8 +92,7 @@ def _events(machine: Machine) -> list[Path]:
 def _answers_its_canary(
     machine: Machine, model: str, args: tuple[str, ...], fast_path: dict[str, bool]
 ) -> None:
-    said = json.loads(machine.run("materialize", model, "--format", "json", "--", *args))
-    info: Any = Store(machine.cache / "bundles").get(said["ref"]).json("modelinfo")
+    info: Any = _materialized(machine, model, args).json("modelinfo")
     with machine.serving(model, "--mode", "fresh", vllm=args) as served:
         assert served.report["fast_path"] == fast_path
         missing = [] if "compile" in fast_path else ["compile"]
@@ -66,3 +100,8 @@ def _answers_its_canary(
         assert served.report["canary"] is True
         answer = served.client.complete(info["canary"]["prompt"], len(info["canary"]["tokens"]))
         assert list(answer.tokens) == info["canary"]["tokens"]
+
+
+def _materialized(machine: Machine, model: str, args: tuple[str, ...]) -> Bundle:
+    said = json.loads(machine.run("materialize", model, "--format", "json", "--", *args))
+    return Store(machine.cache / "bundles").get(said["ref"])

@@ -1,4 +1,4 @@
-"""Skip-join MLFQ on two ranks whose KV pool holds a fraction of the requests: the answers are those of FCFS on two ranks.
+"""Skip-join MLFQ on two ranks whose KV pool holds a fraction of the requests: the answers are those of FCFS on one rank.
 
 Invariant: a rank keeps its own heads' or layers' share of what is evicted, and nothing runs before every rank has it back.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, counters, exported, together
-from tools.machine import Machine, Served
+from tools.machine import TRACED, Machine, Served
 
 pytestmark = pytest.mark.vllm
 
@@ -21,8 +21,6 @@ HERE = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
-# vLLM's eager mode crashes with pipelines on the CPU. Graphs without compiled code save minutes.
-TRACED = ("--compilation-config", '{"backend": "eager"}')
 WAYS = {
     "tensor": ("--tensor-parallel-size", "2", *TRACED),
     "pipeline": ("--pipeline-parallel-size", "2", *TRACED),
@@ -31,27 +29,25 @@ POOL_BLOCKS, RANKS = 14, 2
 SMALL = (
     *("--dtype", "float32"),
     *("--max-model-len", "256", "--block-size", str(BLOCK_TOKENS), "--max-num-seqs", "32"),
-    *("--kv-cache-memory-bytes", str(POOL_BLOCKS * BLOCK_BYTES // RANKS)),
+    "--kv-cache-memory-bytes",
 )
 HOST = ("--kv-host-memory", str(1 << 27))
 SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", *HOST)
 LENGTHS = [20 + (37 * number) % 150 for number in range(20)]
-Ranks = tuple[Machine, tuple[str, ...], list[list[int]]]
 
 
-@pytest.fixture(scope="module", params=["tensor", pytest.param("pipeline", marks=pytest.mark.nightly)])
-def ranks(request: pytest.FixtureRequest, machine: Machine) -> Ranks:
-    """Return the machine, the flags, and the answers of vLLM's scheduler with them."""
-    here = Machine(machine.root, HERE)
-    flags = (*SMALL, *WAYS[request.param])
-    with here.serving("tiny-llama", "--on-miss", "warn", vllm=flags) as stock:
-        expected = together(stock, [body(n, tokens) for n, tokens in enumerate(LENGTHS)])
-    return here, flags, expected
+@pytest.fixture(scope="module")
+def expected(machine: Machine) -> list[list[int]]:
+    """Return the answers of vLLM's scheduler on one rank with the whole pool."""
+    flags = (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES), "--enforce-eager")
+    with machine.serving("tiny-llama", "--on-miss", "warn", vllm=flags) as stock:
+        return together(stock, [body(n, tokens) for n, tokens in enumerate(LENGTHS)])
 
 
-def test_swapping_on_two_ranks_answers_as_fcfs(ranks: Ranks) -> None:
-    machine, flags, expected = ranks
-    with machine.serving("tiny-llama", "--on-miss", "warn", *SWAPPING, vllm=flags) as ours:
+@pytest.mark.parametrize("way", ["tensor", pytest.param("pipeline", marks=pytest.mark.nightly)])
+def test_swapping_on_two_ranks_answers_as_fcfs(machine: Machine, expected: list[list[int]], way: str) -> None:
+    here, flags = Machine(machine.root, HERE), (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES // RANKS), *WAYS[way])
+    with here.serving("tiny-llama", "--on-miss", "warn", *SWAPPING, vllm=flags) as ours:
         check_fallbacks(ours)
         assert together(ours, [body(n, tokens) for n, tokens in enumerate(LENGTHS)]) == expected
         moved = counters(ours)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.range_server import RangeServer, serving
-from tools.machine import VLLM, Machine, Tokens
+from tools.machine import TRACED, VLLM, Machine, Tokens
 
 from coldstart.system.ipc.addresses import free_port
 from coldstart.weights import weights_plan as weights
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.vllm
 FILE = "model.safetensors"
 # Slow enough that the loader always waits.
 SLOW = 200e3
-FP32 = (*VLLM, "--dtype", "float32")
+FP32 = (*VLLM, "--dtype", "float32", *TRACED)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tools.machine import Served
+from tools.machine import READY_S, Served
 
 BLOCK_TOKENS = 32
 BLOCK_BYTES = 2 * 8 * 2 * 64 * 4 * BLOCK_TOKENS
@@ -33,7 +33,7 @@ def together(served: Served, bodies: Sequence[dict[str, Any]]) -> list[list[int]
 
 
 def answer(served: Served, given: dict[str, Any]) -> list[int]:
-    with urllib.request.urlopen(_request(served, given), timeout=120) as response:
+    with urllib.request.urlopen(_request(served, given), timeout=READY_S) as response:
         return list(json.load(response)["choices"][0]["token_ids"])
 
 
