@@ -63,11 +63,9 @@ def test_bundle_is_completed(bundle: Bundle) -> None:
 def test_the_second_reference_and_another_cache_are_completed(bundle: Bundle, tmp_path: Path) -> None:
     second = "coldstart export org/tiny:v1 org"
     empty = f"coldstart export --cache-dir {tmp_path / 'empty'} org"
-    assert complete(second, empty, "coldstart serve org/tin") == [
-        ["org/tiny:v1"],
-        [],
-        ["org/tiny", "org/tiny:v1"],
-    ]
+    assert complete(second, empty) == [["org/tiny:v1"], []]
+    absent = ["coldstart.artifacts.store", "coldstart.models.tiny", "hashlib"]
+    assert complete("coldstart serve org/tin", absent=absent) == [["org/tiny", "org/tiny:v1"]]
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"null", b"{" * 10_000])
