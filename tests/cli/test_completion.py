@@ -1,15 +1,16 @@
 """Shell completion of models and of bundles: the right words, no error, and no heavy import."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands.cli import COMMANDS
 
+from coldstart.models.aliases import NAMES
 from coldstart.system.paths import Cache
 
 HEAVY = ["torch", "vllm", "pandas", "transformers", "numpy", "huggingface_hub", "ray", "rich", "starlette"]
@@ -68,7 +69,11 @@ def test_the_second_reference_and_another_cache_are_completed(bundle: Bundle, tm
     assert complete("coldstart serve org/tin", absent=absent) == [["org/tiny", "org/tiny:v1"]]
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"null", b"{" * 10_000])
-def test_a_damaged_store_completes_models_alone(bundle: Bundle, content: bytes) -> None:
-    (Cache.at().bundles / "index.json").write_bytes(content)
-    assert complete("coldstart serve tiny-l", "coldstart export ") == [["tiny-llama"], []]
+def test_a_damaged_store_completes_models_alone(bundle: Bundle, tmp_path: Path) -> None:
+    lines = []
+    for number, content in enumerate((b"{", b"[]", b"\xff\xfe", b"null", b"{" * 10_000)):
+        cache = tmp_path / str(number)
+        shutil.copytree(Cache.at().bundles, cache / "bundles")
+        (cache / "bundles" / "index.json").write_bytes(content)
+        lines += [f"coldstart {one} --cache-dir {cache} " for one in ("serve", "export")]
+    assert complete(*lines) == [list(NAMES), []] * 5
