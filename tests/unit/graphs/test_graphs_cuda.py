@@ -62,6 +62,7 @@ def test_launch_attributes_and_flags(fake: Path) -> None:
 
 
 @needs_fake
+@pytest.mark.slow
 def test_the_map_probe_survives_a_driver_that_crashes_on_misaligned_maps(fake: Path) -> None:
     pytest.importorskip("torch")
     done = run(fake, "maps", 6)
