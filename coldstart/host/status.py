@@ -21,6 +21,8 @@ models                  in order of the configuration, each:
   memory_bytes                     memory when awake, as far as known
   memory_source                    file / bundle / assumed / observed
   held_bytes                       memory reserved for it now
+  gpu_memory_bytes                 GPU memory that its server held when last measured, at most every 30 s; left out
+                                   where it cannot be measured: no driver, or one that hides a container's processes
   penalty_s                        {tier: seconds from this tier until it is ready}
   held, in_flight                  number of waiting requests; of requests in progress
   requests, hits, hit_ratio        as above, of this model
@@ -85,6 +87,7 @@ class ModelFacts:
     next_prewarm_unix_s: float | None = None
     mode: str | None = None
     pid: int | None = None
+    gpu_memory_bytes: int | None = None
     last_start: LastStart | None = None
 
 
@@ -202,7 +205,7 @@ def _model(
         "mode": facts.mode,
         "pid": facts.pid,
         "last_start": facts.last_start.build_document() if facts.last_start else None,
-    }
+    } | ({} if facts.gpu_memory_bytes is None else {"gpu_memory_bytes": facts.gpu_memory_bytes})
 
 
 def _ratio(hits: int, requests: int) -> float | None:

@@ -68,8 +68,10 @@ def test_a_start_that_succeeded_and_one_that_failed() -> None:
 
 def test_every_member_is_in_the_text_and_the_whole_is_json() -> None:
     core, facts = _host()
+    facts.get_model("a").gpu_memory_bytes = 5
     said = json.loads(json.dumps(status.document(core, facts, 2.0, 1e9)))
     text = str(status.__doc__)
     members = {*said, *said["host"], *said["host"]["config"], *said["requests"], *said["starts"]}
     members |= set(said["models"][0])
+    assert [model.get("gpu_memory_bytes") for model in said["models"]] == [5, None]
     assert [name for name in members if not re.search(rf"\b{name}\b", text)] == []
