@@ -82,6 +82,8 @@ PYTHON=$(BIN)/python tests/tools/fetch-helm.sh >/dev/null || echo 'test: without
 failed=0; $(PYTEST) $(BESIDE) $(SELECT) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile --no-loadscope-reorder $(SELECT) tests/e2e || failed=1; exit $$failed
 endef
 
+# The quick tests write many small files: into memory, where there is enough.
+check: export TMPDIR := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 2>/dev/null && echo /dev/shm || echo "$${TMPDIR:-/tmp}")
 check: lint ## Run lint and the quick tests, which need no vLLM.
 	$(PYTEST) -n $(QUICK) --dist loadfile --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
 

@@ -69,6 +69,7 @@ def test_a_driver_that_lists_no_functions_records_every_graph(fake: Path) -> Non
 
 
 @needs_fake
+@pytest.mark.slow
 def test_the_map_probe_survives_a_driver_that_crashes_on_misaligned_maps(fake: Path) -> None:
     pytest.importorskip("torch")
     done = run(fake, "maps", 6)

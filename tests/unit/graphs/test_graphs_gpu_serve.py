@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 
 @pytest.fixture(scope="module")
 def serve() -> Any:
-    """Return the module; it is imported where torch is installed."""
     from benchmarks.gpu import serve
 
     return serve
