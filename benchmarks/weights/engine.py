@@ -125,7 +125,7 @@ def _groups() -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         init_distributed_environment(1, 0, f"file://{directory}/rendezvous", 0, "gloo")
-    ensure_model_parallel_initialized(1, 1)
+        ensure_model_parallel_initialized(1, 1)  # reads the same file
 
 
 def _fastsafetensors(directory: Path) -> Iterator[tuple[str, Any]]:
