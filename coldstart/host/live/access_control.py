@@ -1,4 +1,4 @@
-"""Which requests a gateway accepts: those with its own key or a client's, and without a key what `SitePolicy` permits."""
+"""Access to a gateway, by its own key, by a client's key, or without a key as `SitePolicy` permits."""
 
 from __future__ import annotations
 
