@@ -51,7 +51,7 @@ $(STAMP): requirements/cpu.lock requirements/torch-cuda.lock pyproject.toml
 hooks: $(STAMP) ## Install the pre-commit hooks; needs the program pre-commit.
 	pre-commit install
 
-lock: $(STAMP) ## Resolve requirements/*.lock; pins that still fit are retained.
+lock: $(STAMP) ## Resolve requirements/*.lock and the digests of images; pins that still fit are retained.
 	$(BIN)/python requirements/lock.py
 
 demo: $(STAMP) ## Materialize a model and measure each start mode against stock vLLM.
@@ -82,6 +82,8 @@ PYTHON=$(BIN)/python tests/tools/fetch-helm.sh >/dev/null || echo 'test: without
 failed=0; $(PYTEST) $(BESIDE) $(SELECT) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile --no-loadscope-reorder $(SELECT) tests/e2e || failed=1; exit $$failed
 endef
 
+# The quick tests write many small files: into memory, where there is enough.
+check: export TMPDIR := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 2>/dev/null && echo /dev/shm || echo "$${TMPDIR:-/tmp}")
 check: lint ## Run lint and the quick tests, which need no vLLM.
 	$(PYTEST) -n $(QUICK) --dist loadfile --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,6 +45,8 @@ class VerifiedReader(io.RawIOBase):
 
     def __init__(self, source: BinaryIO, digest: str, size: int) -> None:
         self._source, self._digest, self._size = source, digest, size
+        from hashlib import sha256  # as in `canonical.digest`
+
         self._hash, self._seen, self._checked = sha256(), 0, False
 
     def readable(self) -> bool:

@@ -50,20 +50,12 @@ def publish(
 
 def listed_bundle(layout: OciLayout, entry: oci.Descriptor) -> Bundle:
     """Return the bundle of an index entry; nothing is read."""
-    return Bundle(layout, entry, read_version(entry))
+    return Bundle(layout, entry, entry.version)
 
 
 def next_version(entries: Sequence[oci.Descriptor], name: str) -> int:
     """Return one more than the newest version of the model's name, whatever its key; 1 for the first."""
-    return 1 + max(
-        (read_version(entry) for entry in entries if entry.annotations.get(oci.NAME) == name), default=0
-    )
-
-
-def read_version(entry: oci.Descriptor) -> int:
-    """Return the version in an index entry; 0 if another tool wrote the entry without one."""
-    text = entry.annotations.get(oci.VERSION, "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    return 1 + max((entry.version for entry in entries if entry.annotations.get(oci.NAME) == name), default=0)
 
 
 def tag(name: str, key: str, version: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limits:
     """Sizes in bytes.
 

@@ -41,6 +41,12 @@ class Descriptor:
     annotations: Mapping[str, str] = field(default_factory=dict)
     artifact_type: str | None = None
 
+    @property
+    def version(self) -> int:
+        """Return the version that an entry of an index names; 0 if another tool wrote the entry without one."""
+        text = self.annotations.get(VERSION, "")
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
     def document(self) -> dict[str, object]:
         """Return the JSON object of this descriptor."""
         document: dict[str, object] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,17 @@ def command_line() -> list[str]:
     path = Path(sys.argv[0]).resolve()
     name = path.relative_to(HERE).with_suffix("") if path.is_relative_to(HERE) else path.stem
     return ["python", "-m", "benchmarks", str(name), *facts.strip_paths(sys.argv[1:])]
+
+
+def about() -> dict[str, object]:
+    """Return the date, the command and the machine of a result."""
+    return {"date": facts.today(), "command": command_line(), "machine": facts.machine()}
+
+
+def parser(documentation: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help shows the docstring of the benchmark unchanged."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=documentation, formatter_class=form)
 
 
 def load(name: str, results: Path = RESULTS) -> Any:

@@ -5,19 +5,47 @@ import os
 import select
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from coldstart.errors import CommandFailedError
+from coldstart.system import start_progress
 
 # Interval in seconds at which a waiting command handles signals.
 SIGNAL_CHECK_S = 0.5
 
-Announce = Callable[[dict[str, Any]], None]
+
+class Announce:
+    """Sends what a detached process announces to the command that waits for it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        os.set_blocking(descriptor, False)
+
+    def __call__(self, report: dict[str, Any]) -> None:
+        """Send the report, which is all that the command waits for."""
+        self.send({"report": report})
+
+    def show(self, progress: start_progress.StartProgress) -> None:
+        """Send the progress of the start, unless the command does not read it."""
+        start_progress.write(self._descriptor, progress)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send the last message. Later ones are dropped."""
+        if self._descriptor >= 0:
+            os.set_blocking(self._descriptor, True)
+            with os.fdopen(self._descriptor, "w", encoding="utf-8") as pipe:
+                self._descriptor = -1
+                pipe.write(json.dumps(message) + "\n")
 
 
-def start_detached(log: Path, run: Callable[[Announce], int]) -> dict[str, Any]:
+def start_detached(
+    log: Path, run: Callable[[Announce], int], on_progress: start_progress.Report = start_progress.ignore
+) -> dict[str, Any]:
     """Call `run` in a forked process with its own session and return what `run` announces. The output goes to `log`.
+
+    `on_progress` receives what `run` announces before.
 
     Raises:
         CommandFailedError: The process ends before it announces anything; the error is its own, or the end of the log.
@@ -33,11 +61,8 @@ def start_detached(log: Path, run: Callable[[Announce], int]) -> dict[str, Any]:
     try:
         os.close(writer)
         os.close(output)
-        with os.fdopen(reader, encoding="utf-8") as pipe:
-            # Python handles a signal that arrives just before a read only after the read, which may take minutes.
-            while not select.select([pipe], [], [], SIGNAL_CHECK_S)[0]:
-                pass
-            message = json.loads(pipe.readline() or "{}")
+        with os.fdopen(reader):
+            message = _await_last(reader, on_progress)
     except (
         BaseException
     ):  # Ctrl-C included: otherwise the server would start without a command that awaits it
@@ -49,25 +74,35 @@ def start_detached(log: Path, run: Callable[[Announce], int]) -> dict[str, Any]:
     raise _explain(message, log)
 
 
+def _await_last(reader: int, on_progress: start_progress.Report) -> dict[str, Any]:
+    """Return the last message on the pipe, an empty one if the process ends without it."""
+    lines = start_progress.LineReader(reader)
+    while True:
+        # Python handles a signal that arrives just before a read only after the read, which may take minutes.
+        while not select.select([reader], [], [], SIGNAL_CHECK_S)[0]:
+            pass
+        if (messages := lines.read()) is None:
+            return {}
+        for message in messages:
+            if start_progress.KEY not in message:
+                return message
+            with suppress(OSError):  # what reads the command's output may have gone
+                on_progress(start_progress.StartProgress.parse(message[start_progress.KEY]))
+
+
 def _run_detached(run: Callable[[Announce], int], writer: int, output: int) -> NoReturn:
-    code = 1
-    with os.fdopen(writer, "w", encoding="utf-8") as pipe:
-        try:
-            os.setsid()
-            _redirect(output)
-
-            def announce(report: dict[str, Any]) -> None:
-                pipe.write(json.dumps({"report": report}) + "\n")
-                pipe.close()
-
-            code = run(announce)
-        except SystemExit as stopped:
-            code = stopped.code if isinstance(stopped.code, int) else 1
-        except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and exit
-            _report(error, pipe)
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+    code, announce = 1, Announce(writer)
+    try:
+        os.setsid()
+        _redirect(output)
+        code = run(announce)
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else 1
+    except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and exit
+        _report(error, announce)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _redirect(output: int) -> None:
@@ -76,12 +111,10 @@ def _redirect(output: int) -> None:
         os.dup2(descriptor, target)
 
 
-def _report(error: BaseException, pipe: Any) -> None:
+def _report(error: BaseException, announce: Announce) -> None:
     lines = getattr(error, "lines", None) or [f"{type(error).__name__}: {error}"]
     sys.stderr.write("".join(f"error: {line}\n" for line in lines))
-    if not pipe.closed:
-        pipe.write(json.dumps({"error": list(lines), "hint": getattr(error, "hint", None)}) + "\n")
-        pipe.flush()
+    announce.send({"error": list(lines), "hint": getattr(error, "hint", None)})
 
 
 def _explain(message: dict[str, Any], log: Path) -> CommandFailedError:

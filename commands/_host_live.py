@@ -184,7 +184,7 @@ def _explaining(url: str) -> Iterator[None]:
 
 
 def _require_success(url: str, status: int, body: bytes) -> dict[str, Any]:
-    """Return the document of a successful answer; empty for one that is no JSON object.
+    """Return the document of a successful answer; empty if it is not a JSON object.
 
     Raises:
         CommandFailedError: the host refuses, with its reason, or another server answers.

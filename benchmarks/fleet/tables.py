@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.fleet import paper_tables
-from benchmarks.tables import Part, Table, listed, met, yes
+from benchmarks.tables import Part, Table, listed, met
 
 PAGE = "docs/reference/fleet-measurements.md"
 Row = Mapping[str, Any]
@@ -93,16 +93,6 @@ def scale_up(result: Row) -> str:
     )
 
 
-def overhead_rows(result: Row) -> Iterator[Row]:
-    """Yield the commands and the cold request with their limits."""
-    request = result["cold_request"]
-    rows = {"a cold request beside its start": {**request, "median_s": request["overhead_median_s"]}}
-    rows |= {f"`{name}`": one for name, one in result["commands"].items()}
-    for name, one in rows.items():
-        met_ = yes(one["met"])
-        yield {"what": name, "median": 1e3 * one["median_s"], "bar": 1e3 * one["bar_s"], "met": met_}
-
-
 PARTS = [
     Part(
         PAGE,
@@ -149,17 +139,6 @@ PARTS = [
         ),
     ),
     Part(PAGE, "scale-up", "fleet-scale-up-cpu", (scale_up,)),
-    Part(
-        PAGE,
-        "overhead",
-        "fleet-overhead",
-        (
-            Table(
-                overhead_rows,
-                {"what": "{what}", "median (ms)": "{median:.0f}", "limit (ms)": "{bar:.0f}", "met": "{met}"},
-            ),
-        ),
-    ),
     Part(
         PAGE,
         "soak",

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import parser
 from benchmarks.gpu.answers import attempt
 from coldstart.graphs.cuda.calls import bindings, call, primary_context
 
@@ -220,14 +221,12 @@ def run(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--gib", type=float, default=8.0, help="size of the first case (default: 8)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="limit of all cases (default: 60)")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--gib", type=float, default=8.0, help="size of the first case (default: 8)")
+    arguments.add_argument("--seconds", type=float, default=60.0, help="limit of all cases (default: 60)")
+    arguments.add_argument("--out", type=Path)
+    arguments.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = arguments.parse_args()
     if options.child:
         serve()
         return

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import parser
 from benchmarks.gpu import engine_report
 from benchmarks.gpu.engine_pool import ROOT, Pool
 from coldstart.contract.arguments import Arguments
@@ -213,25 +214,23 @@ def _restored(row: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shape", choices=SHAPES, default="2048x4")
-    parser.add_argument("--sizes", default=SIZES, help="batch sizes of the graphs, or all")
-    parser.add_argument("--rounds", type=int, default=2, help="starts with restored graphs")
-    parser.add_argument("--seconds", type=float, default=270.0, help="limit of the whole run")
-    parser.add_argument("--kv-bytes", type=int, default=256 << 20)
-    parser.add_argument(
+    arguments = parser(__doc__)
+    arguments.add_argument("--shape", choices=SHAPES, default="2048x4")
+    arguments.add_argument("--sizes", default=SIZES, help="batch sizes of the graphs, or all")
+    arguments.add_argument("--rounds", type=int, default=2, help="starts with restored graphs")
+    arguments.add_argument("--seconds", type=float, default=270.0, help="limit of the whole run")
+    arguments.add_argument("--kv-bytes", type=int, default=256 << 20)
+    arguments.add_argument(
         "--processes", type=int, help="imports in parallel at the beginning; default: one for each step"
     )
-    parser.add_argument(
+    arguments.add_argument(
         "--default-mode",
         action="store_true",
         help="also start in vLLM's default compilation mode, at the end",
     )
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("vllm_args", nargs="*", help="after --")
-    options = parser.parse_args()
+    arguments.add_argument("--out", type=Path)
+    arguments.add_argument("vllm_args", nargs="*", help="after --")
+    options = arguments.parse_args()
     end = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="graphs-engine-", ignore_cleanup_errors=True) as directory:
         work = Path(directory)

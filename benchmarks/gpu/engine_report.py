@@ -1,4 +1,4 @@
-"""What gpu/engine reports: the state of the rounds that record graphs, and the comparison of plain and restored starts."""
+"""The report of gpu/engine: the state of the rounds that record graphs, and the comparison of plain and restored starts."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def probe(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
 
 
 def probe_map(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
-    """Bytes of a tensor map, in a process of its own: the driver has crashed on maps before."""
+    """Report the bytes of a tensor map in a separate process, because the driver has crashed on maps before."""
     del where, layers
     process = Process(case, seed, 1)
     tensor = torch.zeros((64, 64), dtype=torch.float16, device="cuda")

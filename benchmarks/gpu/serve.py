@@ -11,7 +11,6 @@ Result: none committed: no GPU run yet
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -22,10 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SHAPES = {
-    "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "heads": 14, "kv": 2},
-    "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "heads": 32, "kv": 32},
-}
+from benchmarks.common import parser
+from benchmarks.weights import checkpoint
+
+# Layers, hidden and inner size, heads and KV heads.
+SHAPES = {"0.5b": (24, 896, 4864, 14, 2), "7b": (32, 4096, 11008, 32, 32)}
+FIELDS = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
 LEAST_S, ENDING_S = 20.0, 15.0
 
 
@@ -48,60 +52,16 @@ def _console() -> str:
     return str(Path(sys.executable).with_name("coldstart"))
 
 
-def random_model(name: str, place: Path) -> Path:
-    """A Llama of that shape with seeded random weights in bf16, one layer at a time."""
-    import torch
-    from safetensors.torch import save_file
-
-    s, target = SHAPES[name], place / f"random-{name}"
-    if (target / "config.json").exists():
-        return target
-    target.mkdir(parents=True, exist_ok=True)
-    width, inner, vocabulary = s["hidden_size"], s["intermediate_size"], 32000
-    kv, source = width // s["heads"] * s["kv"], torch.Generator().manual_seed(0)
-
-    def matrix(*shape: int) -> torch.Tensor:
-        return (torch.randn(shape, generator=source) * shape[-1] ** -0.5).bfloat16()
-
-    for i in range(s["num_hidden_layers"]):
-        name_ = f"model.layers.{i}"
-        layer = {
-            f"{name_}.self_attn.q_proj.weight": matrix(width, width), f"{name_}.self_attn.k_proj.weight": matrix(kv, width),
-            f"{name_}.self_attn.v_proj.weight": matrix(kv, width), f"{name_}.self_attn.o_proj.weight": matrix(width, width),
-            f"{name_}.mlp.gate_proj.weight": matrix(inner, width), f"{name_}.mlp.up_proj.weight": matrix(inner, width),
-            f"{name_}.mlp.down_proj.weight": matrix(width, inner),
-            f"{name_}.input_layernorm.weight": torch.ones(width).bfloat16(),
-            f"{name_}.post_attention_layernorm.weight": torch.ones(width).bfloat16(),
-        }  # fmt: skip
-        save_file(layer, target / f"model-{i:05}.safetensors")
-    ends = {"model.embed_tokens.weight": matrix(vocabulary, width), "lm_head.weight": matrix(vocabulary, width),
-            "model.norm.weight": torch.ones(width).bfloat16()}  # fmt: skip
-    save_file(ends, target / "model-ends.safetensors")
-    _index(target)
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "vocab_size": vocabulary,
-        "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": s["num_hidden_layers"],
-        "num_attention_heads": s["heads"], "num_key_value_heads": s["kv"], "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    (target / "config.json").write_text(json.dumps(config))
-    return target
+def random_model(shape: str) -> Path:
+    """Return the directory of a Llama of that shape with seeded random weights in bf16, built on first use."""
+    sizes = dict(zip(FIELDS, SHAPES[shape], strict=True))
+    return checkpoint.built({**checkpoint.CONFIG, **sizes, "max_position_embeddings": 4096})
 
 
-def _index(target: Path) -> None:
-    from safetensors import safe_open
-
-    where: dict[str, str] = {}
-    for file in sorted(target.glob("*.safetensors")):
-        with safe_open(file, "pt") as held:
-            where |= dict.fromkeys(held.keys(), file.name)
-    (target / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
-
-
-def _ended(argv: list[str], environment: dict[str, str], left: float) -> subprocess.CompletedProcess[str]:
+def _ended(argv: list[str], left: float) -> subprocess.CompletedProcess[str]:
     """Run a command like subprocess.run, but end it with a signal at its timeout, so that it can stop its processes."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environment)
+    process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True)
     try:
         output, errors = process.communicate(timeout=left)
     except subprocess.TimeoutExpired:
@@ -121,7 +81,6 @@ class Run:
 
     out: Path | None
     end: float
-    work: Path
     report: dict[str, Any] = field(default_factory=lambda: {"steps": []})
 
     def step(self, name: str, *arguments: str, result: Path | None = None) -> Any:
@@ -132,8 +91,7 @@ class Run:
         try:
             if left < LEAST_S:
                 raise TimeoutError("no time was left")
-            environment = os.environ | {"COLDSTART_CACHE_DIR": str(self.work / "cache")}
-            done = _ended([_console(), *arguments], environment, left)
+            done = _ended([_console(), *arguments], left)
             text = result.read_text() if result and result.exists() else done.stdout
             row |= {"exit": done.returncode, "result": json.loads(text)}
             row["ok"] = done.returncode == 0
@@ -152,27 +110,24 @@ class Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", help="a directory, an alias or a repository")
-    parser.add_argument("--random", choices=SHAPES, help="make a model with random weights")
-    parser.add_argument("--work", type=Path, default=Path("build/serve-gpu"))
-    parser.add_argument("--minutes", type=float, default=9.8)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("vllm_args", nargs="*", help="after --")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--model", help="a directory, an alias or a repository")
+    arguments.add_argument("--random", choices=SHAPES, help="make a model with random weights")
+    arguments.add_argument("--work", type=Path, default=Path("build/serve-gpu"))
+    arguments.add_argument("--minutes", type=float, default=9.8)
+    arguments.add_argument("--runs", type=int, default=3)
+    arguments.add_argument("--out", type=Path)
+    arguments.add_argument("vllm_args", nargs="*", help="after --")
+    options = arguments.parse_args()
     end = time.monotonic() + 60 * options.minutes
     options.work.mkdir(parents=True, exist_ok=True)
     wanted = {"0.5b": 1_000_000_000, "7b": 14_000_000_000}.get(options.random or "", 0)
     if missing := needs(wanted, options.work):
         sys.exit("; ".join(missing))
-    run = Run(options.out, end, options.work.resolve())
-    model = str(random_model(options.random, run.work)) if options.random else options.model or "tiny-llama"
+    run, work = Run(options.out, end), options.work.resolve()
+    os.environ["COLDSTART_CACHE_DIR"] = str(work / "cache")  # also of the random model
+    model = str(random_model(options.random)) if options.random else options.model or "tiny-llama"
     passed = ["--", *options.vllm_args] if options.vllm_args else []
-    if options.random:
-        passed = [*(passed or ["--"]), "--skip-tokenizer-init"]
     run.report |= {
         "command": sys.argv,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -180,7 +135,7 @@ def main() -> None:
     }
     run.step("doctor", "doctor", "--format", "json")
     run.step("materialize", "materialize", model, "--format", "json", *passed)
-    exported = run.work / "bench.json"
+    exported = work / "bench.json"
     run.step(
         "bench",
         "bench",

@@ -15,7 +15,6 @@ Result: gpu/verify-h200.json (4 layers)
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -32,6 +31,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from benchmarks.common import parser
 from benchmarks.gpu.answers import finish, summarize
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,16 +194,14 @@ def _place(named: Path | None) -> Iterator[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--phase", nargs=5, metavar=("FUNCTION", "CASE", "SEED", "LAYERS", "DIRECTORY"))
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--minutes", type=float, default=9.3)
-    parser.add_argument("--only", help="labels that start with this, e.g. P6")
-    parser.add_argument("--work", type=Path, help="keep snapshots, bundles and logs here")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--phase", nargs=5, metavar=("FUNCTION", "CASE", "SEED", "LAYERS", "DIRECTORY"))
+    arguments.add_argument("--layers", type=int, default=32)
+    arguments.add_argument("--minutes", type=float, default=9.3)
+    arguments.add_argument("--only", help="labels that start with this, e.g. P6")
+    arguments.add_argument("--work", type=Path, help="keep snapshots, bundles and logs here")
+    arguments.add_argument("--out", type=Path)
+    options = arguments.parse_args()
     if options.phase:
         phase(*options.phase)
         return

@@ -92,7 +92,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def scatter(seed: int) -> list[torch.Tensor]:
-    """As many allocations for every seed, of other sizes and another sum: ordinals agree, and addresses differ."""
+    """Allocate equally many blocks for every seed, of other sizes and another sum: ordinals agree, addresses differ."""
     rng = random.Random(seed)
     sizes = [seed * STEP + STEP, *(rng.randrange(1 << 21, 1 << 26) for _ in range(PADDING))]
     return [torch.empty(size, dtype=torch.uint8, device=DEVICE) for size in sizes]

@@ -1,1 +1,1 @@
-"""The parts of `host_live.py`."""
+"""Benchmarks of the host and of its eviction policies."""

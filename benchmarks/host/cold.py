@@ -8,17 +8,17 @@ import time
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.host.servers import ARGS, hosting, own_directory, table
+from benchmarks.host.servers import ARGS, MODEL, hosting, own_directory, table
 
 
 async def cold(requests: int) -> dict[str, Any]:
     """Requests to a model that does not run: one start, all answered, in their order at the server."""
     args = [*ARGS, "--enable-log-requests"]
-    text = table({"tiny-llama": {"args": args}}, memory="4GiB", max_held=1000, runtime_template=False)
+    text = table({MODEL: {"args": args}}, memory="4GiB", max_held=1000, runtime_template=False)
     async with hosting(text) as live:
         began, asked = time.perf_counter(), []
         for number in range(requests):
-            asked.append(asyncio.create_task(live.ask("tiny-llama", str(number))))
+            asked.append(asyncio.create_task(live.ask(str(number))))
             # So that they arrive one after the other: connections of one moment have no order.
             while (await live.status())["requests"]["total"] <= number:
                 await asyncio.sleep(0)

@@ -161,12 +161,17 @@ def sessions(names: list[str], random: Random) -> Arrivals:
     return sorted(found)
 
 
-def mcache(names: list[str], random: Random, requests: int = 2389) -> Arrivals:
+def mcache(names: list[str], random: Random) -> Arrivals:
     """The paper's recipe (6.1): services of long-tailed popularity without the top tenth, an hour, each a random model."""
+    return bound_services(lambda count: [random.choice(names) for _ in range(count)], random)
+
+
+def bound_services(bind: Callable[[int], list[str]], random: Random, requests: int = 2389) -> Arrivals:
+    """Return the requests of an hour; `bind` returns the model of each of so many services, by ascending popularity."""
     popularity = sorted(random.lognormvariate(0, 2.3) for _ in range(120))[:108]
-    of = [random.choice(names) for _ in popularity]
+    bound = bind(len(popularity))
     services = random.choices(range(len(popularity)), popularity, k=requests)
-    return sorted((random.uniform(0, HOUR), of[service]) for service in services)
+    return sorted((random.uniform(0, HOUR), bound[service]) for service in services)
 
 
 def azure_llm(names: list[str], random: Random) -> Arrivals:

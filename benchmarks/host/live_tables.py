@@ -9,7 +9,6 @@ from benchmarks.tables import Part, Table, listed, met
 
 # Targets: throughput through the gateway over direct; seconds of starts over those of GDSF and LRU.
 THROUGHPUT, OVER_GDSF, OVER_LRU = 0.97, 0.9, 0.6
-MIB = 1 << 20
 Row = Mapping[str, Any]
 
 
@@ -24,38 +23,6 @@ def cold(found: Row) -> Iterator[tuple[str, str]]:
         "`cold`: {requests} requests to a stopped model".format_map(found),
         "{starts} start ({start[seconds]:.1f} s until ready, `{start[mode]}`), {answered} answered, {seen_by_server} received"
         " by vLLM, {out_of_order_at_server} out of order".format_map(found),
-    )
-
-
-def faults(found: Row) -> Iterator[tuple[str, str]]:
-    killed, failing, reload = (found[name] for name in ("server_killed", "always_fails", "reload_under_load"))
-    others = "{bystanders[whole]} of {bystanders[streams]} streams of another model complete"
-    yield (
-        "`faults`: a server killed during a stream",
-        (
-            "the stream ends with error code {error_event[code]}; a new server answers request "
-            "{asked_until_it_served_again} after the kill; " + others
-        ).format_map(killed),
-    )
-    yield (
-        "`faults`: requests to a model that always fails",
-        ("HTTP {statuses} with the reason, {starts_tried} starts; " + others).format_map(
-            {**failing, "statuses": listed(failing["statuses"])}
-        ),
-    )
-    yield (
-        "`faults`: {reloads} reloads under load".format_map(reload),
-        (others + ", {starts_meanwhile} starts").format_map(reload),
-    )
-
-
-def streams(found: Row) -> Iterator[tuple[str, str]]:
-    before, after = found["after_500_streams"], found["after_all"]
-    yield (
-        f"`streams`: {found['streams']:,} streams over fake servers, {found['left']:,} cancelled by the client",
-        f"{found['mixed']} received pieces of another stream; open at the end: {after['descriptors']} descriptors and "
-        f"{after['tasks']} tasks (after 500 streams: {before['descriptors']} and {before['tasks']}); memory "
-        f"{after['bytes'] / MIB:.0f} MiB (after 500 streams: {before['bytes'] / MIB:.0f})",
     )
 
 
@@ -77,19 +44,6 @@ def overhead(found: Row) -> Iterator[tuple[str, str]]:
     )
 
 
-def cycles(found: Row) -> Iterator[tuple[str, str]]:
-    first, last = found["after_the_first"], found["after_the_last"]
-    kept = listed(
-        f"{key.replace('_', ' ')} {first[key]} and {last[key]}" for key in first if key != "host_bytes"
-    )
-    yield (
-        f"`cycles`: {found['cycles']} times {found['models']} models from stopped to serving and back ({found['starts']:,} "
-        f"starts, {' and '.join(found['modes'])}, median {found['start_s']['p50']:.2f} s)",
-        f"{found['failed_starts']} failed; after the first and the last cycle: {kept}; memory of the host "
-        f"{first['host_bytes'] / MIB:.0f} and {last['host_bytes'] / MIB:.0f} MiB",
-    )
-
-
 def tournament(found: Row) -> Iterator[tuple[str, str]]:
     live, quotients = found["totals"]["live"], [run["simulated_over_live"] for run in found["runs"]]
     holds = live["over_gdsf"] <= OVER_GDSF and live["over_lru"] <= OVER_LRU
@@ -103,7 +57,7 @@ def tournament(found: Row) -> Iterator[tuple[str, str]]:
 
 def host(result: Row) -> Iterator[Row]:
     """Yield the lines of all live parts."""
-    for part in (cold, faults, streams, overhead, cycles, tournament):
+    for part in (cold, overhead, tournament):
         for name, found in part(result[part.__name__]):
             yield {"part": name, "result": found}
 

@@ -1,29 +1,27 @@
 """The figures of the mCache paper beside ours. Simulated.
 
-FIGURE is 6, 7, 8, 9, 10 or table3; without one, all. Requests run one at a time on the bare cache. The latency of a request is
+Requests run one at a time on the bare cache. The latency of a request is
 the loading time of its model plus E, the paper's execution and transfer. E is fitted from the paper's Table 3 and Figure 10 at
 80 %: (4.38 + E) / (1.68 + E) = 2.39.
 
 Assumptions: the paper's day of the Azure Functions trace of 2019 and its sampling are not published, so a long-tailed trace
 by the recipe of section 6.1 replaces it. Sizes and loading times of the seven models are not printed; public checkpoints'
-sizes over a disk of 100 MB/s replace them. "iam, foreseen" knows the true next request, as section 6.3.1 says of IAM.
+sizes over a disk of 100 MB/s replace them.
 
-Run: python -m benchmarks host/mcache_figures [FIGURE]
+Run: python -m benchmarks host/mcache_figures
 Time: about 2 minutes
 Result: mcache-figures-simulated.json
 """
 
 from __future__ import annotations
 
-import sys
 from itertools import chain
 from random import Random
 from statistics import fmean
 
 from benchmarks.common import finish
-from benchmarks.host.families import GB, HOUR, Arrivals, capacity
+from benchmarks.host.families import GB, Arrivals, bound_services, capacity
 from coldstart.host.policies import POLICIES, ModelCost
-from coldstart.host.policies.iam import IAM
 from coldstart.lab.host.shadow import ShadowCache
 
 SIZES_GB = {
@@ -37,7 +35,7 @@ SIZES_GB = {
 }
 COSTS = {name: ModelCost(round(size * GB), 1.0 + size / 0.1) for name, size in SIZES_GB.items()}
 SHARES = (0.2, 0.4, 0.6, 0.8)
-SEEDS, REQUESTS, SERVICES = range(20), 2389, 120
+SEEDS = range(20)
 PAPERS = ("lfu", "lru", "arc", "srrip", "iam")
 E_S = (4.38 - 2.39 * 1.68) / (2.39 - 1)
 TABLE3 = {
@@ -51,11 +49,8 @@ Runs = dict[tuple[str, float, str], list[list[float]]]
 
 
 def workload(kind: str, random: Random) -> Arrivals:
-    """2,389 requests of an hour; services without the most popular tenth, each bound to a model (section 6.1)."""
-    popularity = sorted(random.lognormvariate(0, 2.3) for _ in range(SERVICES))[: SERVICES * 9 // 10]
-    bound = _binding(kind, len(popularity), random)
-    services = random.choices(range(len(popularity)), popularity, k=REQUESTS)
-    return sorted((random.uniform(0, HOUR), bound[service]) for service in services)
+    """Return the paper's requests, with each service bound to a model (section 6.1)."""
+    return bound_services(lambda services: _binding(kind, services, random), random)
 
 
 def _binding(kind: str, services: int, random: Random) -> list[str]:
@@ -69,24 +64,7 @@ def _binding(kind: str, services: int, random: Random) -> list[str]:
     return [order[i * len(order) // services] for i in range(services)]
 
 
-class _Foreseen(IAM):
-    """IAM with T_i of equation 1 known instead of estimated."""
-
-    def __init__(self, arrivals: Arrivals, capacity: int) -> None:
-        super().__init__(COSTS, capacity)
-        self._coming: dict[str, list[float]] = {name: [] for name in COSTS}
-        for now, model in reversed(arrivals):
-            self._coming[model].append(now)
-
-    def _rate(self, model: str, now: float) -> float:
-        coming = self._coming[model]
-        while coming and coming[-1] <= now:
-            coming.pop()
-        return 1 / (coming[-1] - now) if coming else 0.0
-
-
-FORESEEN = "iam, foreseen"
-NAMES = (*POLICIES, FORESEEN)
+NAMES = tuple(POLICIES)
 WORKLOADS = ("random", "round-robin", "quantile", "quantile-r")
 
 
@@ -103,8 +81,7 @@ def runs() -> Runs:
 
 def _loads(name: str, arrivals: Arrivals, share: float) -> list[float]:
     size = capacity(COSTS, share)
-    policy = _Foreseen(arrivals, size) if name == FORESEEN else POLICIES[name](COSTS, size)
-    cache = ShadowCache(policy, COSTS, size)
+    cache = ShadowCache(POLICIES[name](COSTS, size), COSTS, size)
     return [cache.request(model, now) for now, model in arrivals]
 
 
@@ -192,17 +169,11 @@ FIGURES = {"6": figure6, "7": figure7, "8": figure8, "9": figure9, "10": figure1
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or list(FIGURES)
-    if unknown := set(chosen) - FIGURES.keys():
-        raise SystemExit(f"no figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     found = runs()
-    shown = {name: FIGURES[name](found) for name in chosen}
-    for name, figure in shown.items():
-        print(name, *(f"  {key}: {value}" for key, value in figure.items()), sep="\n")
-    if set(chosen) == FIGURES.keys():
-        fixed = {"sizes_gb": SIZES_GB, "load_s": {n: round(c.penalty_s, 2) for n, c in COSTS.items()}}
-        result = {"kind": "simulated", "seeds": len(SEEDS), "execution_s": round(E_S, 3), **fixed}
-        finish("mcache-figures-simulated", {**result, "figures": shown})
+    fixed = {"sizes_gb": SIZES_GB, "load_s": {n: round(c.penalty_s, 2) for n, c in COSTS.items()}}
+    result = {"kind": "simulated", "seeds": len(SEEDS), "execution_s": round(E_S, 3), **fixed}
+    figures = {name: figure(found) for name, figure in FIGURES.items()}
+    finish("mcache-figures-simulated", {**result, "figures": figures})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from benchmarks.host.servers import ARGS, hosting, spread, stream, table
+from benchmarks.host.servers import ARGS, MODEL, hosting, spread, stream, table
 
 EACH = 4
 # Clients at once, and the tokens of each of their requests.
@@ -21,9 +21,9 @@ AT_LEAST = 3
 
 async def overhead(rounds: int, requests: int, seconds: float) -> dict[str, Any]:
     """Each load gets `rounds` pairs, or as many as `seconds` allow, but AT_LEAST."""
-    models = {"tiny-llama": {"args": ARGS, "pinned": True}}
+    models = {MODEL: {"args": ARGS, "pinned": True}}
     async with hosting(table(models, memory="4GiB", runtime_template=False)) as live:
-        await live.wait_until(lambda said: said["models"][0]["state"] == "ready")
+        await live.wait_until_ready()
         connector = aiohttp.UnixConnector(path=str(live.server_socket()), limit=0)
         async with aiohttp.ClientSession(connector=connector) as direct:
             host = psutil.Process(live.process.pid)

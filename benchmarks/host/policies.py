@@ -108,11 +108,6 @@ def main() -> None:
     with ProcessPoolExecutor(2) as pool:
         found = [cell for part in pool.map(cells, [*TUNED, *HELD_OUT]) for cell in part]
     metadata, host = table(found, "metadata"), table(found, "host")
-    columns = ("tuned", "held out", "all", "all, percentile 90", "all, worst")
-    for title, rows in (("bare cache", metadata), ("host", host)):
-        print(f"{title:<16}" + "".join(f"{column:>20}" for column in columns))
-        for name, row in rows.items():
-            print(f"{name:<16}" + "".join(f"{row[column]:>20.3f}" for column in columns))
     result = {
         "kind": "simulated",
         "against": AGAINST,

@@ -19,7 +19,7 @@ from coldstart.system import paths
 from coldstart.validate.launchers import console
 
 ARGS = ["--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]
-MODELS = ("tiny-llama", "tiny-qwen2")
+MODEL = "tiny-llama"
 PROMPT = "Once upon a time there was a server that nobody asked for anything"
 
 
@@ -34,26 +34,27 @@ def table(models: Mapping[str, Mapping[str, Any]], **limits: Any) -> str:
 class Live:
     """A running host with a client."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, file: Path, log: Path) -> None:
-        self.process, self.url, self.file, self.log = process, url, file, log
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self.process, self.url = process, url
         self.client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
     async def status(self) -> dict[str, Any]:
         async with self.client.get(self.url + "/status") as answer:
             return dict(await answer.json())
 
-    async def wait_until(self, condition: Any, patience_s: float = 120.0) -> dict[str, Any]:
-        """Return the first status that meets `condition`."""
-        deadline = time.monotonic() + patience_s
-        while not condition(status := await self.status()):
+    async def wait_until_ready(self) -> None:
+        """Wait for the model to serve."""
+        deadline = time.monotonic() + 120
+        while (status := await self.status())["models"][0]["state"] != "ready":
             assert time.monotonic() < deadline, status
             await asyncio.sleep(0.05)
-        return status
 
-    async def ask(self, model: str, request: str = "") -> tuple[int, Any]:
-        body = {"model": model, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
-        named = {"X-Request-Id": request} if request else {}
-        async with self.client.post(self.url + "/v1/completions", json=body, headers=named) as answer:
+    async def ask(self, request: str) -> tuple[int, Any]:
+        """Return status and answer of a request for a few tokens."""
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+        async with self.client.post(
+            self.url + "/v1/completions", json=body, headers={"X-Request-Id": request}
+        ) as answer:
             return answer.status, await answer.json()
 
     def server_socket(self) -> Path:
@@ -81,7 +82,7 @@ async def hosting(text: str) -> AsyncIterator[Live]:
         assert process.stdout is not None
         line = await asyncio.to_thread(process.stdout.readline)
         assert line, log.read_text()
-        live = Live(process, line.split()[0].decode(), file, log)
+        live = Live(process, line.split()[0].decode())
         try:
             yield live
         finally:
@@ -93,7 +94,7 @@ async def hosting(text: str) -> AsyncIterator[Live]:
 
 async def stream(client: aiohttp.ClientSession, url: str, tokens: int) -> float:
     """Return the seconds to the first piece of a stream; fail if the stream is incomplete."""
-    body = {"model": "tiny-llama", "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True}
     began, first, whole = time.perf_counter(), 0.0, False
     async with client.post(url + "/v1/completions", json={**body, "max_tokens": tokens}) as answer:
         assert answer.status == 200, await answer.text()
@@ -118,23 +119,18 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def bundles(models: Sequence[str], args: Sequence[str] = ARGS) -> None:
-    """Materialize a bundle for each model that has none."""
-    for model in models:
-        subprocess.run([*console(), "materialize", model, "-q", "--", *args], check=True)
+def build_bundle() -> None:
+    """Build the bundle of the model if it is missing."""
+    subprocess.run([*console(), "materialize", MODEL, "-q", "--", *ARGS], check=True)
 
 
-def templates(models: Sequence[str], level: str = "engine", args: Sequence[str] = ARGS) -> None:
-    """Create a bundle and start a template for each model without one; one runtime template serves all models."""
-    bundles(models, args)
-    said = subprocess.run(
-        [*console(), "template", "status", "--format", "json"], check=True, capture_output=True
-    ).stdout
-    running = {
-        one["model"] for one in json.loads(said)["templates"] if one["level"] == level and one["ready"]
-    }
-    for model in models:
-        if model not in running:
-            subprocess.run(
-                [*console(), "template", "start", model, "--level", level, "--", *args], check=True
-            )
+def start_template() -> None:
+    """Build the bundle of the model, and start its engine template if none runs."""
+    build_bundle()
+    command = [*console(), "template", "status", "--format", "json"]
+    status = subprocess.run(command, check=True, capture_output=True).stdout
+    if not any(
+        one["model"] == MODEL and one["level"] == "engine" and one["ready"]
+        for one in json.loads(status)["templates"]
+    ):
+        subprocess.run([*console(), "template", "start", MODEL, "--level", "engine", "--", *ARGS], check=True)

@@ -92,13 +92,6 @@ COSTS = {
     "90th percentile": "{percentile_90:.2f}",
     "worst": "{worst:.2f}",
 }
-DECISION = {
-    "policy": "{name}",
-    "decision, median (µs)": "{decision_median_us}",
-    "99th percentile": "{decision_p99_us}",
-    "hit (µs)": "{hit_median_us}",
-    "bytes per model": "{bytes_per_model}",
-}
 TABLE3 = {
     "cache": "{share}",
     "policy": "{policy}",
@@ -126,16 +119,6 @@ PARTS = [
         "host/policies",
     ),
     Part(PAGE, "costs", "model-cache-costs", (Table(partial(items, "costs"), COSTS),)),
-    Part(
-        PAGE,
-        "decision",
-        "model-cache-decision",
-        (
-            Table(partial(items, "policies"), DECISION),
-            "Limits: {limits[decision_us]:.0f} µs, {limits[bytes_per_model]} bytes.",
-        ),
-        "host/policy_decision",
-    ),
     Part(PAGE, "table3", MCACHE, (Table(table3, TABLE3),), "host/mcache_figures"),
     Part(
         PAGE,

@@ -27,8 +27,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import ROOT, command_line, finish
-from coldstart.bench import facts
+from benchmarks.common import ROOT, about, finish, parser
 
 ATTACKER, GOOD = "127.0.0.2", "127.0.0.1"
 STREAMS, PIECES, PAUSE_S, REOPEN_S, PROBE_S = 20, 40, 0.05, 5.0, 0.05
@@ -232,7 +231,7 @@ def started(program: str, directory: str) -> Iterator[Started]:
 
 
 async def run_attack(url: str, pid: int, connections: int, seconds: float) -> dict[str, object]:
-    """Measure without and with the attack, which a process of its own runs."""
+    """Measure without and with the attack, which a separate process runs."""
     port = int(url.rpartition(":")[2])
     before = await measure(port, pid, min(20, seconds))
     command = [sys.executable, "-m", "benchmarks.reliability.hostile_clients", "--attack", str(port)]
@@ -262,13 +261,11 @@ async def run_attacker(port: int, connections: int) -> dict[str, object]:
 
 def main() -> None:
     """Parse, attack, store the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--connections", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=40)
-    parser.add_argument("--attack", type=int, metavar="PORT", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--connections", type=int, default=2000)
+    arguments.add_argument("--seconds", type=float, default=40)
+    arguments.add_argument("--attack", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    given = arguments.parse_args()
     if given.attack is not None:
         print(json.dumps(asyncio.run(run_attacker(given.attack, given.connections))))
         return
@@ -278,8 +275,7 @@ def main() -> None:
         started(_GATEWAY, directory) as gateway,
     ):
         result = asyncio.run(run_attack(gateway.line, gateway.pid, given.connections, given.seconds))
-    about = {"date": facts.today(), "command": command_line(), "machine": facts.machine()}
-    finish("hostile-clients", about | {"seconds": given.seconds, "good_streams": STREAMS} | result)
+    finish("hostile-clients", about() | {"seconds": given.seconds, "good_streams": STREAMS} | result)
 
 
 if __name__ == "__main__":

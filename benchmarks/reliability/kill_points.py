@@ -11,8 +11,6 @@ Result: kill-points.json
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import shutil
@@ -33,8 +31,7 @@ from coldstart.artifacts.key import Key
 from coldstart.artifacts.manifest import Provenance
 from coldstart.artifacts.store import Store
 
-from benchmarks.common import RESULTS, command_line, finish
-from coldstart.bench import facts
+from benchmarks.common import about, finish, parser
 from coldstart.models import inspection
 from coldstart.system import paths
 from coldstart.system.trust import unpacked
@@ -234,32 +231,15 @@ def kill_at_random(world: World, count: int, deadline_s: float, findings: list[s
     return {"kills": dict(made), "that hit": dict(hit)}
 
 
-def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Add the counts of two results by name; the number of steps of an operation is not added."""
-    return {
-        "random": {n: dict(Counter(one["random"][n]) + Counter(v)) for n, v in other["random"].items()},
-        "simulated": {
-            "points": one["simulated"]["points"] + other["simulated"]["points"],
-            "by operation": dict(
-                Counter(one["simulated"]["by operation"]) + Counter(other["simulated"]["by operation"])
-            ),
-            "steps of one": one["simulated"]["steps of one"] | other["simulated"]["steps of one"],
-        },
-    }
-
-
 def main() -> None:
     """Parse the arguments, run the kills, and store the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--points", type=int, default=10_000)
-    parser.add_argument("--random", type=int, default=200, help="number of random kills of each operation")
-    parser.add_argument(
+    arguments = parser(__doc__)
+    arguments.add_argument("--points", type=int, default=10_000)
+    arguments.add_argument("--random", type=int, default=200, help="number of random kills of each operation")
+    arguments.add_argument(
         "--minutes", type=float, default=60, help="stop after this time with the results so far"
     )
-    parser.add_argument("--more", action="store_true", help="add to the result that is there")
-    given = parser.parse_args()
+    given = arguments.parse_args()
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         home = Path(name)
@@ -267,19 +247,10 @@ def main() -> None:
             os.environ[variable] = name
         world, findings, began = World(home), list[str](), time.monotonic()
         deadline_s = began + 60 * given.minutes
-        result = {"random": kill_at_random(world, given.random, deadline_s, findings)}
+        result: dict[str, Any] = {"random": kill_at_random(world, given.random, deadline_s, findings)}
         result["simulated"] = simulated(world, given.points, deadline_s, findings)
-    if given.more:
-        earlier = json.loads((RESULTS / "kill-points.json").read_text())
-        result = _sum(earlier, result)
-        findings = [*earlier["findings"], *findings]
-        began -= earlier["seconds"]
-    seconds = round(time.monotonic() - began, 1)
-    command = command_line()
-    made = {"date": facts.today(), "command": command, "machine": facts.machine()}
-    finish(
-        "kill-points", made | result | {"seconds": seconds, "found": len(findings), "findings": findings[:50]}
-    )
+    result |= {"seconds": round(time.monotonic() - began, 1), "found": len(findings)}
+    finish("kill-points", about() | result | {"findings": findings[:50]})
     sys.exit(bool(findings))
 
 

@@ -31,9 +31,8 @@ from typing import Any
 import psutil
 from coldstart.artifacts.key import Key
 
-from benchmarks.common import command_line, finish
+from benchmarks.common import about, finish, parser
 from benchmarks.reliability.kill_points import STEPS, killed, watch_steps
-from coldstart.bench import facts
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import process_snapshot, pruning
@@ -52,7 +51,7 @@ KEY = Key({"hardware.name": "cpu", "model.name": "tiny", "runtime.vllm": "0.32"}
 # Marks the processes of this run, also those that outlive a kill.
 MARK, WRITES, WITHIN_S = "COLDSTART_KILLS_RUN", 20, 20.0
 _EVENTS = (*STEPS, "subprocess.Popen", "os.kill", "os.killpg", "os.posix_spawn", "os.fork")
-# As real processes, stand-ins end with their parent, also if it was killed before they asked for a signal.
+# As real processes, stand-ins end with their parent, also if it was killed before they could request a signal.
 _LIFELINE = f"""
 import ctypes, os, signal
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -197,7 +196,7 @@ class World:
         store = Lookup(self.model, Arguments(()), self.cache, KEY).store
         meeting = self.home / "frozen" / "meeting"
         places = [self.cache.work, store.layout.staging, paths.temporary_dir(), paths.runtime_dir(), meeting]
-        # The temporary directory of a user lies there, too.
+        # It contains the temporary directory of the user.
         places.append(self.home / "tmp")
         found = [path for place in places if place.is_dir() for path in place.iterdir()]
         kept = (paths.temporary_dir(), paths.runtime_dir())
@@ -287,13 +286,11 @@ def _work(world: World, stage: str, step: int) -> Callable[[], None]:
 
 def main() -> None:
     """Parse the arguments, run the kills, and store the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    arguments = parser(__doc__)
     for name, count in (("publish", 20), ("freeze", 20), ("elsewhere", 200)):
-        parser.add_argument(f"--{name}", type=int, default=count, help="number of kills")
-    parser.add_argument("--minutes", type=float, default=18, help="stop after this time")
-    given = parser.parse_args()
+        arguments.add_argument(f"--{name}", type=int, default=count, help="number of kills")
+    arguments.add_argument("--minutes", type=float, default=18, help="stop after this time")
+    given = arguments.parse_args()
     began, findings = time.monotonic(), list[str]()
     made, counts = Counter[str](), Counter[str]()
     # A killed process leaves its children to this one, which must reap them.
@@ -326,12 +323,9 @@ def main() -> None:
                 findings.append(f"{stage}, step {step}: {type(error).__name__}: {error}"[:300])
             else:
                 made[stage] += 1
-    result: dict[str, Any] = {"date": facts.today(), "command": command_line(), "machine": facts.machine()}
-    result |= {"kills": dict(made), "counts": dict(counts), "stages": dict(stages)}
-    seconds = round(time.monotonic() - began, 1)
-    finish(
-        "materialize-kills", result | {"seconds": seconds, "found": len(findings), "findings": findings[:50]}
-    )
+    result = about() | {"kills": dict(made), "counts": dict(counts), "stages": dict(stages)}
+    result |= {"seconds": round(time.monotonic() - began, 1), "found": len(findings)}
+    finish("materialize-kills", result | {"findings": findings[:50]})
     sys.exit(bool(findings))
 
 

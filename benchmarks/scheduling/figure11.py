@@ -15,11 +15,10 @@ from dataclasses import replace
 
 from benchmarks.common import finish
 from benchmarks.scheduling.opt import OPT_13B, OPT_66B, OPT_175B, Model, capacity, lengths, per_token, poisson
-from coldstart.lab.scheduling import SimSettings, simulate
+from coldstart.lab.scheduling import simulate
 from coldstart.scheduling import SchedulerSettings
 
-SLO_S, REQUESTS, BATCH, BLOCK = 0.3, 300, 16, 16
-SLOTS = 4096
+SLO_S, REQUESTS, BATCH = 0.3, 300, 16
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
 SYSTEMS = {
     "fcfs": ("fcfs", BATCH, "recompute"),
@@ -31,20 +30,9 @@ TUNABLES = SchedulerSettings(alpha_s=60.0, promoted_cap=0.1, alpha_scale=0.0)
 
 def latency(model: Model, system: str, rate: float) -> float:
     policy, batch, strategy = SYSTEMS[system]
-    profile = model.profile()
-    machine = SimSettings(
-        slots=SLOTS,
-        block_tokens=BLOCK,
-        device_blocks=model.kv_tokens // BLOCK,
-        block_bytes=model.kv_bytes_per_token * BLOCK // model.gpus,
-        link_bytes_s=model.link_bytes_s,
-        context_s=model.context_s,
-        copies="beside",
-        depth=1,
-    )
     settings = replace(TUNABLES, policy=policy, batch=batch, strategy=strategy)
     rows = poisson(lengths(REQUESTS), rate, seed=1)
-    return per_token(simulate(rows, profile, settings, machine))
+    return per_token(simulate(rows, model.profile(), settings, model.engine(copies="beside")))
 
 
 def sustained(points: list[tuple[float, float]]) -> float:
@@ -66,9 +54,6 @@ def main() -> None:
         rates = {system: sustained(points) for system, points in curves.items()}
         gain = {s: rates["skip-join-mlfq"] / rates[s] if rates[s] else None for s in SYSTEMS}
         models.append({"model": model.name, "curves": curves, "sustained_per_s": rates, "ours_over": gain})
-        print(model.name, {s: round(r, 2) for s, r in rates.items()}, "jobs/s within the SLO", flush=True)
-        for system, points in curves.items():
-            print(f"  {system:<20}" + " ".join(f"{r:.2f}/s:{s:.3f}" for r, s in points), flush=True)
     finish("figure11", {"kind": "simulated", "slo_s": SLO_S, "paper_over_fcfs": [2, 4], "models": models})
 
 

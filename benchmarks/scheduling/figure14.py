@@ -15,11 +15,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
-from typing import Any
 
 from benchmarks.common import finish
 from benchmarks.scheduling.opt import OPT_13B, capacity, cv, lengths, per_token, poisson, skewed
-from coldstart.lab.scheduling import SimSettings, simulate
+from coldstart.lab.scheduling import simulate
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import SchedulerSettings
 
@@ -37,7 +36,6 @@ POLICIES = {
     "srpt": ("srpt", TEMPERED),
 }
 RATIOS, LOADS, REQUESTS, BATCH = (0.25, 1, 4, 16, 64, 256), (0.9, 1.2), 250, 8
-SLOTS = 4096
 
 
 def split(rows: list[TraceRequest], ratio: float) -> list[TraceRequest]:
@@ -59,43 +57,21 @@ def latencies(source: str, ratio: float, load: float) -> dict[str, float]:
     profile = OPT_13B.profile()
     rows = split(SOURCES[source](REQUESTS), ratio)
     rate = load * capacity(profile, rows, BATCH)
-    machine = SimSettings(slots=SLOTS, context_s=OPT_13B.context_s, depth=1)
-    found = {}
+    engine, found = OPT_13B.engine(device_blocks=None), {}
     for label, (name, tunables) in POLICIES.items():
         settings = replace(tunables, policy=name, batch=BATCH)
-        found[label] = per_token(simulate(poisson(rows, rate, 1), profile, settings, machine))
+        found[label] = per_token(simulate(poisson(rows, rate, 1), profile, settings, engine))
     return found
 
 
 def main() -> None:
-    rows: list[dict[str, Any]] = []
-    for source in SOURCES:
-        for load, ratio in product(LOADS, RATIOS):
-            found = latencies(source, ratio, load)
-            over = {name: seconds / found["skip-join-mlfq"] for name, seconds in found.items()}
-            rows.append(
-                {
-                    "lengths": source,
-                    "load": load,
-                    "ratio": ratio,
-                    "s_per_token": found,
-                    "over_skip_join": over,
-                }
-            )
-            print(
-                f"{source} load {load} ratio {ratio:>6}: "
-                + ", ".join(f"{n} {x:.2f}x" for n, x in over.items()),
-                flush=True,
-            )
-    most = {s: {n: max(_over(rows, s, n)) for n in POLICIES} for s in SOURCES}
-    least = {s: {n: min(_over(rows, s, n)) for n in POLICIES} for s in SOURCES}
+    rows = [
+        {"lengths": source, "load": load, "ratio": ratio, "s_per_token": latencies(source, ratio, load)}
+        for source, load, ratio in product(SOURCES, LOADS, RATIOS)
+    ]
     spread = {s: cv([row.output_tokens for row in make(REQUESTS)]) for s, make in SOURCES.items()}
-    result = {"kind": "simulated", "paper_most": PAPER, "most": most, "least": least, "cv_of_outputs": spread}
+    result = {"kind": "simulated", "paper_most": PAPER, "cv_of_outputs": spread}
     finish("figure14", {**result, "rows": rows})
-
-
-def _over(rows: list[dict[str, Any]], source: str, name: str) -> list[float]:
-    return [row["over_skip_join"][name] for row in rows if row["lengths"] == source]
 
 
 if __name__ == "__main__":

@@ -117,9 +117,6 @@ def closest(step: float) -> tuple[int, list[dict[str, object]]]:
 def main() -> None:
     tried, rows = zip(*(closest(step) for step in (0.5, 0.25, 0.2)), strict=True)
     best = min((row for found in rows for row in found), key=lambda row: row["largest_gap"])
-    print(f"{'':<12}{'paper':>8}{'closest':>9}")
-    for name, wanted in PAPER.items():
-        print(f"{name:<12}{wanted:>8.2f}{best['averages'][name]:>9.2f}")
     result = {
         "kind": "search",
         "paper": PAPER,

@@ -6,10 +6,9 @@ gained if no request waits or all need the same. A larger batch also removes the
 
 Load 1 is the rate that FCFS with the same batch sustained just before, in every repetition. All schedulers serve the same
 requests within a repetition, in an order that rotates, and every answer is compared with that of FCFS. Each finished run is
-one line of the log; a second call continues. `--prepare` creates the bundles; `--swapping` writes
-scheduling-live-swapping.json instead.
+one line of the log; a second call continues.
 
-Run: python -m benchmarks scheduling/live_server [--regime R] [--workload W] [--load L] [--repetitions N] [--swapping]
+Run: python -m benchmarks scheduling/live_server [--regime R] [--workload W] [--load L] [--repetitions N]
 Time: about 2 hours
 Result: scheduling-live-regimes.json
 """
@@ -23,51 +22,32 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, command_line
+from benchmarks.common import RESULTS, command_line, parser
 from benchmarks.scheduling.live import model, summary, workloads
-from benchmarks.scheduling.live.cells import REGIMES, SWAPPING, Cell, Regime, cells
+from benchmarks.scheduling.live.cells import REGIMES, Cell, Regime, cells
 from benchmarks.scheduling.live.log import Log
 from benchmarks.scheduling.live.measure import capacity, run
 from benchmarks.scheduling.live.names import BASELINE
 from benchmarks.scheduling.live.servers import Fleet, Server, bind_client
 from coldstart.bench import facts
 
-KINDS = {regime.name: regime for regime in (*REGIMES.values(), SWAPPING)}
-
 
 def main(argv: Sequence[str]) -> int:
     """Measure what is missing in the log, write the result, print it as one line of JSON."""
     options = _options(argv)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # servers must not outlive this
-    if options.prepare:
-        return prepare()
     log, machine = Log(options.log), facts.machine()  # before this process binds itself to some of the cores
     wanted = list(_wanted(options))
-    if not options.summary_only:
-        measure(wanted, log, options)
-    campaign = "swapping" if options.swapping else "regimes"
-    name = f"scheduling-live-{campaign}"
+    measure(wanted, log, options)
     done = [row for cell in wanted if (row := log.find(kind="run", **cell.document()))]
-    result = document(name, done, [row for row in log.rows if row["kind"] == "capacity"], argv)
-    result["machine"] = machine
-    target = options.result or RESULTS / f"{name}.json"
-    target.write_text(json.dumps(result, indent=1) + "\n")
+    result = document(done, [row for row in log.rows if row["kind"] == "capacity"]) | {"machine": machine}
+    options.result.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({k: v for k, v in result.items() if k not in ("cells", "runs")}))
     return 0 if len(done) == len(wanted) else 1
-
-
-def prepare() -> int:
-    """Create the bundles again with current iteration times of this machine."""
-    bind_client()  # as in `measure`: a bundle depends on the number of cores
-    with tempfile.TemporaryDirectory(prefix="live-") as work:
-        for bundle in {regime.bundle(str(model.build())) for regime in KINDS.values()}:
-            Fleet(Path(work)).materialize(bundle, force=True)
-            print(f"made {bundle}", file=sys.stderr)
-    return 0
 
 
 def measure(wanted: Iterable[Cell], log: Log, options: argparse.Namespace) -> None:
@@ -75,24 +55,21 @@ def measure(wanted: Iterable[Cell], log: Log, options: argparse.Namespace) -> No
     missing = [cell for cell in wanted if log.find(kind="run", **cell.document()) is None]
     bind_client()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="live-") as work:
-        fleet = Fleet(Path(work))
-        try:
-            for number, cell in enumerate(missing):
-                if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
-                    print(f"stopped: {len(missing) - number} of {len(missing)} are left", file=sys.stderr)
-                    return
-                _measure(cell, fleet, log, options.length)
-                spent = time.monotonic() - began
-                print(f"{number + 1}/{len(missing)} {spent:.0f} s {cell}", file=sys.stderr)
-        finally:
-            fleet.close()
+    with tempfile.TemporaryDirectory(prefix="live-") as work, ExitStack() as started:
+        fleet = Fleet(Path(work), started)
+        for number, cell in enumerate(missing):
+            if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
+                print(f"stopped: {len(missing) - number} of {len(missing)} are left", file=sys.stderr)
+                return
+            _measure(cell, fleet, log)
+            spent = time.monotonic() - began
+            print(f"{number + 1}/{len(missing)} {spent:.0f} s {cell}", file=sys.stderr)
 
 
-def _measure(cell: Cell, fleet: Fleet, log: Log, length: float) -> None:
-    regime = KINDS[cell.regime]
+def _measure(cell: Cell, fleet: Fleet, log: Log) -> None:
+    regime = REGIMES[cell.regime]
     load_1 = _capacity(regime, cell, _server(regime, BASELINE, fleet), log)["requests_per_s"]
-    count = workloads.request_count(cell.workload, cell.load, load_1, length * regime.share)
+    count = workloads.request_count(cell.workload, cell.load, load_1, regime.share)
     rows = workloads.arriving(cell.workload, cell.load, load_1, cell.seed, count)
     found = run(_server(regime, cell.scheduler, fleet), rows, cell.seed)
     log.add({"kind": "run", **cell.document(), **found, "at": facts.today()})
@@ -117,27 +94,21 @@ def _server(regime: Regime, scheduler: str, fleet: Fleet) -> Any:
 
 
 def _wanted(options: argparse.Namespace) -> Iterable[Cell]:
-    if options.swapping:
-        return cells([SWAPPING], ["skewed"], options.load or ["1.1"], options.repetitions)
     chosen = [REGIMES[name] for name in options.regime or REGIMES]
-    if only := options.scheduler:
-        chosen = [replace(r, schedulers={n: o for n, o in r.schedulers.items() if n in only}) for r in chosen]
     return cells(
         chosen, options.workload or ["skewed", "azure"], options.load or workloads.LOADS, options.repetitions
     )
 
 
-def document(name: str, rows: list[Any], capacities: list[Any], argv: Sequence[str]) -> dict[str, Any]:
-    """The result file."""
-    found = summary.summarize(rows)
+def document(rows: list[Any], capacities: list[Any]) -> dict[str, Any]:
+    """Return the content of the result file."""
     return {
-        "benchmark": name,
         "date": facts.today(),
         "versions": facts.versions(),
         "command": command_line(),
         "capacity": capacities,
-        "options": {regime.name: dict(regime.schedulers) for regime in KINDS.values()},
-        "cells": found,
+        "options": {regime.name: dict(regime.schedulers) for regime in REGIMES.values()},
+        "cells": summary.summarize(rows),
         "runs": [_published(row) for row in rows],
     }
 
@@ -148,26 +119,15 @@ def _published(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--regime", action="append", choices=list(REGIMES))
-    parser.add_argument("--workload", action="append", choices=workloads.WORKLOADS)
-    parser.add_argument("--load", action="append", choices=workloads.LOADS)
-    parser.add_argument("--scheduler", action="append", help="only these, by name")
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument(
-        "--length", type=float, default=1.0, metavar="FACTOR", help="runs so many times as long"
-    )
-    parser.add_argument(
-        "--swapping", action="store_true", help="the memory-starved pool and its three strategies"
-    )
-    parser.add_argument("--prepare", action="store_true", help="create the bundles again, measure nothing")
-    parser.add_argument("--minutes", type=float, help="start no run after this long")
-    parser.add_argument("--log", type=Path, default=Path("build/live-scheduling.jsonl"))
-    parser.add_argument("--result", type=Path, help="where the result goes; default: results/")
-    parser.add_argument("--summary-only", action="store_true", help="measure nothing")
-    options = parser.parse_args(argv)
+    arguments = parser(__doc__)
+    arguments.add_argument("--regime", action="append", choices=list(REGIMES))
+    arguments.add_argument("--workload", action="append", choices=workloads.WORKLOADS)
+    arguments.add_argument("--load", action="append", choices=workloads.LOADS)
+    arguments.add_argument("--repetitions", type=int, default=5)
+    arguments.add_argument("--minutes", type=float, help="start no run after this long")
+    arguments.add_argument("--log", type=Path, default=Path("build/live-scheduling.jsonl"))
+    arguments.add_argument("--result", type=Path, default=RESULTS / "scheduling-live-regimes.json")
+    options = arguments.parse_args(argv)
     options.log.parent.mkdir(parents=True, exist_ok=True)
     return options
 

@@ -13,9 +13,10 @@ from itertools import islice
 from math import log
 from random import Random
 from statistics import fmean, pstdev
+from typing import Any
 
 from benchmarks.traces import azure_conversation
-from coldstart.lab.scheduling import Outcome
+from coldstart.lab.scheduling import Outcome, SimSettings
 from coldstart.lab.traces import TraceRequest
 from coldstart.lab.traces.arrivals import rearrive
 from coldstart.scheduling import IterationProfile
@@ -52,6 +53,22 @@ class Model:
         """Seconds to read one token's KV."""
         return self.kv_bytes_per_token / (BANDWIDTH * self.gpus)
 
+    def engine(self, block_tokens: int = 16, **settings: Any) -> SimSettings:
+        """Return the simulated engine with this model's memory; `settings` replaces single ones.
+
+        FastServe bounds the batch, but not the preempted requests that retain KV: there are more slots than requests.
+        """
+        known: dict[str, Any] = {
+            "slots": 4096,
+            "block_tokens": block_tokens,
+            "device_blocks": self.kv_tokens // block_tokens,
+            "block_bytes": self.kv_bytes_per_token * block_tokens // self.gpus,
+            "link_bytes_s": self.link_bytes_s,
+            "context_s": self.context_s,
+            "depth": 1,
+        }
+        return SimSettings(**known | settings)
+
     def profile(self) -> IterationProfile:
         floor = 2 * self.parameters / (BANDWIDTH * self.gpus) + OVERHEAD_S
         per_token = 2 * self.parameters / (FLOPS * self.gpus)
@@ -80,11 +97,8 @@ def poisson(rows: list[TraceRequest], rate: float, seed: int, cv: float = 1.0) -
 
 def per_token(outcome: Outcome) -> float:
     """Mean over jobs of end-to-end latency over output length, in seconds (section 6.1)."""
-    return fmean(per_token_each(outcome))
-
-
-def per_token_each(outcome: Outcome) -> list[float]:
-    return [(job.finished_s - job.job.arrival_s) / job.output for job in outcome.jobs if job.finished_s]
+    done = [job for job in outcome.jobs if job.finished_s]
+    return fmean((job.finished_s - job.job.arrival_s) / job.output for job in done)
 
 
 def capacity(profile: IterationProfile, rows: list[TraceRequest], batch: int) -> float:

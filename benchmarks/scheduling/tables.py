@@ -6,21 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from benchmarks.scheduling import paper_tables, simulator_tables
+from benchmarks.scheduling import overhead_tables, paper_tables
 from benchmarks.scheduling.live.names import BASELINE, BOUNDS, CONTROL, HONEST, MLFQ
 from benchmarks.tables import Part, Table, listed, span
 
 PAGE = "benchmarks/SCHEDULING.md"
 MEAN, LONGEST = "per_token_s.mean", "longest_s.mean"
-TARGETS = {
-    ("batch-bound", BASELINE): {
-        MEAN: 5.0,
-        "per_token_s.p95": 10.0,
-        "ttft_s.mean": 15.0,
-        "tokens_per_s": 0.95,
-    },
-    ("kv-bound", HONEST): {MEAN: 1.5, "per_token_s.p95": 2.5},
-}
 Row = Mapping[str, Any]
 
 
@@ -71,46 +62,12 @@ def decision(result: Row) -> str:
     )
 
 
-def targets(result: Row) -> str:
-    """Return the targets at overload and in the burst that were not met."""
-    found = {
-        f"{cell['regime']} {cell['workload']} {cell['load']} {metric}": (reached[metric]["median"], least)
-        for (regime, base), goals in TARGETS.items()
-        for cell in result["cells"]
-        if cell["regime"] == regime and cell["load"] in ("1.1", "burst")
-        if (reached := cell["against"].get(base, {}).get(MLFQ))
-        for metric, least in goals.items()
-    }
-    missed = {name: f"{got:.2f}x of {least:g}x" for name, (got, least) in found.items() if got < least}
-    shown = listed(f"{name} {ratio}" for name, ratio in missed.items())
-    return f"Targets met: {len(found) - len(missed)} of {len(found)}; **not met**: {shown or 'none'}."
-
-
 def answers(result: Row) -> str:
     """Return how many repetitions there were, and whether the answers equal those of FCFS."""
     runs = [one["runs"] for cell in result["cells"] for one in cell["schedulers"].values()]
     pairs = [pair for cell in result["cells"] for pair in cell["identical"].values()]
     same, compared = (sum(pair[name] for pair in pairs) for name in ("identical", "compared"))
     return f"Medians of {max(runs)} repetitions (range). Answers identical to those of FCFS: {same} of {compared}."
-
-
-def swaps(result: Row) -> Iterator[Row]:
-    """Yield the three strategies with the bytes that they moved."""
-    for cell in result["cells"]:
-        for name, against in cell["against"][BASELINE].items():
-            moved = cell["schedulers"][name]["swapping"]
-            out, into = (moved[f"bytes_{way}"]["median"] / 1e6 for way in ("evicted", "loaded"))
-            yield {**moved, **against, "load": cell["load"], "strategy": name, "out": out, "into": into}
-
-
-def shares(result: Row) -> Iterator[Row]:
-    """Yield for each load the ratio and the slowest request by share of the time in order of arrival."""
-    loads: dict[str, dict[str, Any]] = {}
-    for row in result["rows"]:
-        if share := result["settings"][row["way"]]["oldest_share"]:
-            shown = "{mean:.2f}x, slowest {slowest:.2f}x, above 2x {above_2} of {requests}".format_map(row)
-            loads.setdefault(row["load"], {"load": row["load"]})[f"share {share:g}".replace(".", "_")] = shown
-    yield from loads.values()
 
 
 def capacities(result: Row) -> str:
@@ -123,7 +80,7 @@ def capacities(result: Row) -> str:
 
 def notes(result: Row) -> str:
     """Return the lines below the table."""
-    return "\n".join(f"- {line(result)}" for line in (targets, answers, capacities))
+    return "\n".join(f"- {line(result)}" for line in (answers, capacities))
 
 
 GAINS = Table(
@@ -141,29 +98,10 @@ GAINS = Table(
         "slowest request": "{slowdown[max]:.1f}x",
     },
 )
-SWAPS = Table(
-    swaps,
-    {
-        "load": "{load}",
-        "strategy": "{strategy}",
-        "mean per token against fcfs": ratio(MEAN),
-        "p95": ratio("per_token_s.p95"),
-        "MB evicted": "{out:.1f}",
-        "MB loaded": "{into:.1f}",
-        "off the device": "{blocked_share[median]:.1%}",
-        "loading": "{loading_share[median]:.1%}",
-    },
-)
-SHARES = Table(
-    shares,
-    {"load": "{load}", **{f"S = {s}": f"{{share {s}}}".replace(".", "_") for s in ("0.25", "0.5", "0.75")}},
-)
 LIVE, SERVER = "scheduling-live-regimes", "scheduling/live_server"
 PARTS = [
     Part(PAGE, "decision", LIVE, (decision,), SERVER),
     Part(PAGE, "live-gain", LIVE, (GAINS, notes), SERVER),
-    Part(PAGE, "live-swapping", "scheduling-live-swapping", (SWAPS,), f"{SERVER} --swapping"),
-    Part(PAGE, "bound", "starvation", (SHARES,), "scheduling/oldest_share"),
     *paper_tables.PARTS,
-    *simulator_tables.PARTS,
+    *overhead_tables.PARTS,
 ]

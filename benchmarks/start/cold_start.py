@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import RESULTS, command_line, finish
+from benchmarks.common import RESULTS, about, finish
 from coldstart.bench import facts
 from coldstart.models import resolution
 from coldstart.system.paths import Cache
@@ -99,9 +99,7 @@ def store_up(times: Mapping[str, list[float]], modes: list[str], empty_s: float)
     """Store the seconds of each way of starting; `modes` are those of the second `up`."""
     medians = {which: statistics.median(taken) for which, taken in times.items()}
     document = {
-        "command": command_line(),
-        "date": facts.today(),
-        "machine": facts.machine(),
+        **about(),
         "versions": facts.versions(),
         "model": MODEL,
         "vllm_args": VLLM_ARGS,

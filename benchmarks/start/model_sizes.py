@@ -1,33 +1,30 @@
 """Growth of the start time with the model, for every start mode at four sizes.
 
-Importing and forking cost the same for every model; the weights grow. A mode that copies them once takes the time of that
-copy more, from the disk or in memory. That time is measured beside each size. `fresh, files cold` is `fresh` with the
-weight files dropped from the page cache before each launch. The models are llamas of random weights, built on first use
-and removed afterwards unless `--keep` is given. Measured on the CPU.
+Importing and forking cost the same for every model; the weights grow. `fresh, files cold` is `fresh` with the weight files
+dropped from the page cache before each launch. The models are llamas of random weights, built on first use
+and removed afterwards. Measured on the CPU.
 
-Run: python -m benchmarks start/model_sizes [16M|125M|0.5B|1B ...] [--runs N] [--keep]
+Run: python -m benchmarks start/model_sizes [16M|125M|0.5B|1B ...] [--runs N]
 Time: 10 to 30 minutes for each size
 Result: model-sizes-cpu.json
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
 
-from benchmarks.common import RESULTS
-from benchmarks.start import frozen_memory
-from benchmarks.weights import checkpoint, limits
+from benchmarks.common import RESULTS, load, parser
+from benchmarks.weights import checkpoint
 from coldstart.bench import launchers, result, run_order
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench
@@ -70,43 +67,31 @@ class ColdFiles(ServeLauncher):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
+    arguments = parser(__doc__)
+    arguments.add_argument(
         "sizes", nargs="*", metavar="SIZE", help=f"of {', '.join(SHAPES)}; default: all that are missing"
     )
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument(
-        "--modes",
-        nargs="+",
-        choices=MODES,
-        default=list(MODES),
-        help="without vllm-warm, tokens are not compared",
-    )
-    parser.add_argument("--keep", action="store_true", help="leave model, bundle and caches where they are")
-    options = parser.parse_args()
+    arguments.add_argument("--runs", type=int, default=3)
+    options = arguments.parse_args()
     if unknown := set(options.sizes) - set(SHAPES):
-        parser.error(f"no size {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
-    rows = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else {}
+        arguments.error(f"no size {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
+    rows = load(RESULT.stem)["rows"] if RESULT.exists() else {}
     for size in options.sizes or [size for size in SHAPES if size not in rows]:
-        command = f"{COMMAND} {size} --runs {options.runs} --modes {' '.join(options.modes)}"
-        row = measured(size, options.modes, options.runs, keep=options.keep)
-        rows[size] = {"command": command, **row}
+        rows[size] = {"command": f"{COMMAND} {size} --runs {options.runs}", **measured(size, options.runs)}
         kept = {known: rows[known] for known in SHAPES if known in rows}
         RESULT.write_text(json.dumps({"command": COMMAND, "rows": kept}, indent=1) + "\n")
-        print(json.dumps({"size": size, **summary(rows[size])}), flush=True)
     return 0
 
 
-def measured(size: str, modes: Sequence[str], runs: int, *, keep: bool) -> Row:
-    """The row of one size. Raises CalledProcessError where its bundle cannot be made."""
+def measured(size: str, runs: int) -> Row:
+    """Measure one size and return its row. Raises CalledProcessError if its bundle cannot be built."""
     model = checkpoint.built(config(size))
     try:
         with tempfile.TemporaryDirectory(prefix="sizes-") as place:
-            return _row(model, modes, runs, Path(place))
+            return _row(model, runs, Path(place))
     finally:
-        if not keep:
-            shutil.rmtree(model)
-            shutil.rmtree(cache().root, ignore_errors=True)
+        shutil.rmtree(model)
+        shutil.rmtree(cache().root, ignore_errors=True)
 
 
 def cache() -> Cache:
@@ -122,22 +107,19 @@ def config(size: str) -> Mapping[str, Any]:
     return {**checkpoint.CONFIG, **dict(zip(FIELDS, SHAPES[size], strict=True)), "torch_dtype": dtype}
 
 
-def _row(model: Path, modes: Sequence[str], runs: int, place: Path) -> Row:
-    made = materialized(model)
+def _row(model: Path, runs: int, place: Path) -> Row:
+    built = materialized(model)
     subject = Subject(str(model), str(model), VLLM_ARGS, _common())
-    document = bench(launchers.launchers(subject, modes, place), runs, place)
+    document = bench(launchers.launchers(subject, MODES, place), runs, place)
     cold = ColdFiles(subject, run_order.FRESH, place / "run", weights=model)
     measured = {**document["modes"], COLD_FILES: bench([cold], runs, place)["modes"][run_order.FRESH]}
-    rates = copy_rates(model)
-    weights = checkpoint.size(model)
+    shapes = json.loads((model / "config.json").read_text())
     return {
-        "parameters": parameters(model),
-        "dtype": json.loads((model / "config.json").read_text())["torch_dtype"],
-        "weights_bytes": weights,
-        "copy_s": {name: weights / rate for name, rate in rates.items()},
-        "materialize": made,
+        "parameters": sum(prod(shape) for _, shape in checkpoint.shapes(shapes)),
+        "dtype": shapes["torch_dtype"],
+        "weights_bytes": checkpoint.size(model),
+        "materialize": built,
         "disk_bytes": disk(model),
-        "frozen_bytes": frozen_memory.shares(_unpacked(_bundle(model), "snapshot"), model),
         "modes": {
             mode: {k: v for k, v in held.items() if k != "timeline"} for mode, held in measured.items()
         },
@@ -146,25 +128,16 @@ def _row(model: Path, modes: Sequence[str], runs: int, place: Path) -> Row:
 
 
 def materialized(model: Path) -> Row:
-    """Make the bundle with its snapshot; seconds in all, and by stage where it was made just now."""
+    """Build the bundle with its snapshot; return the seconds by stage."""
     command = [*console(), "materialize", str(model), "--snapshot", *_common(), "--format", "json"]
-    began_s = time.monotonic()
     done = subprocess.run([*command, "--", *VLLM_ARGS], stdout=subprocess.PIPE, text=True, check=True)
-    told = json.loads(done.stdout)
-    return {"seconds": time.monotonic() - began_s, "made": told["made"], "stages": told["seconds"]}
+    return {"stages": json.loads(done.stdout)["seconds"]}
 
 
 def bench(modes: Sequence[Launcher], runs: int, place: Path) -> Row:
     """The bench's document of interleaved rounds, one uncounted start of each mode before them."""
     rounds = Bench(modes, SETTINGS, place, lambda said: print(said, flush=True), measure_floor=False)
     return result.document(rounds.measure(runs, 1), model="", vllm_args=VLLM_ARGS, command_line=())
-
-
-def copy_rates(model: Path) -> dict[str, float]:
-    """Bytes per second of one copy of the weights: in memory, and from the disk with no page of them in the cache."""
-    checkpoint.evict(model)
-    from_disk = max(limits.disk(model, streams) for streams in (1, 4))
-    return {"memory": limits.memcpy(), "disk": from_disk}
 
 
 def disk(model: Path) -> dict[str, int]:
@@ -197,23 +170,6 @@ def _unpacked(bundle: Bundle, section: str) -> Path:
 def disk_usage(place: Path) -> int:
     """Return the disk bytes of all files below `place`, without the holes of sparse files."""
     return sum(file.lstat().st_blocks * 512 for file in place.rglob("*") if not file.is_dir())
-
-
-def parameters(model: Path) -> int:
-    """Return the number of parameters of the checkpoint."""
-    from math import prod
-
-    document = json.loads((model / "config.json").read_text())
-    return sum(prod(shape) for _, shape in checkpoint.shapes(document))
-
-
-def summary(row: Row) -> Row:
-    """Median seconds to the first token by mode, and those of one copy of the weights."""
-    first = {
-        mode: held["first_token_s"]["median"] if "first_token_s" in held else held["unavailable"]
-        for mode, held in row["modes"].items()
-    }
-    return {"first_token_s": first, "copy_s": row["copy_s"]}
 
 
 if __name__ == "__main__":

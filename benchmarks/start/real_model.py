@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.common import RESULTS, ROOT, command_line
+from benchmarks.common import RESULTS, about
 from benchmarks.start import transcript
 from coldstart.bench import facts
 from coldstart.validate.completions import CompletionClient
@@ -77,17 +77,12 @@ def served_tokens(port: int = PORT) -> list[list[int]]:
 
 def main() -> None:
     """Run every command in order; store what it printed and the tokens of each server."""
-    printed, answers, server = {}, {}, None
-    for name, command in COMMANDS.items():
-        if server and not command.startswith("curl"):
-            transcript.stop(server)
-            server = None
-        program = command.replace("python examples", f"{sys.executable} {ROOT}/examples", 1)
-        text, started = transcript.run(program)
-        printed[name] = {"command": command, "printed": text}
-        if started:
-            server = started
-            answers[text.split()[1].rstrip(",")] = served_tokens()
+    answers = {}
+
+    def measure(line: str) -> None:
+        answers[line.split()[1].rstrip(",")] = served_tokens()
+
+    printed = transcript.run_all(COMMANDS, measure)
     store(printed, answers, expected_tokens(Path("smollm2")))
 
 
@@ -99,9 +94,7 @@ def store(
         {"prompt": prompt, "transformers": tokens} for prompt, tokens in zip(PROMPTS, expected, strict=True)
     ]
     document = {
-        "command": command_line(),
-        "date": facts.today(),
-        "machine": facts.machine(),
+        **about(),
         "versions": facts.versions(),
         "prompts": rows,
         "equal": {mode: tokens == expected for mode, tokens in answers.items()},

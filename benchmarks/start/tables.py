@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.tables import Part, Table, listed
-from coldstart.bench import run_order
 from coldstart.bench.report import markdown
 from coldstart.bench.report.rows import seconds
 
-SMALLEST, ALLOWED_COPIES = "16M", 1.3
 Row = Mapping[str, Any]
 
 
@@ -88,50 +86,23 @@ def architectures_sentence(result: Row) -> str:
 
 def sizes(result: Row) -> Iterator[Row]:
     """Yield a row for each size and mode that could run."""
-    rows = result["rows"]
-    for size, row in rows.items():
+    for size, row in result["rows"].items():
         for mode, held in row["modes"].items():
             if "unavailable" not in held:
-                limit = limit_s(mode, row, rows.get(SMALLEST))
-                yield {
-                    "size": size,
-                    "mode": mode,
-                    "limit": limit,
-                    "disk": row["disk_bytes"].get(mode),
-                    **held,
-                }
+                yield {"size": size, "mode": mode, "disk": row["disk_bytes"].get(mode), **held}
 
 
-def limit_s(mode: str, row: Row, smallest: Row | None) -> float | None:
-    """Return the time of the smallest size plus ALLOWED_COPIES copies of these weights."""
-    least = (smallest or row)["modes"].get(mode, {})
-    if smallest in (None, row) or mode in run_order.BASELINES or "first_token_s" not in least:
-        return None
-    source = "memory" if mode in run_order.MODES and not run_order.is_process_of_its_own(mode) else "disk"
-    return float(least["first_token_s"]["median"] + ALLOWED_COPIES * row["copy_s"][source])
-
-
-def phases(row: Row, *names: str) -> str:
-    """Return the median seconds of these phases together, empty if one is not reported."""
-    known = [row["phases"][name]["median"] for name in names if name in row["phases"]]
-    return seconds(sum(known)) if len(known) == len(names) else ""
-
-
-def within(row: Row) -> str:
-    """Return whether a mode keeps to its limit."""
-    if row["limit"] is None:
-        return ""
-    return "yes" if row["first_token_s"]["median"] <= row["limit"] else "no"
+def weights(row: Row) -> str:
+    """Return the median seconds of vLLM's load stage, empty if the mode has none."""
+    stage = row["phases"].get("load weights")
+    return seconds(stage["median"]) if stage else ""
 
 
 def size_facts(result: Row) -> str:
-    """Return one line for each size: its weights and the time of a copy."""
+    """Return one line for each size: its weights and the time to build its bundle."""
     return "\n".join(
         f"- {size}: {row['parameters'] / 1e6:.1f} million parameters in {row['dtype']}, {row['weights_bytes'] / 2**20:.0f}"
-        f" MiB; one copy takes {row['copy_s']['memory']:.2f} s in memory and {row['copy_s']['disk']:.2f} s from the disk;"
-        f" of a frozen engine CRIU reads {row['frozen_bytes']['read'] / 2**20:.0f} MiB and maps"
-        f" {row['frozen_bytes']['mapped'] / 2**20:.0f} MiB, {row['frozen_bytes']['as in the files'] / 2**20:.0f} MiB of them as"
-        f" in the model's files; `materialize` took {sum(row['materialize']['stages'].values()):.0f} s; load average"
+        f" MiB; `materialize` took {sum(row['materialize']['stages'].values()):.0f} s; load average"
         f" {row['machine']['load_1min']:.1f} on {row['machine']['cores']} cores; measured {row['date']}."
         for size, row in result["rows"].items()
     )
@@ -189,13 +160,10 @@ SIZES = Table(
             f"{seconds(row['first_token_s']['min'])} to {seconds(row['first_token_s']['max'])}"
         ),
         "n": "{first_token_s[n]}",
-        "weights (s)": lambda row: phases(row, "load weights"),
-        "answers (s)": lambda row: phases(row, "first token", "first request"),
+        "weights (s)": weights,
         "CPU (s)": lambda row: seconds(row["cpu_s"]["median"]),
         "PSS (MiB)": lambda row: f"{row['pss_bytes']['median'] / 2**20:.0f}",
         "on disk (MiB)": lambda row: f"{row['disk'] / 2**20:.1f}" if row["disk"] else "",
-        "limit (s)": lambda row: seconds(row["limit"]) if row["limit"] else "",
-        "within": within,
     },
 )
 API_TESTS = Table(

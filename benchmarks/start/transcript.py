@@ -16,9 +16,11 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from benchmarks.common import RESULTS
+from benchmarks.common import RESULTS, ROOT
 
 RESULT = RESULTS / "transcript.json"
 ARGS = "-- --max-model-len 1024 --kv-cache-memory-bytes 268435456"
@@ -63,17 +65,25 @@ def stop(server: Server) -> None:
     server.communicate()
 
 
-def main() -> None:
-    """Run every command in order and keep what it printed."""
-    printed, server = {}, None
-    for name, command in COMMANDS.items():
+def run_all(commands: Mapping[str, str], measure: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Run every command in order and return what it printed; `measure` gets the first line of each server."""
+    printed: dict[str, Any] = {}
+    server = None
+    for name, command in commands.items():
         if server and not command.startswith("curl"):
             stop(server)
             server = None
-        text, started = run(command)
+        text, started = run(command.replace("python examples", f"{sys.executable} {ROOT}/examples", 1))
         printed[name] = {"command": command, "printed": text}
-        server = started or server
-    RESULT.write_text(json.dumps(printed, indent=2) + "\n")
+        if started:
+            server = started
+            measure(text)
+    return printed
+
+
+def main() -> None:
+    """Run the commands and store what they printed."""
+    RESULT.write_text(json.dumps(run_all(COMMANDS), indent=2) + "\n")
 
 
 if __name__ == "__main__":

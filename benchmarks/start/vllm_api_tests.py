@@ -12,22 +12,21 @@ Result: vllm-api-tests-cpu.json
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.common import RESULTS, load
+from benchmarks.common import RESULTS, load, parser
 from benchmarks.start import vllm_test_files
-from coldstart.bench import facts
+from coldstart.bench import facts, launchers
+from coldstart.bench.run_order import VLLM_WARM
 from coldstart.validate.completions import CompletionClient
 from coldstart.validate.launch import HOST, Launcher, serving
-from coldstart.validate.launchers import ServeLauncher, Subject, VllmLauncher, console, runtime_variables
+from coldstart.validate.launchers import Subject, console
 
 RESULT = RESULTS / "vllm-api-tests-cpu.json"
 PLAIN, HOSTED, PASSED = "vLLM", "host", "passed"
@@ -43,12 +42,12 @@ VLLM_ARGS = (
 
 def main() -> None:
     """Run the tests against each way of starting and store the outcomes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("model", type=Path, help="Model directory written by examples/smollm2.py.")
-    parser.add_argument(
+    arguments = parser(__doc__)
+    arguments.add_argument("model", type=Path, help="Model directory written by examples/smollm2.py.")
+    arguments.add_argument(
         "--starts", nargs="+", choices=STARTS, default=STARTS, help="Ways of starting; default: all."
     )
-    given = parser.parse_args()
+    given = arguments.parse_args()
     model = str(given.model.resolve(strict=True))
     subject = Subject(model, model, (*VLLM_ARGS, "--served-model-name", model))
     with tempfile.TemporaryDirectory(prefix="cs-") as scratch:
@@ -69,26 +68,14 @@ def started(subject: Subject, start: str, directory: Path) -> Iterator[str]:
         with hosting(subject, directory) as url:
             yield url
         return
-    launcher: Launcher = ServeLauncher(subject, start, directory)
-    if start == PLAIN:
-        launcher = VllmLauncher(subject, directory / "caches", warm=True)
-    with template(subject, start, directory), ready(launcher, directory / "run") as url:
-        yield url
-
-
-@contextmanager
-def template(subject: Subject, mode: str, runtime: Path) -> Iterator[None]:
-    """Run the template of a start mode, if it has one, in the block."""
-    if not mode.startswith("template-"):
-        yield
-        return
-    variables, command = runtime_variables(runtime), [*console(), "template"]
-    level = ("--level", mode.removeprefix("template-"))
-    _run(command, "start", subject.model, *level, *subject.passed_args, variables=variables)
+    work = directory / "work"
+    (launcher,) = launchers.launchers(subject, [VLLM_WARM if start == PLAIN else start], work)
     try:
-        yield
+        launcher.prepare()
+        with ready(launcher, directory / "run") as url:
+            yield url
     finally:
-        _run(command, "stop", *level, variables=variables)
+        launcher.close()
 
 
 @contextmanager
@@ -141,10 +128,6 @@ def store(start: str, found: dict[str, str]) -> None:
     }
     RESULT.write_text(json.dumps(document, indent=1) + "\n")
     print(start, json.dumps(document["starts"][start], indent=1), flush=True)
-
-
-def _run(command: list[str], *arguments: str, variables: Mapping[str, str]) -> None:
-    subprocess.run([*command, *arguments], env={**os.environ, **variables}, check=True)
 
 
 if __name__ == "__main__":

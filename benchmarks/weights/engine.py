@@ -17,7 +17,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,21 +38,11 @@ def import_all() -> None:
     load_general_plugins()
 
 
-@dataclass(frozen=True)
-class Rank:
-    """A pipeline rank among `size`; all of them name the same `rendezvous`, a file that does not exist yet."""
-
-    number: int
-    size: int
-    rendezvous: Path
-
-
 def load(
     directory: Path,
     arguments: Arguments,
     look: bool = True,
     ready: Ready = lambda: None,
-    rank: Rank | None = None,
 ) -> dict[str, Any]:
     """Load the checkpoint with vLLM's `arguments`; seconds by part, CPU seconds, page faults, and the digest if `look`.
 
@@ -71,11 +60,9 @@ def load(
         "max_model_len": 512,
         "kv_cache_memory_bytes": 1 << 26,
     }
-    if rank:
-        wanted |= {"pipeline_parallel_size": rank.size, "distributed_executor_backend": "mp"}
     config = EngineArgs(model=str(directory), **fixed, **wanted).create_engine_config()
     with set_current_vllm_config(config):
-        _groups(rank or Rank(0, 1, _unused()))
+        _groups()
         loader = get_model_loader(config.load_config)
         if library:
             loader.get_all_weights = lambda *_: _fastsafetensors(directory)
@@ -85,14 +72,13 @@ def load(
 
 def _measured(loader: Any, config: Any, look: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    began_s, before, read = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF), _read_bytes()
+    began_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
     plain = loader.load_weights
 
     def load_weights(model: Any, model_config: Any) -> None:
         constructed_s = time.monotonic()
         plain(model, model_config)
         found.update(_marked(began_s, before), construct_s=constructed_s - began_s)
-        found["read_bytes"] = _read_bytes() - read
         if look:
             found.update(_looked_at(model))
 
@@ -118,12 +104,6 @@ def _marked(began_s: float, before: resource.struct_rusage) -> dict[str, float]:
     }
 
 
-def _read_bytes() -> int:
-    """Return the bytes that storage has read for this process, including page faults and readahead."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["read_bytes"])
-
-
 def _looked_at(model: Any) -> dict[str, Any]:
     import torch
     from blake3 import blake3
@@ -133,28 +113,19 @@ def _looked_at(model: Any) -> dict[str, Any]:
     for _, weight in weights:
         weight.view(-1).view(torch.int64).sum()
     found: dict[str, Any] = {"first_pass_s": time.monotonic() - began_s, "threads": torch.get_num_threads()}
-    found["parameter_bytes"] = sum(weight.nbytes for _, weight in weights)
     made = blake3()
     for name, weight in weights:
         made.update(name.encode()).update(weight.view(-1).view(torch.uint8).numpy())
     return found | {"digest": made.hexdigest()}
 
 
-def _groups(rank: Rank) -> None:
-    """vLLM's process groups."""
+def _groups() -> None:
+    """Create vLLM's process groups of one rank."""
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 
-    # vLLM names its shared memory after this; a name that is there already is refused.
-    os.environ["VLLM_DIST_IDENT"] = rank.rendezvous.parent.name
-    init_distributed_environment(rank.size, rank.number, f"file://{rank.rendezvous}", rank.number, "gloo")
-    ensure_model_parallel_initialized(1, rank.size)
-
-
-def _unused() -> Path:
-    descriptor, name = tempfile.mkstemp()
-    os.close(descriptor)
-    Path(name).unlink()
-    return Path(name)
+    with tempfile.TemporaryDirectory() as directory:
+        init_distributed_environment(1, 0, f"file://{directory}/rendezvous", 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)  # reads the same file
 
 
 def _fastsafetensors(directory: Path) -> Iterator[tuple[str, Any]]:

@@ -1,18 +1,11 @@
 """Time of vLLM's loaders, of the libraries that it supports and of ours to load all weights from the local disk.
 
-Lower limits for a loader that copies, by the rates of the same run (`benchmarks.weights.limits`):
+A loader that maps instead of copying has its page faults in `first pass` and its later copies in `usable`. Each measurement is
+a fork of a process that has imported everything; the order rotates by round. Ratios are paired by round, with a 95 % interval.
+In each state the host backs free memory (`benchmarks.weights.memory`):
 
-    cold:  bytes / disk
-    warm:  bytes / touch + bytes / memcpy
-
-`% of limit` is that time over the measured one. A loader that maps instead of copying is faster than the warm limit; its page
-faults appear in `first pass` and its later copies in `usable`. Each measurement is a fork of a process that has imported
-everything; the order rotates by round. Ratios are paired by round, with a 95 % interval. States:
-
-    cold       no page of the files in memory; free memory is backed by the host (`benchmarks.weights.memory`).
-    warm       all pages in memory; free memory is backed.
-    returned   warm, but the host has reclaimed free memory, as on an idle virtual machine.
-    resident   the prefetcher has the weights, as for a second worker of the node (ours only).
+    cold       no page of the files in memory.
+    warm       all pages in memory.
 
 Not measured because they need a CUDA device: InstantTensor, vLLM's ipc_cache, fastsafetensors inside vLLM.
 
@@ -23,20 +16,14 @@ Result: weights-peers.json
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.weights import checkpoint, engine, file_server, limits, node, report
-from benchmarks.weights.memory import RETURNED_S, TouchedMemory
-from coldstart.weights.prefetch import client
+from benchmarks.common import parser
+from benchmarks.weights import checkpoint, engine, report
+from benchmarks.weights.memory import TouchedMemory
 
 THREADS = {"enable_multithread_load": True, "num_threads": 8}
 LOADERS: dict[str, engine.Arguments] = {
@@ -49,63 +36,23 @@ LOADERS: dict[str, engine.Arguments] = {
     "coldstart": {"load_format": "coldstart"},
 }
 HELD = 3 << 30
-# Ours and the two peers that share its pages' fate; the others differ no more there than where memory is backed.
-RETURNED = ("vllm", "vllm-prefetch", "coldstart")
-State = Callable[[Path], AbstractContextManager[dict[str, str]]]
-
-
-@contextmanager
-def cold(directory: Path) -> Iterator[dict[str, str]]:
-    """No page of the files is in memory."""
-    checkpoint.evict(directory)
-    yield {}
-
-
-@contextmanager
-def warm(directory: Path) -> Iterator[dict[str, str]]:
-    """All pages of the files are."""
-    checkpoint.warm(directory)
-    yield {}
-
-
-@contextmanager
-def resident(directory: Path) -> Iterator[dict[str, str]]:
-    """The prefetcher has fetched everything, over HTTP."""
-    asked = node.plan(directory)
-    with file_server.running(directory) as server:
-        try:
-            with client.attach(server.url, json.loads(asked.read_text()), directory=node.sockets()) as held:
-                held.complete()
-                yield {**node.streaming(server.url, asked), "XDG_RUNTIME_DIR": str(node.runtime())}
-        finally:
-            node.stop_prefetcher(node.runtime())
-
-
-STATES: dict[str, State] = {"cold": cold, "warm": warm, "returned": warm, "resident": resident}
+STATES = {"cold": checkpoint.evict, "warm": checkpoint.warm}
 
 
 def main() -> None:
     """Measure, print the table for people and the result as one line, keep it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=list(LOADERS), choices=list(LOADERS))
-    parser.add_argument("--states", nargs="*", default=list(STATES), choices=list(STATES))
-    wanted = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--runs", type=int, default=5)
+    arguments.add_argument("--only", nargs="*", default=list(LOADERS), choices=list(LOADERS))
+    arguments.add_argument("--states", nargs="*", default=list(STATES), choices=list(STATES))
+    wanted = arguments.parse_args()
     directory = checkpoint.built()
     engine.import_all()
-    ceilings: list[dict[str, float]] = []
     samples: list[dict[str, Any]] = []
-    steps = [(name, state) for name in wanted.only for state in wanted.states if _sensible(name, state)]
+    steps = [(name, state) for name in wanted.only for state in wanted.states]
     for number in range(wanted.runs):
-        ceilings.append(limits.measure(directory))
         samples += _round(directory, steps, number)
-    size = checkpoint.size(directory)
-    report.finish("weights-peers", report.peers(samples, ceilings, size))
-
-
-def _sensible(name: str, state: str) -> bool:
-    """Return whether a loader is measured in a state."""
-    return {"returned": name in RETURNED, "resident": name == report.OURS}.get(state, True)
+    report.finish("weights-peers", report.peers(samples, checkpoint.size(directory)))
 
 
 def _round(directory: Path, steps: list[tuple[str, str]], number: int) -> list[dict[str, Any]]:
@@ -113,28 +60,13 @@ def _round(directory: Path, steps: list[tuple[str, str]], number: int) -> list[d
     held = TouchedMemory(HELD)
     shift = number * len(steps) // 5 % len(steps)
     for name, state in steps[shift:] + steps[:shift]:
-        with STATES[state](directory) as environment:
-            held.take()
-            work = partial(_load, directory, name, environment, number == 0)
-            taken = engine.run_in_child(work, partial(_free, held, state))
+        STATES[state](directory)
+        held.take()
+        work = partial(engine.load, directory, LOADERS[name], number == 0)
+        taken = engine.run_in_child(work, held.release)
         found.append({"loader": name, "state": state, "round": number, **taken})
         print(_line(found[-1]), file=sys.stderr, flush=True)
     return found
-
-
-def _load(
-    directory: Path, name: str, environment: Mapping[str, str], look: bool, ready: engine.Ready
-) -> dict[str, Any]:
-    os.environ.update(environment)
-    # A start from the prefetcher has no files, so that a fallback to files cannot go unnoticed.
-    model = node.bare(directory) if environment else directory
-    return engine.load(model, LOADERS[name], look, ready)
-
-
-def _free(held: TouchedMemory, state: str) -> None:
-    held.release()
-    if state == "returned":
-        time.sleep(RETURNED_S)
 
 
 def _line(sample: dict[str, Any]) -> str:

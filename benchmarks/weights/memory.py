@@ -9,11 +9,8 @@ pages first. The next access then costs page faults on the host as well: 0.5 GB/
 from __future__ import annotations
 
 import mmap
-import time
 
 import numpy as np
-
-RETURNED_S = 4.0
 
 
 class TouchedMemory:
@@ -26,31 +23,13 @@ class TouchedMemory:
     def take(self) -> None:
         """Touch the memory; does nothing while it is held."""
         if self._memory is None:
-            self._memory = fresh(self.size, mmap.MADV_HUGEPAGE)
-            self._memory.madvise(mmap.MADV_DONTFORK)
-            _touch(self._memory)
+            self._memory = mmap.mmap(-1, self.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            for advice in (mmap.MADV_HUGEPAGE, mmap.MADV_DONTFORK):
+                self._memory.madvise(advice)
+            np.frombuffer(self._memory, np.uint8)[:: mmap.PAGESIZE].fill(1)
 
     def release(self) -> None:
         """Free the memory; the host backs it for two seconds."""
         if self._memory is not None:
             self._memory.close()
             self._memory = None
-
-
-def fresh(size: int, advice: int) -> mmap.mmap:
-    """Return untouched anonymous private memory."""
-    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(advice)
-    return memory
-
-
-def touch_rate(advice: int, size: int) -> float:
-    """Return bytes per second of first touches, one byte per page."""
-    memory = fresh(size, advice)
-    began_s = time.monotonic()
-    _touch(memory)
-    return size / (time.monotonic() - began_s)
-
-
-def _touch(memory: mmap.mmap) -> None:
-    np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE].fill(1)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
-from benchmarks.common import RESULTS, command_line
+from benchmarks import common
 from coldstart.bench import facts
 from coldstart.bench.stats import paired_ratio, summarize
-from coldstart.launch import ttft
 
 Sample = Mapping[str, Any]
 OURS = "coldstart"
@@ -19,36 +16,19 @@ PARTS = ("load_s", "construct_s", "first_pass_s", "usable_s", "usable_cpu_s", "s
 ENDS = ("load_s", "usable_s")
 
 
-def peers(samples: Sequence[Sample], limits: Sequence[Mapping[str, float]], size: int) -> dict[str, Any]:
-    """The result of `weights_peers`: by state and loader the parts' summaries, the share of the limit, and the ratio
-    to the fastest peer of that state with its 95 % interval (paired by round)."""
-    rates = {name: summarize([each[name] for each in limits]) for name in limits[0]}
-    floor = floors({name: rate["median"] for name, rate in rates.items()}, size)
+def peers(samples: Sequence[Sample], size: int) -> dict[str, Any]:
+    """Return the result of `weights/loaders`: by state and loader the parts' summaries, and the ratio to the fastest
+    peer of that state with its 95 % interval (paired by round)."""
     measured, refused = _sorted_out(samples)
-    states = {
-        state: _state([sample for sample in measured if sample["state"] == state], limit_s)
-        for state, limit_s in floor.items()
-    }
+    by_state: dict[str, list[Sample]] = {}
+    for sample in measured:
+        by_state.setdefault(sample["state"], []).append(sample)
     return {
         "bytes": size,
-        "limits_bytes_s": rates,
-        "limit_s": floor,
         "digests_identical": len({sample["digest"] for sample in samples if "digest" in sample}) == 1,
-        "states": {state: rows for state, rows in states.items() if rows},
+        "states": {state: _state(rows) for state, rows in by_state.items()},
         "refused": refused,
         "samples": list(samples),
-    }
-
-
-def floors(rates: Mapping[str, float], size: int) -> dict[str, float]:
-    """Seconds that a copying loader needs at least, by state (`weights_peers`)."""
-    copy_s = size / rates["memcpy"]
-    warm = size / rates["touch huge"] + copy_s
-    return {
-        "cold": size / max(rates["disk 1"], rates["disk 4"]),
-        "warm": warm,
-        "returned": size / max(rates["touch huge, returned"], rates["touch 4k"]) + copy_s,
-        "resident": warm,
     }
 
 
@@ -62,12 +42,13 @@ def _sorted_out(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, str]
     return measured, refused
 
 
-def _state(samples: Sequence[Sample], limit_s: float) -> dict[str, Any]:
-    rows = {}
+def _state(samples: Sequence[Sample]) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
     for name in dict.fromkeys(sample["loader"] for sample in samples):
         own = [sample for sample in samples if sample["loader"] == name]
-        parts = {part: summarize(known) for part in PARTS if (known := [s[part] for s in own if part in s])}
-        rows[name] = {**parts, "percent_of_limit": 100 * limit_s / parts["load_s"]["median"]}
+        rows[name] = {
+            part: summarize(known) for part in PARTS if (known := [s[part] for s in own if part in s])
+        }
     for end in ENDS:
         _against_fastest(rows, samples, end)
     return rows
@@ -89,78 +70,10 @@ def _by_round(samples: Sequence[Sample], name: str, end: str) -> dict[int, float
     return {sample["round"]: sample[end] for sample in samples if sample["loader"] == name and end in sample}
 
 
-def overlap(samples: Sequence[Sample], rates: Sequence[str], size: int) -> dict[str, Any]:
-    """The result of `weights`: per rate, against max and sum of importing and fetching in the same round."""
-    imports = {sample["round"]: sample["seconds"] for sample in samples if sample["way"] == "imports"}
-    rows = {}
-    for name in rates:
-        own = [sample for sample in samples if sample.get("rate") == name]
-        ways = {w: [s for s in own if s["way"] == w] for w in dict.fromkeys(s["way"] for s in own)}
-        fetch = {sample["round"]: sample["fetch_s"] for sample in ways["sequential"]}
-        bounds = {number: max(imports[number], fetch_s) for number, fetch_s in fetch.items()}
-        sums = {number: imports[number] + fetch_s for number, fetch_s in fetch.items()}
-        usual = median(imports.values()), median(fetch.values())
-        rows[name] = {
-            "bytes_s": median(limits) if (limits := [s["bytes_s"] for s in own if s["bytes_s"]]) else None,
-            "fetch_s": usual[1],
-            "predicted_s": _predicted(ways["sequential"], *usual, size),
-            "ways": {way: summarize([sample["seconds"] for sample in some]) for way, some in ways.items()},
-            "over_max": {way: summarize(_over(some, bounds)) for way, some in ways.items()},
-            "over_sum": {way: summarize(_over(some, sums)) for way, some in ways.items()},
-        }
-    alike = len({sample["digest"] for sample in samples if "digest" in sample}) == 1
-    return {
-        "bytes": size,
-        "import_s": median(imports.values()),
-        "digests_identical": alike,
-        "rates": rows,
-        "samples": list(samples),
-    }
-
-
-def _over(samples: Sequence[Sample], bounds: Mapping[int, float]) -> list[float]:
-    return [sample["seconds"] / bounds[sample["round"]] for sample in samples]
-
-
-def _predicted(sequential: Sequence[Sample], imports: float, fetch: float, size: int) -> float:
-    """Equation 5 (`coldstart.launch.ttft`) for one worker, its costs taken from the starts that overlap nothing."""
-    load = median(sample["load_s"] for sample in sequential)
-    context = median(sample["seconds"] - sample["imports_s"] - sample["load_s"] for sample in sequential)
-    costs = ttft.StartCosts(context=context, libraries=imports)
-    worker = ttft.Worker(device=size / load, network=size / fetch)
-    return ttft.ttft(costs, size, [worker], loads_while_importing=False)
-
-
-def ranks(samples: Sequence[Sample], size: int) -> dict[str, Any]:
-    """Return the result of `weights_ranks`: bytes read per rank over the bytes of its parameters."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for sample in samples:
-        own = sample["parameter_bytes"]
-        row = {
-            "rank": sample["rank"],
-            "bytes": sample["bytes"],
-            "own_bytes": own,
-            "ratio": sample["bytes"] / own,
-        }
-        rows.setdefault(sample["way"], []).append(row)
-    digests = {(sample["rank"], sample["digest"]) for sample in samples}
-    alike = len(digests) == len({rank for rank, _ in digests})
-    return {"bytes": size, "digests_identical": alike, "ways": rows, "samples": list(samples)}
-
-
 def finish(name: str, result: Mapping[str, Any]) -> None:
     """Store the result and print it without its samples."""
-    made = {
-        "schema_version": 1,
-        "kind": name,
-        "date": facts.today(),
-        "command_line": command_line(),
-        "machine": facts.machine(),
-        "versions": facts.versions() | _libraries(),
-        **result,
-    }
-    (RESULTS / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in made.items() if key != "samples"}, separators=(",", ":")))
+    versions = facts.versions() | _libraries()
+    common.finish(name, {"schema_version": 1, "kind": name, **common.about(), "versions": versions, **result})
 
 
 def _libraries() -> dict[str, str]:

@@ -37,11 +37,9 @@ def over_fastest(row: Row, part: str) -> str:
     return f"{over['ratio']:.2f} ({over['ci95'][0]:.2f} to {over['ci95'][1]:.2f})"
 
 
-def limits(result: Row) -> str:
-    """Return the limits of the machine and the loaders that could not run."""
-    rates = listed(f"{name} {rate['median'] / 1e9:.1f}" for name, rate in result["limits_bytes_s"].items())
-    refused = (f"- {name}: {message}" for name, message in result["refused"].items())
-    return "\n".join([f"- limits in the same run (GB/s): {rates}", *refused])
+def refused(result: Row) -> str:
+    """Return the loaders that could not run, with vLLM's error."""
+    return "\n".join(f"- {name}: {message}" for name, message in result["refused"].items())
 
 
 def overlaps(result: Row) -> Iterator[Row]:
@@ -53,13 +51,6 @@ def overlaps(result: Row) -> Iterator[Row]:
             predicted = f"{row['predicted_s']:.2f}" if way == OURS else ""
             fixed = {"rate": rate, "way": way, "fetch_s": row["fetch_s"], "import_s": result["import_s"]}
             yield {**fixed, "time": taken, "predicted": predicted, **ratios}
-
-
-def ranks(result: Row) -> Iterator[Row]:
-    """Yield the ranks of each way."""
-    for way, rows in result["ways"].items():
-        for row in rows:
-            yield {"way": way, "mb": row["bytes"] / 1e6, "own_mb": row["own_bytes"] / 1e6, **row}
 
 
 def parameters(result: Row) -> str:
@@ -85,7 +76,6 @@ LOADERS = Table(
         "weights in parameters (s)": lambda row: median(row, "load_s"),
         "range": lambda row: spread(row, "load_s"),
         "over fastest peer": lambda row: over_fastest(row, "load_s"),
-        "% of limit": "{percent_of_limit:.0f}",
         "first pass (s)": lambda row: median(row, "first_pass_s"),
         "usable (s)": lambda row: median(row, "usable_s"),
         "usable, range": lambda row: spread(row, "usable_s"),
@@ -108,18 +98,7 @@ OVERLAP = Table(
         "equation 5 (s)": "{predicted}",
     },
 )
-RANKS = Table(
-    ranks,
-    {
-        "way": "{way}",
-        "rank": "{rank}",
-        "read (MB)": "{mb:.1f}",
-        "own layers (MB)": "{own_mb:.1f}",
-        "read / own": "{ratio:.3f}",
-    },
-)
 PARTS = [
-    Part(PAGE, "weights", "weights", (OVERLAP, parameters, measured), "weights/overlap"),
-    Part(PAGE, "weights-peers", "weights-peers", (LOADERS, limits, parameters, measured), "weights/loaders"),
-    Part(PAGE, "weights-ranks", "weights-ranks", (RANKS, parameters, measured), "weights/ranks"),
+    Part(PAGE, "weights", "weights", (OVERLAP, parameters, measured)),
+    Part(PAGE, "weights-peers", "weights-peers", (LOADERS, refused, parameters, measured), "weights/loaders"),
 ]

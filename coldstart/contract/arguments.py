@@ -45,9 +45,9 @@ _SAME_AS = {"device_memory_utilization": "gpu_memory_utilization"}
 _HUMAN = frozenset(
     {"max_model_len", "kv_cache_memory_bytes", "max_num_batched_tokens", "max_num_scheduled_tokens"}
 )
-_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
-_LEVEL = re.compile(r"-O=?(\w+)")
+_SUFFIXED = r"(\d+(?:\.\d+)?)([kmgtKMGT])"
+_NUMBER = r"-?\d+(\.\d+)?([eE][+-]?\d+)?"
+_LEVEL = r"-O=?(\w+)"
 
 
 class Arguments(tuple[str, ...]):
@@ -116,7 +116,7 @@ def _grouped(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     flag: str | None = None
     words: list[str] = []
     for token in argv:
-        if not token.startswith("-") or _NUMBER.fullmatch(token):
+        if not token.startswith("-") or re.fullmatch(_NUMBER, token):
             words.append(token)
             continue
         if flag is not None or words:
@@ -127,7 +127,7 @@ def _grouped(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _split(token: str) -> tuple[str, list[str]]:
-    if not token.startswith("--") and (level := _LEVEL.fullmatch(token)):
+    if not token.startswith("--") and (level := re.fullmatch(_LEVEL, token)):
         return "optimization_level", [level[1]]
     head, equals, value = token.partition("=")
     return _long_name(head), [value] if equals else []
@@ -151,9 +151,9 @@ def _value(name: str, words: list[str]) -> object:
 def _scalar(name: str, word: str) -> object:
     if word[:1] in "{[":
         return _json(word)
-    if name in _HUMAN and (match := _SUFFIXED.fullmatch(word)):
+    if name in _HUMAN and (match := re.fullmatch(_SUFFIXED, word)):
         return _human(*match.groups())
-    if _NUMBER.fullmatch(word):
+    if re.fullmatch(_NUMBER, word):
         return json.loads(word) if not re.match(r"-?0\d", word) else word
     return {"true": True, "false": False, "null": None}.get(word, word)
 

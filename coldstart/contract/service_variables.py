@@ -12,24 +12,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://\S+", re.IGNORECASE)
-_NUMBER = re.compile(r"\d{1,5}")
-_HOST = re.compile(r"[0-9A-Fa-f:.]+")
-_PROTOCOL = re.compile(r"tcp|udp|sctp", re.IGNORECASE)
+# The patterns are text, which `re` compiles at the first use: few environments have a name that one must match.
+_ADDRESS = r"(?i:tcp|udp|sctp)://\S+"
+_NUMBER = r"\d{1,5}"
+_HOST = r"[0-9A-Fa-f:.]+"
+_PROTOCOL = r"(?i:tcp|udp|sctp)"
 # The end of the name, and the form of the value. NAME_PORT alone is also an ordinary name: its value decides.
 _FORMS = (
-    (re.compile(r"\w+_SERVICE_HOST"), _HOST),
-    (re.compile(r"\w+_SERVICE_PORT(?:_\w+)?"), _NUMBER),
-    (re.compile(r"\w+_PORT(?:_\d+_(?:TCP|UDP|SCTP))?"), _ADDRESS),
-    (re.compile(r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_PROTO"), _PROTOCOL),
-    (re.compile(r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_PORT"), _NUMBER),
-    (re.compile(r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_ADDR"), _HOST),
+    (r"\w+_SERVICE_HOST", _HOST),
+    (r"\w+_SERVICE_PORT(?:_\w+)?", _NUMBER),
+    (r"\w+_PORT(?:_\d+_(?:TCP|UDP|SCTP))?", _ADDRESS),
+    (r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_PROTO", _PROTOCOL),
+    (r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_PORT", _NUMBER),
+    (r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_ADDR", _HOST),
 )
 
 
 def is_injected(name: str, value: str) -> bool:
     """Return whether a variable of this name and value is one that Kubernetes injects for a service."""
-    return any(names.fullmatch(name) and form.fullmatch(value) for names, form in _FORMS)
+    return any(re.fullmatch(names, name) and re.fullmatch(form, value) for names, form in _FORMS)
 
 
 def find_injected(environment: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -88,14 +88,3 @@ def disk(model: ModelShape, costs: OfflineCosts | None = None) -> dict[str, floa
     c = costs or OfflineCosts()
     graphs = {"graphs": model.nodes * c.node_bytes} if model.recorded else {}
     return {"compile caches": c.cache_bytes * model.ranks, **graphs}
-
-
-def restore_seconds(
-    model: ModelShape, us_a_node: float = 1.5, read_s_a_byte: float = 4e-9, images: float = 150e6
-) -> float:
-    """Return the time in seconds that Python code takes in a restore.
-
-    It depends on the number of nodes and on the bytes of kernel images, each of which is read, verified and
-    unpacked once.
-    """
-    return model.nodes * us_a_node * 1e-6 + images * read_s_a_byte if model.recorded else 0.0

@@ -1,4 +1,4 @@
-"""Start from a proven bundle: link, restore the smallest and the largest graph, run the canary, then restore the rest.
+"""Start from a proven bundle: link, restore the first graphs, run the canary, then restore the rest.
 
 The server is ready after the canary. Invariant: before the first answer, either the canary's hash equals that
 of the proof, or no restored graph is in use.
@@ -13,6 +13,7 @@ from coldstart.graphs import gate
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.inputs import StoredInputs
 from coldstart.graphs.restore import Replayable, Restorer
+from coldstart.system.start_progress import Counter
 
 Show = Callable[[], None]
 
@@ -20,13 +21,16 @@ Show = Callable[[], None]
 class Online:
     """Restore during one start.
 
-    `workload` None omits the canary. With `every`, each graph is a canary before the server is ready.
+    `workload` None omits the canary. With `every`, each graph is a canary before the server is ready. Graphs of batches up
+    to `batch` rows are restored before it is ready, because the check of its answers uses them.
     """
 
     def __init__(
-        self, restorer: Restorer, proof: gate.Proof, workload: StoredInputs | None, *, every: bool = False
-    ) -> None:
+        self, restorer: Restorer, proof: gate.Proof, workload: StoredInputs | None, *, every: bool = False,
+        batch: int = 1,
+    ) -> None:  # fmt: skip
         self.restorer, self._proof, self._workload, self._every = restorer, proof, workload, every
+        self._batch = batch
         self._waiting: dict[str, Show] = {}
         self._first: list[str] = []
 
@@ -39,9 +43,11 @@ class Online:
         """Return whether restored graphs may be used; False drops all of the bundle."""
         if not self.restorer.link():
             return False
-        self._first = self.restorer.list_first()
-        for key in self._first:
+        self._first = self.restorer.list_first(self._batch)
+        counter = Counter("restore graphs", len(self._first), "graphs")
+        for number, key in enumerate(self._first, 1):
             self.restorer.graph_or_none(key)
+            counter.show(number)
         if self._workload is not None and (bad := self._canaries(self._workload)):
             self.restorer.drop(f"the canary failed: {'; '.join(f'{key}: {why}' for key, why in bad.items())}")
             return False

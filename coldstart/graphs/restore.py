@@ -200,10 +200,12 @@ class Restorer:
             self.fallbacks.setdefault(what, str(error))
 
     # --- order ---------------------------------------------------------------------------------------
-    def list_first(self) -> list[str]:
-        """Return the smallest and the largest graph of the linked bundle, smallest first."""
-        order = sorted(self.sizes(), key=lambda key: self.sizes()[key])
-        return list(dict.fromkeys([order[0], order[-1]])) if order else []
+    def list_first(self, batch: int = 1) -> list[str]:
+        """Return the graphs that batches of up to `batch` rows use, and the largest graph, smallest first."""
+        sizes = self.sizes()
+        order = sorted(sizes, key=sizes.__getitem__)
+        below = sum(size < batch for size in sizes.values())
+        return list(dict.fromkeys([*order[: below + 1], *order[-1:]]))
 
     def sizes(self) -> dict[str, int]:
         """Return the batch size of every graph of the linked bundle."""

@@ -23,7 +23,7 @@ def refusal(
     model = residents.models.get(name)
     if model is None or model.retired:
         return unknown(request, name)
-    if model.state is State.FAILED and now < model.retry_at:
+    if model.state is State.FAILED and now < model.retry_at and not model.repeats_start:
         return failed(model, request, now)
     if model.state is State.READY:
         return None

@@ -132,6 +132,8 @@ class Core:
         self.residents.failed(model, reason, now, external)
         if self.own_starts.end_prewarming(model.spec.name):
             yield events.Missed(model.spec.name, reason)
+        if model.repeats_start:
+            return
         for waiting in self.pending.take(model.spec.name):
             yield admission.failed(model, waiting.request, now)
 
@@ -191,7 +193,7 @@ class Core:
             return model.since + self.settings.ready_timeout_s
         if model.retired and model.state in (State.READY, State.ASLEEP):
             return -inf
-        if model.state is State.FAILED and self.residents.returns(model):
+        if model.state is State.FAILED and (model.repeats_start or self.residents.returns(model)):
             return model.retry_at
         return model.since + self.idle_limit(model) if model.idle else inf
 

@@ -6,6 +6,7 @@ starting --fail--> failed (until retry_at) --start--> starting;  any with a proc
 Invariants: at most one start at a time; a model leaves only without requests in flight; after the n-th failure in a
 row it is not started for backoff * 2^(n-1) seconds, at most `backoff_max`; a successful start resets the count. A
 failure whose cause is not the model does not count: a killed start is repeated after `backoff`, a killed server at once.
+The requests of a killed start wait for the next one, until PATIENCE starts in a row were killed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class State(StrEnum):
     FAILED = "failed"
 
 
+# Number of killed starts in a row after which requests are refused.
+PATIENCE = 3
 RESIDENT = (State.STARTING, State.READY, State.DRAINING)
 STARTABLE = (State.STOPPED, State.ASLEEP, State.FAILED)
 
@@ -53,6 +56,7 @@ class Model:
     leaving: bool = False
     in_flight: set[str] = field(default_factory=set)
     failures: int = 0
+    killed_starts: int = 0
     error: str = ""
     retry_at: float = 0.0
     since: float = 0.0
@@ -74,6 +78,7 @@ class Model:
         self._only("ready", State.STARTING)
         self.observed.started(self.tier, seconds, memory)
         self.tier, self.failures, self.error, self.retry_at = self.spec.tiers[0], 0, "", 0.0
+        self.killed_starts = 0
         self._enter(State.READY, now)
 
     def drain(self, target: Tier, now: float, why: str = "") -> None:
@@ -104,11 +109,13 @@ class Model:
         """Record that the process died or did not start; its requests end on their own."""
         self._only("fail", *RESIDENT, State.ASLEEP)
         self.error, self.tier = reason, self.spec.tiers[-1]
+        killed = external and self.state is State.STARTING
+        self.killed_starts = self.killed_starts + 1 if killed else 0
         if not external:
             self.failures += 1
             self.retry_at = now + min(backoff_max_s, backoff_s * 2 ** min(self.failures - 1, 60))
         else:
-            self.retry_at = now + min(backoff_max_s, backoff_s) if self.state is State.STARTING else now
+            self.retry_at = now + min(backoff_max_s, backoff_s) if killed else now
         self._enter(State.FAILED, now)
 
     def end_request(self, request: str, now: float, keep_s: float | None = None) -> None:
@@ -126,6 +133,11 @@ class Model:
             self.tier = names.get(self.tier.name, spec.tiers[-1])
             self.target = None if self.target is None else names.get(self.target.name, spec.tiers[-1])
         self.spec, self.retired = spec, False
+
+    @property
+    def repeats_start(self) -> bool:
+        """Return whether requests wait for the next start, because the last one was killed."""
+        return self.state is State.FAILED and 0 < self.killed_starts < PATIENCE
 
     @property
     def idle(self) -> bool:

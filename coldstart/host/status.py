@@ -16,11 +16,15 @@ recent_starts           the last 100, oldest first: {model, at_unix_s, mode, sec
 models                  in order of the configuration, each:
   name, aliases, adapters          names that requests can use
   state                            stopped / starting / ready / draining / asleep / failed
+  progress                         of a start: null, or {stage, done, total, unit, text}, as its server reports it; done
+                                   and total are null for a stage without figures, unit is bytes, shards or graphs
   tier                             awake / ... / stopped: the current tier, or the tier that its start began from
   pinned, retired                  retired: no longer configured, and about to stop
   memory_bytes                     memory when awake, as far as known
   memory_source                    file / bundle / assumed / observed
   held_bytes                       memory reserved for it now
+  gpu_memory_bytes                 GPU memory that its server held when last measured, at most every 30 s; left out
+                                   where it cannot be measured: no driver, or one that hides a container's processes
   penalty_s                        {tier: seconds from this tier until it is ready}
   held, in_flight                  number of waiting requests; of requests in progress
   requests, hits, hit_ratio        as above, of this model
@@ -50,6 +54,7 @@ from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.host.core import Core
 from coldstart.host.model_state import Model, State
+from coldstart.system.start_progress import StartProgress
 
 SCHEMA_VERSION = 1
 RECENT = 100
@@ -85,6 +90,8 @@ class ModelFacts:
     next_prewarm_unix_s: float | None = None
     mode: str | None = None
     pid: int | None = None
+    gpu_memory_bytes: int | None = None
+    progress: StartProgress | None = None
     last_start: LastStart | None = None
 
 
@@ -178,6 +185,7 @@ def _model(
         "aliases": list(facts.aliases),
         "adapters": list(facts.adapters),
         "state": str(model.state),
+        "progress": facts.progress.build_document() if facts.progress else None,
         "tier": model.tier.name,
         "pinned": model.spec.pinned,
         "retired": model.retired,
@@ -202,7 +210,7 @@ def _model(
         "mode": facts.mode,
         "pid": facts.pid,
         "last_start": facts.last_start.build_document() if facts.last_start else None,
-    }
+    } | ({} if facts.gpu_memory_bytes is None else {"gpu_memory_bytes": facts.gpu_memory_bytes})
 
 
 def _ratio(hits: int, requests: int) -> float | None:

@@ -104,9 +104,20 @@ def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallba
 
 def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:
     try:
-        return mode.unavailable(one) or availability.find_obstacle(mode)
+        why = mode.unavailable(one)
+        return availability.find_obstacle(mode) if why is None else _name_first(mode, one, why)
     except (BundleError, LaunchRefusedError) as error:
         return Reason(str(error), error.hint or "")
+
+
+def _name_first(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
+    """Return what the user must fix first: what a requested mode lacks cannot be created where the mode cannot run.
+
+    With `auto` CRIU is not probed, because each start would wait for the probe.
+    """
+    if one.request.mode == modes.AUTO or mode.unavailable() is not None:
+        return why
+    return availability.find_obstacle(mode) or why
 
 
 def _remove_unfinished(plan: LaunchPlan) -> list[Fallback]:
@@ -118,6 +129,7 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServ
     """Return the server that `mode` started, None if the next mode is to be tried."""
     try:
         if (why := mode.unavailable(one)) is not None:
+            why = _name_first(mode, one, why)
             listed = account.unavailable if one.request.mode == modes.AUTO else account.fallbacks
             listed += [Fallback(mode.name, why.reason, why.hint)]
             return None

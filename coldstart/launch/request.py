@@ -12,6 +12,7 @@ from coldstart.launch.scheduler import STOCK
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.scheduling.settings import SchedulerSettings
+from coldstart.system import start_progress
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Trust
@@ -32,6 +33,7 @@ class ServeRequest:
     - `fetch_rest`: fetch the weights that this node's pipeline ranks do not need in the background.
     - `templates`: directory of additional templates.
     - `observe`: called with the PID of each server process that the start creates.
+    - `on_progress`: called with each report of a server about the progress of its start.
     """
 
     lookup: Lookup
@@ -47,6 +49,7 @@ class ServeRequest:
     fetch_rest: bool = False
     templates: Path | None = None
     observe: Callable[[int], None] = lambda pid: None
+    on_progress: start_progress.Report = start_progress.ignore
 
 
 @dataclass(frozen=True)

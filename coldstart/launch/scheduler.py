@@ -18,7 +18,6 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import UsageError
 from coldstart.scheduling.settings import (
-    FALLBACK_PROFILE,
     FCFS,
     REMOVED,
     SchedulerSettings,
@@ -82,6 +81,7 @@ def _refuse_removed_class(vllm_args: Arguments) -> None:
 
 def _require_valid(choice: SchedulerSettings) -> None:
     """Check the settings. Raises UsageError for settings that the server would reject."""
+    from coldstart.scheduling.profile import FALLBACK_PROFILE
     from coldstart.scheduling.registry import make_policy
 
     try:

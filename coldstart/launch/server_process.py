@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from coldstart.contract.environment import START_PROGRESS
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.system import timeline
+from coldstart.system import start_progress, timeline
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
@@ -163,7 +164,11 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProc
         The process, and the descriptor on which the server reports readiness.
     """
     reader, writer = os.pipe()
-    variables: dict[str, str] = {READY_FD_ENV: str(writer), SUPERVISOR_ENV: str(os.getpid())}
+    variables: dict[str, str] = {
+        READY_FD_ENV: str(writer),
+        SUPERVISOR_ENV: str(os.getpid()),
+        START_PROGRESS: "1",
+    }
     environment = os.environ | variables | plan.env
     sink = output or sys.stderr
     # The plan is a file without a name, so it never outlives both processes.
@@ -211,7 +216,7 @@ def forked(
     request = {
         "plan": plan.document(),
         "cwd": str(Path.cwd()),
-        "env": dict(os.environ),
+        "env": {**os.environ, START_PROGRESS: "1"},
         "now": timeline.now(),
     }
     try:
@@ -231,22 +236,36 @@ def forked(
             os.close(descriptor)
 
 
-def acknowledged(process: ServerProcess, reader: int, since: float, timeout: float | None) -> Running:
+def acknowledged(
+    process: ServerProcess,
+    reader: int,
+    since: float,
+    timeout: float | None,
+    on_progress: start_progress.Report = start_progress.ignore,
+) -> Running:
     """Wait until the server reports readiness; `since` is its start on CLOCK_MONOTONIC in seconds.
+
+    `on_progress` is called with each report of the start's progress.
 
     Raises:
         ServerExitedError: The server exits before it is ready.
         CommandFailedError: `timeout` seconds have passed; the server is killed.
     """
     try:
-        return _acknowledged(process, reader, since, timeout)
+        return _acknowledged(process, reader, since, timeout, on_progress)
     finally:
         os.close(reader)
 
 
-def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: float | None) -> Running:
+def _acknowledged(
+    process: ServerProcess,
+    reader: int,
+    since: float,
+    timeout: float | None,
+    on_progress: start_progress.Report,
+) -> Running:
     deadline = None if timeout is None else since + timeout
-    unread, cause, report = b"", "", None
+    lines, cause, report = start_progress.LineReader(reader), "", None
     while report is None:
         left = None if deadline is None else max(0.0, deadline - timeline.now())
         ready, _, _ = select.select([reader], [], [], left)
@@ -256,8 +275,8 @@ def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: fl
                 f"The server was not ready within {timeout:g} s and was killed.",
                 hint="allow more time with --ready-timeout SECONDS",
             )
-        chunk = os.read(reader, 65536)
-        if not chunk:
+        messages = lines.read()
+        if messages is None:
             from coldstart.system import probes  # what else it imports, no start needs
 
             code = process.wait()
@@ -268,10 +287,12 @@ def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: fl
             )
             died.code = code
             raise died
-        *lines, unread = (unread + chunk).split(b"\n")
-        for line in map(json.loads, lines):
+        for line in messages:
             # An error alone ends nothing: the server may still become ready.
-            if "failed" in line:
+            if start_progress.KEY in line:
+                with suppress(OSError):  # what reads the progress may have gone
+                    on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
+            elif "failed" in line:
                 cause = cause if _ENGINE_FAILED in line["failed"] and cause else str(line["failed"])
             else:
                 report = report or line

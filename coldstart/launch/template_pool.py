@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +31,12 @@ from coldstart.launch import template_environment
 from coldstart.system import fingerprint, paths
 from coldstart.system.proc import logs, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
+
+
+class TemplateExitedError(CommandFailedError):
+    """The template exited before it was ready, with `code` (128 + n after signal n)."""
+
+    code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path |
         UsageError: A template of this level and key already runs or starts.
         CommandFailedError: The template exits, or is not ready in `timeout` seconds.
     """
-    directory = _root(root) / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
+    directory = _choose_directory(f"{level}-{plan.key.removeprefix('sha256:')[:12]}", root)
     with _alone(directory, f"A template of level {level} for {model} is already starting."):
         if any(warm.directory == directory and warm.pid for warm in listed(root)):
             raise UsageError(
@@ -121,6 +128,13 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path |
     return Warm(level, plan.key, directory, model, process.pid, python=sys.executable, environment=read)
 
 
+def _choose_directory(name: str, root: Path | None) -> Path:
+    """Return the directory of a new template; below a `root`, a hidden one retains its own until its servers end."""
+    names = (name if number == 0 else f"{name}-{number}" for number in count())
+    retained = {warm.directory for warm in listed(root) if root and warm.pid and not warm.ready}
+    return next(path for one in names if (path := _root(root) / one) not in retained)
+
+
 @contextmanager
 def _alone(directory: Path, otherwise: str) -> Iterator[None]:
     lock = files.try_lock(directory.with_name(f"{directory.name}.lock"))
@@ -142,9 +156,10 @@ def _spawn_logged(
         tail = logs.end(directory / "log")
         shutil.rmtree(directory, ignore_errors=True)
         if isinstance(error, CommandFailedError):
-            raise CommandFailedError(
-                [f"{error.message} The end of its log:", *tail.splitlines()], hint=error.hint
-            ) from error
+            lines = [f"{error.message} The end of its log:", *tail.splitlines()]
+            failed = TemplateExitedError(lines, hint=error.hint)
+            failed.code = error.code if isinstance(error, TemplateExitedError) else None
+            raise failed from error
         raise
 
 
@@ -202,9 +217,11 @@ def spawn(
         os.close(writer)
         try:
             _await(reader, timeout)
-        except BaseException:  # Ctrl-C included: otherwise an unlisted template would remain
+        except BaseException as error:  # Ctrl-C included: otherwise an unlisted template would remain
             process.kill()
-            process.wait()
+            code = process.wait()
+            if isinstance(error, TemplateExitedError):
+                error.code = code if code >= 0 else 128 - code
             raise
         finally:
             os.close(reader)
@@ -218,7 +235,7 @@ def _await(reader: int, timeout: float) -> None:
             hint="allow more time with --ready-timeout SECONDS",
         )
     if os.read(reader, 1) == b"":
-        raise CommandFailedError("The template exited before it was ready.")
+        raise TemplateExitedError("The template exited before it was ready.")
 
 
 def stop(warm: Warm, *, force: bool = False) -> None:

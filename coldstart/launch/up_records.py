@@ -14,7 +14,7 @@ import select
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -89,18 +89,21 @@ class UpDirectory:
                 shutil.rmtree(self.path, ignore_errors=True)
             os.close(handle)
 
+    def try_lock(self, stack: ExitStack) -> bool:
+        """Hold the lock of `locked` until `stack` is closed. Return False if another process has it."""
+        if (handle := files.try_lock(self._lock)) is None:
+            return False
+        stack.callback(os.close, handle)
+        return True
+
     @contextmanager
     def locked(self, await_other: Callable[[], None]) -> Iterator[None]:
         """Hold the lock under which a server of this model starts. Call `await_other` before waiting for another start."""
-        if (handle := files.try_lock(self._lock)) is None:
-            await_other()
-            with files.locked(self._lock):
-                yield
-            return
-        try:
+        with ExitStack() as stack:
+            if not self.try_lock(stack):
+                await_other()
+                stack.enter_context(files.locked(self._lock))
             yield
-        finally:
-            os.close(handle)
 
     @property
     def _lock(self) -> Path:
@@ -111,6 +114,12 @@ def find_directory(lookup: Lookup) -> UpDirectory:
     """Return the directory of the look-up's model and key. Raises UsageError as `paths.runtime_dir`."""
     identity = hashlib.sha256(f"{lookup.model.path}\0{lookup.key.digest}".encode()).hexdigest()[:12]
     return UpDirectory(_root() / identity)
+
+
+def locked_model(lookup: Lookup) -> AbstractContextManager[None]:
+    """Return a lock on all records of the look-up's model. It is held for a decision, never for a start."""
+    identity = hashlib.sha256(str(lookup.model.path).encode()).hexdigest()[:12]
+    return files.locked(_root() / f"{identity}.model.lock")
 
 
 def find_others(lookup: Lookup) -> list[UpDirectory]:

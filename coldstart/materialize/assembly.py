@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,14 +18,14 @@ from typing import Any
 import coldstart
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
-from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.environment import TIMELINE_EVENTS
+from coldstart.contract.environment import START_PROGRESS, TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
-from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import caches, fetch, prepare, server_process
 from coldstart.materialize import graphs, progress
+from coldstart.materialize.fast_path import ProofFailedError, require_fast_path
 from coldstart.materialize.progress import Phase, Steps
 from coldstart.models.inspection import NOT_MADE
 from coldstart.models.resolution import ResolvedModel
@@ -34,6 +34,7 @@ from coldstart.system import runtime, secrets, timeline
 from coldstart.system.proc import logs, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.system.proc.scratch import PROOF, private_directory, scratch
+from coldstart.system.start_progress import LineReader, ProgressText, StartProgress
 from coldstart.system.timeline import Timeline
 from coldstart.weights import weights_plan as weights
 
@@ -150,14 +151,17 @@ class Assembly:
         self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
     def _proven(self) -> dict[str, Any]:
-        """Run proof starts. If one fails with a restored section, drop only that section, not hours of work on the others."""
-        for section in _RESTORED:
-            if (self.out / section).is_dir():
-                try:
-                    return self._proof_start()
-                except CommandFailedError as error:
-                    self._leave_out(section, f"the proof start failed with it: {error.message}")
-        return self._proof_start()
+        """Run proof starts. After a failure omit only one section: one that the start did not use, or the likeliest cause."""
+        while True:
+            try:
+                return self._proof_start()
+            except CommandFailedError as error:
+                present = [name for name in _RESTORED if (self.out / name).is_dir()]
+                if not present:
+                    raise
+                unused = getattr(error, "unused", ())
+                section = next((name for name in present if name in unused), present[0])
+                self._leave_out(section, f"the proof start failed with it: {error.message}")
 
     def _leave_out(self, section: str, reason: str) -> None:
         self.not_made[section] = reason
@@ -176,13 +180,14 @@ class Assembly:
             plan, began = self._proof_plan(directory / "socket"), timeline.now()
             process, reader = server_process.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
-                running = server_process.acknowledged(process, reader, began, timeout=None)
+                running = server_process.acknowledged(process, reader, began, None, self._show)
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
-                _require_fast_path(running.report, sections, canary="canary" in info)
+                require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
             except CommandFailedError as error:
                 tail = logs.end(self.work / "proof.log").splitlines()
-                raise CommandFailedError([f"{error.message} The end of its log:", *tail]) from error
+                lines = [f"{error.message} The end of its log:", *tail]
+                raise ProofFailedError(lines, getattr(error, "unused", ())) from error
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()
@@ -192,6 +197,9 @@ class Assembly:
             "spans": Timeline.read(self.events("proof")).phases(),
             "offline_spans": Timeline.read(self.events("offline")).phases(),
         }
+
+    def _show(self, figures: StartProgress) -> None:
+        self._say(ProgressText(figures.describe()))
 
     def _proof_plan(self, socket: Path) -> LaunchPlan:
         info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
@@ -254,7 +262,7 @@ class Assembly:
         start = timeline.now()
         with self.phase(name, self.estimates.get(name)) as self._say:
             if name in self.others:
-                self._say(f"took {self.others[name]}")
+                self._say(self.others[name])
             yield
         self.seconds[name] = timeline.now() - start
 
@@ -269,27 +277,25 @@ class Assembly:
         (self.out / f"{name}.json").write_text(json.dumps(value, sort_keys=True))
 
 
-def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
-    if not all(report["fast_path"].get(name) for name in sections):
-        reasons = "; ".join(str(one) for one in fallback.decode(report["fallbacks"]))
-        raise CommandFailedError(
-            f"The start that checks the new bundle used fallbacks: {reasons or 'no reason'}. Nothing was published."
-        )
-    if canary and not report.get("canary"):
-        raise CommandFailedError(
-            "The start that checks the new bundle returned another token than the reference. Nothing was published."
-        )
-
-
 def _run_child(command: list[str], log: Path, events: Path, say: Steps = progress.silent) -> None:
     # vLLM does not remove its files in the temporary directory.
-    with log.open("wb") as sink, scratch():
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(reader, False)
+    with log.open("wb") as sink, scratch(), os.fdopen(reader), os.fdopen(writer, "wb") as pipe:
         # A parent that is killed before the child has asked for a signal sends none: the child compares its parent.
         supervisor = {str(SUPERVISOR_ENV): str(os.getpid())}
-        environment = os.environ | supervisor | {TIMELINE_EVENTS: str(events)}
-        process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
+        reports: dict[str, str] = {
+            TIMELINE_EVENTS: str(events),
+            READY_FD_ENV: str(writer),
+            START_PROGRESS: "1",
+        }
+        environment = os.environ | supervisor | reports
+        process = subprocess.Popen(
+            command, env=environment, pass_fds=[writer], stdout=sink, stderr=sink, start_new_session=True
+        )
+        pipe.close()
         try:
-            code = progress.wait(process, events, "offline", say)
+            code = progress.wait(process, events, "offline", say, LineReader(reader))
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -59,7 +59,9 @@ def describe_nearest(requested: Lookup) -> Mapping[str, str]:
     ):
         return {}
     took = other.manifest.provenance.seconds
-    return {stage: f"{seconds:.0f} s for {other.name}" for stage, seconds in took.items()}
+    return {
+        stage: f"the nearest bundle, {other.name}, took {seconds:.0f} s" for stage, seconds in took.items()
+    }
 
 
 def _ranks(vllm_args: Arguments) -> int:

@@ -41,7 +41,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
     began, earlier = timeline.now(), estimates(lookup).get(STAGE)
     with phase(STAGE, earlier) as say, lookup.store.begin(bundle.key) as draft:
         if (took := describe_nearest(lookup).get(STAGE)) is not None:
-            say(f"took {took}")
+            say(took)
         for section in bundle.manifest.sections:
             draft.keep(bundle, section.type)
         with workspace(lookup.cache.work) as work:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from coldstart.system.start_progress import KEY, LineReader, ProgressText, StartProgress
 from coldstart.system.timeline import Timeline
 
 Steps = Callable[[str], None]
@@ -31,14 +32,21 @@ def no_progress(name: str, expected_s: float | None = None) -> Iterator[Steps]:
     yield silent
 
 
-def wait(process: subprocess.Popen[bytes], events: Path, track: str, say: Steps) -> int:
-    """Wait for `process` and return its exit code. Report each span of `track` that appears in `events`, with its seconds."""
+def wait(
+    process: subprocess.Popen[bytes], events: Path, track: str, say: Steps, pipe: LineReader | None = None
+) -> int:
+    """Wait for `process` and return its exit code.
+
+    Report each span of `track` that appears in `events`, with its seconds, and the latest progress on `pipe`.
+    """
     said = 0
     while True:
         try:
             code: int | None = process.wait(timeout=_POLL_S)
         except subprocess.TimeoutExpired:
             code = None
+        if progress := [line[KEY] for line in (pipe and pipe.read()) or () if KEY in line]:
+            say(ProgressText(StartProgress.parse(progress[-1]).describe()))
         spans = []
         with suppress(OSError, ValueError):  # not created yet, or a line is incomplete
             spans = [span for span in Timeline.read(events).spans if span.track == track]

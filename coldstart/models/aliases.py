@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from coldstart.models import tiny
+TINY: tuple[str, ...] = ("tiny-llama", "tiny-qwen2", "tiny-opt")
+"""Models that `tiny` builds; completion lists them without importing it."""
 
 ALIASES: Mapping[str, str] = {
     # MEDUSA, Table 1
@@ -38,4 +39,4 @@ ALIASES: Mapping[str, str] = {
     "opt-13b": "facebook/opt-13b",
 }
 
-NAMES: tuple[str, ...] = (*tiny.NAMES, *ALIASES)
+NAMES: tuple[str, ...] = (*TINY, *ALIASES)

@@ -16,7 +16,8 @@ from coldstart.errors import UsageError
 from coldstart.system import runtime
 
 # vLLM's engine options are literals; those of its API server are the fields of a class.
-_ENGINE, _SERVER = "engine/arg_utils.py", "entrypoints/launchers/cli_args.py"
+_ENGINE = "engine/arg_utils.py"
+_SERVER = ("entrypoints/launchers/cli_args.py", "entrypoints/common/cli_args.py")  # moved by vLLM 0.33
 _LITERAL = re.compile(r'"--([a-z][\w-]*)"')
 _FIELD = re.compile(r"^    (\w+):", re.MULTILINE)
 _OPTION = re.compile(r"--([A-Za-z][\w-]*)")
@@ -55,8 +56,9 @@ def list_options() -> frozenset[str]:
     if spec is None or spec.origin is None:
         return frozenset()
     root = Path(spec.origin).parent
+    place = next((name for name in _SERVER if (root / name).is_file()), _SERVER[0])
     try:
-        engine, server = ((root / name).read_text(encoding="utf-8") for name in (_ENGINE, _SERVER))
+        engine, server = ((root / name).read_text(encoding="utf-8") for name in (_ENGINE, place))
     except OSError:
         return frozenset()
     fields = {name.replace("_", "-") for name in _FIELD.findall(server)}

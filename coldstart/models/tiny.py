@@ -20,10 +20,11 @@ from typing import Any
 
 from coldstart.artifacts import files
 from coldstart.errors import ColdstartError, UsageError
+from coldstart.models import aliases
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_supervisor
 
 GENERATION = 1
-NAMES = ("tiny-llama", "tiny-qwen2", "tiny-opt")
+NAMES = aliases.TINY
 
 _SEED = 20240607
 _VOCAB = 2048

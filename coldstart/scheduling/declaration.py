@@ -5,12 +5,11 @@ The command line generates an option from a declaration, and a value is checked 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """Help, command-line option and range of one field.
 
     `flag` is the option, `unit` the placeholder of its value. A value lies between `least` and `most`, both included, and

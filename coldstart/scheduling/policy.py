@@ -74,7 +74,7 @@ class Turns:
     iterations for which the order was retained. In its share of the time, each job makes at least the
     progress of first come, first served. With enough KV memory and iterations of equal cost, each latency is
     at most 1/share times that of first come, first served, plus two iterations. Prompts and batches of
-    unequal cost make this approximate (benchmarks/scheduling/oldest_share.py).
+    unequal cost make this approximate.
     """
 
     def __init__(self, share: float) -> None:

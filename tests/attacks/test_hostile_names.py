@@ -25,7 +25,7 @@ from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.store import Store
 from tools.bundles import forge, key, member, tar_zst, write_tree
 
-COUNT = 50_000
+COUNT = 20_000
 # Less than a second on an idle machine; a search that is quadratic in the names takes minutes.
 LIMIT_S = 20.0
 
@@ -46,7 +46,7 @@ def _numbered(count: int) -> Iterator[bytes]:
 def _chains() -> Iterator[bytes]:
     """Yield names at the depth limit; each implies different directories."""
     return (
-        _header("/".join([f"d{number}"] * LIMITS.path_depth)) for number in range(LIMITS.tree_members // 50)
+        _header("/".join([f"d{number}"] * LIMITS.path_depth)) for number in range(LIMITS.tree_members // 60)
     )
 
 

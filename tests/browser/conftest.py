@@ -19,7 +19,7 @@ def page() -> Iterator[Page]:
         yield opened
 
 
-@pytest.fixture(params=[(width, dark) for width in (1280, 768, 400) for dark in (False, True)], ids=str)
+@pytest.fixture(params=[(width, dark) for width in (1280, 800, 400) for dark in (False, True)], ids=str)
 def shown(request: pytest.FixtureRequest, page: Page) -> Page:
     """The page at three widths, in a light and a dark colour scheme."""
     width, dark = request.param

@@ -58,11 +58,26 @@ def test_page_fits_and_bars_nobody_at_any_width_and_scheme(shown: Page, axe: str
     page_checks.check(shown, axe)
 
 
+def test_model_of_a_row_can_be_read_when_the_table_is_scrolled(shown: Page, host_url: str) -> None:
+    shown.open(f"{host_url}/ui")
+    shown.wait_until("document.querySelectorAll('#models tr').length === 2")
+    shown.evaluate("document.querySelector('.scroll').scrollLeft = 9999")
+    assert shown.evaluate("document.querySelector('.scroll').scrollLeft") > 0
+    region, name, prewarm = shown.evaluate(
+        """(() => {
+          const row = document.querySelector("#models tr"), cells = [row.cells[0], row.cells[row.cells.length - 1]];
+          return [row.closest(".scroll"), ...cells].map(one => one.getBoundingClientRect().toJSON());
+        })()"""
+    )
+    assert name["left"] == region["left"] and name["right"] < prewarm["left"] < prewarm["right"]
+    assert abs(prewarm["right"] - region["right"]) < 1
+
+
 def test_page_shows_the_status_as_text(page: Page, host_url: str) -> None:
     page.open(f"{host_url}/ui")
     page.wait_until("document.querySelectorAll('#models tr').length === 2")
     rows = page.evaluate("[...document.querySelectorAll('#models tr')].map(row => row.innerText)")
-    assert rows[0].startswith(NAME) and "ready" in rows[0] and "10.0 GiB" in rows[0]
+    assert rows[0].startswith(NAME) and "ready" in rows[0] and "10.0 GiB\t9.0 GiB" in rows[0]
     assert rows[0].endswith("(0 8 * * 1-5)") and "2001" in rows[0] and rows[1].endswith("–")
     assert "failed" in rows[1] and "15.0 ms / 19.5 ms" in rows[1]
     errors = page.evaluate("document.getElementById('errors').innerText")

@@ -28,10 +28,18 @@ def replace_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floor, "imports_s", lambda: 0.01)
 
 
-def bench(*arguments: str, modes: str = "vllm-warm,fresh") -> int:
+def bench(*arguments: str, modes: str = "vllm-warm,fresh", runs: int = 1) -> int:
     with pytest.raises(SystemExit) as ended:
         cli.main(
-            ["bench", "tiny-llama", "--runs=3", "--warmup=0", "--no-steady", f"--modes={modes}", *arguments]
+            [
+                "bench",
+                "tiny-llama",
+                f"--runs={runs}",
+                "--warmup=0",
+                "--no-steady",
+                f"--modes={modes}",
+                *arguments,
+            ]
         )
     assert isinstance(ended.value.code, int)
     return ended.value.code
@@ -54,7 +62,7 @@ def test_bench_prints_json_as_the_last_line(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.slow
 def test_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench() == 0
+    assert bench(runs=3) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[0].startswith("mode")
     assert "greedy tokens: identical in all modes" in shown.out
@@ -93,15 +101,15 @@ def test_bench_exits_1_when_slower_than_the_baseline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved = tmp_path / "base.json"
-    assert bench(f"--export=json={saved}") == 0
-    assert bench(f"--baseline={saved}", "--max-regress=5000") == 0
+    assert bench(f"--export=json={saved}", runs=3) == 0
+    assert bench(f"--baseline={saved}", "--max-regress=5000", runs=3) == 0
     document = json.loads(saved.read_text())
     for found in document["modes"].values():
         for sample in found["samples"]:
             sample["first_token_s"] /= 1000
     saved.write_text(json.dumps(document))
     capsys.readouterr()
-    assert bench(f"--baseline={saved}", "--format=json") == 1
+    assert bench(f"--baseline={saved}", "--format=json", runs=3) == 1
     found = result(capsys)
     assert found["baseline"]["modes"]["fresh"]["verdict"] == "regression"
 

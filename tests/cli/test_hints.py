@@ -34,6 +34,7 @@ def hints() -> list[tuple[str, str]]:
     return [
         (f"{path.relative_to(ROOT)}:{value.lineno}", text)
         for path in sorted(paths)
+        if re.search(rb"(?i)hint|Probe", path.read_bytes())
         for node in ast.walk(ast.parse(path.read_bytes()))
         for value in _values(node)
         for text in _texts(value)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.commands._host_table import render
 from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
 from tools.shell import Run
@@ -61,6 +62,23 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert "b: no weights \\x1b[31m" in said.stdout
     assert "no runtime template: a model fits in 8.0 GiB only without the template" in said.stdout
     assert "configuration not applied: memory: invalid size 'much'" in said.stdout
+
+
+def test_table_has_the_gpu_memory_where_it_is_known() -> None:
+    document = _status_document()
+    assert "GPU memory" not in render(document)
+    document["models"][0]["gpu_memory_bytes"] = 5 << 29
+    head, first, second = render(document).splitlines()[3:6]
+    assert re.search(r"memory +GPU memory +waiting", head)
+    assert re.search(r"3\.0 GiB +2\.5 GiB +0", first) and re.search(r"\(1\.0 GiB\) +0", second)
+
+
+def test_table_shows_the_progress_of_a_start_if_the_host_reports_it() -> None:
+    document = _status_document()
+    document["models"][0] |= {"state": "starting", "progress": {"text": "load weights: 1 of 2 shards"}}
+    assert "  starting, load weights: 1 of 2 shards  " in render(document)
+    del document["models"][0]["progress"]
+    assert "  starting  " in render(document)
 
 
 def test_status_as_json(run: Run, host: str) -> None:

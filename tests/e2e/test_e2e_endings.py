@@ -32,6 +32,7 @@ def test_server_exits_with_128_plus_signal(
 ) -> None:
     with machine.serving("tiny-llama", "--mode", mode) as served:
         assert served.end(number) == code
+        assert "Traceback" not in served.log.read_text(errors="replace")
 
 
 @pytest.mark.parametrize("mode", [FRESH, ENGINE])

@@ -57,7 +57,16 @@ def test_weights_from_http_answer_vllms_tokens(
 ) -> None:
     trace = tmp_path / "trace.json"
     with serving(model) as source:
-        arguments = ("--mode", "fresh", "--weights-from", source.url, "--timeline", str(trace))
+        arguments = (
+            "--mode",
+            "fresh",
+            "--weights-from",
+            source.url,
+            "--timeline",
+            str(trace),
+            "--progress",
+            "json",
+        )
         with machine.serving(str(bare), *arguments) as served:
             assert served.report["canary"] is True and served.report["fallbacks"] == []
             (load,) = served.report["loads"]
@@ -65,6 +74,9 @@ def test_weights_from_http_answer_vllms_tokens(
             assert load["way"] == "prefetcher" and load["bytes"] < load["fetch"]["fetched_bytes"] == size
             assert served.tokens() == reference
             assert served.report["predicted"]["actual"]["terms"]["fetch_s"] > 0
+            lines = [line for line in served.log.read_text().splitlines() if '"event": "step"' in line]
+            figures = {step for line in lines if "load weights: " in (step := json.loads(line)["step"])}
+            assert len(figures) >= 2, lines
         assert source.total(FILE) == size and source.repeated(FILE) == 0
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     spans = {event["name"]: event for event in events}

@@ -6,20 +6,26 @@
  *   nvmlDeviceGetMigMode            NOT_SUPPORTED where the device cannot be divided
  *   nvmlDeviceGetMigDeviceHandleByIndex   NOT_FOUND where no instance has the index; indices may have gaps
  *   nvmlDeviceGetDeviceHandleFromMigDeviceHandle   NOT_FOUND (and on older drivers NOT_SUPPORTED) for a whole device
+ *   nvmlDeviceGetComputeRunningProcesses   INSUFFICIENT_SIZE with the count where the array is too small, NO_PERMISSION for a
+ *                                   divided device where the caller has no privileges: its instances are asked instead;
+ *                                   the used memory is NVML_VALUE_NOT_AVAILABLE (-1) where the driver does not know it
  *   nvmlDeviceGetAttributes         instances alone: NOT_SUPPORTED for a whole device
  *   nvmlDeviceGetNumGpuCores, nvmlDeviceGetCudaComputeCapability   whole devices alone: INVALID_ARGUMENT else
  * fake_fail(name, code) lets a function answer `code` for the device of that number (-1: any). */
 #include <stdio.h>
 #include <string.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 typedef struct { char name[96], uuid[96]; int major, minor, cores, units, mig, parent; unsigned long long total, free; } Device;
 static Device devices[16];
 static int count;
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
+static struct { int device; Process process; } running[16];
+static unsigned running_count;
 static struct { char name[64]; int code, device; } failing;
 static char driver[80] = "580.65.06";
 
-void fake_reset(void) { count = 0; memset(&failing, 0, sizeof failing); strcpy(driver, "580.65.06"); }
+void fake_reset(void) { count = 0, running_count = 0; memset(&failing, 0, sizeof failing); strcpy(driver, "580.65.06"); }
 void fake_driver(const char *text) { snprintf(driver, sizeof driver, "%s", text); }
 void fake_fail(const char *name, int code, int device) { snprintf(failing.name, 64, "%s", name); failing.code = code; failing.device = device; }
 /* mig: -1 cannot be divided, 0 is not, 1 is; parent >= 0: an instance of that device. */
@@ -29,6 +35,11 @@ void fake_add(const char *name, const char *uuid, int major, int minor, int core
     snprintf(d->name, 96, "%s", name), snprintf(d->uuid, 96, "%s", uuid);
     d->major = major, d->minor = minor, d->cores = cores, d->units = units, d->mig = mig, d->parent = parent;
     d->total = total, d->free = free;
+}
+
+void fake_run(int device, unsigned pid, unsigned long long used) {
+    running[running_count].device = device;
+    running[running_count++].process = (Process){pid, used, -1, -1};
 }
 
 static int fails(const char *name, Device *d) {
@@ -91,6 +102,18 @@ int nvmlDeviceGetMemoryInfo(Device *d, unsigned long long *out) {
     CHECK(d);
     out[0] = d->total, out[1] = d->free, out[2] = d->total - d->free;
     return OK;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *d, unsigned *size, Process *out) {
+    CHECK(d);
+    if (d->mig == 1) return NO_PERMISSION;
+    unsigned room = *size, found = 0;
+    for (unsigned i = 0; i < running_count; i++) {
+        if (&devices[running[i].device] != d) continue;
+        if (found < room) out[found] = running[i].process;
+        found++;
+    }
+    *size = found;
+    return found > room ? INSUFFICIENT_SIZE : OK;
 }
 int nvmlDeviceGetCudaComputeCapability(Device *d, int *major, int *minor) {
     CHECK(d);

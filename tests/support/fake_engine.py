@@ -58,6 +58,12 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
         with timeline.measure("load weights", track="engine"):
             time.sleep(0.05)
         REPORT["fallbacks"] = [{"section": "kv", "reason": "no room"}]
+    if behaviour == "counts":
+        from coldstart.system import start_progress
+
+        start_progress.begin()
+        for done in (1, 2):
+            start_progress.report(start_progress.StartProgress("load weights", done, 2, "shards"))
     if behaviour == "unfit":
         os.write(int(os.environ["COLDSTART_READY_FD"]), b'{"unfit": "a leaf differs"}\n')
         return 1

@@ -15,6 +15,7 @@ from replicas import library
 from coldstart.system.devices import nvml
 
 GIB = 1 << 30
+NOT_AVAILABLE = (1 << 64) - 1
 H200 = ("NVIDIA H200", 9, 0, 16896, 132)
 A100 = ("NVIDIA A100-SXM4-80GB", 8, 0, 6912, 108)
 
@@ -36,6 +37,10 @@ class Fake:
         self.c.fake_add(name.encode(), uuid.encode(), major, minor, cores, units, mig, parent, *sizes)
         self.added += 1
         return uuid
+
+    def run(self, device: int, pid: int, used: int | None) -> None:
+        """Let a process hold `used` bytes of a device; None: the driver does not know how many."""
+        self.c.fake_run(device, pid, ctypes.c_ulonglong(NOT_AVAILABLE if used is None else used))
 
     def fail(self, name: str, code: int, device: int = -1) -> None:
         self.c.fake_fail(name.encode(), code, device)

@@ -32,6 +32,7 @@ from coldstart.host.live.http_server import GatewayServer, create_server, format
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.servers import Ready, StartFailedError
+from coldstart.system.start_progress import StartProgress
 
 
 class FakeServer:
@@ -56,6 +57,7 @@ class FakeServer:
         self.paths: list[str] = []
         self.gone: list[Any] = []
         self.was_killed = self.stopped = self.hangs = False
+        self.progress: StartProgress | None = None
         self.env: dict[str, str] = {}
         self.pace: PacedFetch | None = None
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
@@ -200,7 +202,10 @@ class FakeTemplate(FakeServer):
             self.ready.set_exception(StartFailedError("no template"))
         else:
             await self._first(self.gate)
-            self.ready.set_result(Ready(f"template-{self.level}", 4243, {}))
+            if self.over.is_set():
+                self.ready.set_exception(StartFailedError("ended"))
+            else:
+                self.ready.set_result(Ready(f"template-{self.level}", 4243, {}))
             await self.over.wait()
         self.ended.set_result("stopped")
 

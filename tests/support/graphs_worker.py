@@ -114,6 +114,7 @@ class Runner:
     parallel_config: Any = field(
         default_factory=lambda: SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
     )
+    vllm_config: Any = field(default_factory=lambda: SimpleNamespace(use_cumem_cudagraph_pool=False))
     model_config: Any = field(default_factory=lambda: SimpleNamespace(get_vocab_size=lambda: 64))
 
     def __post_init__(self) -> None:

@@ -114,7 +114,9 @@ class Page:
     def picture(self, file: Path) -> None:
         """Save the whole page, also what is below the window, as PNG."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 8000), "scale": 1}
+        # The picture has no scroll bar, so the page takes its place in it.
+        width = max(size["width"], self.evaluate("innerWidth"))
+        clip = {"x": 0, "y": 0, "width": width, "height": min(size["height"], 8000), "scale": 1}
         taken = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         file.write_bytes(base64.b64decode(taken["data"]))
 

@@ -1,12 +1,13 @@
 """Packages import only packages of lower layers. The tests parse the source and import nothing.
 
-A package is a top-level package or module of coldstart. Lazy and type-only imports count between packages; inside a package
-only run-time imports count, and they must not form a cycle.
+A package is a top-level package or module of coldstart. Lazy and type-only imports count, between packages and in a package,
+whose modules must not form a cycle: it would mean that a part knows the whole from which it was extracted.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -250,6 +251,19 @@ def test_run_time_imports_have_no_cycle() -> None:
     assert _circles(_run_time_edges(_every_import())) == []
 
 
+def _cycles(imports: Iterable[Import]) -> set[frozenset[str]]:
+    """Return the cycles between modules of one package."""
+    edges: dict[str, set[str]] = {}
+    for one in imports:
+        if one.of in MODULES and one.of != one.by and one.by.rpartition(".")[0] == one.of.rpartition(".")[0]:
+            edges.setdefault(one.by, set()).add(one.of)
+    return {frozenset(cycle) for cycle in _circles(edges)}
+
+
+def test_modules_of_one_package_import_each_other_without_cycles() -> None:
+    assert _cycles(_every_import()) == set()
+
+
 @pytest.mark.parametrize("package", ["host", "fleet"])
 def test_all_imports_of_host_and_fleet_have_no_cycle(package: str) -> None:
     inside = [
@@ -266,8 +280,8 @@ def test_packages_are_imported_by_their_installed_names() -> None:
     ] == []
 
 
-def _classes(text: bytes) -> Iterator[str]:
-    return (node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
+def _classes(text: bytes) -> list[str]:
+    return re.findall(r"(?m)^ *class (\w+)[:(\[]", text.decode())
 
 
 def _ambiguous(classes: Iterable[str]) -> set[str]:
@@ -314,6 +328,23 @@ class TestRulesDetectViolations:
         )
         assert _ambiguous([*_classes(one), *_classes(other)]) == {"Source"}
         assert _ambiguous(_classes(one)) == set()
+
+    @pytest.mark.parametrize(
+        "part",
+        [
+            b"if TYPE_CHECKING:\n from coldstart.fleet.live.control import FleetControl\n",
+            b"def f():\n from coldstart.fleet.live import control\n",
+        ],
+    )
+    def test_type_only_and_lazy_imports_close_a_cycle(self, part: bytes) -> None:
+        control, front = "coldstart.fleet.live.control", "coldstart.fleet.live.front"
+        whole = b"from coldstart.fleet.live.front import FleetFront\n"
+        found = [*_imports(control, whole, MODULES), *_imports(front, part, MODULES)]
+        assert _cycles(found) == {frozenset({control, front})}
+
+    def test_imports_of_another_package_close_no_cycle(self) -> None:
+        live, core = "coldstart.fleet.live.control", "coldstart.fleet.core"
+        assert _cycles([Import(live, core, True), Import(core, live, True)]) == set()
 
     def test_cycle_is_found(self) -> None:
         assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]

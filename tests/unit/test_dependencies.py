@@ -10,6 +10,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def _modules() -> Iterator[tuple[str, str]]:
             yield ".".join([package, *parts]), path.read_text(encoding="utf-8")
 
 
+@cache
 def _imported(source: str) -> set[str]:
     """Return the distributions that a source imports, lazy and type-only imports included."""
     names: set[str] = set()

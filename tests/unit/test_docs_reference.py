@@ -19,7 +19,7 @@ from coldstart.fleet.live.metrics import FleetCollector, GatewayFigures, ModelLo
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 from coldstart.host import configuration as host_file
-from coldstart.host.live import app
+from coldstart.host.live import gateway_paths
 from coldstart.host.live.metrics import HostStatus, Metrics
 from coldstart.host.live.start_metrics import StartMetrics
 from coldstart.host.model_state import State
@@ -64,7 +64,14 @@ def families(text: bytes) -> set[str]:
 
 
 def status() -> dict[str, Any]:
-    model = {"name": "x", "held": 0, "in_flight": 0, "held_bytes": 0, "state": State.READY}
+    model = {
+        "name": "x",
+        "held": 0,
+        "in_flight": 0,
+        "held_bytes": 0,
+        "gpu_memory_bytes": 0,
+        "state": State.READY,
+    }
     host = dict.fromkeys(("memory_bytes", "memory_used_bytes", "runtime_template_bytes"), 0)
     requests = {"total": 0, "hits": 0, "refused": {"429": 1}}
     return {"host": host, "requests": requests, "starts": {"departures": 0}, "models": [model]}
@@ -135,8 +142,8 @@ def test_configuration_example_loads(tmp_path: Path) -> None:
 
 def test_http_page_names_every_route() -> None:
     page = read("http-api.md")
-    assert tuple(re.findall(r"^- `POST (\S+)`", page, re.M)) == app.PASSED
-    assert tuple(re.findall(r"^- `GET (\S+)`", page, re.M)) == app.READS
+    assert tuple(re.findall(r"^- `POST (\S+)`", page, re.M)) == gateway_paths.PASSED
+    assert tuple(re.findall(r"^- `GET (\S+)`", page, re.M)) == gateway_paths.READS
     source = "".join(
         (ROOT / "coldstart" / name).read_text()
         for name in ("host/live/app.py", "host/live/host_routes.py", "fleet/live/admin.py")

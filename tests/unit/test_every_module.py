@@ -54,6 +54,7 @@ THROUGH = {
     ),
     "coldstart.host.live": {
         **dict.fromkeys(("loading", "log_stream"), "unit/host/live/test_host_control.py"),
+        "access_control": "attacks/test_client_key_rights.py",
         "site_policy": "attacks/test_foreign_pages.py",
         **dict.fromkeys(("lifecycle", "record", "server_observer"), "unit/host/live/test_driver.py"),
     },

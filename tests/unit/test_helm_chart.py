@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "serve-cpu": {"insecure": True, "gpu": {"count": 0}, "hubClaim": "",
                   "bundles": {"keysConfigMap": "", "persistence": {"enabled": False}}},
+    "serve-digest": KEY | {"image": {"digest": "sha256:" + "0" * 64, "tag": "1.2.3"}},
     "host": KEY | {"command": "host", "serviceMonitor": {"enabled": True}},
     "host-insecure": {"command": "host", "insecure": True, "bundles": {"persistence": {"existingClaim": "mine"}}},
 }  # fmt: skip

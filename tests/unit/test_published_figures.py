@@ -108,22 +108,9 @@ def test_figure7_averages_are_exact_when_the_printed_digits_agree(rerun: Edit) -
     assert "; not exact: on the grids tried fcfs comes to" in rerun("figure7", change(4.24))
 
 
-def test_overhead_ceilings_name_the_cases_where_they_fail(rerun: Edit) -> None:
-    def slow(result: Any) -> None:
-        for row in result["rows"]:
-            row.update(stock_us=100.0, ours_us=150.0, iteration_us=1e4)
-        result["rows"][0].update(running=7, ours_us=777.0)
-
-    text = rerun("scheduler_overhead", slow)
-    assert "| 7 | 0 | settled | 100 | 777 |" in text
-    assert "- Within twice stock: everywhere but with 7 running (0 waiting, settled)." in text
-    assert "- The same, a whole step of stock: everywhere." in text
-
-
 def test_a_part_names_its_benchmark_when_the_result_is_missing(rerun: Edit, tmp_path: Path) -> None:
-    for name in ("figure8", "figure14", "starvation"):
+    for name in ("figure8", "figure14"):
         (tmp_path / f"{name}.json").unlink()
     text = rerun("figure7", lambda result: None)
     assert "Not measured yet: `python -m benchmarks scheduling/figure8`." in text
     assert "Not measured yet: `python -m benchmarks scheduling/figure14`." in text
-    assert "Not measured yet: `python -m benchmarks scheduling/oldest_share`." in text

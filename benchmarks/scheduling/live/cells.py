@@ -19,7 +19,6 @@ BLOCK_BYTES = 163840
 COMMON = ("--max-model-len", "640", "--block-size", "32", "--max-num-seqs", "256")
 AMPLE = ("--kv-cache-memory-bytes", str(1638 * BLOCK_BYTES))
 SMALL = ("--kv-cache-memory-bytes", str(32 * BLOCK_BYTES))
-TINY = ("--kv-cache-memory-bytes", str(24 * BLOCK_BYTES))
 
 OURS = ("--scheduler", "skip-join-mlfq", "--alpha", "3")
 MOST_PAYING = 64
@@ -55,10 +54,8 @@ def _regime(name: str, pool: tuple[str, ...], batch: int, kv: Sequence[str], sha
     return Regime(name, pool, batch, made, share)
 
 
-HOST_MEMORY = ("--kv-host-memory", str(1 << 28))
 RECOMPUTE = ("--kv-strategy", "recompute")
-PROACTIVE = ("--kv-strategy", "proactive", *HOST_MEMORY)
-REACTIVE = ("--kv-strategy", "reactive", *HOST_MEMORY)
+PROACTIVE = ("--kv-strategy", "proactive", "--kv-host-memory", str(1 << 28))
 
 REGIMES = {
     regime.name: regime
@@ -68,18 +65,6 @@ REGIMES = {
         _regime("neither", AMPLE, MOST_PAYING, RECOMPUTE, share=0.5),
     )
 }
-
-SWAPPING = Regime(
-    "swapping",
-    TINY,
-    8,
-    {
-        BASELINE: ("--scheduler", "fcfs", "--batch", "8"),
-        "proactive": (*OURS, "--batch", "8", *PROACTIVE),
-        "reactive": (*OURS, "--batch", "8", *REACTIVE),
-        "recompute": (*OURS, "--batch", "8", *RECOMPUTE),
-    },
-)
 
 
 @dataclass(frozen=True, slots=True)

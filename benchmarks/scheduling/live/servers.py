@@ -12,20 +12,23 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coldstart.bench.launchers import TemplateLauncher
+from coldstart.bench.run_order import TEMPLATE_ENGINE
 from coldstart.lab.replay.client import Target
 from coldstart.lab.replay.http import Endpoint
-from coldstart.system.ipc.addresses import free_port
 from coldstart.validate import process_tree
-from coldstart.validate.launch import HOST
-from coldstart.validate.launchers import console
+from coldstart.validate.launch import HOST, serving
+from coldstart.validate.launchers import ServeLauncher, Subject, console
 
 READY_S = 300.0
 COUNTER = "coldstart_scheduler_"
 WORK = {"iterations": "vllm:iteration_tokens_total_count", "evictions": "vllm:num_preemptions_total"}
 """vLLM's own metrics, summed over labels."""
+QUIET = ("--stream-interval", "100000", "--disable-uvicorn-access-log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,7 @@ class Bundle:
 class Server:
     """A `coldstart serve` that is ready."""
 
-    process: subprocess.Popen[bytes]
     port: int
-    report: dict[str, object]
     engine: set[int]
     warm: bool = False
     """Whether it has served a request."""
@@ -54,7 +55,7 @@ class Server:
         return Target(Endpoint.parse(url, "/v1/completions"), name, url, token_ids=True)
 
     def totals(self) -> dict[str, dict[str, float]]:
-        """Since the server's start: `counters` of our scheduler, empty for vLLM's own, and the engine's `work`."""
+        """Return sums since the start: `counters` of our scheduler, empty for vLLM's own, and the engine's `work`."""
         lines = _get(f"http://{HOST}:{self.port}/metrics").splitlines()
         found = (line.split() for line in lines if line.startswith(COUNTER) and "{" not in line)
         counters = {name.removeprefix(COUNTER).removesuffix("_total"): float(value) for name, value in found}
@@ -69,97 +70,50 @@ class Server:
 
 @dataclass
 class Fleet:
-    """Everything that was started; `close` ends it."""
+    """Servers and templates of a campaign; `started` ends all of them."""
 
     work: Path
+    started: ExitStack
     servers: dict[str, Server] = field(default_factory=dict)
-    templates: set[Bundle] = field(default_factory=set)
+    templates: dict[Bundle, Path] = field(default_factory=dict)
+    """Runtime directory of each template."""
 
     def server(self, name: str, bundle: Bundle, options: Sequence[str]) -> Server:
-        """The server of that name, started on first use."""
+        """Return the server of that name, started on first use. Raises SystemExit if it has a fallback."""
         if name not in self.servers:
-            self._template(bundle)
-            self.servers[name] = self._start(name, bundle, options)
+            subject = Subject(bundle.model, bundle.model, (*bundle.vllm_args, *QUIET), tuple(options))
+            launcher = ServeLauncher(subject, TEMPLATE_ENGINE, self._template(bundle))
+            launched = self.started.enter_context(serving(launcher, self.work / name))
+            report = launched.readiness(time.monotonic() + READY_S)
+            if report["fallbacks"]:
+                raise SystemExit(f"{name} did not start as requested: {report['fallbacks']}")
+            self.servers[name] = Server(launched.files.port, _bind(int(str(report["pid"]))))
         return self.servers[name]
 
-    def end(self, name: str) -> None:
-        server = self.servers.pop(name)
-        server.process.terminate()
-        server.process.wait(timeout=60)
-
-    def close(self) -> None:
-        for name in list(self.servers):
-            self.end(name)
-        for _ in self.templates:
-            self._run("template", "stop", "--level", "engine", "--force")
-            self.templates = set()
-            return
-
-    def materialize(self, bundle: Bundle, *, force: bool = False) -> None:
-        self._run("materialize", bundle.model, *["--force"] * force, "--", *bundle.vllm_args)
-
-    def _template(self, bundle: Bundle) -> None:
-        if bundle in self.templates:
-            return
-        self.materialize(bundle)
-        self._run("template", "start", bundle.model, "--level", "engine", "--", *bundle.vllm_args)
-        self.templates.add(bundle)
-
-    def _start(self, name: str, bundle: Bundle, options: Sequence[str]) -> Server:
-        port, ready = free_port(), self.work / f"{name}.json"
-        ready.unlink(missing_ok=True)
-        argv = [*console(), "serve", bundle.model, "--mode", "template-engine", "--port", str(port)]
-        argv += ["--ready-file", str(ready), *options, "--", *bundle.vllm_args]
-        argv += ["--stream-interval", "100000", "--disable-uvicorn-access-log"]
-        with (self.work / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                argv, env=self._environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+    def _template(self, bundle: Bundle) -> Path:
+        if bundle not in self.templates:
+            subprocess.run(
+                [*console(), "materialize", bundle.model, "-q", "--", *bundle.vllm_args], check=True
             )
-        try:
-            report = self._ready(name, process, ready)
-            if report["fallbacks"]:
-                raise SystemExit(f"{name} did not come up as asked: {report['fallbacks']}")
-            engine = _bind(int(str(report["pid"])))
-        except BaseException:
-            process.terminate()  # no other code has a reference to it yet
-            process.wait(timeout=60)
-            raise
-        return Server(process, port, report, engine)
-
-    def _ready(self, name: str, process: subprocess.Popen[bytes], ready: Path) -> dict[str, object]:
-        deadline = time.monotonic() + READY_S
-        while not ready.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                tail = (self.work / f"{name}.log").read_text(errors="replace")[-3000:]
-                raise SystemExit(f"the server {name} did not come up:\n{tail}")
-            time.sleep(0.02)
-        return dict(json.loads(ready.read_text()))
-
-    def _environment(self) -> dict[str, str]:
-        runtime = self.work / "run"
-        runtime.mkdir(mode=0o700, exist_ok=True)
-        return {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
-
-    def _run(self, *arguments: str) -> None:
-        with (self.work / "commands.log").open("ab") as log:
-            argv = [*console(), *arguments]
-            done = subprocess.run(argv, env=self._environment(), stdout=log, stderr=log, check=False)
-        if done.returncode:
-            raise SystemExit(f"coldstart {' '.join(arguments)} failed: {self.work / 'commands.log'}")
+            # A runtime directory has one template of a level. The path of a Unix socket is limited to 107 bytes.
+            runtime = self.work / f"run{len(self.templates)}"
+            template = TemplateLauncher(
+                Subject(bundle.model, bundle.model, bundle.vllm_args), TEMPLATE_ENGINE, runtime
+            )
+            self.started.callback(template.close)
+            template.prepare()
+            self.templates[bundle] = runtime
+        return self.templates[bundle]
 
 
 def bind_client() -> None:
-    """This process to every core but the engines'."""
-    os.sched_setaffinity(0, _others())
-
-
-def _others() -> set[int]:
+    """Bind this process to every core but the engines'."""
     cores = sorted(os.sched_getaffinity(0))
-    return set(cores[:-1]) or set(cores)
+    os.sched_setaffinity(0, cores[:-1] or cores)
 
 
 def _bind(server_pid: int) -> set[int]:
-    """The engine (the server's child) to the last core of the machine, the server to the others; the engine's processes."""
+    """Bind the engine to the last core of the machine and the server to the others; return the engine's processes."""
     cores = sorted(range(os.cpu_count() or 1))
     processes = set(process_tree.tree(process_tree.snapshot(), [server_pid]))
     for process in processes:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
-from benchmarks.scheduling.live.cells import BLOCK_BYTES
 from benchmarks.scheduling.live.names import BASELINE, HONEST
 
 Runs = Mapping[int, Mapping[str, Any]]
@@ -65,28 +64,7 @@ def _one(runs: Runs) -> dict[str, Any]:
     counters = {name: median(run["counters"][name] for run in ordered) for name in ordered[0]["counters"]}
     metrics = {name: spread([run["metrics"][name] for run in ordered]) for name in ordered[0]["metrics"]}
     requests = sum(len(run["requests"]) for run in ordered)
-    found = {"runs": len(ordered), "requests": requests, "metrics": metrics, "counters": counters}
-    return found | ({"swapping": swapping(ordered)} if "blocks_evicted" in counters else {})
-
-
-def swapping(runs: Sequence[Any]) -> dict[str, Any]:
-    """KV taken off the device and loaded back, in bytes a run, and shares of all latency.
-
-    `blocked_share`: a request's rank earns a slot and its KV is on the host. `loading_share`, of that: the transfer is
-    under way; for the rest it waits for room, which others have before it. None where it was not counted.
-    """
-    return {
-        "bytes_evicted": spread([run["counters"]["blocks_evicted"] * BLOCK_BYTES for run in runs]),
-        "bytes_loaded": spread([run["counters"]["blocks_loaded"] * BLOCK_BYTES for run in runs]),
-        "blocked_share": _share(runs, "blocked_on_loads_s"),
-        "loading_share": _share(runs, "loading_s"),
-    }
-
-
-def _share(runs: Sequence[Any], counter: str) -> dict[str, float] | None:
-    if any(counter not in run["counters"] for run in runs):
-        return None
-    return spread([run["counters"][counter] / sum(request[2] for request in run["requests"]) for run in runs])
+    return {"runs": len(ordered), "requests": requests, "metrics": metrics, "counters": counters}
 
 
 def _against(runs: Runs, base: Runs) -> dict[str, Any]:
@@ -100,21 +78,12 @@ def _against(runs: Runs, base: Runs) -> dict[str, Any]:
 
 def slowdown(runs: Sequence[Any], base: Sequence[Any]) -> dict[str, float]:
     """Latency over the baseline's, request by request: the price that single requests pay."""
-    pairs = [
-        (mine[0], mine[2] / theirs[2])
+    factors = sorted(
+        mine[2] / theirs[2]
         for run, other in zip(runs, base, strict=True)
         for mine, theirs in zip(run["requests"], other["requests"], strict=True)
-    ]
-    factors = sorted(factor for _, factor in pairs)
-    longest = [f for _, f in sorted(pairs, reverse=True)[: max(1, len(pairs) // 10)]]
-    return {
-        "max": factors[-1],
-        "p99": factors[int(0.99 * (len(factors) - 1))],
-        "above_2": sum(factor > 2 for factor in factors) / len(factors),
-        "longest_max": max(longest),
-        "longest_mean": fmean(longest),
-        "longest_above_2": sum(factor > 2 for factor in longest) / len(longest),
-    }
+    )
+    return {"max": factors[-1], "p99": factors[int(0.99 * (len(factors) - 1))]}
 
 
 def _identical(runs: Runs, base: Runs) -> dict[str, int]:
@@ -124,11 +93,6 @@ def _identical(runs: Runs, base: Runs) -> dict[str, int]:
         for mine, theirs in zip(runs[number]["requests"], base[number]["requests"], strict=True)
     ]
     return {"compared": len(pairs), "identical": sum(a == b != "" for a, b in pairs)}
-
-
-def _work(run: Any, name: str) -> float:
-    work = run["work"]
-    return float(work["cpu_s"] / work["iterations"] if name == "cpu_per_iteration" else work[name])
 
 
 def _ratio(over: Any, under: Any, name: str) -> float:

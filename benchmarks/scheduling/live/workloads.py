@@ -1,4 +1,4 @@
-"""The requests of one run, scaled to a small model on one core: drawn lengths, or those of the Azure and Mooncake traces.
+"""The requests of one run, scaled to a small model on one core: drawn lengths, or those of the Azure trace.
 
 Load 1 is the measured rate that the first-come-first-served server with the batch cap sustains; a run at load x
 contains some seconds of its work. Above load 1 the queue grows during the run, so that the length is part of the
@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import log
 from random import Random
 
-from benchmarks.traces import azure_conversation, mooncake_conversation
+from benchmarks.traces import azure_conversation
 from coldstart.lab.traces import TraceRequest
 from coldstart.lab.traces.arrivals import rearrive
 
@@ -25,34 +25,28 @@ FEWEST, LONGEST_PROMPT, LONGEST_OUTPUT = 60, 256, 320
 PROMPT_SHARE, OUTPUT_SHARE = 24, 8
 """The Azure trace's lengths are divided by these."""
 
-MOONCAKE_MOST, MOONCAKE_SHARE = 8192, 48
-"""Mooncake's rows with longer prompts are left out; prompts are divided by the share, outputs as Azure's."""
-
 LOADS = ("0.7", "0.9", "1.1", "burst")
-TRACES = ("azure", "mooncake")
-WORKLOADS = ("skewed", "azure", "mooncake")
+WORKLOADS = ("skewed", "azure")
 
 
 def lengths(workload: str, count: int, seed: int) -> list[TraceRequest]:
     """`count` requests; of a trace consecutive rows with their own arrival times, at a place that the seed chooses."""
-    if workload == "azure":
-        return _azure(count, seed)
-    return _mooncake(count, seed) if workload == "mooncake" else _drawn(count, seed)
+    return _azure(count, seed) if workload == "azure" else _drawn(count, seed)
 
 
 def request_count(workload: str, load: str, capacity: float, share: float = 1.0) -> int:
     """Return the number of requests of a run; `capacity` in requests/s is load 1, `share` shortens the run."""
-    seconds = share * (TRACE_SECONDS if workload in TRACES else SECONDS[load])
+    seconds = share * (TRACE_SECONDS if workload == "azure" else SECONDS[load])
     return max(FEWEST, round(seconds * capacity))
 
 
 def arriving(workload: str, load: str, capacity: float, seed: int, count: int) -> list[TraceRequest]:
     """The requests of one run, so many."""
-    trace, rows = workload in TRACES, lengths(workload, count, seed)
+    rows = lengths(workload, count, seed)
     if load == "burst":
         return _burst(rows, capacity, seed)
     rate = float(load) * capacity
-    return _at_rate(rows, rate) if trace else list(rearrive(rows, rate, 1.0, seed))
+    return _at_rate(rows, rate) if workload == "azure" else list(rearrive(rows, rate, 1.0, seed))
 
 
 def _drawn(count: int, seed: int) -> list[TraceRequest]:
@@ -77,20 +71,6 @@ def _azure(count: int, seed: int) -> list[TraceRequest]:
             arrival_s=row.arrival_s - chosen[0].arrival_s,
             prompt_tokens=max(1, min(LONGEST_PROMPT, row.prompt_tokens // PROMPT_SHARE)),
             output_tokens=max(1, min(LONGEST_OUTPUT, row.output_tokens // OUTPUT_SHARE)),
-        )
-        for row in chosen
-    ]
-
-
-def _mooncake(count: int, seed: int) -> list[TraceRequest]:
-    rows = [row for row in mooncake_conversation() if row.prompt_tokens <= MOONCAKE_MOST]
-    first = Random(f"rows {seed}").randrange(len(rows) - count)
-    chosen = rows[first : first + count]
-    return [
-        TraceRequest(
-            row.arrival_s - chosen[0].arrival_s,
-            max(1, row.prompt_tokens // MOONCAKE_SHARE),
-            max(1, min(LONGEST_OUTPUT, row.output_tokens // OUTPUT_SHARE)),
         )
         for row in chosen
     ]

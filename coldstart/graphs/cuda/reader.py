@@ -32,7 +32,6 @@ class CudaReader:
         self.modules = modules or ModuleLog()
         self.context = primary_context(ordinal)
         self._kernels: dict[int, Kernel] = {}
-        self._seen_modules: dict[int, list[int]] = {}
         probe = (2, 11, 12)
         self._range = [self.d.CUpointer_attribute(i) for i in probe]
 
@@ -139,7 +138,6 @@ class CudaReader:
         name = call(self.d.cuFuncGetName, handle).decode()
         layout = self._layout(handle)
         digest = self.modules.digest(name, layout, lambda: self._siblings(handle))
-        self._remember_module(handle)
         return Kernel(
             name, digest, layout, self._function_attributes(handle), None, self.modules.mutable(digest)
         )
@@ -161,18 +159,17 @@ class CudaReader:
     def _function_attribute(self, handle: Any, number: int) -> int:
         return int(call(self.d.cuFuncGetAttribute, self.d.CUfunction_attribute(number), handle))
 
-    def _remember_module(self, handle: Any) -> None:
-        module = call(self.d.cuFuncGetModule, handle)
-        if int(module) not in self._seen_modules:
-            self._seen_modules[int(module)] = self._functions(module)
+    def _siblings(self, function: Any) -> set[str]:
+        return {call(self.d.cuFuncGetName, f).decode() for f in self._functions_of_module(function)}
 
-    def _functions(self, module: Any) -> list[int]:
-        count = call(self.d.cuModuleGetFunctionCount, module)
-        return [int(f) for f in call(self.d.cuModuleEnumerateFunctions, count, module)]
-
-    def _siblings(self, handle: Any) -> set[str]:
-        functions = self._functions(call(self.d.cuFuncGetModule, handle))
-        return {call(self.d.cuFuncGetName, self.d.CUfunction(f)).decode() for f in functions}
+    def _functions_of_module(self, function: Any) -> list[Any]:
+        """Return the functions of the same module, or none if the driver cannot list them: no graph may depend on it."""
+        try:
+            module = call(self.d.cuFuncGetModule, function)
+            count = call(self.d.cuModuleGetFunctionCount, module)
+            return list(call(self.d.cuModuleEnumerateFunctions, count, module))
+        except DriverError:
+            return []
 
     def binary(self, digest: str) -> bytes:
         return self.modules.images[digest]
@@ -185,7 +182,8 @@ class CudaReader:
         return int(call(self.d.cuKernelGetFunction, kernel))
 
     def loaded_functions(self) -> list[int]:
-        return [f for functions in self._seen_modules.values() for f in functions]
+        known = [self.d.CUfunction(function) for function in self._kernels]
+        return list({int(f): None for function in known for f in self._functions_of_module(function)})
 
     def see_functions(self, graph: int) -> None:
         """Record the modules of a (first-layer) graph's kernels: triggering, section 5.2."""

@@ -14,9 +14,8 @@ A host adds the routes of `host_routes`, a fleet those of its operators. vLLM ro
 
 from __future__ import annotations
 
-import hmac
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -24,54 +23,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from coldstart.errors import UsageError
 from coldstart.host.client_keys import ClientKey
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live import answers, ui
+from coldstart.host.live.access_control import CLIENT, AccessControl
 from coldstart.host.live.answers import Receive, Scope, Send
 from coldstart.host.live.body import BodyMemory
 from coldstart.host.live.exchange import Exchange
 from coldstart.host.live.front import Front
-from coldstart.host.live.site_policy import SitePolicy, allow_origins
-
-PASSED = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/embeddings",
-    "/v1/score",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/score",
-    "/rerank",
-    "/pooling",
-    "/classify",
-    "/tokenize",
-    "/detokenize",
-)
-READS = ("/load", "/ping", "/tokenizer_info", "/version")
-"""Routes of vLLM without a model's name, which a host reads from its only or its default model."""
-HEALTH = "/health"
-MODELS = "/v1/models"
-CLIENT = "coldstart.client"
-"""Member of a scope: the client whose key the request has."""
-OPEN = ("/", HEALTH, "/ui")
-"""Paths that need no key: they reveal nothing about the models."""
+from coldstart.host.live.gateway_paths import PASSED, find_target
+from coldstart.host.live.site_policy import allow_origins
 
 HEARTBEAT_S = 5.0
-UPSTREAM = "/upstream/"
-
-
-def split_target(path: str, known: Iterable[str]) -> tuple[str, str] | None:
-    """Return the model and the server's path in UPSTREAM + MODEL + PATH; None unless the path is one of `known`.
-
-    A model's name may contain slashes, so the longest known path at the end is taken.
-    """
-    named = path.removeprefix(UPSTREAM)
-    found = max((one for one in known if named.endswith(one)), key=len, default=None)
-    return None if found is None or found == named else (named.removesuffix(found), found)
 
 
 class Gateway:
@@ -93,12 +56,10 @@ class Gateway:
     ) -> None:
         self.front, self.heartbeat_s = front, heartbeat_s
         self.endpoint = endpoint or GatewayEndpoint()
-        self._key = None if self.endpoint.api_key is None else self.endpoint.api_key.encode()
         self._memory = BodyMemory(self.endpoint.limits)
-        self._policy = SitePolicy(self.endpoint)
+        self.access = AccessControl(front, self.endpoint, frozenset(route.path for route in more))
         self._entry = allow_origins(self._handle, self.endpoint.allow_origins)
         self._passed = frozenset(PASSED)
-        self._keyed = frozenset(route.path for route in more)
         self._created = int(time.time())
         self._own = Starlette(
             routes=[
@@ -121,7 +82,7 @@ class Gateway:
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._own(scope, receive, send)
-        elif (refusal := self._find_refusal(scope)) is not None:
+        elif (refusal := self.access.find_refusal(scope)) is not None:
             await answers.send_error(send, *refusal)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
@@ -130,7 +91,7 @@ class Gateway:
                 await answers.send_error(send, 405, f"{scope['path']} takes POST", headers=allow)
                 return
             await self._pass(scope, receive, send, None)
-        elif (target := self._find_target(scope)) is not None:
+        elif (target := find_target(scope)) is not None:
             model, path = target
             await self._pass({**scope, "path": path, "raw_path": path.encode()}, receive, send, model)
         else:
@@ -157,54 +118,6 @@ class Gateway:
             keys=keys,
         )
         await exchange.run()
-
-    def _find_target(self, scope: Scope) -> tuple[str, str] | None:
-        """Return model and path of a POST to UPSTREAM; None for any other request."""
-        if scope["method"] != "POST" or not scope["path"].startswith(UPSTREAM):
-            return None
-        return split_target(scope["path"], PASSED)
-
-    def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return status and reason for a request that the client may not send; None for any other."""
-        path, given = scope["path"], dict(scope["headers"])
-        key = _find_key(given)
-        # A foreign page does not know a key, so a request with a key needs no other check.
-        if path == HEALTH or path in self._keyed or self._is_own_key(key):
-            return None
-        if (client := self._find_client(key)) is not None:
-            if client.admin or path in OPEN or self._is_for_models(scope):
-                scope[CLIENT] = client
-                return None
-            return 403, f"the client {client.name} may use models only"
-        if self.endpoint.requires_key and path not in OPEN:
-            return 401, "the API key is missing or wrong"
-        return self._policy.find_violation(scope, given)
-
-    def _is_own_key(self, key: bytes) -> bool:
-        return self._key is not None and hmac.compare_digest(key, self._key)
-
-    def _find_client(self, key: bytes) -> ClientKey | None:
-        keys = self.endpoint.client_keys
-        return None if keys is None else keys.find(key)
-
-    def _is_for_models(self, scope: Scope) -> bool:
-        """Return whether a request asks for tokens, for the list of models, or for a read of a model's server."""
-        path: str = scope["path"]
-        known = path in self._passed or path in (*READS, MODELS) or path.startswith(f"{MODELS}/")
-        return known or self._find_target(scope) is not None
-
-    def refresh_keys(self) -> None:
-        """Read the clients' keys again if their files have changed; log unknown models, or an error, which changes no key."""
-        keys = self.endpoint.client_keys
-        if keys is None:
-            return
-        try:
-            changed = keys.refresh()
-        except UsageError as error:
-            self.front.log.say("client keys refused", reason=error.message)
-            return
-        for note in keys.describe_unknown_models(self.front.catalogue) if changed else ():
-            self.front.log.say("client keys name no model", reason=note)
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = any(route.matches(scope)[0].value for route in self._own.routes)
@@ -257,8 +170,3 @@ class Gateway:
 
     async def _ui(self, request: Request) -> Response:
         return Response(ui.content(), media_type="text/html", headers=ui.headers())
-
-
-def _find_key(given: Mapping[bytes, bytes]) -> bytes:
-    """Return the key of a request: OpenAI's clients send the first header, Anthropic's (/v1/messages) the second."""
-    return given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")

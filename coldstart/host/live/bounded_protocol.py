@@ -1,7 +1,7 @@
 """HTTP/1.1 protocol of a client connection, with the limits that uvicorn's own protocol lacks.
 
-The size and number of headers, the time to complete headers and a complete body, the size of a body, pipelined
-requests, and connections in total and by address are bounded here. The kernel ends a connection whose client does
+This module limits the size and number of headers, the size of a body, the time until headers and body are complete,
+pipelined requests, and connections in total and by address. The kernel ends a connection whose client does
 not read (TCP_USER_TIMEOUT). This module does not look into bodies.
 """
 

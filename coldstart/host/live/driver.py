@@ -27,6 +27,7 @@ from coldstart.host.live.tickets import AdmissionRefusedError, Ticket, unknown
 from coldstart.host.live.upstream import Replica
 from coldstart.host.model_state import State
 from coldstart.host.progress import Progress, estimate_progress
+from coldstart.system.start_progress import StartProgress
 
 
 class Driver:
@@ -125,7 +126,14 @@ class Driver:
     def progress(self, model: str) -> Progress:
         """Return the progress of the model's start, for a waiting client."""
         known = self.core.models.get(model)
-        return estimate_progress(known, self.clock()) if known else Progress(model, "gone")
+        if known is None:
+            return Progress(model, "gone")
+        return estimate_progress(known, self.clock(), self._find_step(model))
+
+    def _find_step(self, model: str) -> StartProgress | None:
+        """Return the progress that the starting server of a model has reported."""
+        known, residence = self.core.models.get(model), self.lifecycle.residences.get(model)
+        return residence.server.progress if known and known.state is State.STARTING and residence else None
 
     def find_server(self, name: str | None) -> tuple[Residence | None, str]:
         """Return the server of a model or alias, or of the default model, or the reason why there is none."""
@@ -207,7 +215,9 @@ class Driver:
     def status(self) -> dict[str, object]:
         """Return the status document."""
         for model in self.core.models:
-            self.facts.get_model(model).next_prewarm_unix_s = self.schedule.get_next(model)
+            facts = self.facts.get_model(model)
+            facts.next_prewarm_unix_s = self.schedule.get_next(model)
+            facts.progress = self._find_step(model)
         return status.document(self.core, self.facts, self.clock(), time.time())
 
     def begin(self) -> None:

@@ -7,8 +7,8 @@ A server hangs if one of these conditions holds at each check during `hang_timeo
 - requests wait for the next byte of their answers, and no body of any answer grew; and no counter of the engine in
   GET /metrics has changed; and its processes, except the API process, have used almost no processor time.
 
-A long prefill or compilation is no hang: the API process answers, and the engine computes. A client that does not read
-its answer is no hang: no byte is waited for. Without the engine's counters (`--disable-log-stats`) the third condition
+A long prefill or compilation does not count as a hang: the API process answers, and the engine computes. Nor does a client
+that does not read its answer: no byte is waited for. Without the engine's counters (`--disable-log-stats`) the third condition
 never holds.
 
 Answers of a fleet's server do not pass through the observer. Requests then wait if the engine's gauges show some.

@@ -41,9 +41,9 @@ class GatewayServer(uvicorn.Server):
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        """Once per second, load changed key files and a changed certificate. Open connections retain the old certificate."""
+        """Load changed key files and a changed certificate once per second. Open connections retain the old certificate."""
         if counter % 10 == 0:
-            self._app.refresh_keys()
+            self._app.access.refresh_keys()
         if counter % 10 == 0 and (found := find_signature(self._endpoint)) != self._certificate:
             self._certificate = found
             # Check first: a key that does not match would break new connections until it changes again.

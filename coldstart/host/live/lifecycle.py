@@ -161,6 +161,7 @@ class Lifecycle:
 
     def report_asleep(self, launch: Launch) -> None:
         """Implement ServerObserver: report that a server is asleep."""
+        self.record.record_gpu_memory(launch.name, None)
         self.emit(events.Left(launch.name))
         if self._is_outdated(launch):
             self.emit(events.Outdated(launch.name))
@@ -171,7 +172,8 @@ class Lifecycle:
         self.emit(events.Measured(model, memory))
 
     async def measure(self, model: str, pid: int) -> int | None:
-        """Implement ServerObserver: return the measured memory of a server's process tree and its template."""
+        """Implement ServerObserver: record its GPU memory; return the memory of its process tree and its template."""
+        self.record.record_gpu_memory(model, await asyncio.to_thread(self.meter.gpu_memory, pid))
         # The assumed memory of the runtime template has the pages that the server's own figure has, too.
         await self.templates.settle_memory()
         return await asyncio.to_thread(self._measure, model, pid)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from coldstart.system.devices import nvml
 from coldstart.system.proc import processes
 
 
 class Meter:
-    """Device memory of processes, in bytes; None if it cannot be measured."""
+    """Memory of processes, in bytes; None if it cannot be measured."""
 
     def tree(self, pid: int) -> int | None:
         """Return the memory of a process and its descendants."""
@@ -15,6 +16,22 @@ class Meter:
     def alone(self, pid: int) -> int | None:
         """Return the memory of one process."""
         return None
+
+    def gpu_memory(self, pid: int) -> int | None:
+        """Return the GPU memory of a process and its descendants."""
+        return None
+
+
+class GpuMemory(Meter):
+    """GPU memory that the driver reports. Reservations remain as estimated."""
+
+    def gpu_memory(self, pid: int) -> int | None:
+        """Return the GPU memory of a process and its descendants. Raises ProcessLookupError if the process has ended."""
+        known = nvml.process_memory()
+        if not known:
+            return None
+        sizes = [known[one] for one in processes.tree(pid) if one in known]
+        return None if not sizes or None in sizes else sum(size for size in sizes if size is not None)
 
 
 class ProcessorMemory(Meter):

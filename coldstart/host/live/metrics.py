@@ -109,10 +109,12 @@ class HostStatus(Collector):
             ("held", "Number of requests that wait for the model."),
             ("in_flight", "Number of requests in progress."),
             ("held_bytes", "Memory reserved for the model."),
+            ("gpu_memory_bytes", "GPU memory of the model's server, where it can be measured."),
         ):
             family = GaugeMetricFamily(f"{_PREFIX}model_{name}", about, labels=["model"])
             for model in document["models"]:
-                family.add_metric([model["name"]], model[name])
+                if name in model:
+                    family.add_metric([model["name"]], model[name])
             yield family
         states = GaugeMetricFamily(
             f"{_PREFIX}model_state",

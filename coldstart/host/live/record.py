@@ -31,7 +31,7 @@ class Record:
         """Record that a server is ready, or awake again."""
         facts, document = self.facts.get_model(name), ready.document
         facts.starts += 1
-        facts.mode, facts.pid = ready.mode, ready.pid
+        facts.mode, facts.pid, facts.gpu_memory_bytes = ready.mode, ready.pid, None
         phases, fallbacks = document.get("phases", {}), fallback.decode(document.get("fallbacks"))
         spans = document.get("spans", ())
         facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks), spans)
@@ -71,10 +71,14 @@ class Record:
             hint="give the host a larger --memory, or let the model use less: a smaller kv_cache_memory_bytes",
         )
 
+    def record_gpu_memory(self, name: str, size: int | None) -> None:
+        """Record the GPU memory of a running server in bytes; None: it is not known."""
+        self.facts.get_model(name).gpu_memory_bytes = size
+
     def record_end(self, name: str) -> None:
         """Record that the model has no running server."""
         facts = self.facts.get_model(name)
-        facts.mode = facts.pid = None
+        facts.mode = facts.pid = facts.gpu_memory_bytes = None
 
     def count_request(self, name: str, hit: bool) -> None:
         """Count an admitted request; `hit` means that its model was ready."""

@@ -28,7 +28,7 @@ from coldstart.host.live.host_routes import host_routes, process_routes
 from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.lifecycle import STOPPING
 from coldstart.host.live.log import Log, capture_loggers
-from coldstart.host.live.meter import Meter, ProcessorMemory
+from coldstart.host.live.meter import GpuMemory, ProcessorMemory
 from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.host.live.starter_client import Starter
 from coldstart.system import paths, runtime
@@ -84,7 +84,7 @@ class ModelHost:
         starter = Starter(directory, self.options.cache, offline=self.options.offline)
         starter.warm()
         on_cpu = runtime.targets_cpu()
-        meter = ProcessorMemory() if on_cpu else Meter()
+        meter = ProcessorMemory() if on_cpu else GpuMemory()
         template_bytes = RUNTIME_TEMPLATE_BYTES if on_cpu else 0
         self.driver = Driver(self.file, starter, log=self.log, meter=meter, template_bytes=template_bytes)
         self.server = create_server(

@@ -24,4 +24,8 @@ class ServerObserver(Protocol):
         """Report that the server and its template hold `memory` bytes."""
 
     async def measure(self, model: str, pid: int) -> int | None:
-        """Return the bytes that the server's process and the model's template hold, or None."""
+        """Return the bytes that the server's process and the model's template hold, or None. Record its GPU memory.
+
+        Raises:
+            ProcessLookupError: The process has ended.
+        """

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from coldstart.contract.weights import PacedFetch
 from coldstart.host.launches import Launch
 from coldstart.host.live.server_log import ServerLog
+from coldstart.system.start_progress import StartProgress
 
 
 class StartFailedError(Exception):
@@ -31,7 +32,8 @@ class ModelServer(Protocol):
     """One server, from its start order to its end.
 
     `ready` raises StartFailedError. `ended` returns how the server ended, after its files are deleted; `was_killed`
-    is then whether another program killed it with SIGKILL.
+    is then whether another program killed it with SIGKILL. `progress` is what it last reported about its start, None
+    before that and once it is ready.
     """
 
     socket: Path
@@ -39,6 +41,7 @@ class ModelServer(Protocol):
     ready: asyncio.Future[Ready]
     ended: asyncio.Future[str]
     was_killed: bool
+    progress: StartProgress | None
 
     def stop(self) -> None:
         """Ask the server to end; a second call ends it at once. Does nothing after its end."""

@@ -6,9 +6,9 @@ server as `coldstart serve` does, without the interpreter start and the imports 
 
 The gateway has one connection to the starter and one to each supervisor. The latter is a lease: its end, for any
 reason, ends the server. Messages of a supervisor: {"process": pid} for itself and for each process of its start,
-{"ready": document}, {"failed": reason, "killed": bool}, {"code": exit code of the server}, {"exit": code}; to it:
-{"signal": n}. A template is supervised in the same way. It is in the host's own directory, for servers of this host
-only, and ends with its lease.
+{"progress": members of StartProgress}, {"ready": document}, {"failed": reason, "killed": bool}, {"code": exit code of
+the server}, {"exit": code}; to it: {"signal": n}. A template is supervised in the same way. It is in the host's own
+directory, for servers of this host only, and ends with its lease.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -144,12 +144,13 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     if message["template"] is not None:
         return _template(message, channel)
     from coldstart.launch import ladder, planning, tracing
-    from coldstart.system import secrets
+    from coldstart.system import secrets, start_progress
     from coldstart.system.recording import recording
 
     request = replace(
         _request(message, (*message["listen"], "--served-model-name", *message["served"])),
         observe=lambda pid: channel.send({"process": pid}),
+        on_progress=lambda progress: channel.send({start_progress.KEY: asdict(progress)}),
     )
     plan = planning.plan(request)
     with recording(None, wanted=True) as recorded:

@@ -26,6 +26,7 @@ from coldstart.host.live.servers import ModelServer
 from coldstart.host.live.supervised import Supervised
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
+from coldstart.system.proc import scratch
 from coldstart.system.proc.processes import is_stopped
 
 _LONGEST_SOCKET = 107
@@ -177,3 +178,5 @@ class Starter:
             if self._is_stopped():
                 self._process.kill()
             await asyncio.to_thread(self._process.wait)
+        with suppress(OSError, UsageError):  # what killed supervisors have left
+            await asyncio.to_thread(scratch.sweep)

@@ -1,12 +1,14 @@
 """Server process that is observed over its lease, a connection to its supervisor.
 
 The end of the lease reports the end of the server, for any reason. The socket and log of a server are deleted when it
-ends. An order that the starter process did not begin, because it was killed or replaced, is sent again.
+ends. An order that the starter process did not begin, because it was killed or replaced, is sent again. A supervisor that a
+signal has stopped cannot report its server's end, so it is killed then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -19,11 +21,14 @@ from coldstart.host.live.servers import Ready, StartFailedError
 from coldstart.launch.modes.standby import STANDBY
 from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.peers import PeerError
-from coldstart.system.proc import exits
+from coldstart.system.proc import exits, processes
 from coldstart.system.proc.tree import ProcessTree
+from coldstart.system.start_progress import KEY, StartProgress
 
 # Interval in seconds at which the size of a server's log is checked.
 LOOK_AT_LOG_S = 10.0
+# Interval in seconds at which the supervisor of a server that has ended is checked.
+REPORT_S = 1.0
 # Number of times that an order is sent.
 ORDERS = 3
 
@@ -38,6 +43,7 @@ class Supervised:
         self.ended: asyncio.Future[str] = loop.create_future()
         self.ordered_s = loop.time()
         self.is_begun = self.was_killed = False
+        self.progress: StartProgress | None = None
         # Mark the exception as retrieved: a caller may use only one of the two futures.
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._loop, self._order, self._orders, self._reason = loop, order, ORDERS, ""
@@ -56,13 +62,13 @@ class Supervised:
         self._loop.add_reader(lease, self._heard)
 
     def stop(self) -> None:
-        """Ask the server to end; a second call ends it at once."""
+        """Ask the server to end; a second call ends it at once, as does the first if its supervisor is stopped."""
         self._stopping = True
-        self._signal(signal.SIGTERM)
+        self._ask(signal.SIGTERM)
 
     def retire(self) -> None:
-        """Retire a template."""
-        self._signal(signal.SIGUSR1)
+        """Retire a template; kill it if its supervisor is stopped."""
+        self._ask(signal.SIGUSR1)
 
     def kill(self) -> None:
         """Kill the server and its supervisor, also if they are stopped or do not answer."""
@@ -76,11 +82,17 @@ class Supervised:
         """Return whether a signal has stopped one of its processes."""
         return any(tree.is_stopped() for tree in self._trees)
 
+    def _has_stopped_supervisor(self) -> bool:
+        return bool(self._trees) and processes.is_stopped(self._trees[0].pid)
+
     def used_processor_s(self) -> float:
         """Return the processor time in seconds of its processes, without the API server, since the last call."""
         return self._trees[-1].used_processor_s() if self._trees else 0.0
 
-    def _signal(self, number: int) -> None:
+    def _ask(self, number: int) -> None:
+        """Have the supervisor act as on this signal; kill it if it is stopped, because it would not."""
+        if self._has_stopped_supervisor():
+            self.kill()
         if not self.ended.done():
             with suppress(OSError):
                 self._channel.send({"signal": int(number)})
@@ -104,12 +116,16 @@ class Supervised:
         self.is_begun = True
         if "process" in message:
             self._trees.append(ProcessTree(int(message["process"])))
+        elif KEY in message:
+            self.progress = StartProgress.parse(message[KEY])
         elif "ready" in message and not self.ready.done():
             document = message["ready"]
             ready = Ready(document["mode"], int(document["pid"]), document)
             # The process of a standby engine continues after its server has ended.
             if ready.pid and ready.mode != STANDBY.name:
                 self._trees.append(ProcessTree(ready.pid))
+                self._watch(ready.pid)
+            self.progress = None
             self.ready.set_result(ready)
         elif "failed" in message:
             self._reason = str(message["failed"])
@@ -119,6 +135,28 @@ class Supervised:
             self.was_killed = exits.is_kill(message["code"])
         elif "exit" in message:
             self._reason = self._reason or f"the server ended with exit code {message['exit']}"
+
+    def _watch(self, pid: int) -> None:
+        """Check the supervisor once this process has ended."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # it has ended, or no descriptor is free
+            self._check_supervisor()
+            return
+
+        def end() -> None:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._check_supervisor()
+
+        self._loop.add_reader(pidfd, end)
+
+    def _check_supervisor(self) -> None:
+        if self.ended.done():
+            return
+        if self._has_stopped_supervisor():
+            self.kill()
+        self._loop.call_later(REPORT_S, self._check_supervisor)
 
     def _lost(self) -> None:
         """Send the order again if no supervisor has begun it; else the server has ended."""

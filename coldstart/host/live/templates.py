@@ -29,6 +29,8 @@ RUNTIME, ENGINE = "runtime", "engine"
 TEMPLATE_DROPPED = "its template is dropped"
 # Time in seconds until a template that failed to start is built again; one that was ready for STABLE_S is so at once.
 AGAIN_S, STABLE_S = 60.0, 5.0
+# Interval in seconds at which a start looks whether the template that failed is replaced.
+SETTLE_S = 0.05
 # Interval in seconds between measurements: pages that the template shares with its servers are not its own.
 LOOK_S = 10.0
 _MORE_ROOM = "raise memory, or run coldstart template freeze"
@@ -62,6 +64,8 @@ class Templates:
         self._passed_by: dict[str, bool] = {}
         # The servers beside which the runtime template was last measured.
         self._beside: list[Residence] = []
+        # With those that are stopped and retired, whose servers still run.
+        self._runtimes: set[TemplateProcess] = set()
         self._engines: dict[str, TemplateProcess] = {}
         self._given_up, self._draining, self._tried = False, False, 0
         self._tasks = Tasks(log)
@@ -112,6 +116,9 @@ class Templates:
         self._beside = []
         launch, self._tried = forkable[self._tried % len(forkable)], self._tried + 1
         self.runtime = self._begin(launch, RUNTIME)
+        if self.runtime is not None:
+            self._runtimes.add(begun := self.runtime)
+            begun.process.ended.add_done_callback(lambda _: self._runtimes.discard(begun))
         self._tasks.spawn(self._live(self.runtime))
 
     async def _live(self, template: TemplateProcess | None) -> None:
@@ -122,13 +129,16 @@ class Templates:
                 ready_s = loop.time()
                 await self._measure(template)
                 again_s = 0.0 if loop.time() - ready_s > STABLE_S else AGAIN_S
-            await template.process.ended
-            again_s = 0.0 if template.process.was_killed else again_s
+            await template.gone
+            again_s = 0.0 if template.process.was_killed or not template.process.ended.done() else again_s
             self.runtime = None
         self.emit(events.TemplateHeld(0))
         if not self._given_up and not self._draining:
             self.log.say("template gone", level=RUNTIME, again_s=again_s)
-            self._again = loop.call_later(again_s, self._retry_runtime)
+            if again_s:
+                self._again = loop.call_later(again_s, self._retry_runtime)
+            else:
+                self._begin_runtime()
 
     def _retry_runtime(self) -> None:
         if self.runtime is None:
@@ -138,8 +148,8 @@ class Templates:
         if not template.pid:
             self.emit(events.TemplateHeld(0))
         wait = MEASURE_FIRST_S
-        while not template.process.ended.done():
-            await asyncio.wait([template.process.ended], timeout=wait)
+        while not template.gone.done():
+            await asyncio.wait([template.gone], timeout=wait)
             wait = LOOK_S if self._forked() else MEASURE_FIRST_S
             await self._measure_runtime()
 
@@ -198,9 +208,14 @@ class Templates:
                 await self._build(launch)
         elif self.runtime is not None and self._is_forkable(launch):
             # A start without a template would have to import the same modules.
-            with suppress(StartFailedError, TimeoutError):
-                limit = self.settings.ready_timeout_s
-                await asyncio.wait_for(asyncio.shield(self.runtime.process.ready), limit)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._await_runtime(), self.settings.ready_timeout_s)
+
+    async def _await_runtime(self) -> None:
+        """Wait for the runtime template, and for the next one if it was killed and is built again at once."""
+        while (template := self.runtime) is not None and not await template.came_up():
+            while self.runtime is template:
+                await asyncio.sleep(SETTLE_S)
 
     async def _build(self, launch: Launch) -> None:
         template = self._begin(launch, ENGINE)
@@ -264,8 +279,8 @@ class Templates:
         self.drain()
         for name in list(self._engines):
             await self.drop(name)
-        if self.runtime is not None:
-            await end_by_force(self.runtime.process)
+        for template in list(self._runtimes):
+            await end_by_force(template.process)
         await self._tasks.wait()
 
     def _begin(self, launch: Launch, level: str) -> TemplateProcess | None:

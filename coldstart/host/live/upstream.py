@@ -12,7 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Self, cast
 
 import httptools
@@ -144,14 +144,14 @@ class UpstreamAnswer:
 
 
 class _Connection(asyncio.Protocol):
-    """Connection that turns bytes into answers. httptools calls the on_* methods."""
+    """Connection that turns bytes into answers."""
 
     transport: asyncio.Transport
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream, self.loop = upstream, asyncio.get_running_loop()
         self._answer: UpstreamAnswer | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser = self._create_parser()
         self._keeps = self._sized = False
         self._idle: asyncio.TimerHandle | None = None
 
@@ -160,11 +160,22 @@ class _Connection(asyncio.Protocol):
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        self._parser, self._sized = httptools.HttpResponseParser(self), False
+        self._parser, self._sized = self._create_parser(), False
         self._patience(LARGE_SILENT_S if len(body) > LARGE else SILENT_S)
         answer = self._answer = UpstreamAnswer(self)
         self.transport.writelines([request, body] if body else [request])
         return answer
+
+    def _create_parser(self) -> httptools.HttpResponseParser:
+        """Create a parser; httptools looks its callbacks up by these names."""
+        return httptools.HttpResponseParser(
+            SimpleNamespace(
+                on_header=self._add_header,
+                on_headers_complete=self._read_status,
+                on_body=self._add_body,
+                on_message_complete=self._complete,
+            )
+        )
 
     def settle(self) -> None:
         """Release the connection after its answer was read or abandoned."""
@@ -223,12 +234,12 @@ class _Connection(asyncio.Protocol):
             why = "closed" if error is None else f"lost ({error})"
             self._answer.fail(DisconnectedError(f"the connection was {why} before the answer was complete"))
 
-    def on_header(self, name: bytes, value: bytes) -> None:
+    def _add_header(self, name: bytes, value: bytes) -> None:
         assert self._answer is not None
         self._answer.headers.append((name, value))
         self._sized = self._sized or name.lower() in (b"content-length", b"transfer-encoding")
 
-    def on_headers_complete(self) -> None:
+    def _read_status(self) -> None:
         assert self._answer is not None
         status = self._parser.get_status_code()
         if status >= 200:
@@ -237,13 +248,13 @@ class _Connection(asyncio.Protocol):
         else:
             self._answer.headers.clear()
 
-    def on_body(self, body: bytes) -> None:
+    def _add_body(self, body: bytes) -> None:
         assert self._answer is not None
         self._answer.take(body)
         if self._answer.status == 200:
             self.upstream.received += len(body)
 
-    def on_message_complete(self) -> None:
+    def _complete(self) -> None:
         assert self._answer is not None
         self._answer.whole = self._answer.status >= 200
 

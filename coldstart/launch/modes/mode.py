@@ -81,4 +81,7 @@ def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Runn
     process, reader = launched
     with supervise.end_on_error(process):
         start.request.observe(process.pid)
-        return server_process.acknowledged(process, reader, start.began, start.request.ready_timeout)
+        request = start.request
+        return server_process.acknowledged(
+            process, reader, start.began, request.ready_timeout, request.on_progress
+        )

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from coldstart.contract import environment
+from coldstart.system.proc import processes
 
 # FP32 lanes per multiprocessor by compute capability (CUDA C++ Programming Guide, arithmetic throughput table).
 # NVML reports lanes, and the key contains multiprocessors.
@@ -82,6 +84,28 @@ def machine() -> Machine:
             except library.NVMLError as error:
                 state.problems.append(f"NVML: {error}")
     return state
+
+
+def process_memory() -> dict[int, int | None]:
+    """Return the bytes on all devices of this machine by PID of the process that has a CUDA context there.
+
+    None is the size of a process that the driver does not report. The result is empty without a driver, if a device does
+    not answer, and if a PID belongs to no process of this PID namespace: older drivers report those of the machine.
+    """
+    found: dict[int, int | None] = {}
+    with _library(Machine()) as library:
+        if library is None:
+            return {}
+        try:
+            devices = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
+            for handle in chain.from_iterable(_list_instances(library, device) for device in devices):
+                # Without a version in its name it raises NVMLLibraryMismatchError, not an NVMLError, where the driver lacks it.
+                for process in library.nvmlDeviceGetComputeRunningProcesses_v3(handle):
+                    known, used = found.get(process.pid, 0), process.usedGpuMemory
+                    found[process.pid] = None if known is None or used is None else known + used
+        except library.NVMLError:
+            return {}
+    return found if all(map(processes.exists, found)) else {}
 
 
 def _fill(library: Any, state: Machine) -> None:
@@ -156,14 +180,19 @@ def _named(library: Any, physical: list[Any], word: str) -> Any:
 
 def _instance(library: Any, handle: Any) -> Any:
     """Return the device itself or, under MIG, its first instance, which is the one that CUDA sees."""
+    return next(_list_instances(library, handle), None)
+
+
+def _list_instances(library: Any, handle: Any) -> Iterator[Any]:
+    """Yield the device itself or, under MIG, its instances."""
     mode = _or_none(library, lambda: library.nvmlDeviceGetMigMode(handle))
     if not mode or not mode[0]:
-        return handle
+        yield handle
+        return
     for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
         ask = partial(library.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if (instance := _or_none(library, ask)) is not None:
-            return instance
-    return None
+            yield instance
 
 
 def _or_none(library: Any, ask: Callable[[], Any]) -> Any:

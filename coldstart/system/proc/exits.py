@@ -1,4 +1,4 @@
-"""How a process ended: its exit code in words, and whether the kernel killed it because of missing memory."""
+"""The end of a process: its exit code in words, and whether the kernel killed it because of missing memory."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ nor control group limits.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,17 @@ def birth(pid: int) -> str | None:
     return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
 
 
+def exists(pid: int) -> bool:
+    """Return whether a process has this PID in the PID namespace of the caller; also those of other users."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a signal has stopped the process; False if it does not exist."""
     with suppress(OSError):
@@ -43,13 +55,17 @@ def memory_bytes(pid: int) -> int:
     Raises:
         ProcessLookupError: The process does not exist.
     """
+    return pss_bytes(tree(pid))
+
+
+def tree(pid: int) -> list[int]:
+    """Return the PIDs of a process and its descendants. Raises ProcessLookupError if the process does not exist."""
     import psutil
 
     try:
-        tree = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     except psutil.NoSuchProcess as error:
         raise ProcessLookupError(f"process {pid} does not exist") from error
-    return pss_bytes(tree)
 
 
 def pss_bytes(pids: Iterable[int]) -> int:

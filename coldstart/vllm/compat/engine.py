@@ -5,6 +5,7 @@ from __future__ import annotations
 from coldstart.vllm.compat.points import point
 
 _LAUNCHERS = "entrypoints.launchers"
+_MOVED = "entrypoints.common.cli_args"  # by vLLM 0.33
 
 POINTS = (
     point("start", f"{_LAUNCHERS}.api_server.entry:build_and_serve",
@@ -12,9 +13,11 @@ POINTS = (
     point("start", f"{_LAUNCHERS}.api_server.entry"),
     point("start", f"{_LAUNCHERS}.app:build_app", "build_app(args, supported_tasks, model_config)"),
     point("start", f"{_LAUNCHERS}.launcher:setup_server", "setup_server(args, *, reuse_port)"),
-    point("start", f"{_LAUNCHERS}.cli_args:make_arg_parser", "make_arg_parser(parser)"),
-    point("start", f"{_LAUNCHERS}.cli_args:validate_parsed_serve_args", "validate_parsed_serve_args(args)"),
-    point("start headless", f"{_LAUNCHERS}.cli_args", source=("--headless", "--api-server-count")),
+    point("start", f"{_LAUNCHERS}.cli_args:make_arg_parser", "make_arg_parser(parser)", moved=_MOVED),
+    point("start", f"{_LAUNCHERS}.cli_args:validate_parsed_serve_args", "validate_parsed_serve_args(args)",
+          moved=_MOVED),
+    point("start headless", f"{_LAUNCHERS}.cli_args", source=("--headless", "--api-server-count"),
+          moved=_MOVED),
     point("start", "utils.argparse_utils:FlexibleArgumentParser", "parse_args(args)"),
     point("start", "utils.system_utils:decorate_logs", "decorate_logs(process_name, *, skip_if_decorated)"),
     point("start", "tokenizers:cached_tokenizer_from_config", "cached_tokenizer_from_config(model_config)"),
@@ -45,12 +48,24 @@ POINTS = (
     point("ending", "v1.engine.core_client:MPClient", reads="resources"),
     point("ending", "v1.engine.async_llm:AsyncLLM", reads="engine_core"),
     point("late-interaction", f"{_LAUNCHERS}.cli_args:propagate_flash_late_interaction",
-          "propagate_flash_late_interaction(args, engine_args)", source=("enable_flash_late_interaction",)),
+          "propagate_flash_late_interaction(args, engine_args)", source=("enable_flash_late_interaction",),
+          moved=_MOVED),
     point("standby", "v1.engine.async_llm:AsyncLLM", "sleep(level)", "wake_up(*, tags)", "collective_rpc(method)",
           reads="errored"),
     point("standby", "v1.worker.gpu_worker:Worker", "reload_weights()"),
     point("standby", "engine.arg_utils:AsyncEngineArgs", "from_cli_args(args)"),
     point("standby", "engine.arg_utils", source=("--enable-sleep-mode",)),
+    point("progress", "model_executor.model_loader.weight_utils", source=("for st_file in tqdm(",)),
+    point("progress", "v1.worker.gpu_model_runner", source=("batch_descriptors = tqdm(",)),
+    point("progress", "v1.worker.gpu.cudagraph_utils", source=("descs = tqdm(descs, ",)),
+    point("progress", "compilation.backends:CompilerManager",
+          "compile(graph, example_inputs, additional_inductor_config, compilation_config, *, compile_range, graph_index, "
+          "num_graphs)"),
+    point("progress", "compilation.piecewise_backend",
+          source=("graph_index=self.piecewise_compile_index", "num_graphs=self.total_piecewise_compiles")),
+    point("progress", "v1.worker.gpu_worker:Worker", "load_model()", "determine_available_memory()",
+          "compile_or_warm_up_model()", reads="rank"),
+    point("progress", "v1.worker.cpu_worker:CPUWorker", "determine_available_memory()", "compile_or_warm_up_model()"),
     point("headless", "entrypoints.cli.serve:run_headless", "run_headless(args)", source=("api_server_count",)),
     point("stock", "entrypoints.openai.api_server", source=("__main__",)),
     point("ahead", "platforms:current_platform"),

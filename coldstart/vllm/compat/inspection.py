@@ -12,6 +12,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from coldstart.vllm.compat.points import Point
@@ -29,8 +30,16 @@ def problems(point: Point) -> Iterator[str]:
 
 
 def _find(point: Point) -> Any:
-    module = importlib.import_module(point.module)
-    return functools.reduce(getattr, filter(None, point.path.split(".")), module)
+    return functools.reduce(getattr, filter(None, point.path.split(".")), _import(point))
+
+
+def _import(point: Point) -> ModuleType:
+    try:
+        return importlib.import_module(point.module)
+    except ModuleNotFoundError:
+        if not point.moved:
+            raise
+        return importlib.import_module(point.moved)
 
 
 def _problems(point: Point, owner: Any) -> Iterator[str]:

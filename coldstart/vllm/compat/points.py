@@ -3,7 +3,7 @@
 `calls` are signatures as we call them: "step(tokens, *, fast)" passes `tokens` by position and `fast` by keyword; a trailing
 `*more` stands for further arguments. The name of the point itself is a call of the function, or of the class's constructor.
 `overrides` are methods that our subclasses replace. `reads` are attributes, of the class or set on `self`.
-`source` is text that the source of the module or function must contain.
+`source` is text that the source of the module or function must contain. `moved` is the module's name in a later vLLM.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Point:
     overrides: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
+    moved: str = ""
 
     @property
     def name(self) -> str:
@@ -42,9 +43,11 @@ def point(
     overrides: str = "",
     reads: str = "",
     source: tuple[str, ...] = (),
+    moved: str = "",
 ) -> Point:
     """Return the point `name` below `vllm`, for example "config:VllmConfig"; other texts are lists of words."""
     module, _, path = f"vllm.{name}".replace(".:", ":").partition(":")
     return Point(
-        module, path, tuple(features.split()), calls, tuple(overrides.split()), tuple(reads.split()), source
-    )
+        module, path, tuple(features.split()), calls, tuple(overrides.split()), tuple(reads.split()), source,
+        f"vllm.{moved}" if moved else "",
+    )  # fmt: skip

@@ -25,7 +25,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
 from coldstart.models.inspection import NOT_MADE
 from coldstart.scheduling import profiling
-from coldstart.system import runtime, timeline
+from coldstart.system import runtime, start_progress, timeline
 from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm import compat
 from coldstart.vllm.compat.report import check_compatibility
@@ -190,6 +190,7 @@ def size(plan: LaunchPlan, out: Path) -> None:
 def begin(plan: LaunchPlan) -> None:
     """Prepare this process to run the engine. Raises SystemExit if this vLLM does not support it."""
     plan.install()
+    start_progress.begin()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     require()
 

@@ -25,7 +25,7 @@ from typing import Any
 from psutil import NoSuchProcess
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.system import timeline
+from coldstart.system import start_progress, timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat, stock
@@ -39,7 +39,7 @@ def import_runtime() -> None:
     """Import everything that both the API server and the engine need, in one process, once.
 
     Raises:
-        ImportError: vLLM lacks a name that the server uses.
+        ImportError, AttributeError: vLLM lacks a name that the server uses.
     """
     with timeline.measure("import torch", track="server"):
         import torch  # noqa: F401
@@ -49,11 +49,22 @@ def import_runtime() -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: F401
         from vllm.entrypoints.launchers.api_server.entry import build_and_serve  # noqa: F401
         from vllm.entrypoints.launchers.app import build_app  # noqa: F401
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: F401
         from vllm.entrypoints.launchers.launcher import setup_server  # noqa: F401
         from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: F401
         from vllm.utils.system_utils import decorate_logs  # noqa: F401
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401
+
+        cli_args = import_cli_args()
+        _ = cli_args.make_arg_parser, cli_args.validate_parsed_serve_args
+
+
+def import_cli_args() -> Any:
+    """Return vLLM's module of a server's arguments, which vLLM 0.33 moved. Raises ImportError."""
+    try:
+        from vllm.entrypoints.launchers import cli_args
+    except ImportError:
+        from vllm.entrypoints.common import cli_args
+    return cli_args
 
 
 def import_engine() -> None:
@@ -75,13 +86,12 @@ def import_engine() -> None:
 
 def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, stepdowns.Fallbacks]:
     """Parse vLLM's flags with vLLM's parser, set our executor and worker unless the user chose others; return fallbacks too."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = make_arg_parser(FlexibleArgumentParser())
+    parser = import_cli_args().make_arg_parser(FlexibleArgumentParser())
     args: Namespace = parser.parse_args(list(vllm_args))
     fallbacks = stepdowns.settle(args)
-    validate_parsed_serve_args(args)
+    import_cli_args().validate_parsed_serve_args(args)
     return args, fallbacks
 
 
@@ -93,9 +103,7 @@ def configure(args: Namespace) -> Any:
     given = AsyncEngineArgs.from_cli_args(args)
     # vLLM's own server passes this flag to the engine; vLLM 0.31 does not have it.
     if not getattr(args, "enable_flash_late_interaction", True) and compat.check("late-interaction") is None:
-        from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
-
-        propagate_flash_late_interaction(args, given)
+        import_cli_args().propagate_flash_late_interaction(args, given)
     return given.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
 
 
@@ -203,6 +211,7 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
 def run(plan: LaunchPlan, imported: bool = False) -> int:
     """Run a server for `plan` in this process, and return its exit code after it has ended."""
     plan.install()
+    start_progress.begin()
     try:
         with scratch():
             return _run(plan, imported)

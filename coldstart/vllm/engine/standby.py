@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.system import fingerprint
+from coldstart.system import fingerprint, start_progress, timeline
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
 from coldstart.system.proc.scratch import scratch
@@ -51,12 +51,14 @@ def difference(held: dict[str, str], asked: dict[str, str]) -> str | None:
 
 async def wake(engine: Any, level: int) -> None:
     """Restore all of the engine's memory. At level 2 the weights are read again before the KV cache is allocated."""
+    with timeline.measure("wake the engine", track="server"):
+        await engine.wake_up(**({} if level == 1 else {"tags": ["weights"]}))
     if level == 1:
-        await engine.wake_up()
         return
-    await engine.wake_up(tags=["weights"])
-    await engine.collective_rpc("reload_weights")
-    await engine.wake_up(tags=["kv_cache"])
+    with timeline.measure("load weights", track="server"):
+        await engine.collective_rpc("reload_weights")
+    with timeline.measure("allocate the KV cache", track="server"):
+        await engine.wake_up(tags=["kv_cache"])
 
 
 class Standby:
@@ -228,6 +230,7 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
     try:
         os.environ.clear()
         os.environ.update({**request["env"], READY_FD_ENV: str(descriptors[3])})
+        start_progress.begin()
         renewal.renew()
         for target, descriptor in enumerate(descriptors[:3]):
             os.dup2(descriptor, target)
@@ -235,6 +238,7 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
         os.chdir(request["cwd"])
         yield
     finally:
+        start_progress.end()
         refuse("the server ended before it was ready")  # if it has reported nothing yet
         os.environ.clear()
         os.environ.update(own)

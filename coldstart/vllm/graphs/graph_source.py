@@ -52,8 +52,13 @@ def attempt(graphs: dict[Any, Any], descriptor: Any, make: Callable[[], Any], ke
     return True
 
 
-def refuse_parallel(runner: Any) -> None:
-    """Raise GraphRefusedError for an engine of several ranks."""
+def refuse_unsupported(runner: Any) -> None:
+    """Raise GraphRefusedError for an engine of several ranks, or one that captures into the pool of vLLM's sleep mode."""
     parallel = runner.parallel_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
         raise GraphRefusedError("graphs of several ranks contain collectives, which cannot be restored")
+    if runner.vllm_config.use_cumem_cudagraph_pool:
+        raise GraphRefusedError(
+            "with --sleep-mode-offload-cudagraph vLLM captures graphs into the memory pool of its sleep mode, "
+            "which is not recorded"
+        )

@@ -18,7 +18,7 @@ from coldstart.graphs.tables import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random, define_kept_class
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hook, outputs
-from coldstart.vllm.graphs.graph_source import graph_key, log, refuse_parallel
+from coldstart.vllm.graphs.graph_source import graph_key, log, refuse_unsupported
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.outputs import Like
 
@@ -71,7 +71,7 @@ class GraphRecording:
         finally:
             undo()
         try:
-            refuse_parallel(runner)
+            refuse_unsupported(runner)
             self._watch_steps(runner, self._save(runner, driver, self.inputs))
         except GraphError as error:
             log.warning("cannot record graphs: %s", error)

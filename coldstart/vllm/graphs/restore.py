@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.plan import CANARY_BATCH
 from coldstart.graphs import gate, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.errors import AlteredTableError, GraphError, GraphRefusedError
@@ -18,7 +19,7 @@ from coldstart.graphs.torch_framework import TorchFramework
 from coldstart.system import timeline
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hook, outputs
-from coldstart.vllm.graphs.graph_source import log, refuse_parallel
+from coldstart.vllm.graphs.graph_source import log, refuse_unsupported
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.record import captured_graphs, keep_graphs, vllm_framework
 
@@ -85,7 +86,7 @@ class Proving:
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Prove the graphs. vLLM's capture runs when a captured graph is first needed, hence after the restore."""
         try:
-            refuse_parallel(runner)
+            refuse_unsupported(runner)
             return self._prove(runner, own)
         except GraphError as error:
             log.warning("cannot prove graphs: %s", error)
@@ -132,7 +133,7 @@ class Restoring:
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Link and hook, let vLLM capture the rest, then build the remaining graphs in the background."""
         try:
-            refuse_parallel(runner)
+            refuse_unsupported(runner)
             self._refuse_another_driver()
             online = self._begin(runner)
             undo = hook.install(runner, self, log.warning)
@@ -164,7 +165,9 @@ class Restoring:
             settled=self.proof.settled,
         )  # fmt: skip
         wanted = workload(driver, self.framework, restorer, None) if self._canary != "0" else None
-        online = self.online = Online(restorer, self.proof, wanted, every=self._canary == "all")
+        online = self.online = Online(
+            restorer, self.proof, wanted, every=self._canary == "all", batch=CANARY_BATCH
+        )
         if not online.begin():
             remove_attributes(runner, self._made)
             raise GraphRefusedError(online.fallbacks["*"])

@@ -10,7 +10,8 @@ import functools
 import logging
 from typing import Any
 
-from coldstart.vllm import compat, late
+from coldstart.contract.environment import PLAN
+from coldstart.vllm import compat, counting, late
 
 LOAD_FORMAT = "coldstart"
 _TABLE = "vllm.model_executor.model_loader"
@@ -19,6 +20,8 @@ _TABLE = "vllm.model_executor.model_loader"
 def register() -> None:
     """Register the load format now if vLLM's table of loaders is imported, else right after its import."""
     late.when_imported(_TABLE, lambda _: _add())
+    if PLAN.read():  # only processes that coldstart starts report their progress
+        counting.install()
 
 
 @functools.cache

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from coldstart.system import timeline
+from coldstart.system.start_progress import BYTES, Counter
 from coldstart.weights.load.report import LoadReport
 from coldstart.weights.load.tensor_sources import SourceLostError, TensorSource
 from coldstart.weights.load.tensors import Tensor
 
+STAGE = "load weights"
 # Name of a source, and the function that opens it for the remaining tensors.
 Rung = tuple[str, Callable[[Sequence[Tensor]], TensorSource]]
 
@@ -38,6 +40,7 @@ def load_tensors(
     Raises:
         NoLoaderLeftError: The last source failed.
     """
+    counter = Counter(STAGE, sum(tensor.size for tensor in tensors), BYTES)
     done, reason = 0, "neither a prefetcher nor a file with the weights is available"
     for way, opened in rungs:
         report.way = way
@@ -50,6 +53,7 @@ def load_tensors(
         try:
             while done < len(tensors):
                 view = _timed(source, tensors[done], report)
+                counter.show(report.bytes)
                 yield tensors[done], view
                 done += 1
             report.fetch = source.get_fetch_stats()

@@ -101,6 +101,18 @@ def readings(seed: int) -> dict[str, object]:
     return out
 
 
+def unlisted(seed: int) -> dict[str, object]:
+    """Record with a driver that lists no module's functions: the refusals, and the functions found in loaded modules."""
+    fake, model = ctypes.CDLL("libcuda.so.1"), FakeModel(seed)
+    fake.fake_enumeration_error(801)
+    captured = {key: model.capture(key) for key in model.sizes()}
+    tables = capture.take(model.driver, model, captured).tables
+    none = model.driver.loaded_functions()
+    fake.fake_enumeration_error(0)
+    listed = len(model.driver.loaded_functions())
+    return {"keys": tables.keys, "refused": tables.refused, "without": none, "listed": listed}
+
+
 def maps(seed: int) -> dict[str, object]:
     """Encode and move a tensor map as the GPU check does."""
     from benchmarks.gpu.driver_probes import tensor_map
@@ -133,7 +145,7 @@ def _run(model: FakeModel, executable: int, key: str) -> bytes:
 
 def main() -> None:
     name, seed, *paths = sys.argv[1:]
-    jobs = (snapshot, bundle, prove, faults, readings, maps, checkpoint)
+    jobs = (snapshot, bundle, prove, faults, readings, unlisted, maps, checkpoint)
     job = {job.__name__: job for job in jobs}[name]
     try:
         print(json.dumps(job(int(seed), *map(Path, paths))))

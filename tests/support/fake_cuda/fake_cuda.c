@@ -51,6 +51,8 @@ static int attribute_error = INVALID_VALUE, unreadable = -1;
 static unsigned long long last_flags;
 /* Reading this launch attribute of any node answers with this error. */
 API void fake_attribute_error(int which, int error) { unreadable = which; attribute_error = error; }
+static int enumeration_error = OK;
+API void fake_enumeration_error(int error) { enumeration_error = error; }
 API unsigned long long fake_last_flags(void) { return last_flags; }
 
 /* --- device memory: a list of live allocations ------------------------------------------------------ */
@@ -223,6 +225,7 @@ API Result cuModuleGetFunctionCount(unsigned *out, Module *m) { COUNT(); *out = 
 
 API Result cuModuleEnumerateFunctions(void **out, unsigned n, Module *m) {
     COUNT();
+    if (enumeration_error) return enumeration_error;
     for (unsigned i = 0; i < n && i < (unsigned)m->count; i++) out[i] = &m->functions[i];
     return OK;
 }

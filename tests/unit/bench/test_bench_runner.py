@@ -88,7 +88,7 @@ def test_server_that_dies_after_its_start_fails_alone(
 
     monkeypatch.setattr(steady, "side_by_side", fail)
     settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
-    document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path)
+    document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path, runs=1)
     assert [reason.split(" server")[0] for reason in document["failures"]] == [
         "vllm-warm: the vllm-warm",
         "fresh: the fresh",
@@ -96,30 +96,30 @@ def test_server_that_dies_after_its_start_fails_alone(
 
 
 def test_other_tokens_fail(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    document, _ = bench([fake("vllm-warm"), fake("fresh", "other-tokens")], settings, tmp_path)
+    document, _ = bench([fake("vllm-warm"), fake("fresh", "other-tokens")], settings, tmp_path, runs=1)
     assert document["tokens_identical"] is False
     assert document["failures"] == ["fresh: its tokens differ from those of vllm-warm"]
 
 
 def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    document, _ = bench([fake("vllm-warm"), fake("fresh", "fell-back")], settings, tmp_path)
+    document, _ = bench([fake("vllm-warm"), fake("fresh", "fell-back")], settings, tmp_path, runs=1)
     assert document["failures"] == ["fresh: the fast path was not used: compile: another ISA"]
     assert document["modes"]["fresh"]["fallbacks"] == ["compile: another ISA"]
 
 
 def test_dead_server_fails_alone(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    document, _ = bench([fake("vllm-warm"), fake("fresh", "dies")], settings, tmp_path)
+    document, _ = bench([fake("vllm-warm"), fake("fresh", "dies")], settings, tmp_path, runs=1)
     assert "the engine could not start" in document["modes"]["fresh"]["unavailable"]
     assert document["failures"][0].startswith("fresh: the fresh server ended with status 1")
-    assert document["modes"]["vllm-warm"]["first_token_s"]["n"] == 2
+    assert document["modes"]["vllm-warm"]["first_token_s"]["n"] == 1
     assert document["tokens_identical"] is None
 
 
 def test_warm_caches_without_a_cold_start_need_one_of_their_own(
     fake: Fake, settings: RunSettings, tmp_path: Path
 ) -> None:
-    _, alone = bench([fake("vllm-warm")], settings, tmp_path / "a")
-    _, failed = bench([fake("vllm-cold", "dies"), fake("vllm-warm")], settings, tmp_path / "f")
+    _, alone = bench([fake("vllm-warm")], settings, tmp_path / "a", runs=1)
+    _, failed = bench([fake("vllm-cold", "dies"), fake("vllm-warm")], settings, tmp_path / "f", runs=1)
     for messages in (alone, failed):
         assert next(line for line in messages if "first token after" in line).startswith(
             "vllm-warm warm-up-0:"
@@ -133,7 +133,7 @@ def test_warm_caches_without_a_cold_start_need_one_of_their_own(
 def test_unavailable_mode_is_reported_without_a_failure(
     fake: Fake, settings: RunSettings, tmp_path: Path, behaviour: str, reason: str
 ) -> None:
-    document, _ = bench([fake("vllm-warm"), fake("snapshot", behaviour)], settings, tmp_path)
+    document, _ = bench([fake("vllm-warm"), fake("snapshot", behaviour)], settings, tmp_path, runs=1)
     assert reason in document["modes"]["snapshot"]["unavailable"]
     assert list(document["modes"]["snapshot"]) == ["unavailable"]
     assert document["failures"] == []

@@ -15,6 +15,7 @@ from support.waiting import wait_until
 
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.system.proc import processes
+from coldstart.system.start_progress import StartProgress
 
 
 def test_the_process_outlives_the_command_in_its_own_session(tmp_path: Path) -> None:
@@ -35,6 +36,26 @@ def test_the_process_outlives_the_command_in_its_own_session(tmp_path: Path) -> 
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("error", [None, BrokenPipeError()])
+def test_progress_arrives_before_the_report(error: Exception | None, tmp_path: Path) -> None:
+    def run(announce: Announce) -> int:
+        for done in (1, 2):
+            announce.show(StartProgress("load weights", done, 2, "shards"))
+        announce({"pid": os.getpid()})
+        return 0
+
+    seen: list[StartProgress] = []
+
+    def see(progress: StartProgress) -> None:
+        seen.append(progress)
+        if error:
+            raise error
+
+    report = start_detached(tmp_path / "log", run, see)
+    os.waitpid(report["pid"], 0)
+    assert seen == [StartProgress("load weights", done, 2, "shards") for done in (1, 2)]
 
 
 def fail(error: BaseException) -> Any:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from coldstart.commands import _serving, cli, up
 from coldstart.commands._options import Common
 from coldstart.commands._output import Output
-from support.engines import Publish, home, model, publish
+from support.engines import Publish, fake_engine, home, model, publish
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
-from coldstart.launch import up_records
+from coldstart.launch import preparation, up_records
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
+from coldstart.system.start_progress import StartProgress
 
-__all__ = ["home", "model", "publish"]
+__all__ = ["fake_engine", "home", "model", "publish"]
 
 
 @pytest.fixture
@@ -179,3 +184,78 @@ def test_up_says_that_the_recorded_server_has_ended(
     monkeypatch.setattr(_serving, "find", lambda *_: lookup)
     assert run_up(str(lookup.model.path), "--port", "0") == 1
     assert f"no longer runs: process {supervisor.pid} has ended" in capsys.readouterr().err
+
+
+def bring_up(lookup: Lookup, barrier: Any, directory: Path, words: tuple[str, ...]) -> None:
+    """Run `up` for the look-up, at one moment with the other process of the barrier; write its output to `directory`."""
+    directory.mkdir()
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(directory / name, os.O_CREAT | os.O_WRONLY), number)
+        setattr(sys, f"std{name}", os.fdopen(number, "w"))
+    _serving.find = lambda *_: lookup  # type: ignore[assignment]
+    barrier.wait()
+    cli.main(["up", str(lookup.model.path), "--detach", "--port", "0", "--format", "json", *words])
+
+
+@pytest.fixture
+def bring_two_up(
+    lookup: Lookup, fake_engine: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[Path]]]:
+    """Return bring_two_up(round, *words), which runs `up` twice at one moment with other arguments on fake engines."""
+    fake_engine("serves")
+    ready = SimpleNamespace(failures=())
+    monkeypatch.setattr(preparation, "prepare_fastest", lambda *_: ready)
+    monkeypatch.setattr(up, "_ensure_bundle", lambda _, lookup: lookup)
+    other = replace(lookup, vllm_args=Arguments(("--max-model-len", "64")), key=key(max_model_len=64))
+    fork = multiprocessing.get_context("fork")
+
+    def bring(number: int, *words: str) -> list[Path]:
+        barrier = fork.Barrier(2)
+        outputs = [tmp_path / f"{number}-{one}" for one in range(2)]
+        processes = [
+            fork.Process(target=bring_up, args=(one, barrier, output, words))
+            for one, output in zip((lookup, other), outputs, strict=True)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        errors = [(output / "err").read_text() for output in outputs]
+        assert [process.exitcode for process in processes] == [0, 0], errors
+        return outputs
+
+    yield bring
+    down()
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.nightly])])
+def test_two_commands_at_one_moment_start_one_server(
+    bring_two_up: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str], rounds: int
+) -> None:
+    for number in range(rounds):
+        reports = [json.loads((output / "out").read_text()) for output in bring_two_up(number)]
+        down("--format", "json")
+        (server,) = json.loads(capsys.readouterr().out)["servers"]
+        (known,) = [one for one in reports if one.get("already_up")]
+        assert known["pid"] == server["pid"]
+
+
+def test_two_commands_with_arguments_at_one_moment_start_two_servers_and_one_says_so(
+    bring_two_up: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = [(output / "err").read_text() for output in bring_two_up(0, "--", "--max-num-seqs", "2")]
+    assert sum("Starting another server" in one for one in errors) == 1
+    down("--format", "json")
+    assert len(json.loads(capsys.readouterr().out)["servers"]) == 2
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_start_is_shown_off_a_terminal_only_with_progress(
+    detached: bool, common: Common, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for progress, events in (("auto", []), ("none", []), ("json", ["begin", "step", "end"])):
+        shown = replace(common, out=Output(progress=progress))  # type: ignore[arg-type]
+        with _serving.show_start(shown, detached=detached) as show:
+            show(StartProgress("load weights", 1, 2, "shards"))
+        out, err = capsys.readouterr()
+        assert out == "" and [json.loads(line)["event"] for line in err.splitlines()] == events

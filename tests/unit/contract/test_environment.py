@@ -26,9 +26,12 @@ READS = ("get", "pop", "setdefault")
 
 @cache
 def modules() -> list[tuple[Path, ast.AST]]:
+    """Return the modules that can contain a variable's name or read one."""
     packages = [ROOT / package for package in ("artifacts", "coldstart", "commands")]
     paths = [path for package in packages for path in sorted(package.rglob("*.py")) if path != ROOT / HOME]
-    return [(path.relative_to(ROOT), ast.parse(path.read_bytes())) for path in paths]
+    texts = {path.relative_to(ROOT): path.read_bytes() for path in paths}
+    words = (b"COLDSTART_", b"environ", b"getenv")
+    return [(path, ast.parse(text)) for path, text in texts.items() if any(word in text for word in words)]
 
 
 def literal_names(tree: ast.AST) -> Iterator[str]:

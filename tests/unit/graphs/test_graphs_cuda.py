@@ -62,6 +62,14 @@ def test_launch_attributes_and_flags(fake: Path) -> None:
 
 
 @needs_fake
+def test_a_driver_that_lists_no_functions_records_every_graph(fake: Path) -> None:
+    done = run(fake, "unlisted", 5)
+    assert done["refused"] == {} and len(done["keys"]) == 3
+    assert done["without"] == [] and done["listed"] == 4
+
+
+@needs_fake
+@pytest.mark.slow
 def test_the_map_probe_survives_a_driver_that_crashes_on_misaligned_maps(fake: Path) -> None:
     pytest.importorskip("torch")
     done = run(fake, "maps", 6)

@@ -41,6 +41,7 @@ def report(run: engine.Run) -> dict[str, Any]:
     return found | {"steps": {row["label"]: row for row in found["steps"]}}
 
 
+@pytest.mark.slow
 def test_all_steps_record_prove_and_restore_and_the_report_compares_them(bench: engine.Run) -> None:
     bench.step("plain.1")
     bench.compare(bench.record(), 2)
@@ -66,7 +67,7 @@ def test_all_steps_record_prove_and_restore_and_the_report_compares_them(bench: 
     assert [*steps["prove graphs"]["rounds"]["layouts_bytes"]][:2] == ["layout-1", "layout-2"]
 
 
-@pytest.mark.parametrize("failing", ["record", "prove"])
+@pytest.mark.parametrize("failing", ["record", pytest.param("prove", marks=pytest.mark.slow)])
 def test_without_proven_graphs_the_plain_starts_run_and_the_report_has_the_reason(
     bench: engine.Run, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
@@ -167,6 +168,7 @@ def test_capture_seconds_contain_the_plugin_and_survive_a_crash(tmp_path: Path) 
     assert "ZeroDivisionError" in json.loads((tmp_path / "result.json").read_text())["memory_error"]
 
 
+@pytest.mark.slow
 def test_dummy_weights_are_the_same_in_each_process_and_large_enough_to_matter() -> None:
     torch = pytest.importorskip("torch")
 

@@ -37,6 +37,8 @@ def test_smallest_and_largest_first_then_the_background(bundle_directory: Path) 
     restorer = Restorer(bundle_directory, model.driver, model, note=lambda name, *_: seen.append(name))
     restorer.link()
     assert restorer.list_first() == ["decode:1", "decode:256"]
+    assert restorer.list_first(8) == ["decode:1", "decode:8", "decode:256"]
+    assert restorer.list_first(500) == ["decode:1", "decode:8", "decode:64", "decode:256"]
     for key in restorer.list_first():
         restorer.graph(key)
     built: list[str] = []

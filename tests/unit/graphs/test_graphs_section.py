@@ -24,7 +24,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare
 from coldstart.launch.fetch import Weights
 from coldstart.materialize import graphs
-from coldstart.materialize.assembly import _require_fast_path
+from coldstart.materialize.fast_path import require_fast_path
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
@@ -162,7 +162,7 @@ def test_recording_engines_have_one_kv_size() -> None:
 
 def test_a_proof_start_without_its_graphs_is_not_published() -> None:
     with pytest.raises(CommandFailedError, match="used fallbacks: graphs: FULL: no memory"):
-        _require_fast_path(
+        require_fast_path(
             {
                 "fast_path": {"compile": True, "graphs": False},
                 "fallbacks": [{"section": "graphs", "reason": "FULL: no memory"}],

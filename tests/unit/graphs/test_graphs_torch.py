@@ -51,6 +51,7 @@ def test_trace_events() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_tied_weights_have_one_storage() -> None:
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(4, 4, bias=False)
@@ -60,6 +61,7 @@ def test_tied_weights_have_one_storage() -> None:
     assert regions[0].base == regions[1].base and regions[0].size == 64
 
 
+@pytest.mark.slow
 def test_graph_that_the_framework_refuses_is_not_read() -> None:
     pytest.importorskip("torch")
     driver: Any = SimpleNamespace(nodes=lambda graph: [], edges=lambda graph: [])
@@ -69,6 +71,7 @@ def test_graph_that_the_framework_refuses_is_not_read() -> None:
     assert tables.keys == ["decode:1"] and tables.refused == {"decode:8": "the graph consumes random numbers"}
 
 
+@pytest.mark.slow
 def test_triggering_kernels_that_cannot_run_are_one_reason() -> None:
     """The next method of finding a kernel follows; a RuntimeError would end the start."""
 

@@ -249,6 +249,31 @@ def test_a_killed_server_starts_again_for_the_next_request() -> None:
     assert _brief(host(2.0, Arrived("r", "a"))) == [_start("a")]
 
 
+def test_requests_wait_for_the_next_start_until_three_in_a_row_were_killed() -> None:
+    host = Driver(backoff_s=2.0)
+    assert _brief(host(0.0, Arrived("1", "a"))) == [_start("a")]
+    assert host(1.0, Failed("a", "killed", external=True)) == []
+    assert host(1.5, Arrived("2", "a")) == [] and host.core.deadline() == 3.0
+    assert _brief(host(3.0, Tick())) == [_start("a")]
+    assert host(4.0, Failed("a", "killed", external=True)) == []
+    assert _brief(host(6.0, Tick())) == [_start("a")]
+    assert _brief(host(7.0, Failed("a", "killed", external=True))) == [(503, "1"), (503, "2")]
+    assert _brief(host(7.5, Arrived("3", "a"))) == [(503, "3")], "no start during the back-off"
+    assert _brief(host(9.0, Arrived("4", "a"))) == [_start("a")]
+    assert _brief(host(10.0, Started("a", 1.0))) == [("4", "a")]
+    assert _brief(host(11.0, Ended("4"), Failed("a", "killed", external=True), Arrived("5", "a"))) == [
+        _start("a")
+    ]
+    assert host(12.0, Failed("a", "killed", external=True)) == [], "a start has succeeded in between"
+
+
+def test_requests_of_a_killed_start_are_refused_when_the_next_one_fails() -> None:
+    host = Driver(backoff_s=2.0)
+    host(0.0, Arrived("1", "a"), Failed("a", "killed", external=True))
+    assert _brief(host(2.0, Tick())) == [_start("a")]
+    assert _brief(host(3.0, Failed("a", "out of memory"))) == [(503, "1")]
+
+
 def test_a_server_that_dies_frees_its_memory() -> None:
     host = Driver()
     host.up("a", 1.0)

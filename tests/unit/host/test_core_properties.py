@@ -131,7 +131,8 @@ class Host(RuleBasedStateMachine):
     def start_ends(self, data: st.DataObject, fails: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.starting)))
         self.starting.remove(name)
-        self.tell(Failed(name, "no luck") if fails else Started(name, 4.0))
+        failed = Failed(name, "no luck", external=data.draw(st.booleans()))
+        self.tell(failed if fails else Started(name, 4.0))
 
     @precondition(lambda self: self.leaving)
     @rule(data=st.data())

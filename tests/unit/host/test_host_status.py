@@ -8,8 +8,10 @@ import re
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived, Ended, Failed, Started
+from coldstart.host.progress import estimate_progress
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, LastStart
+from coldstart.system.start_progress import StartProgress
 
 
 def _host() -> tuple[Core, HostFacts]:
@@ -40,6 +42,20 @@ def test_a_request_that_waits_and_a_model_that_starts() -> None:
     assert (a["aliases"], a["idle_s"], a["hit_ratio"]) == (["alpha"], 60.0, None)
     assert (b["state"], b["tier"], b["penalty_s"]) == ("stopped", "stopped", {"awake": 0.0, "stopped": 7.0})
     assert said["host"]["memory_used_bytes"] == 10
+    assert a["progress"] is None
+
+
+def test_progress_of_a_start_has_figures_and_words() -> None:
+    core, facts = _host()
+    core.handle(Arrived("1", "a"), 2.0)
+    facts.get_model("a").progress = StartProgress("load weights", 1, 2, "shards")
+    (a, b) = status.document(core, facts, 4.0, 1e9)["models"]
+    assert a["progress"] == {
+        "stage": "load weights", "done": 1, "total": 2, "unit": "shards", "text": "load weights: 1 of 2 shards"
+    }  # fmt: skip
+    assert b["progress"] is None
+    progress = estimate_progress(core.models["a"], 4.0, facts.get_model("a").progress)
+    assert progress.step == a["progress"]
 
 
 def test_since_is_the_time_in_the_state_when_a_request_ends_and_for_a_model_that_never_started() -> None:
@@ -68,8 +84,10 @@ def test_a_start_that_succeeded_and_one_that_failed() -> None:
 
 def test_every_member_is_in_the_text_and_the_whole_is_json() -> None:
     core, facts = _host()
+    facts.get_model("a").gpu_memory_bytes = 5
     said = json.loads(json.dumps(status.document(core, facts, 2.0, 1e9)))
     text = str(status.__doc__)
     members = {*said, *said["host"], *said["host"]["config"], *said["requests"], *said["starts"]}
     members |= set(said["models"][0])
+    assert [model.get("gpu_memory_bytes") for model in said["models"]] == [5, None]
     assert [name for name in members if not re.search(rf"\b{name}\b", text)] == []

@@ -34,6 +34,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.system import probes
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import processes
+from coldstart.system.snapshot import criu
 
 FakeEngine = Callable[[str], None]
 CANARY = {"prompt": [5], "tokens": [1]}
@@ -295,9 +296,26 @@ def test_an_interrupted_start_ends_its_server(
     assert caught[0].poll() == 143
 
 
-def test_start_is_fresh_without_the_requested_snapshot(started: Started) -> None:
+def test_start_is_fresh_without_the_requested_snapshot(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "criu", lambda: probes.Probe("criu", "ok", "4.1"))
     one = started("snapshot")
     assert one.mode == "fresh" and "has no snapshot" in one.account.fallbacks[0].reason
+
+
+def test_start_without_the_requested_snapshot_reports_missing_criu_first(
+    started: Started, lookup: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`coldstart materialize --snapshot` would fail without CRIU."""
+    monkeypatch.setenv(str(criu.VARIABLE), "/nonexistent/criu")
+    fallback = started("snapshot").account.fallbacks[0]
+    assert (
+        fallback.stage == "snapshot" and "CRIU cannot run: /nonexistent/criu was not found" in fallback.reason
+    )
+    assert "build CRIU" in str(fallback.hint)
+    _, skipped = ladder.find_mode(ServeRequest(lookup, mode="snapshot"), PLAN)
+    assert skipped[0] == fallback
 
 
 def test_a_snapshot_that_cannot_be_thawed(

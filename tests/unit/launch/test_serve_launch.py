@@ -17,6 +17,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import server_process
 from coldstart.system.proc import processes
+from coldstart.system.start_progress import StartProgress
 
 FakeEngine = Callable[[str], None]
 
@@ -43,6 +44,27 @@ def test_server_reports_readiness(fake_engine: FakeEngine, tmp_path: Path) -> No
     assert os.getsid(running.process.pid) == running.process.pid  # Ctrl-C at the terminal does not reach it
     running.process.signal(signal.SIGTERM)
     assert running.process.wait() == 143 == running.process.poll()
+
+
+@pytest.mark.parametrize("error", [None, BrokenPipeError()])
+def test_progress_of_the_server_is_passed_on_and_fails_no_start(
+    error: Exception | None, fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    fake_engine("counts")
+    seen: list[StartProgress] = []
+
+    def see(progress: StartProgress) -> None:
+        seen.append(progress)
+        if error:
+            raise error
+
+    with (tmp_path / "log").open("wb") as output:
+        process, reader = server_process.fresh(LaunchPlan(["counts"]), output)
+    running = server_process.acknowledged(process, reader, time.monotonic(), 20, see)
+    assert [one.describe() for one in seen] == ["load weights: 1 of 2 shards", "load weights: 2 of 2 shards"]
+    assert running.report["pid"] == process.pid
+    process.signal(signal.SIGKILL)
+    process.wait()
 
 
 def test_plan_file_is_removed(

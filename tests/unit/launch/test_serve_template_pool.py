@@ -89,6 +89,17 @@ def test_a_second_start_is_refused_while_the_first_is_under_way(
     template_pool.stop(first[0])
 
 
+def test_a_hidden_template_of_a_host_is_replaced_beside_it(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine("serves")
+    root = tmp_path / "templates"
+    hidden = template_pool.start("runtime", PLAN, "tiny", 20, root)
+    hidden.socket.unlink()
+    second = template_pool.start("runtime", PLAN, "tiny", 20, root)
+    assert second.directory != hidden.directory and template_pool.find("runtime", KEY, root) == second
+    for warm in (hidden, second):
+        template_pool.stop(warm)
+
+
 def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine) -> None:
     fake_engine("dies")
     with pytest.raises(
@@ -98,6 +109,23 @@ def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine
         template_pool.start("engine", PLAN, "tiny", 20)
     assert caught.value.exit_code == 1
     assert list(template_pool._root().glob("*/")) == []
+
+
+def test_the_error_of_a_template_that_was_killed_has_its_code(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("never-ready")
+    real, wait = subprocess.Popen, template_pool._await
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = real(*args, **options)
+        monkeypatch.setattr(template_pool, "_await", lambda *given: (process.kill(), wait(*given)))
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(template_pool.TemplateExitedError) as caught:
+        template_pool.start("engine", PLAN, "tiny", 20)
+    assert caught.value.code == 128 + signal.SIGKILL
 
 
 def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:

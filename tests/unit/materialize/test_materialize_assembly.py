@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.materialize import assembly, progress
 from coldstart.materialize.assembly import Assembly
+from coldstart.materialize.fast_path import ProofFailedError, require_fast_path
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
 from coldstart.vllm.graphs import kv_plan
@@ -41,11 +44,11 @@ def test_stage_reports_its_duration_for_another_model(tmp_path: Path, materializ
     def phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
         yield said.append
 
-    materialization.phase, materialization.others = phase, {"prove by a start": "25 s for another"}
+    materialization.phase, materialization.others = phase, {"prove by a start": "another took 25 s"}
     for name in ("prove by a start", "hash the weights"):
         with materialization._stage(name):
             pass
-    assert said == ["took 25 s for another"]
+    assert said == ["another took 25 s"]
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
@@ -113,6 +116,43 @@ def test_compiled_code_that_fails_in_the_proof_start_is_left_out_after_the_graph
         "graphs",
         "compile",
     }
+
+
+def test_compiled_code_at_fault_is_left_out_and_good_graphs_remain(
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for section in ("graphs", "compile"):
+        (materialization.out / section).mkdir()
+
+    def start() -> dict[str, Any]:
+        present = [name for name in ("compile", "graphs") if (materialization.out / name).is_dir()]
+        report = {
+            "fast_path": {"compile": False, "graphs": True},
+            "fallbacks": [{"section": "compile", "reason": "rank_0_0: vLLM rejected the artifact"}],
+        }
+        require_fast_path(report, present, canary=False)
+        return {"ready_s": 1.0}
+
+    monkeypatch.setattr(materialization, "_proof_start", start)
+    materialization.prove()
+    assert (materialization.out / "graphs").is_dir()
+    (left_out,) = json.loads((materialization.out / "stages.json").read_text())["not_made"].items()
+    assert left_out[0] == "compile" and "rejected the artifact" in left_out[1]
+
+
+def test_the_error_of_a_proof_start_names_the_unused_sections(
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log's end is added to the error, which still names the sections."""
+    (materialization.out / "modelinfo.json").write_text("{}")
+    (materialization.out / "compile").mkdir()
+    process = SimpleNamespace(pid=os.getpid(), signal=lambda number: None, wait=lambda: 0)
+    running = SimpleNamespace(report={"fast_path": {}, "fallbacks": []}, ready_s=1.0)
+    monkeypatch.setattr(assembly.server_process, "fresh", lambda plan, output: (process, None))
+    monkeypatch.setattr(assembly.server_process, "acknowledged", lambda *_: running)
+    with pytest.raises(ProofFailedError, match="The end of its log") as caught:
+        materialization._proof_start()
+    assert caught.value.unused == ["compile"]
 
 
 def test_bundle_contains_the_reason_of_a_missing_section(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from coldstart.artifacts.key import Mismatch
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
+from coldstart.graphs.estimate import ModelShape, disk, seconds
 from coldstart.materialize.expectation import Expectation, describe_nearest, estimates, expected
 from coldstart.materialize.options import Options
 from coldstart.models.inspection import Lookup
@@ -19,10 +19,9 @@ from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 
-COMPUTED = json.loads(
-    (Path(__file__).parents[3] / "benchmarks" / "results" / "offline-cost.json").read_text()
-)["models"]
-LLAMA = COMPUTED["llama2-7b"]
+# Layers and bytes in bf16 of Llama2-7B, and of Llama3-70B on one of eight devices.
+LLAMA = ModelShape(32, 13_476_839_424)
+LARGE = ModelShape(80, 141_107_412_992 // 8, ranks=8)
 
 
 @pytest.fixture(autouse=True)
@@ -41,28 +40,27 @@ def estimate(
 
 
 def test_estimate_of_llama2_7b_equals_the_computed_cost(tmp_path: Path) -> None:
-    ahead = estimate(tmp_path, size=LLAMA["model"]["weight_bytes"])
-    assert ahead.seconds == pytest.approx(LLAMA["total_s"], abs=0.1)
-    assert ahead.disk_bytes == pytest.approx(sum(LLAMA["bundle_bytes"].values()))
+    ahead = estimate(tmp_path, size=LLAMA.weight_bytes)
+    assert ahead.seconds == pytest.approx(313.0, abs=0.1)
+    assert ahead.disk_bytes == pytest.approx(sum(disk(LLAMA).values()))
 
 
 def test_eight_ranks_record_no_graphs(tmp_path: Path) -> None:
-    large = COMPUTED["llama3-70b, 8 ranks"]
     ahead = estimate(
-        tmp_path, "--tensor-parallel-size", "8", size=8 * large["model"]["weight_bytes"],
+        tmp_path, "--tensor-parallel-size", "8", size=8 * LARGE.weight_bytes,
         config={"text_config": {"num_hidden_layers": 80}},
     )  # fmt: skip
-    assert ahead.seconds == pytest.approx(large["total_s"], abs=0.1)
+    assert ahead.seconds == pytest.approx(113.3, abs=0.1)
 
 
 @pytest.mark.parametrize("asked", [{"only": ("kv", "compile")}, {"eager": True}])
 def test_without_graphs_only_the_starts_count(tmp_path: Path, asked: dict[str, Any]) -> None:
     words = ["--enforce-eager"] if asked.pop("eager", False) else []
-    ahead = estimate(tmp_path, *words, size=LLAMA["model"]["weight_bytes"], **asked)
+    ahead = estimate(tmp_path, *words, size=LLAMA.weight_bytes, **asked)
     starts = ("cold start", "warm start for the KV size", "proof by a start")
     assert ahead == Expectation(
-        pytest.approx(sum(LLAMA["seconds"][name] for name in starts), abs=0.2),
-        LLAMA["bundle_bytes"]["compile caches"],
+        pytest.approx(sum(seconds(LLAMA)[name] for name in starts), abs=0.2),
+        disk(LLAMA)["compile caches"],
     )
 
 
@@ -93,7 +91,7 @@ def test_new_model_gets_the_durations_of_another(home: Path, publish: Any, model
     seconds = earlier.manifest.provenance.seconds
     assert (
         describe_nearest(new)
-        == {name: f"{took:.0f} s for {earlier.name}" for name, took in seconds.items()}
+        == {name: f"the nearest bundle, {earlier.name}, took {took:.0f} s" for name, took in seconds.items()}
         != {}
     )
     elsewhere = replace(new, mismatches=(*new.mismatches, Mismatch("hardware.cpu", "a", "b")))

@@ -67,7 +67,11 @@ def _resolve(
 )
 @pytest.mark.parametrize(
     ("environment", "mode"),
-    [(_UNREACHABLE, "online"), ({"HF_HUB_OFFLINE": "1"}, "online"), (_UNREACHABLE, "offline")],
+    [
+        (_UNREACHABLE, "online"),
+        ({"HF_HUB_OFFLINE": "1"}, "online"),
+        pytest.param(_UNREACHABLE, "offline", marks=pytest.mark.slow),
+    ],
 )
 def test_complete_cache_is_used_at_once_without_the_hub(
     cache: Path, environment: dict[str, str], mode: str, revision: str

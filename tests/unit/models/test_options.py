@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,6 +69,24 @@ def test_check_does_nothing_when_vllm_is_not_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     try:
         options.check(Arguments(["--max-modellen"]))
+    finally:
+        options.list_options.cache_clear()
+
+
+@pytest.mark.parametrize("place", ["launchers", "common"])
+def test_options_of_the_server_are_read_where_each_vllm_has_them(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM 0.33 moved the file from `launchers` to `common`."""
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "arg_utils.py").write_text('add("--seed")\n')
+    (tmp_path / "entrypoints" / place).mkdir(parents=True)
+    (tmp_path / "entrypoints" / place / "cli_args.py").write_text("class Arguments:\n    root_path: str\n")
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    options.list_options.cache_clear()
+    try:
+        assert {"seed", "root-path"} <= options.list_options()
     finally:
         options.list_options.cache_clear()
 

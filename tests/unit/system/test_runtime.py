@@ -1,5 +1,6 @@
 """Versions are read from metadata and text files without an import."""
 
+import re
 import subprocess
 import sys
 
@@ -18,7 +19,7 @@ def test_versions_are_read_without_an_import() -> None:
 
 def test_the_version_file_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "__version__ = '2.13.0+cu128'\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"
-    assert dict(runtime._ASSIGNMENT.findall(text)) == {"__version__": "2.13.0+cu128", "cuda": "12.8"}
+    assert dict(re.findall(runtime._ASSIGNMENT, text)) == {"__version__": "2.13.0+cu128", "cuda": "12.8"}
 
 
 def test_version_is_none_when_not_installed() -> None:

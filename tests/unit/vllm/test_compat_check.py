@@ -70,8 +70,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_point(name: str, *calls: str, **more: object) -> Point:
     module, _, path = name.partition(":")
-    texts = {key: tuple(str(value).split()) for key, value in more.items() if key != "source"}
-    return Point(module, path, ("start",), calls, source=more.get("source", ()), **texts)  # type: ignore[arg-type]
+    texts = {key: tuple(str(more.pop(key)).split()) for key in ("reads", "overrides") if key in more}
+    return Point(module, path, ("start",), calls, **more, **texts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,7 @@ def make_point(name: str, *calls: str, **more: object) -> Point:
         make_point("vllm_small:Settings", "Settings(size, *, name)", reads="size name"),
         make_point("vllm_small:helper", "helper(x)", source=("a text that is there",)),
         make_point("vllm_small:LIMIT"),
+        make_point("vllm_gone:helper", "helper(x)", moved="vllm_small"),
     ],
     ids=str,
 )
@@ -99,6 +100,8 @@ def test_matching_point_has_no_problem(fits: Point) -> None:
     ("changed", "words"),
     [
         (make_point("vllm_gone"), "No module named 'vllm_gone'"),
+        (make_point("vllm_gone", moved="vllm_gone_too"), "No module named 'vllm_gone_too'"),
+        (make_point("vllm_gone:Gone", moved="vllm_small"), "has no attribute 'Gone'"),
         (make_point("broken"), "nothing_of_this_name"),
         (make_point("vllm_small:Gone"), "has no attribute 'Gone'"),
         (make_point("vllm_small:Kind", reads="field gone"), "has no gone"),

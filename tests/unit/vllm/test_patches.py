@@ -1,7 +1,7 @@
 """List of all run-time changes of vLLM's objects.
 
-One function is restored before a server listens. Classes and modules are changed only on a GPU, for graphs, KV plans and
-compiled code. A new change must be added here.
+One function is restored before a server listens. Classes and modules are changed on a GPU for graphs, KV plans and compiled
+code, and everywhere by wrappers that report the progress of a start. A new change must be added here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 ROOM = Path(__file__).parents[3] / "coldstart" / "vllm"
 
 ON_CLASSES_AND_MODULES = {
+    # Wrappers: a subclass of tqdm that counts, and methods that report and then run unchanged.
+    "counting.py": {"module.tqdm", "module.CompilerManager.compile", "kind method"},
     "engine/application.py": {"entry.build_app"},
     "engine/aot.py": {"module._try_load_aot_compiled_fn", "worker COMPILE_REPORT"},
     "graphs/hook.py": {"*place", "*places[name]"},

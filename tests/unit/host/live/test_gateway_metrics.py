@@ -18,9 +18,13 @@ from coldstart.host.status import HostFacts
 
 
 def test_metrics_contain_counters_and_status() -> None:
-    core = Core([ModelSpec.simple("a", 10, 5.0)], HostSettings(memory=15, policy="lru"))
+    core = Core(
+        [ModelSpec.simple("a", 10, 5.0), ModelSpec.simple("b", 10, 5.0)],
+        HostSettings(memory=15, policy="lru"),
+    )
     facts = HostFacts()
     facts.refused[429] = 2
+    facts.get_model("a").gpu_memory_bytes = 7
     core.handle(Arrived("1", "a"), 0.0)
     metrics = Metrics(HostStatus(lambda: status.document(core, facts, 1.0, 1e9)))
     starts = StartMetrics(metrics.registry)
@@ -38,6 +42,7 @@ def test_metrics_contain_counters_and_status() -> None:
     assert samples[("requests_total",)] == 1 and samples[("hits_total",)] == 0
     assert samples[("refused_total", "429")] == 2
     assert samples[("model_held", "a")] == 1 and samples[("model_held_bytes", "a")] == 10
+    assert samples[("model_gpu_memory_bytes", "a")] == 7 and ("model_gpu_memory_bytes", "b") not in samples
     assert samples[("model_state", "a", "starting")] == 1 and samples[("model_state", "a", "ready")] == 0
     assert samples[("start_seconds_sum", "a", "fresh")] == 2.0
     stages = {

@@ -30,6 +30,7 @@ def build_status() -> dict[str, Any]:
     facts = HostFacts(url="http://127.0.0.1:8000", pid=7, version="1.2.3")
     core.handle(Arrived("1", NAME), 2.0)
     core.handle(Started(NAME, 3.0, 10 << 30), 5.0)
+    facts.get_model(NAME).gpu_memory_bytes = 9 << 30
     facts.get_model(NAME).next_prewarm_unix_s = 1e9
     facts.get_model(NAME).last_start = LastStart(
         1e9, "snapshot", 3.25, {"import </script>": 1.0, "load weights": 2.0}

@@ -17,13 +17,14 @@ from support.fake_upstream import run, wait_until
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.host.launches import Launch
-from coldstart.host.live import starter_client
+from coldstart.host.live import starter_client, supervised
 from coldstart.host.live.servers import StartFailedError
 from coldstart.host.live.starter_client import Starter
 from coldstart.host.live.supervised import Supervised
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
-from coldstart.system.proc import exits, processes
+from coldstart.system.proc import exits, processes, scratch
+from coldstart.system.start_progress import StartProgress
 
 
 class Leased:
@@ -53,8 +54,12 @@ class Leased:
 def test_a_server_that_came_up_and_ended(tmp_path: Path) -> None:
     async def work() -> None:
         leased = Leased(tmp_path)
+        leased.there.send({"progress": {"stage": "load weights", "done": 1, "total": 2, "unit": "shards"}})
+        await wait_until(lambda: leased.server.progress is not None)
+        assert leased.server.progress == StartProgress("load weights", 1, 2, "shards")
         leased.there.send({"ready": {"mode": "fresh", "pid": 7}})
         ready = await leased.server.ready
+        assert leased.server.progress is None
         assert (ready.mode, ready.pid) == ("fresh", 7)
         leased.server.stop()
         assert leased.there.receive() == [{"signal": 15}]
@@ -157,6 +162,19 @@ def test_starter_process_is_replaced_before_an_order_needs_it(
     run(work())
 
 
+def test_close_removes_directories_of_killed_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "_base", lambda: tmp_path)
+    directory = tmp_path / "server-killed"
+    directory.mkdir()
+    (directory / "lock").write_text("1")
+
+    async def work() -> None:
+        await Starter(tmp_path, Cache(tmp_path / "cache"), offline=True).close()
+
+    run(work())
+    assert not directory.exists()
+
+
 def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
     async def work() -> None:
         leased = Leased(tmp_path)
@@ -174,6 +192,34 @@ def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
         await leased.end()
 
     run(work())
+
+
+@pytest.mark.parametrize("first", ["end", "retirement", "stop"])
+def test_stopped_supervisor_is_killed_when_it_cannot_report_or_obey(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    monkeypatch.setattr(supervised, "REPORT_S", 0.01)
+    supervisor, server = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+
+    async def work() -> None:
+        leased = Leased(tmp_path, ignored=True)
+        leased.there.send({"process": supervisor.pid})
+        leased.there.send({"ready": {"mode": "template-runtime", "pid": server.pid}})
+        await leased.server.ready
+        supervisor.send_signal(signal.SIGSTOP)
+        await wait_until(lambda: processes.is_stopped(supervisor.pid))
+        act = {"end": server.kill, "retirement": leased.server.retire, "stop": leased.server.stop}
+        act[first]()
+        await wait_until(lambda: supervisor.poll() == -signal.SIGKILL)
+        assert server.wait() == -signal.SIGKILL
+        assert await leased.end() == "the server's supervisor was killed" and leased.server.was_killed
+
+    try:
+        run(work())
+    finally:
+        for one in (supervisor, server):
+            one.kill()
+            one.wait()
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,44 @@ def test_stopped_template_is_ended_and_replaced(
     sleeper.wait()
 
 
+def test_start_waits_for_the_next_template_when_the_first_is_killed(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, runtime_template=True, template_bytes=4, hold=True, memory=20) as stage:
+            asked = asyncio.create_task(stage.ask(model="a", prompt=1))
+            await wait_until(lambda: stage.model("a")["state"] == "starting")
+            stage.servers.templates[0].kill()
+            await wait_until(lambda: len(stage.servers.templates) == 2)
+            await asyncio.sleep(2 * templates.SETTLE_S)
+            assert stage.servers.begun == []
+            stage.servers.hold = False
+            stage.servers.templates[1].gate.set()
+            assert (await asked)[0] == 200
+
+    run(work())
+
+
+def test_stopped_template_is_replaced_before_its_last_server_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_process, "CHECK_S", 0.05)
+
+    async def work() -> None:
+        async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
+            first = stage.servers.templates[0]
+            await wait_until(lambda: _forks(stage).pid)
+            monkeypatch.setattr(first, "retire", lambda: setattr(first, "retired", True))
+            assert (await stage.ask(model="a", prompt=1))[0] == 200
+            monkeypatch.setattr(_forks(stage), "_is_stopped", lambda: True)
+            await wait_until(lambda: len(stage.servers.templates) == 2)
+            assert first.retired and not first.ended.done()
+            await wait_until(
+                lambda: _forks(stage).pid and _forks(stage).process is stage.servers.templates[1]
+            )
+        assert first.ended.done(), "it ends with the host"
+
+    run(work())
+
+
 def _restorable(*names: str) -> configuration.HostFile:
     """Return a host file with a runtime template and two models; the bundles of `names` have a snapshot."""
     return configuration.parse(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import psutil
 import pytest
@@ -82,3 +83,22 @@ def test_an_engine_that_ends_just_before_it_is_killed_does_not_keep_the_server(
     server.outlive(manager)
     manager.shutdown(timeout=0)
     assert not process.is_alive()
+
+
+@pytest.mark.parametrize("place", ["launchers", "common"])
+def test_the_module_of_the_arguments_is_found_where_each_vllm_has_it(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM 0.31 and 0.32 have it in `launchers`; 0.33 has it in `common` and also has both packages."""
+    for package in ("launchers", "common"):
+        (tmp_path / "vllm" / "entrypoints" / package).mkdir(parents=True)
+    (tmp_path / "vllm" / "entrypoints" / place / "cli_args.py").write_text("make_arg_parser = 'there'\n")
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    try:
+        assert server.import_cli_args().make_arg_parser == "there"
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+            del sys.modules[name]

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,10 @@ from coldstart.system.ipc import addresses, peers
 
 DOUBLE = Path(__file__).parents[3] / "support" / "sleeping_engine.py"
 READY_S = 240.0
+STAGES = {
+    "asleep-1": ["wake the engine"],
+    "asleep-2": ["wake the engine", "load weights", "allocate the KV cache"],
+}
 WOKEN = {"asleep-1": ["wake None"], "asleep-2": ["wake ['weights']", "wake ['kv_cache']"]}
 
 
@@ -36,12 +40,17 @@ class Resident:
     socket: Path
     arguments: list[str]
     port: int = 0
+    stages: list[str] = field(default_factory=list)
 
     def serve(self, *more: str) -> server_process.Running:
         """Start a server of the process on a free port."""
         began, self.port = timeline.now(), addresses.free_port()
+        self.stages.clear()
         plan = LaunchPlan([*self.arguments, "--port", str(self.port), *more], key="k")
-        return server_process.acknowledged(*server_process.forked(plan, self.socket), began, READY_S)
+        launched = server_process.forked(plan, self.socket)
+        return server_process.acknowledged(
+            *launched, began, READY_S, lambda progress: self.stages.append(progress.stage)
+        )
 
     def ask(self, count: int = 4, key: str = "") -> str:
         """Return the text that follows a fixed prompt."""
@@ -97,6 +106,7 @@ def test_engine_wakes_for_one_server_at_a_time_and_sleeps_again(
     assert resident.worker_calls() == [slept]
     first = resident.serve()
     assert resident.worker_calls() == [slept, *WOKEN[level]]
+    assert resident.stages == STAGES[level]
     tokens, text, port = first.report["tokens"], resident.ask(), resident.port
     assert tokens != [0], "weights that are zero find every token alike, and take the first"
     with pytest.raises(peers.PeerError, match="already runs another server"):
@@ -131,6 +141,7 @@ def test_engine_wakes_for_one_server_at_a_time_and_sleeps_again(
     # Another server has a different API key and complete weights.
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     second = resident.serve()
+    assert resident.stages == STAGES[level]
     assert second.report["tokens"] == tokens and resident.ask(key="secret") == text
     with pytest.raises(urllib.error.HTTPError, match="401"):
         resident.ask()

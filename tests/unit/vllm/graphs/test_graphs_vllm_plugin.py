@@ -19,7 +19,7 @@ from coldstart.graphs.errors import GraphRefusedError, MissingRegionError, NotPr
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import SymbolRegion
 from coldstart.vllm.graphs import entry, outputs, plugin, record
-from coldstart.vllm.graphs.graph_source import refuse_parallel
+from coldstart.vllm.graphs.graph_source import refuse_unsupported
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.restore import Restoring
 from tests.support.graphs.model import SimModel
@@ -56,6 +56,7 @@ def _runner() -> Any:
         "model": wrapper, "input_buffers": Buffers(), "other": Foreign(),
         "compilation_config": SimpleNamespace(static_forward_context=layers),
         "parallel_config": SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        "vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=False),
     }  # fmt: skip
     return runner
 
@@ -149,10 +150,31 @@ def test_memory_is_scattered_before_the_weights_are_loaded(
 
 def test_several_ranks_are_refused() -> None:
     runner = _runner()
-    refuse_parallel(runner)
+    refuse_unsupported(runner)
     runner.parallel_config.tensor_parallel_size = 2
     with pytest.raises(GraphRefusedError, match="collectives"):
-        refuse_parallel(runner)
+        refuse_unsupported(runner)
+
+
+@pytest.mark.parametrize("backend", ["cumem", "cuda-checkpoint"])
+def test_the_pool_of_the_sleep_mode_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own rule decides whether it captures into that pool."""
+    config, platforms = pytest.importorskip("vllm.config"), pytest.importorskip("vllm.platforms")
+    monkeypatch.setattr(type(platforms.current_platform), "is_cuda_alike", lambda self: True)
+    runner = _runner()
+    model = SimpleNamespace(
+        sleep_mode_offload_cudagraph=True, enable_sleep_mode=True, sleep_mode_backend=backend
+    )
+    runner.vllm_config = object.__new__(config.VllmConfig)
+    runner.vllm_config.__dict__ |= {
+        "model_config": model,
+        "compilation_config": SimpleNamespace(cudagraph_mode=config.CUDAGraphMode.FULL),
+    }
+    if backend == "cumem":
+        with pytest.raises(GraphRefusedError, match="--sleep-mode-offload-cudagraph"):
+            refuse_unsupported(runner)
+    else:
+        refuse_unsupported(runner)
 
 
 def test_profiling_captures_are_left_alone() -> None:

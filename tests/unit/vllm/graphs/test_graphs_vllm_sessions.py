@@ -12,9 +12,10 @@ from support.graphs_worker import INPUTS, OUT, SHAPE, Graph, Runner, here, mater
 
 from coldstart.graphs import gate, rounds, table_files
 from coldstart.graphs.errors import DriverError, GraphRefusedError
+from coldstart.graphs.restore import Restorer
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import record, restore
-from coldstart.vllm.graphs.graph_source import refuse_parallel
+from coldstart.vllm.graphs.graph_source import refuse_unsupported
 from tests.support.graphs.model import SimModel
 
 pytest.importorskip("torch")
@@ -55,6 +56,15 @@ def test_a_start_captures_nothing(here: dict[str, SimModel], bundle_directory: P
     assert runner.cudagraph_manager.captured == [] and session.fallbacks() == {}
     assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
     assert all(rows for rows in runner.cudagraph_manager._candidates.values())
+
+
+def test_the_batch_that_readiness_checks_has_its_graph_before_the_background_is_done(
+    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Restorer, "start", lambda *_: None)
+    _, runner = start(here, bundle_directory)
+    shown = {d.num_tokens for rows in runner.cudagraph_manager._candidates.values() for d in rows}
+    assert shown == {1, 8, 256} == {d.num_tokens for d in runner.cudagraph_manager.graphs}
 
 
 def test_every_graph_can_be_a_canary(here: dict[str, SimModel], bundle_directory: Path) -> None:
@@ -135,4 +145,19 @@ def test_several_ranks_are_captured(
     record.GraphRecording(tmp_path / "ranks").run(runner, runner.own)
     assert "collectives" in (tmp_path / "ranks" / rounds.REASON).read_text()
     with pytest.raises(GraphRefusedError):
-        refuse_parallel(runner)
+        refuse_unsupported(runner)
+
+
+def test_graphs_in_the_pool_of_the_sleep_mode_are_captured(
+    here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path
+) -> None:
+    here["model"] = model = SimModel(SHAPE, 300)
+    runner = Runner(model, vllm_config=SimpleNamespace(use_cumem_cudagraph_pool=True))
+    # vLLM captures into the pool that its allocator yields, and the manager's own pool remains unused.
+    runner.cudagraph_manager.pool = (0, 99)
+    session = restore.Restoring(bundle_directory)
+    assert session.run(runner, runner.own) == "captured"
+    assert "--sleep-mode-offload-cudagraph" in session.fallbacks()["*"]
+    (tmp_path / "asleep").mkdir()
+    record.GraphRecording(tmp_path / "asleep").run(runner, runner.own)
+    assert "--sleep-mode-offload-cudagraph" in (tmp_path / "asleep" / rounds.REASON).read_text()

@@ -1,0 +1,116 @@
+"""Progress of a start on the pipe of readiness: its lines, its words, and that it never blocks a start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from coldstart.contract.environment import START_PROGRESS
+from coldstart.contract.plan import READY_FD_ENV
+from coldstart.system import start_progress, timeline
+from coldstart.system.start_progress import KEY, Counter, LineReader, StartProgress
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Begin to report to a pipe; return its end to read from, which does not block."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    monkeypatch.setenv(READY_FD_ENV, str(writer))
+    monkeypatch.setenv(START_PROGRESS, "1")
+    start_progress.begin()
+    os.close(writer)
+    yield reader
+    start_progress.end()
+    os.close(reader)
+
+
+def read(pipe: int) -> list[StartProgress]:
+    return [StartProgress.parse(line[KEY]) for line in LineReader(pipe).read() or ()]
+
+
+def test_reader_sees_the_end_of_the_pipe_when_reports_end(pipe: int) -> None:
+    own = start_progress._Pipe.descriptor
+    start_progress.report(StartProgress("load weights"))
+    start_progress.end()
+    # A thread that is still about to write must not reach a file opened later.
+    assert not os.get_inheritable(own) and os.path.realpath(f"/proc/self/fd/{own}") == os.devnull
+    assert read(pipe) == [StartProgress("load weights")] and LineReader(pipe).read() is None
+
+
+def test_each_start_of_one_process_uses_one_descriptor(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
+    monkeypatch.setenv(START_PROGRESS, "1")
+    reader, writer = os.pipe()
+    monkeypatch.setenv(READY_FD_ENV, str(writer))
+    own = start_progress._Pipe.descriptor
+    start_progress.begin()
+    os.close(writer)
+    start_progress.report(StartProgress("wake the engine"))
+    assert start_progress._Pipe.descriptor == own and LineReader(pipe).read() is None
+    assert read(reader) == [StartProgress("wake the engine")]
+    os.close(reader)
+
+
+def test_a_span_reports_its_stage_when_it_begins(pipe: int) -> None:
+    with timeline.measure("import torch", track="server"):
+        assert read(pipe) == [StartProgress("import torch")]
+    start_progress.end()
+    with timeline.measure("later", track="server"):
+        assert read(pipe) == []
+
+
+def test_counter_reports_its_first_and_last_figure_and_few_between(pipe: int) -> None:
+    counter = Counter("load weights", 10_000, "bytes")
+    for done in range(1, 10_001):
+        counter.show(done)
+    found = [one.done for one in read(pipe)]
+    assert (found[0], found[-1]) == (1, 10_000) and len(found) < 100
+
+
+def test_unread_reports_block_neither_a_start_nor_its_readiness(pipe: int) -> None:
+    for number in range(5_000):
+        start_progress.report(StartProgress("capture graphs", number, 5_000, "graphs"))
+    assert os.write(start_progress._Pipe.descriptor, b" " * (1 << 15)) == 1 << 15
+    assert read(pipe)[0].done == 0
+
+
+def test_nothing_is_reported_to_a_reader_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setenv(READY_FD_ENV, str(writer))
+    monkeypatch.setenv(START_PROGRESS, "1")
+    start_progress.begin()
+    os.close(writer)
+    os.close(reader)
+    start_progress.report(StartProgress("load weights"))
+    assert timeline.on_begin is None
+
+
+def test_a_reader_that_does_not_ask_receives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setenv(READY_FD_ENV, str(writer))
+    start_progress.begin()
+    start_progress.report(StartProgress("load weights"))
+    os.close(writer)
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_figures_that_cannot_be_sent_fail_no_start(pipe: int) -> None:
+    start_progress.report(StartProgress("load weights", object(), 1))  # type: ignore[arg-type]
+    start_progress.report(StartProgress("x" * 10_000))
+    assert read(pipe) == []
+
+
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        (StartProgress("import torch"), "import torch"),
+        (StartProgress("load weights", 3, 8, "shards"), "load weights: 3 of 8 shards"),
+        (StartProgress("load weights", 6 << 28, 3 << 30, "bytes"), "load weights: 1.5 of 3.0 GiB"),
+        (StartProgress("load weights", 1, 12, "bytes"), "load weights: 1 of 12 B"),
+    ],
+)
+def test_progress_in_words(progress: StartProgress, words: str) -> None:
+    assert progress.describe() == words == progress.build_document()["text"]

@@ -1,0 +1,82 @@
+"""Hooks that count: they report what vLLM's loops do, and change nothing when vLLM's objects differ."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from tqdm import tqdm
+
+from coldstart.contract.environment import START_PROGRESS
+from coldstart.contract.plan import READY_FD_ENV
+from coldstart.system import start_progress
+from coldstart.system.start_progress import KEY, LineReader, StartProgress
+from coldstart.vllm import counting
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Begin to report to a pipe, and return its end to read from."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    monkeypatch.setenv(READY_FD_ENV, str(writer))
+    monkeypatch.setenv(START_PROGRESS, "1")
+    start_progress.begin()
+    yield reader
+    start_progress.end()
+    os.close(writer)
+    os.close(reader)
+
+
+def read(reader: int) -> list[str]:
+    return [StartProgress.parse(line[KEY]).describe() for line in LineReader(reader).read() or ()]
+
+
+def test_bar_reports_its_items_unless_vllm_disables_it(reader: int) -> None:
+    module: Any = SimpleNamespace(tqdm=tqdm)
+    counting._count_bars("load weights", "shards", module)
+    assert list(module.tqdm("abc", disable=True)) == ["a", "b", "c"] and read(reader) == []
+    assert list(module.tqdm("abc", file=StringIO())) == ["a", "b", "c"]
+    assert list(module.tqdm(iter("abc"), file=StringIO())) == ["a", "b", "c"]
+    assert read(reader) == ["load weights: 0 of 3 shards", "load weights: 3 of 3 shards"]
+
+
+def test_compilation_reports_its_graphs_and_returns_what_vllm_compiled(reader: int) -> None:
+    class CompilerManager:
+        def compile(self, *arguments: Any, **keywords: Any) -> str:
+            return "compiled"
+
+    module: Any = SimpleNamespace(CompilerManager=CompilerManager)
+    counting._count_compilations(module)
+    manager: Any = CompilerManager()
+    assert manager.compile(None, compile_range="(1, 8)", graph_index=1, num_graphs=2) == "compiled"
+    assert manager.compile(None) == "compiled"
+    assert read(reader) == ["compile range (1, 8): 2 of 2 graphs"]
+
+
+def test_steps_of_the_first_rank_are_reported(reader: int) -> None:
+    class Worker:
+        rank = 0
+
+        def load_model(self) -> str:
+            return "loaded"
+
+    module: Any = SimpleNamespace(Worker=Worker)
+    counting._name_steps("Worker", module)
+    assert Worker().load_model() == "loaded" and read(reader) == ["load weights"]
+    second = Worker()
+    second.rank = 1
+    assert second.load_model() == "loaded" and read(reader) == []
+
+
+def test_module_that_cannot_be_counted_is_imported_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("uncounted")
+    module.tqdm = bar = lambda items: items  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "uncounted", module)
+    counting._hook("uncounted", lambda module: counting._count_bars("load weights", "shards", module))
+    assert module.tqdm is bar
