@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 STAGES = frozenset(
     {
+        "allocate the KV cache",
         "build app",
         "build worker",
         "canary batch",
@@ -27,10 +28,11 @@ STAGES = frozenset(
         "import engine",
         "import torch",
         "import vllm",
-        "load",
         "load weights",
+        "load",
         "restore compiled forward",
         "start engine",
+        "wake the engine",
         "warm up",
     }
 )
