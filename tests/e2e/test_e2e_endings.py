@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
-from tools.machine import Machine, Served, Tokens, remaining
+from support.waiting import wait_until
+from tools.machine import READY_S, Machine, Served, Tokens, remaining
 
 pytestmark = pytest.mark.vllm
 FRESH, ENGINE = "fresh", "template-engine"
@@ -30,8 +35,12 @@ def nightly(*values: object) -> Any:
 def test_server_exits_with_128_plus_signal(
     machine: Machine, engine_template: None, mode: str, number: int, code: int
 ) -> None:
-    with machine.serving("tiny-llama", "--mode", mode) as served:
+    with machine.serving("tiny-llama", "--mode", mode) as served, ThreadPoolExecutor(1) as pool:
+        # An answer that is not streamed keeps its connection until it is complete.
+        asked = pool.submit(_ask, served.report["url"])
+        wait_until(lambda: _runs_request(served.report["url"]))
         assert served.end(number) == code
+        assert asked.result() == 500
         assert "Traceback" not in served.log.read_text(errors="replace")
 
 
@@ -61,6 +70,26 @@ def test_server_exits_1_when_the_template_is_killed(machine: Machine, engine_tem
         (template,) = json.loads(machine.run("template", "status", "--format", "json"))["templates"]
         os.kill(template["pid"], signal.SIGKILL)
         assert served.code() == 1
+
+
+def _ask(url: str) -> int:
+    """Return the status of the answer to a request for many tokens."""
+    body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 500, "ignore_eos": True}
+    request = Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urlopen(request, timeout=READY_S) as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code
+
+
+def _runs_request(url: str) -> bool:
+    with urlopen(f"{url}/metrics", timeout=READY_S) as answer:
+        return (
+            re.search(r"^vllm:num_requests_running\{.*\} 1", answer.read().decode(), re.MULTILINE) is not None
+        )
 
 
 def _engine(served: Served) -> int:

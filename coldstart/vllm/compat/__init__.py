@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "offload", "tails", "graphs", "kv-plan",
     "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending", "application", "logging",
-    "progress",
+    "progress", "end-requests",
 ]  # fmt: skip
 Versions = tuple[tuple[int, int], tuple[int, int]]
 

@@ -10,7 +10,9 @@ torch and vllm are imported once. vLLM's functions do all the work. It differs f
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
@@ -143,6 +145,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
             disable_log_stats=args.disable_log_stats,
         )
     compat.check("ending", lambda: outlive(engine.engine_core.resources.engine_manager))
+    compat.check("end-requests", lambda: fail_requests_at_shutdown(engine))
     try:
         yield engine
     finally:
@@ -163,6 +166,28 @@ def outlive(manager: Any) -> None:
             ended(timeout=timeout)
 
     manager.shutdown = shutdown
+
+
+def fail_requests_at_shutdown(engine: Any) -> None:
+    """Make the shutdown of vLLM's engine fail the requests in progress. Call this in the event loop.
+
+    vLLM ends the engine process and then cancels the task that reads its output. A request in progress then waits forever, and
+    vLLM's server waits for the request. If the task finds the end of the engine first, it logs a traceback, which is dropped.
+    """
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    loop, stop = asyncio.get_running_loop(), engine.shutdown
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], EngineDeadError))
+
+    def shutdown(timeout: float | None = None) -> None:
+        logging.getLogger(type(engine).__module__).addFilter(is_news)
+        stop(timeout=timeout)
+        with suppress(RuntimeError):  # vLLM calls it again when the loop is closed
+            loop.call_soon_threadsafe(engine.output_processor.propagate_error, EngineDeadError())
+
+    engine.shutdown = shutdown
 
 
 class UnfitError(RuntimeError):

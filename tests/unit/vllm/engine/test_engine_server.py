@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import multiprocessing
 import os
 import signal
@@ -9,7 +11,9 @@ import subprocess
 import sys
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -83,6 +87,48 @@ def test_an_engine_that_ends_just_before_it_is_killed_does_not_keep_the_server(
     server.outlive(manager)
     manager.shutdown(timeout=0)
     assert not process.is_alive()
+
+
+@pytest.mark.parametrize("handled", [False, True])
+def test_a_shutdown_fails_the_requests_in_progress_and_logs_no_traceback(
+    handled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine ends before or after vLLM's task that reads its output is cancelled."""
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.exceptions import EngineDeadError
+    from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+
+    log = logging.getLogger(AsyncLLM.__module__)
+
+    def end(timeout: float | None) -> None:
+        if handled:
+            try:
+                raise EngineDeadError()
+            except EngineDeadError:
+                log.exception("AsyncLLM output_handler failed.")
+
+    async def work() -> None:
+        engine = AsyncLLM.__new__(AsyncLLM)
+        engine.engine_core = SimpleNamespace(shutdown=end)  # type: ignore[assignment]
+        engine.output_processor = OutputProcessor(None, log_stats=False)
+        waiting = RequestOutputCollector(RequestOutputKind.FINAL_ONLY, "0")
+        engine.output_processor.request_states["0"] = SimpleNamespace(queue=waiting)  # type: ignore[assignment]
+        server.fail_requests_at_shutdown(engine)
+        await asyncio.get_running_loop().run_in_executor(None, partial(engine.shutdown, timeout=0))
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(waiting.get(), 10)
+        engine.engine_core = None  # type: ignore[assignment]
+
+    known = list(log.filters)
+    try:
+        with caplog.at_level(logging.ERROR):
+            log.addHandler(caplog.handler)
+            asyncio.run(work())
+    finally:
+        log.removeHandler(caplog.handler)
+        log.filters[:] = known
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("place", ["launchers", "common"])
