@@ -57,7 +57,7 @@ def test_a_start_leaves_no_file_behind(machine: Machine, bundle: Any) -> None:
 def test_miss_names_the_field_without_importing_torch(machine: Machine, bundle: Any) -> None:
     other = ["--max-model-len", "256", *VLLM[2:]]
     watched = Machine(machine.root, {"PYTHONPROFILEIMPORTTIME": "1"})
-    watched.run("serve", "tiny-llama", "--on-miss", "fail", "--", *other, code=3)
+    watched.run("serve", "tiny-llama", "--port", "0", "--on-miss", "fail", "--", *other, code=3)
     said = watched.error()
     assert "--max-model-len: 512 in the bundle, 256 asked" in said
     assert f"coldstart materialize tiny-llama -- {' '.join(other)}" in said
