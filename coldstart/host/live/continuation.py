@@ -189,6 +189,9 @@ class Continuation:
         if "error" in chunk:
             self.broken = str(chunk["error"])[:200]
             return b""
+        if any(choice.get("finish_reason") == "abort" for choice in chunk["choices"]):
+            self.broken = "the server aborted the stream when it ended"
+            return b""
         return self._written(chunk) if self._later else self._seen(chunk, event)
 
     def _seen(self, chunk: dict[str, Any], event: bytes) -> bytes:

@@ -142,6 +142,18 @@ def test_error_event_counts_as_a_broken_stream() -> None:
     assert "before its last token" in early.broken
 
 
+def test_aborted_stream_is_no_complete_answer() -> None:
+    """vLLM 0.32 ends its streams so when its process gets SIGTERM: a finish reason and [DONE], as after the last token."""
+    stream = _stream()
+    stream.take(_said([11], "a", first=True))
+    assert stream.take(_said([], "", end="abort") + b"data: [DONE]\n\n") == b""
+    assert "aborted" in stream.broken and not (stream.finished or stream.over) and stream.resumable
+    _, body = stream.request(COMPLETIONS)
+    assert json.loads(body)["prompt"] == [*PROMPT, 11]
+    passed = stream.take(_said([12], "b", end="length") + b"data: [DONE]\n\n")
+    assert [one["text"] for one in _choices(passed)] == ["b"] and stream.over
+
+
 @pytest.mark.parametrize("event", [b'data: {"number": 1}', b"data: half of {", b"data: [1]"])
 def test_other_events_are_passed_on_and_never_continued(event: bytes) -> None:
     stream = _stream()
