@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.commands import _graphs
 from coldstart.commands._output import human_bytes, one_line, public, table
@@ -105,9 +106,19 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
         ("made", f"{provenance.created} with {tools}"),
         ("arguments", " ".join(provenance.arguments) or "none"),
         ("stages", stages or "none"),
+        ("proof", _describe_proof(bundle)),
         ("trusted", f"{'yes' if judged.ok else 'no'}: {judged.reason}"),
         *((f"no {section}", reason) for section, reason in inspection.list_missing_sections(bundle).items()),
     ]
+
+
+def _describe_proof(bundle: Bundle) -> str:
+    """Describe the start that proved the bundle; its memory is what a host reserves on the CPU."""
+    try:
+        stages: Any = bundle.json("stages")
+        return f"ready in {float(stages['ready_s']):.1f} s with {human_bytes(int(stages['memory_bytes']))} of memory"
+    except (BundleError, KeyError, TypeError, ValueError):
+        return "not recorded"
 
 
 def view_key(key: Key, lookup: Lookup | None = None) -> BundleView:

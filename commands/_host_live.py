@@ -91,7 +91,9 @@ def unload(
     path = "/unload" if name is None else f"/unload/{quote(name)}"
     found = _order(_connect(common, url, api_key), url, path)
     names = ", ".join(found["unloading"])
-    common.out.result(found, f"unloading {names}" if names else "no model to unload")
+    common.out.result(
+        found, f"unloading {names}" if names else f"{name} is not running" if name else "no model to unload"
+    )
 
 
 def logs(

@@ -20,7 +20,7 @@ class PassingCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), PASSED]
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse the arguments. Raises UsageError for an unknown option that resembles no known one."""
+        """Parse the arguments. Raises UsageError for an option that is vLLM's and resembles none of this command."""
         takes_value = {
             name: not getattr(one, "is_flag", False)
             for one in self.get_params(ctx)
@@ -29,13 +29,20 @@ class PassingCommand(TyperCommand):
         }
         own, moved = separate(args, takes_value)
         unknown = [word.partition("=")[0] for word in moved if _is_option(word)]
-        if unknown and not any(difflib.get_close_matches(word, takes_value, cutoff=0.8) for word in unknown):
+        resembles = any(difflib.get_close_matches(word, takes_value, cutoff=0.8) for word in unknown)
+        if unknown and not resembles and _may_be_of_vllm(unknown[0]):
             typed = [*ctx.command_path.split(), *own, "--", *moved, *(ctx.obj or ())]
             raise UsageError(
                 f"No such option of {ctx.info_name}: {unknown[0]}",
                 hint=f"put options of vLLM after --: {shlex.join(typed)}",
             )
         return super().parse_args(ctx, args)
+
+
+def _may_be_of_vllm(option: str) -> bool:
+    from coldstart.models import options
+
+    return not options.list_options() or options.is_listed(option)
 
 
 def separate(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:

@@ -169,7 +169,7 @@ def run(
     }
     typed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     typed["models"] = {
-        name: {"args": list(common.vllm_args), "on_miss": on_miss}
+        name: {"args": _find_args(common, name), "on_miss": on_miss}
         | ({} if idle is None else {"idle_s": idle})
         for name in models or ()
     }
@@ -209,6 +209,19 @@ def run(
         common.out.result(document, f"{url}  host of {', '.join(names)}, memory limit {size}")
 
     raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
+
+
+def _find_args(common: Common, model: str) -> list[str]:
+    """Return vLLM's arguments of a model: the typed ones, without `--` those of its newest trusted bundle."""
+    from coldstart.commands import _serving
+
+    from coldstart.models import recorded
+
+    if common.typed_args:
+        return list(common.vllm_args)
+    lookup = recorded.adopt_arguments(common.look_up(model))
+    _serving.show_arguments(common, lookup)
+    return list(lookup.vllm_args)
 
 
 _host_live.register(app)

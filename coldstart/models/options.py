@@ -44,6 +44,12 @@ def check(given: Arguments) -> None:
             )
 
 
+def is_listed(option: str) -> bool:
+    """Return whether the installed vLLM, without its plugins, has an option such as `--dtype`, also abbreviated or `-dp`."""
+    match = _OPTION.match(option)
+    return match is None or _is_known(match[1].replace("_", "-").lower(), list_options())
+
+
 def _is_known(name: str, known: frozenset[str]) -> bool:
     plain = name.removeprefix("no-")
     return name in known or plain in known or any(option.startswith(name) for option in known)

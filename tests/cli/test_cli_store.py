@@ -40,6 +40,23 @@ def test_inspect_shows_all_parts(run: Run, bundle: Bundle) -> None:
     assert data["trust"]["ok"] is False
 
 
+@pytest.mark.parametrize(
+    ("stages", "shown"),
+    [
+        (
+            {"ready_s": 9.09, "memory_bytes": 829224960},
+            "proof      ready in 9.1 s with 790.8 MiB of memory\n",
+        ),
+        ({"ready_s": None}, "proof      not recorded\n"),
+    ],
+)
+def test_inspect_shows_the_start_that_proved_the_bundle(run: Run, stages: object, shown: str) -> None:
+    with Store(Cache.at().bundles).begin(key()) as draft:
+        draft.add_json("stages", stages)
+        made = draft.publish(provenance())
+    assert shown in run("inspect", made.digest).stdout
+
+
 def test_inspect_shows_manifest_tree_and_key(run: Run, bundle: Bundle) -> None:
     assert json.loads(run("inspect", bundle.digest, "--manifest").stdout)["image"]["layers"]
     assert "kernel.so" in run("inspect", "org/tiny", "--tree").stdout

@@ -8,6 +8,7 @@ from coldstart.commands._misplaced import separate
 from tools.command_line import parse
 
 from coldstart.errors import UsageError
+from coldstart.models import options
 
 OURS = {"--port": True, "--dry-run": False, "-q": False}
 
@@ -39,6 +40,14 @@ def test_the_hint_shows_the_corrected_command(command: str) -> None:
 def test_an_option_that_resembles_ours_is_not_taken_for_one_of_vllm() -> None:
     with pytest.raises(Exception, match="No such option"):
         parse(["serve", "m", "--prt", "8001"])
+
+
+def test_an_option_of_neither_this_command_nor_vllm_has_the_usual_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(options, "list_options", lambda: frozenset({"dtype", "max-model-len"}))
+    with pytest.raises(Exception, match="No such option: --ready-file"):
+        parse(["up", "m", "--ready-file", "x"])
 
 
 def test_a_command_that_passes_nothing_on_has_the_usual_error() -> None:

@@ -170,7 +170,8 @@ def test_commands_control_a_running_host(served: Served) -> None:
         assert "`nobody` does not exist" in await _command(served, "load", "nobody", code=1)
         assert "unloading a" in await _command(served, "unload")
         await wait_until(lambda: served.host.driver.core.models["a"].state == "stopped")
-        assert "no model to unload" in await _command(served, "unload", "a")
+        assert await _command(served, "unload", "a") == "a is not running\n"
+        assert await _command(served, "unload") == "no model to unload\n"
         assert "b is starting" in await _command(served, "load", "b", "--no-wait")
         following = await _start_command(served, "logs", "b", "-f")
         assert following.stdout is not None
