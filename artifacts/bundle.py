@@ -55,12 +55,14 @@ def anyone(bundle: Bundle) -> TrustResult:
 class Bundle:
     """One version of one key's artifacts.
 
-    `layout` holds its blobs. `digest` is that of the image manifest and names all of the content.
+    `layout` holds its blobs. `digest` is that of the image manifest and names all of the content. `replaced` is the number of
+    damaged blobs that its reception replaced.
     """
 
     layout: OciLayout = field(repr=False)
     descriptor: oci.Descriptor
     version: int
+    replaced: int = 0
 
     def __eq__(self, other: object) -> bool:
         # The digest identifies all content; version and index annotations belong to the store.

@@ -81,7 +81,7 @@ class DigestMismatchError(BundleError):
     """Bytes on disk or from the network that differ from their sha256."""
 
     code = "CS-DIGEST"
-    default_hint = "fetch the damaged blob again: coldstart validate REF --level checksum --repair"
+    default_hint = "fetch the damaged blob again: coldstart validate REF --repair-from ADDRESS"
 
 
 class MissingBlobError(BundleError):
@@ -95,7 +95,9 @@ class UnreadableError(BundleError):
     """Blob that the operating system cannot read: permissions, or a failing disk."""
 
     code = "CS-UNREADABLE"
-    default_hint = "check the permissions and the disk, or fetch it again: coldstart validate REF --repair"
+    default_hint = (
+        "check the permissions and the disk, or fetch it again: coldstart validate REF --repair-from ADDRESS"
+    )
 
 
 class InvalidManifestError(BundleError):

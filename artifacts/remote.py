@@ -10,7 +10,12 @@ from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import BundleSource, LayoutSource
 from coldstart.artifacts.directory import pull_directory
-from coldstart.artifacts.errors import InvalidReferenceError, NotALayoutError
+from coldstart.artifacts.errors import (
+    DigestMismatchError,
+    InvalidReferenceError,
+    MissingBlobError,
+    NotALayoutError,
+)
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.store import Store
 
@@ -61,6 +66,16 @@ def pull(store: Store, address: str) -> Bundle:
     Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, NotALayoutError, AmbiguousReferenceError and the errors
     of Store.receive.
     """
+    try:
+        return _pull(store, address)
+    except (DigestMismatchError, MissingBlobError) as error:
+        if error.hint == error.default_hint:  # which repairs a stored bundle
+            hint = "pull it from another source, or push it again from where it is whole: coldstart push REF ADDRESS"
+            error.hint = hint
+        raise
+
+
+def _pull(store: Store, address: str) -> Bundle:
     if address.startswith(OCI):
         place = _repository(address)
         return store.receive(place, place.resolve())

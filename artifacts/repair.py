@@ -78,7 +78,7 @@ def _repair_blob(
         try:
             return Repair(subject, blob.digest, True, _from(layout, source, blob, entry), "repaired")
         except (MissingBlobError, DigestMismatchError, RemoteFailedError) as error:
-            reasons.append(str(error))
+            reasons.append(f"{error.code}: {error.message}")
     return Repair(subject, blob.digest, False, 0, "; ".join(reasons))
 
 

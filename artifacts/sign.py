@@ -152,12 +152,12 @@ def _judge(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKey]) -> Tr
     except BundleError as error:
         return TrustResult(False, None, error.message)
     signer = fingerprint(public)
-    if signer not in keys:
-        return TrustResult(False, signer, f"its signer {signer} is not a trusted key")
     try:
-        keys[signer].verify(signature, _message(digest))
+        keys.get(signer, public).verify(signature, _message(digest))
     except CryptographyMismatch:
         return TrustResult(False, signer, "the signature does not verify")
+    if signer not in keys:
+        return TrustResult(False, signer, f"its signer {signer} is not a trusted key")
     return TrustResult(True, signer, f"signed by {signer}")
 
 

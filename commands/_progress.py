@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from coldstart.system.start_progress import ProgressText
+
 HEARTBEAT_S = 60.0
 """Seconds between two lines about a phase that still runs, where no terminal shows its time."""
 
@@ -21,8 +23,9 @@ class PhaseProgress:
     def describe(self, seconds: float) -> str:
         """Return the state after `seconds` in one line."""
         expected = "" if self.expected_s is None else f" of about {self.expected_s:.0f} s"
-        last = f"; last: {self.step}" if self.step else ""
-        return f"{self.name}: {seconds:.0f} s{expected}{last}"
+        label = "now" if isinstance(self.step, ProgressText) else "last"
+        step = f"; {label}: {self.step}" if self.step else ""
+        return f"{self.name}: {seconds:.0f} s{expected}{step}"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from coldstart.artifacts import selection
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._options import Common
+from coldstart.commands._output import count
 
 from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.models import inspection, resolution
@@ -23,11 +24,21 @@ def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
         )
     judged = [inspection.trust(bundle) for bundle in bundles]
     data = [
-        {"ref": bundle.ref, "version": bundle.version, "trusted": result.ok, "signer": result.signer}
+        {
+            "ref": bundle.ref,
+            "version": bundle.version,
+            "trusted": result.ok,
+            "signer": result.signer,
+            "replaced_blobs": bundle.replaced,
+        }
         for bundle, result in zip(bundles, judged, strict=True)
     ]
     common.out.result({"bundles": data}, "\n".join(bundle.ref for bundle in bundles))
     for bundle, result in zip(bundles, judged, strict=True):
+        if bundle.replaced:
+            common.out.note(
+                f"{bundle.name}:v{bundle.version}: {count(bundle.replaced, 'damaged blob')} replaced"
+            )
         if not result.ok:
             common.out.warn(
                 f"code in {bundle.name}:v{bundle.version} will not run: {result.reason}; to trust its signer: "

@@ -99,7 +99,7 @@ def _why(bundle: Bundle, verdict: trust.Verdict) -> str:
     lines = [
         f"{bundle.name}:v{bundle.version} is {'trusted' if verdict.trust.ok else 'not trusted'}: {verdict.trust.reason}",
         *(
-            f"signature {n}: {'valid' if one.ok else 'invalid'}: {one.reason}"
+            f"signature {n}: {'valid' if one.ok else 'not trusted'}: {one.reason}"
             for n, one in enumerate(verdict.signatures, 1)
         ),
     ]

@@ -50,7 +50,7 @@ def estimates(requested: Lookup) -> Mapping[str, float]:
 
 
 def describe_nearest(requested: Lookup) -> Mapping[str, str]:
-    """Return the time of each stage for the nearest other model on this hardware, as text; empty if there is none."""
+    """Return the time of each stage for the nearest other model on this hardware, as text; none below a second."""
     other = requested.nearest
     if (
         other is None
@@ -60,7 +60,9 @@ def describe_nearest(requested: Lookup) -> Mapping[str, str]:
         return {}
     took = other.manifest.provenance.seconds
     return {
-        stage: f"the nearest bundle, {other.name}, took {seconds:.0f} s" for stage, seconds in took.items()
+        stage: f"the nearest bundle, {other.name}, took {seconds:.0f} s"
+        for stage, seconds in took.items()
+        if seconds >= 1
     }
 
 

@@ -111,7 +111,7 @@ def _cases(report: ValidationReport, fail_level: FailLevel) -> list[ElementTree.
 def _case(report: ValidationReport, finding: Finding, fail_level: FailLevel) -> ElementTree.Element:
     name = f"{finding.code} {finding.subject}"
     case = ElementTree.Element("testcase", {"classname": _xml(report.ref), "name": _xml(name)})
-    body = _xml(f"{finding.message}\nhint: {finding.hint}")
+    body = _xml(finding.message + (f"\nhint: {finding.hint}" if finding.hint else ""))
     if ValidationReport(report.ref, report.level, (finding,)).fails(fail_level):
         about = {"type": finding.code, "message": _xml(finding.message)}
         ElementTree.SubElement(case, "failure", about).text = body

@@ -26,7 +26,7 @@ COMPILER = "vllm.compilation.backends"
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
 STEPS = {
     "load_model": "load weights",
-    "determine_available_memory": "size the KV cache",
+    "determine_available_memory": "compile the model or size the KV cache",  # its profile compiles
     "compile_or_warm_up_model": "compile or warm up",
 }
 
@@ -72,11 +72,15 @@ def _count_compilations(module: Any) -> None:
 
     @functools.wraps(original)
     def compile(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        count(keywords, 0)
         compiled = original(self, *arguments, **keywords)
+        count(keywords, 1)
+        return compiled
+
+    def count(keywords: dict[str, Any], done: int) -> None:
         with suppress(Exception):
             stage, total = f"compile range {keywords['compile_range']}", keywords["num_graphs"]
-            counters.setdefault(stage, Counter(stage, total, "graphs")).show(keywords["graph_index"] + 1)
-        return compiled
+            counters.setdefault(stage, Counter(stage, total, "graphs")).show(keywords["graph_index"] + done)
 
     module.CompilerManager.compile = compile
 

@@ -75,8 +75,9 @@ def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_
     host = sign.host_key(tmp_path / "state")
     document = json.loads(host.sign(f"sha256:{'0' * 64}"))
     bundle = _bundle(store, tmp_path, Fixed(canonical.dumps(document | {"signs": "DIGEST"})))
-    result = sign.trusted(bundle, sign.trust_dir(tmp_path / "state"))
-    assert not result.ok and "does not verify" in result.reason
+    for trusting in ("state", "a machine without the key"):
+        result = sign.trusted(bundle, sign.trust_dir(tmp_path / trusting))
+        assert not result.ok and "does not verify" in result.reason
 
 
 @pytest.mark.parametrize(

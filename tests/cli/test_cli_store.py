@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import sign
+from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from tools.bundles import CODE, key, provenance, publish
+from tools.bundles import CODE, flip, key, provenance, publish
 from tools.shell import Run
 
 from coldstart.models import inspection
@@ -114,6 +115,36 @@ def test_export_and_import_elsewhere(run: Run, bundle: Bundle, home: Path) -> No
 def test_push_and_pull_through_a_directory(run: Run, bundle: Bundle) -> None:
     there = run("push", "org/tiny", "shared").stdout.strip()
     assert run("pull", there, "--cache-dir", "other").stdout.strip() == bundle.ref
+
+
+@pytest.mark.parametrize("damage", ["flip", "remove"])
+def test_pull_advises_another_source_when_its_source_is_damaged(
+    run: Run, bundle: Bundle, home: Path, damage: str
+) -> None:
+    there = run("push", "org/tiny", "shared").stdout.strip()
+    path = blob_path(home / "shared", bundle.entry("kv").digest)
+    path.unlink() if damage == "remove" else flip(path, 3)
+    said = run("pull", there, "--cache-dir", "other", code=1).stderr
+    assert (
+        "hint: pull it from another source, or push it again from where it is whole: coldstart push" in said
+    )
+    assert run("list", "-q", "--cache-dir", "other").stdout.strip() == ""
+    flip(blob_path(bundle.layout.root, bundle.entry("kv").digest), 3)
+    assert "coldstart validate REF --repair-from" in run("push", "org/tiny", "third", code=1).stderr
+
+
+def test_pull_reports_the_damaged_blobs_that_it_replaces(run: Run, bundle: Bundle) -> None:
+    there = run("push", "org/tiny", "shared").stdout.strip()
+    assert "replaced" not in run("pull", there).stderr
+    for number, digest in enumerate((bundle.entry("kv").digest, bundle.image.config.digest, bundle.digest)):
+        for damaged in (bundle.entry("compile").digest, digest):
+            flip(blob_path(bundle.layout.root, damaged), 3)
+        done = run("pull", there, "--format", "json") if number else run("pull", there)
+        if number:
+            assert json.loads(done.stdout)["bundles"][0]["replaced_blobs"] == 2
+        else:
+            assert "org/tiny:v1: 2 damaged blobs replaced" in done.stderr
+        assert run("validate", "org/tiny").stdout == f"{bundle.ref}: valid at level checksum\n"
 
 
 def test_prune_keeps_the_newest_and_drops_the_named(run: Run, bundle: Bundle, home: Path) -> None:

@@ -81,11 +81,24 @@ def test_repair_from_another_store(
 ) -> None:
     bundles.publish(Store(tmp_path / "other"), tmp_path / "scratch")
     damage(bundle)
+    assert validate(bundle) == 1
+    advised = f"hint: fetch the damaged blob again: coldstart validate {bundle.ref} --repair-from ADDRESS\n"
+    assert advised in capsys.readouterr().out
     assert validate(bundle, "--repair") == 1
     assert "--repair-from" in capsys.readouterr().out
     assert validate(bundle, "--repair-from", str(tmp_path / "other")) == 0
     assert "CS-REPAIRED" in capsys.readouterr().out
     assert validate(bundle) == 0
+
+
+def test_junit_has_no_hint_of_a_finding_without_one(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundles.publish(Store(tmp_path / "other"), tmp_path / "scratch")
+    damage(bundle)
+    assert validate(bundle, "--repair-from", str(tmp_path / "other"), "--format", "junit") == 0
+    (case,) = ElementTree.fromstring(capsys.readouterr().out).iter("testcase")
+    assert case.attrib["name"] == "CS-REPAIRED kv" and "hint" not in case.findtext("system-out", "hint")
 
 
 def test_a_foreign_fingerprint_fails_at_its_level(bundle: Bundle, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from coldstart.artifacts.key import Mismatch
-from tools.bundles import key
+from coldstart.artifacts.store import Store
+from tools.bundles import KV, key, provenance
 
 from coldstart.contract.arguments import Arguments
 from coldstart.graphs.estimate import ModelShape, disk, seconds
@@ -80,6 +81,16 @@ def test_stage_estimate_is_its_last_duration(home: Path, publish: Any, model: Re
     assert estimates(asked) == dict(earlier.manifest.provenance.seconds) != {}
     elsewhere = replace(asked, bundle=None, nearest=earlier, mismatches=(Mismatch("hardware.cpu", "a", "b"),))
     assert estimates(elsewhere) == {} == estimates(replace(asked, bundle=None))
+
+
+def test_no_duration_below_a_second_is_quoted(home: Path, model: ResolvedModel) -> None:
+    with Store(home / "store").begin(key()) as draft:
+        draft.add_json("kv", KV)
+        spent = {"copy": 0.0, "fetch": 0.9, "load": 1.2}
+        short = draft.publish(replace(provenance(), seconds=spent))
+    differs = (Mismatch("model.config", "another", "this one"),)
+    new = Lookup(model, Arguments(), Cache.at(), key(), nearest=short, mismatches=differs)
+    assert describe_nearest(new) == {"load": f"the nearest bundle, {short.name}, took 1 s"}
 
 
 def test_new_model_gets_the_durations_of_another(home: Path, publish: Any, model: ResolvedModel) -> None:

@@ -54,9 +54,11 @@ def test_compilation_reports_its_graphs_and_returns_what_vllm_compiled(reader: i
     module: Any = SimpleNamespace(CompilerManager=CompilerManager)
     counting._count_compilations(module)
     manager: Any = CompilerManager()
-    assert manager.compile(None, compile_range="(1, 8)", graph_index=1, num_graphs=2) == "compiled"
+    for number in range(2):
+        compiled = manager.compile(None, compile_range="(1, 8)", graph_index=number, num_graphs=2)
+        assert compiled == "compiled"
     assert manager.compile(None) == "compiled"
-    assert read(reader) == ["compile range (1, 8): 2 of 2 graphs"]
+    assert read(reader) == ["compile range (1, 8): 0 of 2 graphs", "compile range (1, 8): 2 of 2 graphs"]
 
 
 def test_steps_of_the_first_rank_are_reported(reader: int) -> None:

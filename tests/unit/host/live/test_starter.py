@@ -99,7 +99,7 @@ def test_supervisor_reports_code_and_hint_when_a_bundle_is_damaged(starter: Star
         assert _all(lease) == [
             {
                 "failed": "blob sha256:0a does not match its digest [CS-DIGEST]"
-                " (hint: fetch the damaged blob again: coldstart validate REF --level checksum --repair)"
+                " (hint: fetch the damaged blob again: coldstart validate REF --repair-from ADDRESS)"
             }
         ]
     assert "Traceback" not in starter.log.read_text()
