@@ -1,4 +1,4 @@
-"""Hosts of this user that run on this machine: each has a directory of its own, with its URL once it listens."""
+"""Hosts of this user that run on this machine: once a host listens, its directory contains its URL."""
 
 from __future__ import annotations
 
