@@ -14,6 +14,7 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import printable
 
+from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 # A start may take as long as the host allows; the host ends the wait.
 _PATIENT_S = 7 * 86400.0
 
-Url = Annotated[str, typer.Option("--url", metavar="URL", help="URL of the host.")]
+
+def _declare_url(command: str) -> Any:
+    own = f"{environment.PREFIX}_HOST_{command}_URL"
+    return typer.Option("--url", metavar="URL", envvar=[own, environment.HOST_URL], help="URL of the host.")
+
+
 Key = Annotated[
     str | None,
     typer.Option("--api-key", metavar="KEY", help="API key of the host, if it requires one."),
@@ -39,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 def status(
     common: Common,
-    url: Url = URL,
+    url: Annotated[str, _declare_url("STATUS")] = URL,
     watch: Annotated[
         float | None,
         typer.Option("--watch", metavar="SECONDS", help="Refresh at this interval until Ctrl-C."),
@@ -67,7 +73,7 @@ def load(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until the model is ready, or return at once.")
     ] = True,
-    url: Url = URL,
+    url: Annotated[str, _declare_url("LOAD")] = URL,
     api_key: Key = None,
 ) -> None:
     """Start a model as a request would."""
@@ -84,7 +90,7 @@ def unload(
         str | None,
         typer.Argument(metavar="[NAME]", help="Name or alias; default: all models that are not pinned."),
     ] = None,
-    url: Url = URL,
+    url: Annotated[str, _declare_url("UNLOAD")] = URL,
     api_key: Key = None,
 ) -> None:
     """Stop one model, or all that are not pinned."""
@@ -102,7 +108,7 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Also print later lines, until the server ends or Ctrl-C.")
     ] = False,
-    url: Url = URL,
+    url: Annotated[str, _declare_url("LOGS")] = URL,
     api_key: Key = None,
 ) -> None:
     """Print the end of the log of a model's server."""
@@ -125,7 +131,7 @@ def logs(
             sys.stdout.flush()
 
 
-def reload(common: Common, url: Url = URL, api_key: Key = None) -> None:
+def reload(common: Common, url: Annotated[str, _declare_url("RELOAD")] = URL, api_key: Key = None) -> None:
     """Make the host read its configuration again."""
     # The host may look up a bundle for each new model.
     found = _order(_connect(common, url, api_key, wait_s=600), url, "/reload")
@@ -142,7 +148,7 @@ def _list_changes(found: Mapping[str, Any]) -> str:
     return "; ".join(f"{kind} {', '.join(found[kind])}" for kind in kinds if found.get(kind))
 
 
-def stop(common: Common, url: Url = URL, api_key: Key = None) -> None:
+def stop(common: Common, url: Annotated[str, _declare_url("STOP")] = URL, api_key: Key = None) -> None:
     """Stop the host as SIGTERM does."""
     found = _order(_connect(common, url, api_key), url, "/stop")
     common.out.result(found, f"the host stops after its running requests: {found['in_flight']}")
@@ -180,9 +186,8 @@ def _explaining(url: str) -> Iterator[None]:
     try:
         yield
     except RemoteUnreachableError as error:
-        raise CommandFailedError(
-            f"no host responds at {url}: {error}", hint="coldstart host MODEL..., or --url URL"
-        ) from error
+        hint = _list_running(url) or "coldstart host MODEL..., or --url URL"
+        raise CommandFailedError(f"no host responds at {url}: {error}", hint=hint) from error
 
 
 def _require_success(url: str, status: int, body: bytes) -> dict[str, Any]:
@@ -210,7 +215,18 @@ def _require_success(url: str, status: int, body: bytes) -> dict[str, Any]:
 
 
 def _not_a_host(url: str, status: int) -> CommandFailedError:
-    return CommandFailedError(f"{url} is not a host (HTTP status {status})", hint="--url URL")
+    hint = _list_running(url) or "--url URL"
+    return CommandFailedError(f"{url} is not a host (HTTP status {status})", hint=hint)
+
+
+def _list_running(url: str) -> str:
+    """Return a hint with the other hosts of this user on this machine; empty if none is known."""
+    from coldstart.host.running_hosts import list_urls
+
+    try:
+        return ", or ".join(f"--url {one}" for one in list_urls() if one != url)
+    except (OSError, UsageError):
+        return ""
 
 
 COMMANDS: dict[Callable[..., None], str] = {

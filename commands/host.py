@@ -206,7 +206,8 @@ def run(
     def announce(url: str, file: "HostFile") -> None:
         names, size = list(file.catalogue.launches), human_bytes(file.settings.memory)
         document = {"url": url, "models": names, "memory_bytes": file.settings.memory}
-        common.out.result(document, f"{url}  host of {', '.join(names)}, memory limit {size}")
+        first = f"{url}  host of {', '.join(names)}, memory limit {size}"
+        common.out.result(document, f"{first}\n{url}/ui  page of the host for a browser")
 
     raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
 

@@ -130,6 +130,12 @@ PREFETCH_PATIENCE_S = _mine(
     "Seconds for which the prefetcher retries a source that does not answer.",
 )
 PREFETCH_TOKEN = _mine("PREFETCH_TOKEN", text, "", "Bearer token for weights from an https source.")
+HOST_URL = _mine(
+    "HOST_URL",
+    text,
+    "",
+    "URL of the host for `coldstart host status`, `load`, `unload`, `logs`, `reload` and `stop`.",
+)
 HTTP_FLOOR = _mine(
     "HTTP_FLOOR",
     number(0),

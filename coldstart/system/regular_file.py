@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from pathlib import Path
 
@@ -42,6 +43,10 @@ def read_key(file: Path) -> str:
     """
     try:
         key = read_regular(file, _KEY_CAP).decode("ascii").strip()
+    except UsageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise UsageError(error.message, hint=f"make a key: {_format_making(file)}") from error
+        raise
     except UnicodeDecodeError:
         key = ""
     if not key or not key.isprintable():
@@ -49,6 +54,12 @@ def read_key(file: Path) -> str:
             f"cannot read a key from {file}: expected one line of ASCII.", hint="write the key alone"
         )
     return key
+
+
+def _format_making(file: Path) -> str:
+    """Return the command that makes a key file which only its owner can read."""
+    name = shlex.quote(str(file))
+    return f"install -m 600 /dev/null {name} && openssl rand -hex 32 > {name}"
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

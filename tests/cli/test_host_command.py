@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.commands import cli
 from coldstart.commands._host_table import render
 from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
@@ -18,6 +19,8 @@ from tools.shell import Run
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived, Failed, Started
+from coldstart.host.live.run import ModelHost
+from coldstart.host.running_hosts import own_directory, publish_url
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, LastStart
 
@@ -140,9 +143,42 @@ def test_keys_that_open_nothing_are_warned_about(
     assert ("the client laptop may use aa, but no model has this name" in said) == warned
 
 
+def test_first_lines_name_the_address_and_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "host.toml"
+    file.write_text('memory = 9\n[models.a]\nmodel = "a"\nmemory = 4\nstart_s = 1.0\n')
+    monkeypatch.setattr(ModelHost, "run", lambda host: host.announce("http://127.0.0.1:1", host.file) or 0)
+    cli.load("host").main(["--host-file", str(file)], standalone_mode=False)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "http://127.0.0.1:1  host of a, memory limit 9 B"
+    assert second.startswith("http://127.0.0.1:1/ui ")
+
+
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
     assert "requires an API key" in run("host", "status", "--url", host, "--api-key", "wrong", code=1).stderr
     assert "is not a host" in run("host", "status", "--url", host + "/other", code=1).stderr
+
+
+def test_variable_sets_the_url_of_every_command(run: Run, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLDSTART_HOST_URL", host + "/other")
+    for words in (("status",), ("load", "a"), ("unload",), ("logs", "a"), ("reload",), ("stop",)):
+        said = run("host", *words, "--api-key", "wrong", code=1).stderr
+        assert f"{host}/other requires an API key" in said
+    monkeypatch.setenv("COLDSTART_HOST_STATUS_URL", host)
+    assert "pid 77" in run("host", "status").stdout
+
+
+@pytest.mark.parametrize("url", ["", "http://127.0.0.1:9"])
+def test_hint_names_the_hosts_that_run(
+    run: Run, host: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    with own_directory() as directory:
+        publish_url(directory, "http://127.0.0.1:8011")
+        said = run("host", "status", "--url", url or host + "/other", code=1).stderr
+    assert "hint: --url http://127.0.0.1:8011" in said
 
 
 @pytest.mark.parametrize("words", [("status",), ("stop",), ("load", "a")])

@@ -29,8 +29,8 @@ from coldstart.fleet.live.orders import NodeLostError, NodeReport, RankOrder, Wo
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.live.log import Log
-from coldstart.host.live.run import own_directory
 from coldstart.host.live.starter_client import Starter
+from coldstart.host.running_hosts import own_directory
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 

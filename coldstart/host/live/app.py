@@ -71,6 +71,7 @@ class Gateway:
                 Route("/status", self._status),
                 Route("/", self._root),
                 Route("/ui", self._ui),
+                Route("/ui/", self._move_to_ui),
                 *more,
             ]
         )
@@ -167,6 +168,10 @@ class Gateway:
 
     async def _root(self, request: Request) -> Response:
         return RedirectResponse("ui")
+
+    async def _move_to_ui(self, request: Request) -> Response:
+        query = request.url.query
+        return RedirectResponse("../ui" + (f"?{query}" if query else ""))
 
     async def _ui(self, request: Request) -> Response:
         return Response(ui.content(), media_type="text/html", headers=ui.headers())

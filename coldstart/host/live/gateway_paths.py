@@ -27,7 +27,7 @@ READS = ("/load", "/ping", "/tokenizer_info", "/version")
 """Routes of vLLM without a model's name, which a host reads from its only or its default model."""
 HEALTH = "/health"
 MODELS = "/v1/models"
-OPEN = ("/", HEALTH, "/ui")
+OPEN = ("/", HEALTH, "/ui", "/ui/")
 """Paths that need no key: they reveal nothing about the models."""
 UPSTREAM = "/upstream/"
 

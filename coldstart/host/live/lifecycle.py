@@ -90,6 +90,7 @@ class Lifecycle:
         launch, began = self.launches[model], self.clock()
         self.log.say("start", model=model, tier=tier)
         await self.templates.prepare(launch)
+        waited_s = self.clock() - began
         server = self._begin(launch, began)
         if server is not None:
             await self._live(
@@ -97,6 +98,7 @@ class Lifecycle:
                     launch,
                     server,
                     began,
+                    waited_s,
                     observer=self,
                     log=self.log,
                     clock=self.clock,

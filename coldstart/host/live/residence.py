@@ -26,17 +26,24 @@ PATIENCE_S = 20.0
 # Time in seconds in which its supervisor ends it by force, before all its processes are killed.
 FORCE_S = 5.0
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
+# Time in seconds above which the wait for a template is a phase of the start; a ready template takes less.
+WAIT_S = 0.001
 _SLEEP = "asleep-"
 
 
 class Residence(Replica):
-    """A server of this host. `began` is the time on `clock` at which its start was ordered."""
+    """A server of this host.
+
+    `began` is the time on `clock` at which its start was ordered; before the server began, the start waited
+    `waited_s` for its template.
+    """
 
     def __init__(
         self,
         launch: Launch,
         server: ModelServer,
         began: float,
+        waited_s: float = 0.0,
         *,
         observer: ServerObserver,
         log: Log,
@@ -46,6 +53,7 @@ class Residence(Replica):
         super().__init__(launch.name, Upstream(server.socket), headers.find_server_key(launch.args))
         self.hang_timeout_s = hang_timeout_s
         self.launch, self.server, self.began = launch, server, began
+        self.waited_s = waited_s
         self.observer, self.log, self.clock = observer, log, clock
         self.ready = Ready("", 0, {})
         self._ending = False
@@ -82,6 +90,8 @@ class Residence(Replica):
             self._reason = self._reason or str(reason)
             self.observer.report_failed_start(self.name, self._reason, self.clock() - self.began)
             return False
+        if self.waited_s > WAIT_S:
+            self.ready = self.ready.add_wait(self.waited_s)
         self.start_s, self.mode = self.clock() - self.began, self.ready.mode
         self.observer.report_ready(self.launch, self.ready, self.mode, self.start_s)
         return True

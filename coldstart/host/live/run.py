@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,10 @@ from coldstart.host.live.log import Log, capture_loggers
 from coldstart.host.live.meter import GpuMemory, ProcessorMemory
 from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.host.live.starter_client import Starter
-from coldstart.system import paths, runtime
+from coldstart.host.running_hosts import own_directory, publish_url
+from coldstart.system import runtime
 from coldstart.system.file_state import find_state
 from coldstart.system.paths import Cache
-from coldstart.system.proc.locked_directory import owned
 
 LOOK_S = 1.0
 
@@ -96,6 +96,7 @@ class ModelHost:
             )
         )
         self._facts(sock)
+        publish_url(directory, self.driver.facts.url)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
@@ -193,12 +194,3 @@ async def _within(work: Awaitable[object], seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def own_directory() -> AbstractContextManager[Path]:
-    """Return a context manager of the directory for sockets and logs.
-
-    It also removes the directories of hosts that were killed. Raises OSError.
-    """
-    base = paths.runtime_dir()
-    return owned(base, base / "host.lock", "host-")

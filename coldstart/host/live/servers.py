@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from coldstart.contract.weights import PacedFetch
 from coldstart.host.launches import Launch
 from coldstart.host.live.server_log import ServerLog
 from coldstart.system.start_progress import StartProgress
+from coldstart.system.timeline import Span, Timeline
 
 
 class StartFailedError(Exception):
@@ -26,6 +27,19 @@ class Ready:
     mode: str
     pid: int
     document: Mapping[str, Any]
+
+    def add_wait(self, waited_s: float) -> Ready:
+        """Return these facts with a first span and phase: the start waited so long for its template."""
+        wait = Timeline([Span("wait for the template", 0.0, waited_s, "host")])
+        spans = [
+            {**span, "start_s": span["start_s"] + waited_s, "end_s": span["end_s"] + waited_s}
+            for span in self.document.get("spans", ())
+        ]
+        told = {
+            "phases": wait.phases() | self.document.get("phases", {}),
+            "spans": wait.describe_spans() + spans,
+        }
+        return replace(self, document={**self.document, **told})
 
 
 class ModelServer(Protocol):

@@ -32,6 +32,7 @@ STAGES = frozenset(
         "load",
         "restore compiled forward",
         "start engine",
+        "wait for the template",
         "wake the engine",
         "warm up",
     }

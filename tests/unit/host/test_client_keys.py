@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,17 @@ def test_file_that_cannot_be_used_is_refused_with_its_place(
     with pytest.raises(UsageError, match=reason) as caught:
         ClientKeys(file)
     assert str(file) in caught.value.message and "key-of-one" not in caught.value.message
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_hint_for_an_absent_key_file_makes_it(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[laptop]\nkey_file = "my laptop.key"\n')
+    with pytest.raises(UsageError) as caught:
+        ClientKeys(file)
+    subprocess.run(caught.value.hint.removeprefix("make a key: "), shell=True, check=True)
+    key = tmp_path / "my laptop.key"
+    assert ClientKeys(file).find(key.read_bytes().strip()) and key.stat().st_mode & 0o777 == 0o600
 
 
 def test_key_of_the_operator_is_refused_as_a_clients_key(tmp_path: Path) -> None:

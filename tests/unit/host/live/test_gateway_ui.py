@@ -54,5 +54,9 @@ def test_page_needs_no_key() -> None:
     answer = client.get("/ui")
     assert (answer.status_code, answer.text) == (200, ui.page())
     assert answer.headers["content-type"].startswith("text/html")
+    for path, moved in {"/ui/": "../ui", "/ui/?theme=dark&a=%20": "../ui?theme=dark&a=%20"}.items():
+        redirect = client.get(path, follow_redirects=False)
+        assert (redirect.status_code, redirect.headers["location"]) == (307, moved)
+        assert client.get(path).url == client.base_url.join(moved.removeprefix(".."))
     assert client.get("/status").status_code == 401
     assert client.get("/status", headers={"Authorization": "Bearer k"}).json()["models"][0]["name"] == NAME

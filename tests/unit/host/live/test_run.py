@@ -12,7 +12,7 @@ from support.fake_upstream import TWO, run, staged, wait_until
 from support.hosted import Served
 
 from coldstart.host import configuration
-from coldstart.host.live.run import own_directory
+from coldstart.host.running_hosts import list_urls, own_directory
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +30,15 @@ def test_own_directory_and_those_of_killed_hosts_are_removed() -> None:
         with own_directory() as second:
             assert living.is_dir() and second.is_dir() and not dead.exists()
     assert not living.exists() and not second.exists()
+
+
+def test_url_of_a_host_is_listed_while_it_runs(served: Served) -> None:
+    async def work(served: Served) -> None:
+        assert await asyncio.to_thread(list_urls) == served.urls
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert served.run(work) == 143
+    assert list_urls() == []
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from support.fake_upstream import TWO, Stage, run, staged, wait_until
 from coldstart.host import configuration
 from coldstart.host.live import residence, template_process, templates
 from coldstart.host.live.meter import Meter
+from coldstart.host.live.servers import Ready
 
 ENGINE = {**TWO["a"], "engine_template": True}
 
@@ -58,9 +59,24 @@ def test_the_first_start_waits_for_the_runtime_template_and_its_memory_is_booked
             stage.servers.hold = False
             stage.servers.last("a").gate.set()
             assert (await asked)[0] == 200 and _kept(stage) == 4
+            last = stage.model("a")["last_start"]
+            assert 0.02 <= last["phases"]["wait for the template"] < last["seconds"]
+            assert (await stage.ask(model="b", prompt=1))[0] == 200
+            assert "wait for the template" not in stage.model("b")["last_start"]["phases"]
         assert template.ended.done()
 
     run(work())
+
+
+def test_wait_for_the_template_is_the_first_span_of_a_start() -> None:
+    load = {"name": "load", "track": "worker", "start_s": 1.0, "end_s": 3.0}
+    document = (
+        Ready("fresh", 7, {"phases": {"load": 2.0}, "spans": [load], "attempts": 1}).add_wait(30.0).document
+    )
+    wait = {"name": "wait for the template", "track": "host", "start_s": 0.0, "end_s": 30.0}
+    assert document["spans"] == [wait, {**load, "start_s": 31.0, "end_s": 33.0}]
+    assert list(document["phases"].items()) == [("wait for the template", 30.0), ("load", 2.0)]
+    assert document["attempts"] == 1
 
 
 @asynccontextmanager

@@ -1,0 +1,32 @@
+"""Hosts of this user that run on this machine: once a host listens, its directory contains its URL."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from coldstart.system import paths
+from coldstart.system.proc import locked_directory
+
+_PREFIX, _GATE, _URL = "host-", "host.lock", "url"
+
+
+def own_directory() -> AbstractContextManager[Path]:
+    """Return a context manager of the directory for sockets and logs.
+
+    It also removes the directories of hosts that were killed. Raises OSError.
+    """
+    base = paths.runtime_dir()
+    return locked_directory.owned(base, base / _GATE, _PREFIX)
+
+
+def publish_url(directory: Path, url: str) -> None:
+    """Write the URL of the host to its directory. Raises OSError."""
+    (directory / _URL).write_text(url)
+
+
+def list_urls() -> list[str]:
+    """Return the URLs of the hosts that run. Raises OSError, or UsageError without a directory for sockets."""
+    base = paths.runtime_dir()
+    locked_directory.sweep(base, base / _GATE, _PREFIX)
+    return sorted(text for file in base.glob(f"{_PREFIX}*/{_URL}") if (text := file.read_text()))
