@@ -107,27 +107,61 @@ def test_down_without_a_model_stops_all(
     assert capsys.readouterr().out == "nothing of any model is up\n"
 
 
-@pytest.mark.parametrize(("port", "warned"), [(1, False), (None, False), (2, True)])
-def test_up_reports_that_a_running_server_has_another_address(
-    supervisor: subprocess.Popen[bytes],
-    lookup: Lookup,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    port: int | None,
-    warned: bool,
-) -> None:
-    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["up", str(lookup.model.path), *(["--port", str(port)] if port else [])])
-    shown = capsys.readouterr()
-    assert caught.value.code == 0 and "http://x:1  fresh, already up" in shown.out
-    assert ("already up at http://x:1, the asked address is not used" in shown.err) == warned
-
-
 def run_up(*words: str) -> int | str | None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["up", *words])
     return caught.value.code
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--port", "1"), ("--port", "0"), ("--host", "x"), ("--", "--port", "1")]
+)
+def test_up_names_the_server_that_runs_at_the_requested_address(
+    words: tuple[str, ...],
+    supervisor: subprocess.Popen[bytes],
+    lookup: Lookup,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    assert run_up(str(lookup.model.path), *words) == 0
+    shown = capsys.readouterr()
+    assert "http://x:1  fresh, already up" in shown.out and shown.err == ""
+
+
+@pytest.mark.parametrize(
+    "words", [("--port", "2"), ("--host", "y"), ("--host", "y", "--port", "1"), ("--", "--port", "2")]
+)
+def test_up_fails_where_a_running_server_has_another_address_than_the_typed_one(
+    words: tuple[str, ...],
+    supervisor: subprocess.Popen[bytes],
+    lookup: Lookup,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    assert run_up(str(lookup.model.path), "--detach", *words) == 1
+    shown = capsys.readouterr()
+    asked = " ".join(word for word in words if word != "--")
+    assert shown.out == "" and f"is already up at http://x:1, which is not the requested {asked}" in shown.err
+    assert f"hint: coldstart down {lookup.model.path}, then coldstart up" in shown.err
+    record = up_records.find_directory(lookup).read()
+    assert supervisor.poll() is None and record is not None and record.url == "http://x:1"
+
+
+def test_up_warns_that_a_running_server_has_another_address_than_the_default(
+    supervisor: subprocess.Popen[bytes],
+    lookup: Lookup,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    monkeypatch.setenv("COLDSTART_UP_PORT", "2")
+    assert run_up(str(lookup.model.path)) == 0
+    shown = capsys.readouterr()
+    assert (
+        "already up" in shown.out and "http://x:1, which is not the requested --port 2 (hint: " in shown.err
+    )
 
 
 @pytest.fixture
@@ -234,6 +268,8 @@ def test_two_commands_at_one_moment_start_one_server(
 ) -> None:
     for number in range(rounds):
         reports = [json.loads((output / "out").read_text()) for output in bring_two_up(number)]
+        (record,) = filter(None, [directory.read() for directory in up_records.list_directories()])
+        assert record.host == "127.0.0.1"
         down("--format", "json")
         (server,) = json.loads(capsys.readouterr().out)["servers"]
         (known,) = [one for one in reports if one.get("already_up")]
