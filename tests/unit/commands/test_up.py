@@ -22,7 +22,7 @@ from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
-from coldstart.launch import preparation, up_records
+from coldstart.launch import preparation, template_pool, up_records
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
@@ -105,6 +105,20 @@ def test_down_without_a_model_stops_all(
     assert server["pid"] == supervisor.pid and supervisor.wait(20) == -15
     down()
     assert capsys.readouterr().out == "nothing of any model is up\n"
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_down_stops_the_template_unless_it_is_to_be_kept(
+    keeps: bool, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warm = SimpleNamespace(level="engine", model="tiny", pid=7)
+    stopped: list[object] = []
+    monkeypatch.setattr(preparation, "list_prepared", lambda: [(warm, ("tiny", "/tiny"))])
+    monkeypatch.setattr(template_pool, "stop", stopped.append)
+    down("tiny", *(["--keep-template"] if keeps else []))
+    out, err = capsys.readouterr()
+    assert stopped == ([] if keeps else [warm]) and ("stopped the engine template" in out) != keeps
+    assert ("next coldstart up prepares the template again" in err) != keeps
 
 
 def run_up(*words: str) -> int | str | None:
