@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from coldstart.models.inspection import Lookup
     from coldstart.system.start_progress import Report
 
+# Longest preparation in seconds that the line of a start does not mention.
+_SHORT_S = 1.0
 Host = Annotated[
     str | None,
     typer.Option(
@@ -142,4 +144,14 @@ def describe(report: Mapping[str, Any]) -> str:
     """Return URL, mode and time of a start in one line."""
     predicted = report["predicted"]
     beside = f" (predicted {predicted['ttft_s']:.2f} s)" if predicted else ""
-    return f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}"
+    return f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}{_describe_whole(report)}"
+
+
+def _describe_whole(report: Mapping[str, Any]) -> str:
+    """Return the time of a start with what `up` prepared before it, nothing if that was short."""
+    prepared = report.get("preparation")
+    if prepared is None or prepared["seconds"] <= _SHORT_S:
+        return ""
+    what = f"the preparation of {prepared['mode'] or 'the start'}"
+    what = f"the build of the bundle and {what}" if prepared["built_bundle"] else what
+    return f", {prepared['seconds'] + report['ready_s']:.1f} s with {what}"

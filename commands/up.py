@@ -1,6 +1,7 @@
 """Bring a model up on this machine: build its bundle if none fits, prepare the fastest start mode, and serve."""
 
 import shlex
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Start:
-    """A server of a model that is being brought up. `release` ends the lock under which it starts."""
+    """A server of a model that is being brought up since `began`. `release` ends the lock under which it starts."""
 
     common: Common
+    began: float
+    built_bundle: bool
     directory: "UpDirectory"
     request: "ServeRequest"
     release: Callable[[], None]
@@ -66,13 +69,14 @@ def command(
             _show_running(common, running)
             return
         try:
+            began = time.monotonic()
             _serving.show_arguments(common, lookup)
             listen = listening.choose_address(host, port, lookup.vllm_args)
             listening.require_free_port(lookup.vllm_args, listen)
             request = ServeRequest(
                 _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
             )
-            start = _Start(common, directory, request, lock.close)
+            start = _Start(common, began, request.lookup is not lookup, directory, request, lock.close)
             code = _bring_up(start, detach=detach)
         except BaseException:
             directory.end()
@@ -155,14 +159,16 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
     for failure in prepared.failures:
         common.out.note(f"not prepared: {failure}")
     plan = planning.plan(request)
+    took = {"mode": prepared.mode, "seconds": round(time.monotonic() - start.began, 4)}
+    before = {"preparation": took | {"built_bundle": start.built_bundle}}
     if not detach:
-        return _serve(start, plan, lambda report: _announce(common, report))
+        return _serve(start, plan, lambda report: _announce(common, report | before))
     from coldstart.commands._detach import start_detached
 
     log = start.directory.log
     with _serving.show_start(common, detached=True) as show:
         report = start_detached(log, lambda announce: _serve(start, plan, announce, announce.show), show)
-    _announce(common, report | {"log": str(log)})
+    _announce(common, report | before | {"log": str(log)})
     _serving.advise(common, request, plan, report)
     return 0
 

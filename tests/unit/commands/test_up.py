@@ -121,6 +121,23 @@ def test_down_stops_the_template_unless_it_is_to_be_kept(
     assert ("next coldstart up prepares the template again" in err) != keeps
 
 
+@pytest.mark.parametrize(
+    ("seconds", "built_bundle", "whole"),
+    [
+        (0.5, False, ""),
+        (27.1, False, ", 28.0 s with the preparation of template-engine"),
+        (60, True, ", 60.9 s with the build of the bundle and the preparation of template-engine"),
+    ],
+)
+def test_up_names_the_whole_time_of_a_start_with_a_long_preparation(
+    seconds: float, built_bundle: bool, whole: str, common: Common, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared = {"mode": "template-engine", "seconds": seconds, "built_bundle": built_bundle}
+    report = {"url": "http://x:1", "mode": "template-engine", "ready_s": 0.91, "fallbacks": []}
+    up._announce(common, report | {"predicted": None, "preparation": prepared})
+    assert capsys.readouterr().out == f"http://x:1  template-engine, ready in 0.91 s{whole}\n"
+
+
 def run_up(*words: str) -> int | str | None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["up", *words])
@@ -251,7 +268,7 @@ def bring_two_up(
 ) -> Iterator[Callable[..., list[Path]]]:
     """Return bring_two_up(round, *words), which runs `up` twice at one moment with other arguments on fake engines."""
     fake_engine("serves")
-    ready = SimpleNamespace(failures=())
+    ready = SimpleNamespace(mode="runtime", failures=())
     monkeypatch.setattr(preparation, "prepare_fastest", lambda *_: ready)
     monkeypatch.setattr(up, "_ensure_bundle", lambda _, lookup: lookup)
     other = replace(lookup, vllm_args=Arguments(("--max-model-len", "64")), key=key(max_model_len=64))
@@ -286,6 +303,8 @@ def test_two_commands_at_one_moment_start_one_server(
         assert record.host == "127.0.0.1"
         down("--format", "json")
         (server,) = json.loads(capsys.readouterr().out)["servers"]
+        (began,) = [one for one in reports if not one.get("already_up")]
+        assert began["preparation"]["mode"] == "runtime" and began["preparation"]["seconds"] >= 0
         (known,) = [one for one in reports if one.get("already_up")]
         assert known["pid"] == server["pid"]
 
