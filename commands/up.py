@@ -169,6 +169,7 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
     with _serving.show_start(common, detached=True) as show:
         report = start_detached(log, lambda announce: _serve(start, plan, announce, announce.show), show)
     _announce(common, report | before | {"log": str(log)})
+    common.out.note(f"The log of the server is {log}")
     _serving.advise(common, request, plan, report)
     return 0
 

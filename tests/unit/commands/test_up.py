@@ -313,6 +313,8 @@ def test_two_commands_with_arguments_at_one_moment_start_two_servers_and_one_say
     bring_two_up: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     errors = [(output / "err").read_text() for output in bring_two_up(0, "--", "--max-num-seqs", "2")]
+    for directory in up_records.list_directories():
+        assert f"The log of the server is {directory.log}\n" in "".join(errors)
     assert sum("Starting another server" in one for one in errors) == 1
     down("--format", "json")
     assert len(json.loads(capsys.readouterr().out)["servers"]) == 2
