@@ -101,6 +101,7 @@ def run(
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
+            report["longest_phase"] = recorded.timeline.find_longest(started.began)
             announce(report)
             name = request.lookup.model.name
             tracing.export_in_background(started, recorded.timeline, name, common.out.warn, parent=True)
@@ -136,7 +137,8 @@ def advise(common: Common, request: "ServeRequest", plan: "LaunchPlan", report: 
     if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
         common.out.warn(exposure)
     unavailable = decode(report["absent"])
-    if advice := _faster.advise(request.lookup, report["ready_s"], unavailable, request.weights_from):
+    seconds, longest = report["ready_s"], report["longest_phase"]
+    if advice := _faster.advise(request.lookup, seconds, unavailable, request.weights_from, longest):
         common.out.note(advice)
 
 
