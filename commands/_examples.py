@@ -12,7 +12,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "coldstart up tiny-llama -- --max-model-len 1024",
         "coldstart up ./my-model --detach --port 8001",
     ),
-    "down": ("coldstart down", "coldstart down tiny-llama"),
+    "down": ("coldstart down", "coldstart down tiny-llama --keep-template"),
     "materialize": (
         "coldstart materialize tiny-llama -- --max-model-len 1024",
         "coldstart materialize ./my-model --snapshot",

@@ -36,8 +36,8 @@ def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
             continue
         variable = f"{ctx.auto_envvar_prefix}_{name.upper()}"
         file = given.pop(f"{name}_file")
-        typed = _is_typed(ctx, name)
-        if typed and _is_typed(ctx, f"{name}_file"):
+        typed = is_typed(ctx, name)
+        if typed and is_typed(ctx, f"{name}_file"):
             raise UsageError(
                 f"{_flag(name)} and {_flag(name)}-file are both given.", hint="remove one of them"
             )
@@ -76,6 +76,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _is_typed(ctx: typer.Context, name: str) -> bool:
+def is_typed(ctx: typer.Context, name: str) -> bool:
+    """Return whether the option is on the command line, not in the environment or the configuration file."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

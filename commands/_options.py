@@ -86,7 +86,8 @@ SNAPSHOT = "Send a bundle that contains the memory of a process; every receiver 
 class Common:
     """Values of the common options: output, network access, cache, and vLLM's arguments.
 
-    `typed_args` is true if `--` was typed, with or without arguments after it.
+    `typed_args` is true if `--` was typed, with or without arguments after it. `typed` are the names of the options on the
+    command line, without those of the environment and the configuration file.
     """
 
     out: Output
@@ -94,6 +95,7 @@ class Common:
     cache: Cache
     vllm_args: Arguments
     typed_args: bool = False
+    typed: frozenset[str] = frozenset()
 
     def store(self) -> "Store":
         """Return the bundle store below the cache root."""
@@ -226,6 +228,7 @@ def command(
             rest = Arguments(ctx.obj or ())
             if rest and not takes_vllm_args:
                 raise UsageError(f"{ctx.info_name} takes no arguments after --, found {' '.join(rest)!r}.")
+            typed = frozenset(name for name in given if _keys.is_typed(ctx, name))
             common = _common(**{name: given.pop(name) for name in SHARED})
             _keys.resolve(ctx, given, common[0])
             if chooses_scheduler:
@@ -236,7 +239,7 @@ def command(
                 from coldstart.commands import _listen
 
                 given["endpoint"] = _listen.create_endpoint(given)
-            function(Common(*common, vllm_args=rest, typed_args=ctx.obj is not None), **given)
+            function(Common(*common, rest, ctx.obj is not None, typed), **given)
 
         own = [one for one in list_parameters(function) if one.name not in _GIVEN]
         own += _endpoint_options() if listens else []

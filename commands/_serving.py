@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from coldstart.models.inspection import Lookup
     from coldstart.system.start_progress import Report
 
+# Longest preparation in seconds that the line of a start does not mention.
+_SHORT_S = 1.0
 Host = Annotated[
     str | None,
     typer.Option(
@@ -99,6 +101,7 @@ def run(
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
+            report["longest_phase"] = recorded.timeline.find_longest(started.began)
             announce(report)
             name = request.lookup.model.name
             tracing.export_in_background(started, recorded.timeline, name, common.out.warn, parent=True)
@@ -134,7 +137,8 @@ def advise(common: Common, request: "ServeRequest", plan: "LaunchPlan", report: 
     if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
         common.out.warn(exposure)
     unavailable = decode(report["absent"])
-    if advice := _faster.advise(request.lookup, report["ready_s"], unavailable, request.weights_from):
+    seconds, longest = report["ready_s"], report["longest_phase"]
+    if advice := _faster.advise(request.lookup, seconds, unavailable, request.weights_from, longest):
         common.out.note(advice)
 
 
@@ -142,4 +146,14 @@ def describe(report: Mapping[str, Any]) -> str:
     """Return URL, mode and time of a start in one line."""
     predicted = report["predicted"]
     beside = f" (predicted {predicted['ttft_s']:.2f} s)" if predicted else ""
-    return f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}"
+    return f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}{_describe_whole(report)}"
+
+
+def _describe_whole(report: Mapping[str, Any]) -> str:
+    """Return the time of a start with what `up` prepared before it, nothing if that was short."""
+    prepared = report.get("preparation")
+    if prepared is None or prepared["seconds"] <= _SHORT_S:
+        return ""
+    what = f"the preparation of {prepared['mode'] or 'the start'}"
+    what = f"the build of the bundle and {what}" if prepared["built_bundle"] else what
+    return f", {prepared['seconds'] + report['ready_s']:.1f} s with {what}"

@@ -24,10 +24,14 @@ def command(
             metavar="[MODEL]", help="Model to stop; default: all models.", autocompletion=complete_model
         ),
     ] = None,
+    keep_template: Annotated[
+        bool,
+        typer.Option("--keep-template", help="Keep the prepared start mode for a fast next coldstart up."),
+    ] = False,
 ) -> None:
     """Stop the servers of the model, then its templates. Bundles and frozen runtimes remain."""
     servers = list(_stop_servers(model))
-    templates, failures = _stop_templates(model)
+    templates, failures = ([], []) if keep_template else _stop_templates(model)
     stopped = [
         *(f"stopped the server of {one.argument}" + (f" at {one.url}" if one.url else "") for one in servers),
         *(f"stopped the {one.level} template of {one.model}" for one in templates),
@@ -37,6 +41,10 @@ def command(
         "templates": [{"model": one.model, "level": one.level, "pid": one.pid} for one in templates],
     }
     common.out.result(data, "\n".join(stopped) or f"nothing of {model or 'any model'} is up")
+    if templates:
+        common.out.note(
+            "The next coldstart up prepares the template again; coldstart down --keep-template keeps it"
+        )
     if failures:
         raise CommandFailedError(
             [str(line) for error in failures for line in error.lines], hint=failures[0].hint

@@ -1,6 +1,7 @@
 """Bring a model up on this machine: build its bundle if none fits, prepare the fastest start mode, and serve."""
 
 import shlex
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
 from coldstart.contract.fallback import decode
-from coldstart.errors import ColdstartError
+from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.system import secrets
 
 if TYPE_CHECKING:
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Start:
-    """A server of a model that is being brought up. `release` ends the lock under which it starts."""
+    """A server of a model that is being brought up since `began`. `release` ends the lock under which it starts."""
 
     common: Common
+    began: float
+    built_bundle: bool
     directory: "UpDirectory"
     request: "ServeRequest"
     release: Callable[[], None]
@@ -62,16 +65,18 @@ def command(
     directory = up_records.find_directory(lookup)
     with ExitStack() as lock:
         if (running := _claim(common, lookup, model, lock)) is not None:
-            _show_running(common, running, host, port)
+            _require_address(common, running, host, port)
+            _show_running(common, running)
             return
         try:
+            began = time.monotonic()
             _serving.show_arguments(common, lookup)
             listen = listening.choose_address(host, port, lookup.vllm_args)
             listening.require_free_port(lookup.vllm_args, listen)
             request = ServeRequest(
                 _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
             )
-            start = _Start(common, directory, request, lock.close)
+            start = _Start(common, began, request.lookup is not lookup, directory, request, lock.close)
             code = _bring_up(start, detach=detach)
         except BaseException:
             directory.end()
@@ -154,14 +159,17 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
     for failure in prepared.failures:
         common.out.note(f"not prepared: {failure}")
     plan = planning.plan(request)
+    took = {"mode": prepared.mode, "seconds": round(time.monotonic() - start.began, 4)}
+    before = {"preparation": took | {"built_bundle": start.built_bundle}}
     if not detach:
-        return _serve(start, plan, lambda report: _announce(common, report))
+        return _serve(start, plan, lambda report: _announce(common, report | before))
     from coldstart.commands._detach import start_detached
 
     log = start.directory.log
     with _serving.show_start(common, detached=True) as show:
         report = start_detached(log, lambda announce: _serve(start, plan, announce, announce.show), show)
-    _announce(common, report | {"log": str(log)})
+    _announce(common, report | before | {"log": str(log)})
+    common.out.note(f"The log of the server is {log}")
     _serving.advise(common, request, plan, report)
     return 0
 
@@ -192,7 +200,8 @@ def _serve(
     start.directory.write(own)
 
     def announce_recorded(report: dict[str, Any]) -> None:
-        start.directory.write(replace(own, url=report["url"], mode=report["mode"]))
+        address = {"url": report["url"], "host": plan.vllm_args.value("host")}
+        start.directory.write(replace(own, mode=report["mode"], **address))
         start.release()
         announce(report)
 
@@ -209,11 +218,29 @@ def _announce(common: Common, report: dict[str, Any]) -> None:
     common.out.success("Brought the server up", then="coldstart down")
 
 
-def _show_running(common: Common, running: "UpRecord", host: str | None, port: int | None) -> None:
-    """Report the server that runs, and that it has another address than the requested one."""
+def _require_address(common: Common, running: "UpRecord", host: str | None, port: int | None) -> None:
+    """Raise CommandFailedError if the running server does not answer at the address on the command line.
+
+    Whoever types an address waits for it. One of the environment or the configuration file is a default: warn.
+    """
+    from coldstart.launch import listening
+
+    given = common.vllm_args
+    host = host if host is not None else given.value("host")
+    port = port if port is not None else given.number("port", 0)
     there = urlsplit(running.url or "")
-    if running.url and (host not in (None, there.hostname) or port not in (None, 0, there.port)):
-        move = f"coldstart down {running.argument}, then coldstart up"
-        common.out.warn(f"already up at {running.url}, the asked address is not used (hint: {move})")
+    is_there = host is None or listening.is_listening(str(running.host or there.hostname or ""), str(host))
+    if not running.url or (is_there and port in (0, there.port)):
+        return
+    words = [f"--host {host}"] if host is not None else []
+    asked = " ".join(words + ([f"--port {port}"] if port else []))
+    problem = f"{running.argument} is already up at {running.url}, which is not the requested {asked}"
+    move = f"coldstart down {running.argument}, then coldstart up"
+    if common.typed & {"host", "port"} or given.gives("host") or given.gives("port"):
+        raise CommandFailedError(problem, hint=move)
+    common.out.warn(f"{problem} (hint: {move})")
+
+
+def _show_running(common: Common, running: "UpRecord") -> None:
     data = {"url": running.url, "mode": running.mode, "pid": running.pid, "already_up": True}
     common.out.result(data, f"{running.url}  {running.mode}, already up")

@@ -50,6 +50,14 @@ def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
         ) from error
 
 
+def is_listening(host: str, asked: str) -> bool:
+    """Return whether a server that listens at `host` answers at the address `asked`; no name is looked up."""
+    if host == "::" or (host in _EVERY_ADDRESS and ":" not in asked):
+        return True
+    host, asked = (DEFAULT_HOST if one == "localhost" else one for one in (host, asked))
+    return host == asked
+
+
 def describe_exposure(vllm_args: Arguments, environ: Mapping[str, str]) -> str | None:
     """Return a warning for a server that other machines can use without an API key, else None."""
     host = str(vllm_args.value("host") or "")

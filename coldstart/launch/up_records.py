@@ -33,6 +33,7 @@ _VERSION = re.compile(r":v\d+$|@sha256:[0-9a-f]+$")
 class UpRecord:
     """A supervised server. `url` and `mode` are None while it is prepared or starts.
 
+    `host` is the address at which it listens, which `url` may not show; None for a server that an earlier release started.
     `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor. `vllm_args` are for
     the user alone: their secrets are hidden.
     """
@@ -45,6 +46,7 @@ class UpRecord:
     url: str | None = None
     mode: str | None = None
     vllm_args: tuple[str, ...] = ()
+    host: str | None = None
 
     @property
     def is_alive(self) -> bool:

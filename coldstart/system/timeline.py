@@ -155,6 +155,23 @@ class Timeline:
             total[span.name] = total.get(span.name, 0.0) + span.duration_s
         return total
 
+    def find_longest(self, since_s: float = 0.0) -> tuple[str, float] | None:
+        """Return name and seconds of the longest phase after `since_s`, None without one.
+
+        Each moment belongs to the shortest span that contains it, so a span does not count for the spans within it.
+        """
+        from itertools import pairwise
+
+        spans = [span for span in self.spans if span.start_s >= since_s]
+        moments = sorted({moment for span in spans for moment in (span.start_s, span.end_s)})
+        own: dict[str, float] = {}
+        for begin, end in pairwise(moments):
+            active = [span for span in spans if span.start_s <= begin and end <= span.end_s]
+            if active:
+                name = min(active, key=lambda span: span.duration_s).name
+                own[name] = own.get(name, 0.0) + end - begin
+        return max(own.items(), key=lambda item: item[1], default=None)
+
     def describe_spans(self, origin_s: float | None = None) -> list[dict[str, object]]:
         """Return name, track, start and end of each span, in seconds since `origin_s`, by default the earliest start."""
         origin = self.origin_s if origin_s is None else origin_s

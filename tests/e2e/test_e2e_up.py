@@ -74,6 +74,7 @@ def test_ctrl_c_ends_the_server_and_retains_the_template(machine: Machine, bundl
     assert process.stdout is not None and b"template-engine, ready in" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     assert process.wait(READY_S) == 130
+    assert shown(machine, "down", "--keep-template")["templates"] == []
     (template,) = shown(machine, "template", "status")["templates"]
     assert template["ready"] and template["servers"] == []
     stopped = shown(machine, "down")

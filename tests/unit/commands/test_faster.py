@@ -70,6 +70,12 @@ def test_advise_names_the_time_of_the_last_start_in_that_mode(cache: Cache) -> N
     assert "(template-engine, the last one here: 0.4 s instead of 65.3 s): coldstart template start" in line
 
 
+def test_advise_names_the_longest_phase_of_this_start(cache: Cache) -> None:
+    start_history.record_start(key().digest, "template-engine", 1.2, cache)
+    line = advise(look_up(), 48.2, [TEMPLATE], longest=("import vllm", 30.14))
+    assert line is not None and "1.2 s instead of 48.2 s; import vllm took 30.1 s): coldstart" in line
+
+
 def test_advise_names_the_time_that_the_stages_of_the_bundle_predict(publish: Publish) -> None:
     lookup = replace(look_up(), bundle=publish(stages=STAGES, weights=WEIGHTS))
     line = advise(lookup, 10.0, [RUNTIME])

@@ -22,7 +22,7 @@ from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
-from coldstart.launch import preparation, up_records
+from coldstart.launch import preparation, template_pool, up_records
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
@@ -107,27 +107,92 @@ def test_down_without_a_model_stops_all(
     assert capsys.readouterr().out == "nothing of any model is up\n"
 
 
-@pytest.mark.parametrize(("port", "warned"), [(1, False), (None, False), (2, True)])
-def test_up_reports_that_a_running_server_has_another_address(
-    supervisor: subprocess.Popen[bytes],
-    lookup: Lookup,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    port: int | None,
-    warned: bool,
+@pytest.mark.parametrize("keeps", [False, True])
+def test_down_stops_the_template_unless_it_is_to_be_kept(
+    keeps: bool, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["up", str(lookup.model.path), *(["--port", str(port)] if port else [])])
-    shown = capsys.readouterr()
-    assert caught.value.code == 0 and "http://x:1  fresh, already up" in shown.out
-    assert ("already up at http://x:1, the asked address is not used" in shown.err) == warned
+    warm = SimpleNamespace(level="engine", model="tiny", pid=7)
+    stopped: list[object] = []
+    monkeypatch.setattr(preparation, "list_prepared", lambda: [(warm, ("tiny", "/tiny"))])
+    monkeypatch.setattr(template_pool, "stop", stopped.append)
+    down("tiny", *(["--keep-template"] if keeps else []))
+    out, err = capsys.readouterr()
+    assert stopped == ([] if keeps else [warm]) and ("stopped the engine template" in out) != keeps
+    assert ("next coldstart up prepares the template again" in err) != keeps
+
+
+@pytest.mark.parametrize(
+    ("seconds", "built_bundle", "whole"),
+    [
+        (0.5, False, ""),
+        (27.1, False, ", 28.0 s with the preparation of template-engine"),
+        (60, True, ", 60.9 s with the build of the bundle and the preparation of template-engine"),
+    ],
+)
+def test_up_names_the_whole_time_of_a_start_with_a_long_preparation(
+    seconds: float, built_bundle: bool, whole: str, common: Common, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared = {"mode": "template-engine", "seconds": seconds, "built_bundle": built_bundle}
+    report = {"url": "http://x:1", "mode": "template-engine", "ready_s": 0.91, "fallbacks": []}
+    up._announce(common, report | {"predicted": None, "preparation": prepared})
+    assert capsys.readouterr().out == f"http://x:1  template-engine, ready in 0.91 s{whole}\n"
 
 
 def run_up(*words: str) -> int | str | None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["up", *words])
     return caught.value.code
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--port", "1"), ("--port", "0"), ("--host", "x"), ("--", "--port", "1")]
+)
+def test_up_names_the_server_that_runs_at_the_requested_address(
+    words: tuple[str, ...],
+    supervisor: subprocess.Popen[bytes],
+    lookup: Lookup,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    assert run_up(str(lookup.model.path), *words) == 0
+    shown = capsys.readouterr()
+    assert "http://x:1  fresh, already up" in shown.out and shown.err == ""
+
+
+@pytest.mark.parametrize(
+    "words", [("--port", "2"), ("--host", "y"), ("--host", "y", "--port", "1"), ("--", "--port", "2")]
+)
+def test_up_fails_where_a_running_server_has_another_address_than_the_typed_one(
+    words: tuple[str, ...],
+    supervisor: subprocess.Popen[bytes],
+    lookup: Lookup,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    assert run_up(str(lookup.model.path), "--detach", *words) == 1
+    shown = capsys.readouterr()
+    asked = " ".join(word for word in words if word != "--")
+    assert shown.out == "" and f"is already up at http://x:1, which is not the requested {asked}" in shown.err
+    assert f"hint: coldstart down {lookup.model.path}, then coldstart up" in shown.err
+    record = up_records.find_directory(lookup).read()
+    assert supervisor.poll() is None and record is not None and record.url == "http://x:1"
+
+
+def test_up_warns_that_a_running_server_has_another_address_than_the_default(
+    supervisor: subprocess.Popen[bytes],
+    lookup: Lookup,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    monkeypatch.setenv("COLDSTART_UP_PORT", "2")
+    assert run_up(str(lookup.model.path)) == 0
+    shown = capsys.readouterr()
+    assert (
+        "already up" in shown.out and "http://x:1, which is not the requested --port 2 (hint: " in shown.err
+    )
 
 
 @pytest.fixture
@@ -203,7 +268,7 @@ def bring_two_up(
 ) -> Iterator[Callable[..., list[Path]]]:
     """Return bring_two_up(round, *words), which runs `up` twice at one moment with other arguments on fake engines."""
     fake_engine("serves")
-    ready = SimpleNamespace(failures=())
+    ready = SimpleNamespace(mode="runtime", failures=())
     monkeypatch.setattr(preparation, "prepare_fastest", lambda *_: ready)
     monkeypatch.setattr(up, "_ensure_bundle", lambda _, lookup: lookup)
     other = replace(lookup, vllm_args=Arguments(("--max-model-len", "64")), key=key(max_model_len=64))
@@ -234,8 +299,12 @@ def test_two_commands_at_one_moment_start_one_server(
 ) -> None:
     for number in range(rounds):
         reports = [json.loads((output / "out").read_text()) for output in bring_two_up(number)]
+        (record,) = filter(None, [directory.read() for directory in up_records.list_directories()])
+        assert record.host == "127.0.0.1"
         down("--format", "json")
         (server,) = json.loads(capsys.readouterr().out)["servers"]
+        (began,) = [one for one in reports if not one.get("already_up")]
+        assert began["preparation"]["mode"] == "runtime" and began["preparation"]["seconds"] >= 0
         (known,) = [one for one in reports if one.get("already_up")]
         assert known["pid"] == server["pid"]
 
@@ -244,6 +313,8 @@ def test_two_commands_with_arguments_at_one_moment_start_two_servers_and_one_say
     bring_two_up: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     errors = [(output / "err").read_text() for output in bring_two_up(0, "--", "--max-num-seqs", "2")]
+    for directory in up_records.list_directories():
+        assert f"The log of the server is {directory.log}\n" in "".join(errors)
     assert sum("Starting another server" in one for one in errors) == 1
     down("--format", "json")
     assert len(json.loads(capsys.readouterr().out)["servers"]) == 2

@@ -73,3 +73,21 @@ def test_require_free_port_refuses_one_in_use(host: str) -> None:
 def test_describe_exposure_warns_when_others_need_no_key(given: list[str], exposed: bool) -> None:
     assert (listening.describe_exposure(Arguments(given), {}) is not None) == exposed
     assert listening.describe_exposure(Arguments(given), {"VLLM_API_KEY": "k"}) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "asked", "answers"),
+    [
+        ("127.0.0.1", "localhost", True),
+        ("localhost", "127.0.0.1", True),
+        ("0.0.0.0", "127.0.0.1", True),
+        ("0.0.0.0", "0.0.0.0", True),
+        ("::", "::1", True),
+        ("::", "10.0.0.1", True),
+        ("0.0.0.0", "::1", False),
+        ("127.0.0.1", "0.0.0.0", False),
+        ("127.0.0.1", "10.0.0.1", False),
+    ],
+)
+def test_is_listening(host: str, asked: str, answers: bool) -> None:
+    assert listening.is_listening(host, asked) == answers

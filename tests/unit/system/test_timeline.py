@@ -21,6 +21,19 @@ def sample() -> Timeline:
     return result
 
 
+def test_find_longest_counts_no_span_for_those_within_it() -> None:
+    line = Timeline()
+    assert line.find_longest() is None
+    line.span("command", 0.0, 9.0, track="command", pid=1)
+    line.span("imports", 10.0, 14.0, track="server", pid=2)
+    line.span("engine", 14.0, 20.0, track="server", pid=2)
+    line.span("load", 14.5, 17.5, track="engine", pid=3)
+    assert line.find_longest() == ("command", 9.0)
+    assert line.find_longest(since_s=10.0) == ("imports", 4.0)
+    line.span("load", 17.5, 19.0, track="engine", pid=3)
+    assert line.find_longest(since_s=10.0) == ("load", 4.5)
+
+
 def test_emit_does_nothing_without_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(timeline.EVENTS_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
