@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from coldstart.models.inspection import Lookup
     from coldstart.system.start_progress import Report
 
+_HERE = "the server runs here until Ctrl-C; with --detach it runs in the background"
+
 
 @dataclass(frozen=True)
 class _Start:
@@ -162,13 +164,13 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
     took = {"mode": prepared.mode, "seconds": round(time.monotonic() - start.began, 4)}
     before = {"preparation": took | {"built_bundle": start.built_bundle}}
     if not detach:
-        return _serve(start, plan, lambda report: _announce(common, report | before))
+        return _serve(start, plan, lambda report: _announce(common, report | before, _HERE))
     from coldstart.commands._detach import start_detached
 
     log = start.directory.log
     with _serving.show_start(common, detached=True) as show:
         report = start_detached(log, lambda announce: _serve(start, plan, announce, announce.show), show)
-    _announce(common, report | before | {"log": str(log)})
+    _announce(common, report | before | {"log": str(log)}, "coldstart down")
     common.out.note(f"The log of the server is {log}")
     _serving.advise(common, request, plan, report)
     return 0
@@ -211,17 +213,17 @@ def _serve(
         start.directory.end()
 
 
-def _announce(common: Common, report: dict[str, Any]) -> None:
+def _announce(common: Common, report: dict[str, Any], then: str) -> None:
     for fallback in decode(report["fallbacks"]):
         common.out.warn(str(fallback))
     common.out.result(report, lambda: _serving.describe(report))
-    common.out.success("Brought the server up", then="coldstart down")
+    common.out.success("Brought the server up", then=then)
 
 
 def _require_address(common: Common, running: "UpRecord", host: str | None, port: int | None) -> None:
     """Raise CommandFailedError if the running server does not answer at the address on the command line.
 
-    Whoever types an address waits for it. One of the environment or the configuration file is a default: warn.
+    A user who types an address waits for it. One of the environment or the configuration file is a default: warn.
     """
     from coldstart.launch import listening
 

@@ -134,7 +134,7 @@ def test_up_names_the_whole_time_of_a_start_with_a_long_preparation(
 ) -> None:
     prepared = {"mode": "template-engine", "seconds": seconds, "built_bundle": built_bundle}
     report = {"url": "http://x:1", "mode": "template-engine", "ready_s": 0.91, "fallbacks": []}
-    up._announce(common, report | {"predicted": None, "preparation": prepared})
+    up._announce(common, report | {"predicted": None, "preparation": prepared}, "coldstart down")
     assert capsys.readouterr().out == f"http://x:1  template-engine, ready in 0.91 s{whole}\n"
 
 
