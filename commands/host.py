@@ -14,7 +14,7 @@ from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
 
 if TYPE_CHECKING:
-    from coldstart.host.configuration import HostFile
+    from coldstart.host.configuration import HostFile, Profiles
 
 RUN = "run"
 
@@ -173,14 +173,19 @@ def run(
         | ({} if idle is None else {"idle_s": idle})
         for name in models or ()
     }
-    profiles = create_profiles(common.cache, offline=common.offline)
 
-    def source() -> "HostFile":
+    known = create_profiles(common.cache, offline=common.offline)
+
+    def source(profiles: "Profiles" = known) -> "HostFile":
         if host_file is not None:
             return limit_devices(configuration.load(host_file, profiles, typed))
         return configuration.parse(typed, profiles)
 
-    # Report errors of the configuration before the slow imports of the server.
+    # Report errors of the options before models are looked up, and those of models before the slow imports of the server.
+    if models:
+        source(lambda launch: configuration.Profile(1, 0.0, "none"))
+    for name in models or ():
+        typed["models"][name]["args"] = _find_args(common, name)
     file = source()
     for note in (*file.notes, *configuration.describe_limits(file, hardware.engine_memory())):
         common.out.warn(note)

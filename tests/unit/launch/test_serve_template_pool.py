@@ -89,9 +89,9 @@ def test_a_second_start_is_refused_while_the_first_is_under_way(
     template_pool.stop(first[0])
 
 
-def test_a_hidden_template_of_a_host_is_replaced(fake_engine: FakeEngine, tmp_path: Path) -> None:
+def test_a_hidden_template_of_a_host_is_replaced(fake_engine: FakeEngine, home: Path) -> None:
     fake_engine("serves")
-    root = tmp_path / "own"  # short: the path of a socket has at most 107 characters
+    root = home / "own"
     hidden = template_pool.start("runtime", PLAN, "tiny", 20, root)
     hidden.socket.unlink()
     second = template_pool.start("runtime", PLAN, "tiny", 20, root)
