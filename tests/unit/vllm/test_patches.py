@@ -39,7 +39,7 @@ ON_OBJECTS = {
         "worker.worker.kv_transfer_config", "worker.worker.vllm_config.kv_transfer_config",
         "config.parallel_config.worker_cls", "config.parallel_config.worker_extension_cls",
     },
-    "engine/server.py": {"config.logging_config", "manager.shutdown"},
+    "engine/server.py": {"config.logging_config", "engine.shutdown", "manager.shutdown"},
     # Other objects: the hub's offline switch, a connection to a Unix socket, and the directory of temporary files.
     "engine/renewal.py": {"constants.HF_HUB_OFFLINE"},
     "stock.py": {"connection.sock"},
@@ -55,7 +55,7 @@ ON_OBJECTS = {
         "scheduler._lookup", "scheduler._make_boundary_key", "group.next_stored_chunk_idx", "status.partial_tail_boundary",
     },
 }  # fmt: skip
-"""Changes of this server's objects: settable attributes of vLLM, one class replaced by our subclass, six wrapped methods, and
+"""Changes of this server's objects: settable attributes of vLLM, one class replaced by our subclass, seven wrapped methods, and
 two methods of our scheduler replaced by those of vLLM's other one."""
 
 # Ours, the parsed arguments, torch's tensors, and other libraries' settings.

@@ -60,7 +60,7 @@ def test_the_first_start_waits_for_the_runtime_template_and_its_memory_is_booked
             stage.servers.last("a").gate.set()
             assert (await asked)[0] == 200 and _kept(stage) == 4
             last = stage.model("a")["last_start"]
-            assert 0.02 <= last["phases"]["wait for the template"] < last["seconds"]
+            assert 0 < last["phases"]["wait for the template"] < last["seconds"]
             assert (await stage.ask(model="b", prompt=1))[0] == 200
             assert "wait for the template" not in stage.model("b")["last_start"]["phases"]
         assert template.ended.done()
