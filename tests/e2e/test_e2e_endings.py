@@ -40,7 +40,10 @@ def test_server_exits_with_128_plus_signal(
         asked = pool.submit(_ask, served.report["url"])
         wait_until(lambda: _runs_request(served.report["url"]))
         assert served.end(number) == code
-        assert asked.result() == 500
+        assert asked.result() in (
+            "abort",
+            "500",
+        )  # vLLM's engine aborts its requests, or has ended before it could
         assert "Traceback" not in served.log.read_text(errors="replace")
 
 
@@ -72,17 +75,17 @@ def test_server_exits_1_when_the_template_is_killed(machine: Machine, engine_tem
         assert served.code() == 1
 
 
-def _ask(url: str) -> int:
-    """Return the status of the answer to a request for many tokens."""
+def _ask(url: str) -> str:
+    """Return the finish reason of the answer to a request for many tokens, or the status of an error."""
     body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 500, "ignore_eos": True}
     request = Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
         with urlopen(request, timeout=READY_S) as answer:
-            return int(answer.status)
+            return str(json.load(answer)["choices"][0]["finish_reason"])
     except HTTPError as error:
-        return error.code
+        return str(error.code)
 
 
 def _runs_request(url: str) -> bool:
