@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.commands import _graphs
 from coldstart.commands._output import human_bytes, one_line, public, table
@@ -114,11 +113,9 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
 
 def _describe_proof(bundle: Bundle) -> str:
     """Describe the start that proved the bundle; its memory is what a host reserves on the CPU."""
-    try:
-        stages: Any = bundle.json("stages")
-        return f"ready in {float(stages['ready_s']):.1f} s with {human_bytes(int(stages['memory_bytes']))} of memory"
-    except (BundleError, KeyError, TypeError, ValueError):
+    if (proof := inspection.read_proof(bundle)) is None:
         return "not recorded"
+    return f"ready in {proof.ready_s:.1f} s with {human_bytes(proof.memory_bytes)} of memory"
 
 
 def view_key(key: Key, lookup: Lookup | None = None) -> BundleView:

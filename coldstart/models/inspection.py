@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
@@ -263,6 +264,24 @@ def list_missing_sections(bundle: Bundle) -> dict[str, str]:
         return {}
     reasons = stages.get(NOT_MADE) if isinstance(stages, dict) else None
     return {str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {}
+
+
+class ProofStart(NamedTuple):
+    """What a bundle records of the start that proved it: seconds to ready, bytes of memory, and its spans."""
+
+    ready_s: float
+    memory_bytes: int
+    spans: Any
+
+
+def read_proof(bundle: Bundle) -> ProofStart | None:
+    """Return the start that proved the bundle; None if the bundle does not contain it."""
+    try:
+        stages: Any = bundle.json("stages")
+        proof = ProofStart(float(stages["ready_s"]), int(stages["memory_bytes"]), stages.get("spans"))
+    except (BundleError, KeyError, TypeError, ValueError):
+        return None
+    return proof if proof.memory_bytes > 0 and proof.ready_s >= 0 else None
 
 
 def list_unprofiled_sizes(bundle: Bundle) -> dict[str, list[int]]:

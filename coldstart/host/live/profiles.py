@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import BundleError
 from coldstart.errors import UsageError
 from coldstart.host.configuration import Profile, Profiles
 from coldstart.host.launches import FORKED, Launch
@@ -19,6 +18,7 @@ from coldstart.host.live import lookups
 from coldstart.launch import modes
 from coldstart.launch.modes.snapshot import SNAPSHOT
 from coldstart.launch.modes.template_engine import TEMPLATE_ENGINE
+from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import weight_files
 from coldstart.system import runtime
@@ -78,14 +78,9 @@ def choose_profile(launch: Launch, found: Lookup) -> Profile:
 
 def read_profile(bundle: Bundle) -> Profile | None:
     """Return memory and seconds of the bundle's proof start; None if the bundle does not contain them."""
-    try:
-        stages: Any = bundle.json("stages")
-        memory, start_s = int(stages["memory_bytes"]), float(stages["ready_s"])
-    except (BundleError, KeyError, TypeError, ValueError):
+    if (proof := inspection.read_proof(bundle)) is None:
         return None
-    if memory <= 0 or start_s < 0:
-        return None
-    return Profile(memory, start_s, "bundle", _forked(stages.get("spans")))
+    return Profile(proof.memory_bytes, proof.ready_s, "bundle", _forked(proof.spans))
 
 
 def _forked(spans: Any) -> float | None:

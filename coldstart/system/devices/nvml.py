@@ -17,7 +17,6 @@ from itertools import chain
 from typing import Any
 
 from coldstart.contract import environment
-from coldstart.system.proc import processes
 
 # FP32 lanes per multiprocessor by compute capability (CUDA C++ Programming Guide, arithmetic throughput table).
 # NVML reports lanes, and the key contains multiprocessors.
@@ -105,7 +104,9 @@ def process_memory() -> dict[int, int | None]:
                     found[process.pid] = None if known is None or used is None else known + used
         except library.NVMLError:
             return {}
-    return found if all(map(processes.exists, found)) else {}
+    import psutil
+
+    return found if all(map(psutil.pid_exists, found)) else {}
 
 
 def _fill(library: Any, state: Machine) -> None:

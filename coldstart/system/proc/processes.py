@@ -6,7 +6,6 @@ nor control group limits.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,17 +28,6 @@ def birth(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
-
-
-def exists(pid: int) -> bool:
-    """Return whether a process has this PID in the PID namespace of the caller; also those of other users."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def is_stopped(pid: int) -> bool:
