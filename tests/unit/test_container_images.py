@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from coldstart.artifacts import canonical, oci, oci_registry, remote
 from coldstart.artifacts.store import Store
+from support.registry import host
 from tools.bundles import publish
-from tools.docker_registry import Unavailable, serving
+
+__all__ = ["host"]
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HOST:PORT of a running registry."""
-    try:
-        with serving(tmp_path_factory.mktemp("registry")) as address:
-            yield address
-    except Unavailable as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="module")

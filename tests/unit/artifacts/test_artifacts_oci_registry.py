@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,19 +19,11 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.store import Store
+from support.registry import host
 from tools import debian
 from tools.bundles import flip, key, provenance, publish, write_tree
-from tools.docker_registry import Unavailable, serving
 
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HOST:PORT of a running registry."""
-    try:
-        with serving(tmp_path_factory.mktemp("registry")) as address:
-            yield address
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+__all__ = ["host"]
 
 
 def test_a_bundle_and_its_signature_survive_the_round_trip(host: str, store: Store, tmp_path: Path) -> None:
@@ -150,7 +141,7 @@ def test_umoci_unpacks_the_image_to_a_store(host: str, store: Store, tmp_path: P
         layout = tmp_path / "layout"
         copied = _skopeo("copy", "--src-tls-verify=false", f"docker://{address}", f"oci:{layout}:v1")
         umoci = debian.unpacked("umoci") / "usr/bin/umoci"
-    except Unavailable as reason:
+    except debian.Unavailable as reason:
         pytest.skip(str(reason))
     assert copied.returncode == 0, copied.stderr
     seen = _skopeo("inspect", f"oci:{layout}:v1").stdout

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
 from io import StringIO
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.progress_pipe import pipe
 from tqdm import tqdm
 
-from coldstart.contract.environment import START_PROGRESS
-from coldstart.contract.plan import READY_FD_ENV
-from coldstart.system import start_progress
 from coldstart.system.start_progress import KEY, LineReader, StartProgress
 from coldstart.vllm import counting
 
-
-@pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Begin to report to a pipe, and return its end to read from."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    monkeypatch.setenv(READY_FD_ENV, str(writer))
-    monkeypatch.setenv(START_PROGRESS, "1")
-    start_progress.begin()
-    yield reader
-    start_progress.end()
-    os.close(writer)
-    os.close(reader)
+__all__ = ["pipe"]
 
 
-def read(reader: int) -> list[str]:
-    return [StartProgress.parse(line[KEY]).describe() for line in LineReader(reader).read() or ()]
+def read(pipe: int) -> list[str]:
+    return [StartProgress.parse(line[KEY]).describe() for line in LineReader(pipe).read() or ()]
 
 
-def test_bar_reports_its_items_unless_vllm_disables_it(reader: int) -> None:
+def test_bar_reports_its_items_unless_vllm_disables_it(pipe: int) -> None:
     module: Any = SimpleNamespace(tqdm=tqdm)
     counting._count_bars("load weights", "shards", module)
-    assert list(module.tqdm("abc", disable=True)) == ["a", "b", "c"] and read(reader) == []
+    assert list(module.tqdm("abc", disable=True)) == ["a", "b", "c"] and read(pipe) == []
     assert list(module.tqdm("abc", file=StringIO())) == ["a", "b", "c"]
     assert list(module.tqdm(iter("abc"), file=StringIO())) == ["a", "b", "c"]
-    assert read(reader) == ["load weights: 0 of 3 shards", "load weights: 3 of 3 shards"]
+    assert read(pipe) == ["load weights: 0 of 3 shards", "load weights: 3 of 3 shards"]
 
 
-def test_compilation_reports_its_graphs_and_returns_what_vllm_compiled(reader: int) -> None:
+def test_compilation_reports_its_graphs_and_returns_what_vllm_compiled(pipe: int) -> None:
     class CompilerManager:
         def compile(self, *arguments: Any, **keywords: Any) -> str:
             return "compiled"
@@ -58,10 +42,10 @@ def test_compilation_reports_its_graphs_and_returns_what_vllm_compiled(reader: i
         compiled = manager.compile(None, compile_range="(1, 8)", graph_index=number, num_graphs=2)
         assert compiled == "compiled"
     assert manager.compile(None) == "compiled"
-    assert read(reader) == ["compile range (1, 8): 0 of 2 graphs", "compile range (1, 8): 2 of 2 graphs"]
+    assert read(pipe) == ["compile range (1, 8): 0 of 2 graphs", "compile range (1, 8): 2 of 2 graphs"]
 
 
-def test_steps_of_the_first_rank_are_reported(reader: int) -> None:
+def test_steps_of_the_first_rank_are_reported(pipe: int) -> None:
     class Worker:
         rank = 0
 
@@ -70,10 +54,10 @@ def test_steps_of_the_first_rank_are_reported(reader: int) -> None:
 
     module: Any = SimpleNamespace(Worker=Worker)
     counting._name_steps("Worker", module)
-    assert Worker().load_model() == "loaded" and read(reader) == ["load weights"]
+    assert Worker().load_model() == "loaded" and read(pipe) == ["load weights"]
     second = Worker()
     second.rank = 1
-    assert second.load_model() == "loaded" and read(reader) == []
+    assert second.load_model() == "loaded" and read(pipe) == []
 
 
 def test_module_that_cannot_be_counted_is_imported_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
