@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -65,8 +65,12 @@ def find(common: Common, model: str, revision: str | None, accepts: "Trust | Non
 def show_arguments(common: Common, lookup: "Lookup") -> None:
     """Print the arguments if they come from the bundle and not from the user."""
     if lookup.lender is not None and lookup.vllm_args:
-        lender = f"{lookup.lender.name}:v{lookup.lender.version}"
-        common.out.note(f"Using the arguments of {lender}: {shlex.join(lookup.vllm_args)}")
+        note_arguments(common, f"{lookup.lender.name}:v{lookup.lender.version}", lookup.vllm_args)
+
+
+def note_arguments(common: Common, lender: str, arguments: Sequence[str]) -> None:
+    """Print the arguments that the bundle `lender` records."""
+    common.out.note(f"Using the arguments of {lender}: {shlex.join(arguments)}")
 
 
 def materialize(common: Common, lookup: "Lookup") -> "Lookup":

@@ -1,5 +1,6 @@
 """Serve many models behind one endpoint of this machine: a model starts on its first request, and a policy evicts it."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
 
 if TYPE_CHECKING:
-    from coldstart.host.configuration import HostFile, Profiles
+    from coldstart.host.configuration import Adopt, HostFile, Profiles
 
 RUN = "run"
 
@@ -144,7 +145,10 @@ def run(
     ] = None,
 ) -> None:
     """Run the host until it is stopped."""
+    from coldstart.commands import _serving
+
     from coldstart.host import configuration
+    from coldstart.host.live import lookups
     from coldstart.host.live.device_placement import limit_devices
     from coldstart.host.live.profiles import create_profiles
     from coldstart.system.devices import hardware
@@ -168,25 +172,29 @@ def run(
         "when_full": when_full,
     }
     typed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    typed["models"] = {
-        name: {"args": _find_args(common, name), "on_miss": on_miss}
-        | ({} if idle is None else {"idle_s": idle})
-        for name in models or ()
-    }
+    own = {"on_miss": on_miss} | ({} if idle is None else {"idle_s": idle})
+    # Without `--` each model has the arguments of its newest trusted bundle.
+    own |= {"args": list(common.vllm_args)} if common.typed_args else {}
+    typed["models"] = dict.fromkeys(models or (), own)
 
-    known = create_profiles(common.cache, offline=common.offline)
+    known = create_profiles(common.cache, offline=common.offline, typed=typed["models"])
+    adopt = partial(lookups.adopt_arguments, cache=common.cache, offline=common.offline)
 
-    def source(profiles: "Profiles" = known) -> "HostFile":
+    def read(profiles: "Profiles", adopt: "Adopt | None") -> "HostFile":
         if host_file is not None:
-            return limit_devices(configuration.load(host_file, profiles, typed))
-        return configuration.parse(typed, profiles)
+            return limit_devices(configuration.load(host_file, profiles, typed, adopt))
+        return configuration.parse(typed, profiles, adopt)
+
+    def source() -> "HostFile":
+        return read(known, adopt)
 
     # Report errors of the options before models are looked up, and those of models before the slow imports of the server.
     if models:
-        source(lambda launch: configuration.Profile(1, 0.0, "none"))
-    for name in models or ():
-        typed["models"][name]["args"] = _find_args(common, name)
+        read(lambda launch: configuration.Profile(1, 0.0, "none"), None)
     file = source()
+    for name, lender in file.lenders.items():
+        if arguments := file.catalogue.launches[name].args:
+            _serving.note_arguments(common, lender, arguments)
     for note in (*file.notes, *configuration.describe_limits(file, hardware.engine_memory())):
         common.out.warn(note)
     if endpoint.client_keys is not None:
@@ -215,19 +223,6 @@ def run(
         common.out.result(document, f"{first}\n{url}/ui  page of the host for a browser")
 
     raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
-
-
-def _find_args(common: Common, model: str) -> list[str]:
-    """Return vLLM's arguments of a model: the typed ones, without `--` those of its newest trusted bundle."""
-    from coldstart.commands import _serving
-
-    from coldstart.models import recorded
-
-    if common.typed_args:
-        return list(common.vllm_args)
-    lookup = recorded.adopt_arguments(common.look_up(model))
-    _serving.show_arguments(common, lookup)
-    return list(lookup.vllm_args)
 
 
 _host_live.register(app)

@@ -10,7 +10,7 @@ start_s = 8.0               # from stopped until ready
 idle_s = 600                # optional, like pinned = true
 prewarm = "0 8 * * 1-5"     # optional: cron expression in local time; the model starts at these moments
 model = "meta-llama/Llama-2-7b-hf"  # model to serve, by default the name of the table
-args = ["--max-model-len", "4096"]  # vLLM arguments
+args = ["--max-model-len", "4096"]  # vLLM arguments; by default those of its newest trusted bundle
 devices = [0, 1]            # optional: GPUs that its server sees; all models have the key, or none
 aliases = ["llama"]         # more names; mode, on_miss, revision, untrusted: as for `coldstart serve`
 engine_template = false     # true: a live host also retains the built engine and forks its servers from it
@@ -27,10 +27,11 @@ Invariant: a file that is accepted describes a host that can run; every error na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.host.crontab import parse_crontab
 from coldstart.host.launches import Catalogue, Launch
@@ -65,6 +66,8 @@ class Profile:
 
 
 Profiles = Callable[[Launch], Profile]
+Adopt = Callable[[Launch], tuple[Arguments, str]]
+"""Returns the arguments of a launch that the file gives none, and the bundle that records them; "" if none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class HostFile:
     """Parsed configuration of a host.
 
     `sources` maps each model to the source of its memory size: the file or a profile. `notes` are warnings about keys.
+    `lenders` maps each model without own arguments to the bundle whose arguments it has.
     """
 
     settings: HostSettings
@@ -98,6 +102,7 @@ class HostFile:
     catalogue: Catalogue
     sources: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    lenders: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def crontabs(self) -> dict[str, str]:
@@ -129,7 +134,12 @@ def _show(size: int) -> str:
     return f"{size / (1 << 30):.2f} GiB"
 
 
-def load(path: Path, profiles: Profiles | None = None, typed: Mapping[str, Any] | None = None) -> HostFile:
+def load(
+    path: Path,
+    profiles: Profiles | None = None,
+    typed: Mapping[str, Any] | None = None,
+    adopt: Adopt | None = None,
+) -> HostFile:
     """Load a host configuration; values of `typed`, from the command line, take precedence over the file.
 
     Raises:
@@ -137,7 +147,7 @@ def load(path: Path, profiles: Profiles | None = None, typed: Mapping[str, Any] 
     """
     table = read_toml(path, "host")
     try:
-        return parse(merge(table, typed or {}), profiles)
+        return parse(merge(table, typed or {}), profiles, adopt)
     except UsageError as error:
         raise UsageError(f"host file {path}: {error.message}", hint=error.hint) from error
 
@@ -150,11 +160,11 @@ def merge(table: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
     return {**table, **typed, "models": models}
 
 
-def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFile:
-    """Parse the content of a host configuration; `profiles` supplies the estimates that it lacks.
+def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Adopt | None = None) -> HostFile:
+    """Parse the content of a host configuration; `profiles` and `adopt` supply the estimates and arguments that it lacks.
 
     Raises:
-        UsageError: The content is not a valid host configuration. `profiles` may raise other errors.
+        UsageError: The content is not a valid host configuration. `profiles` and `adopt` may raise other errors.
     """
     top = dict(table)
     models, idle_s = _model_tables(top.pop("models", {})), top.pop("idle_s", None)
@@ -164,6 +174,9 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
     launches = {name: _launch(name, given) for name, given in models.items()}
     _check_devices(launches)
     figures = {name: _figures(name, given, idle_s) for name, given in models.items()}
+    lenders = {}
+    for name in [name for name, given in models.items() if adopt and "args" not in given]:
+        launches[name], lenders[name] = _adopt_arguments(launches[name], adopt)
     known = {name: _profile(one, launches[name], profiles) for name, one in figures.items()}
     restorable = {name for name, profile in known.items() if profile and profile.restorable}
     launches |= {name: replace(launches[name], restorable=True) for name in restorable}
@@ -175,7 +188,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
         name: "file" if profile is None or figures[name].memory is not None else profile.source
         for name, profile in known.items()
     }
-    return HostFile(settings, specs, catalogue, sources, notes)
+    return HostFile(settings, specs, catalogue, sources, notes, lenders)
 
 
 def _rename_keys(top: dict[str, Any]) -> tuple[str, ...]:
@@ -201,6 +214,11 @@ def _launch(name: str, given: dict[str, Any]) -> Launch:
     reject_unknown_keys(given, _LAUNCH_KEYS | _FIGURE_KEYS, place)
     own = {key: value for key, value in given.items() if key in _LAUNCH_KEYS}
     return decode(Launch, {"model": name, **own}, place, name=name, weights_from=None, restorable=False)
+
+
+def _adopt_arguments(launch: Launch, adopt: Adopt) -> tuple[Launch, str]:
+    arguments, lender = adopt(launch)
+    return replace(launch, args=arguments), lender
 
 
 def _check_devices(launches: Mapping[str, Launch]) -> None:

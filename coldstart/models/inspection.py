@@ -6,7 +6,7 @@ An argument that the user types is the reference of a bundle in the store, or el
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -170,8 +170,11 @@ def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
             yield f"{other.name}:v{other.version} was passed over for v{chosen.version}: {why}"
 
 
-def miss(lookup: Lookup) -> NoBundleError:
-    """Build the error of a look-up without a bundle: the nearest bundle, each difference, and the commands that help."""
+def miss(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
+    """Build the error of a look-up without a bundle: the nearest bundle, each difference, and the commands that help.
+
+    `use` returns how to start the model with the arguments of the nearest bundle; by default with `serve`.
+    """
     create = lookup.format_materialize()
     if lookup.untrusted is not None:
         one = lookup.untrusted
@@ -191,7 +194,7 @@ def miss(lookup: Lookup) -> NoBundleError:
     summary = f"No bundle for {lookup.model.name} with key {lookup.key.short} in the store; {detail}"
     return NoBundleError(
         [summary, *differences],
-        hint=f"{_use_nearest(lookup)}{create}",
+        hint=f"{_use_nearest(lookup, use)}{create}",
     )
 
 
@@ -208,14 +211,15 @@ def differ_in_arguments(mismatches: Iterable[Mismatch]) -> bool:
     return all(one.field.startswith(keys.ENGINE) for one in mismatches)
 
 
-def _use_nearest(lookup: Lookup) -> str:
-    """Return the command that starts a server from the nearest bundle, with " or ", where only arguments differ."""
+def _use_nearest(lookup: Lookup, use: Callable[[Arguments], str] | None) -> str:
+    """Return how to start a server from the nearest bundle, with " or ", where only arguments differ."""
     nearest = lookup.nearest
     if nearest is None or not differ_in_arguments(lookup.mismatches):
         return ""
     if (recorded := read_arguments(nearest)) is None:
         return ""
-    return shlex.join(["coldstart", "serve", lookup.model.argument, "--", *recorded]) + ", or "
+    serve = ["coldstart", "serve", lookup.model.argument, "--", *recorded]
+    return (shlex.join(serve) if use is None else use(recorded)) + ", or "
 
 
 def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> str:

@@ -133,7 +133,7 @@ def test_keys_that_open_nothing_are_warned_about(
 ) -> None:
     write_clients(tmp_path, {"laptop": lines})
     (tmp_path / "operator.key").write_text("key-of-operator\n")
-    (tmp_path / "host.toml").write_text('memory = 9\n[models.a]\nmodel = "a"\nmemory = 4\nstart_s = 1.0\n')
+    (tmp_path / "host.toml").write_text("memory = 9\n[models.a]\nargs = []\nmemory = 4\nstart_s = 1.0\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         files = ("--host-file", "host.toml", "--client-keys", "keys.toml", "--port", port)
@@ -147,7 +147,7 @@ def test_first_lines_name_the_address_and_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "host.toml"
-    file.write_text('memory = 9\n[models.a]\nmodel = "a"\nmemory = 4\nstart_s = 1.0\n')
+    file.write_text("memory = 9\n[models.a]\nargs = []\nmemory = 4\nstart_s = 1.0\n")
     monkeypatch.setattr(ModelHost, "run", lambda host: host.announce("http://127.0.0.1:1", host.file) or 0)
     cli.load("host").main(["--host-file", str(file)], standalone_mode=False)
     first, second = capsys.readouterr().out.splitlines()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coldstart.artifacts.bundle import anyone
+from coldstart.contract.arguments import Arguments
 from coldstart.host.launches import FAIL, Launch
-from coldstart.models import inspection
+from coldstart.models import inspection, recorded
 from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache
 
@@ -30,8 +31,31 @@ def look_up_model(
     return found.drop_weights() if weights_from and not found.model.weight_files else found
 
 
-def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
-    """Look up the bundle of a launch. Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail"."""
+def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:
+    """Return the arguments of the newest trusted bundle of the launch's model, and that bundle; none and "" without one.
+
+    Raises the errors of `inspection.look_up`.
+    """
+    asked = look_up_model(
+        launch.model,
+        (),
+        revision=launch.revision,
+        untrusted=launch.untrusted,
+        cache=cache,
+        offline=offline,
+    )
+    found = recorded.adopt_arguments(asked)
+    lender = found.lender
+    return found.vllm_args, "" if lender is None else f"{lender.name}:v{lender.version}"
+
+
+def look_up_launch(
+    launch: Launch, cache: Cache, *, offline: bool, use: Callable[[Arguments], str] | None = None
+) -> Lookup:
+    """Look up the bundle of a launch. Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail".
+
+    `use` is as in `inspection.miss`.
+    """
     found = look_up_model(
         launch.model,
         launch.args,
@@ -42,5 +66,5 @@ def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
         weights_from=launch.weights_from,
     )
     if found.bundle is None and launch.on_miss == FAIL:
-        raise inspection.miss(found)
+        raise inspection.miss(found, use)
     return found

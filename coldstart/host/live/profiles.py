@@ -6,11 +6,16 @@ memory is not the memory of a GPU, so on a GPU the host's file must give the mem
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Container
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.host.configuration import Profile, Profiles
 from coldstart.host.launches import FORKED, Launch
@@ -36,8 +41,8 @@ _STILL_TO_DO = ("start engine", "build app", "first token")
 _DONE_WITHIN = ("build worker",)
 
 
-def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
-    """Return profiles that are read from bundles.
+def create_profiles(cache: Cache, *, offline: bool, typed: Container[str] = ()) -> Profiles:
+    """Return profiles that are read from bundles; `typed` are the models of the command line, not of a host file.
 
     They raise what a look-up raises, NoBundleError if the launch requires a bundle, and UsageError if no source gives
     the memory.
@@ -54,13 +59,23 @@ def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
                 f"models.{launch.name}: bundles do not contain the GPU memory of a model",
                 hint="write memory and start_s for it in the host file",
             )
-        found = lookups.look_up_launch(launch, cache, offline=offline)
+        use = _type_arguments if launch.name in typed else partial(_write_arguments, launch.name)
+        found = lookups.look_up_launch(launch, cache, offline=offline, use=use)
         known = replace(choose_profile(launch, found), restorable=is_restorable(launch, found))
         if launch.mode not in FORKED:
             return known
         return replace(known, shared=min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4))
 
     return profile
+
+
+def _type_arguments(args: Arguments) -> str:
+    return f"type -- {shlex.join(args)}"
+
+
+def _write_arguments(model: str, args: Arguments) -> str:
+    # JSON's strings and lists are also TOML's.
+    return f"write args = {json.dumps(args)} in [models.{model}]"
 
 
 def is_restorable(launch: Launch, found: Lookup) -> bool:

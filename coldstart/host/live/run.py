@@ -185,6 +185,9 @@ class ModelHost:
             self._last_change = found, now
         facts.config_error, facts.config_loaded_unix_s = "", time.time()
         self.log.say("configuration read", models=changes["models"], **found)
+        for name in {*changes["added"], *changes["changed"]} & file.lenders.keys():
+            args = list(file.catalogue.launches[name].args)
+            self.log.say("arguments of a bundle", model=name, bundle=file.lenders[name] or None, args=args)
         return {**changes, "last_change": {**earlier[0], "age_s": now - earlier[1]} if earlier else None}
 
 

@@ -31,11 +31,18 @@ def model(home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def hosted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def sources() -> list[Any]:
+    """Return the list of the functions with which a host reads its configuration again."""
+    return []
+
+
+@pytest.fixture
+def hosted(monkeypatch: pytest.MonkeyPatch, sources: list[Any]) -> list[Any]:
     """Replace the host by a list of the configurations that it received."""
     received: list[Any] = []
 
-    def host(file: Any, *_: object) -> SimpleNamespace:
+    def host(file: Any, source: Any, *_: object) -> SimpleNamespace:
+        sources.append(source)
         return SimpleNamespace(run=lambda: received.append(file) or 0)
 
     monkeypatch.setattr(run, "ModelHost", host)
@@ -55,5 +62,58 @@ def test_a_model_starts_with_the_arguments_of_its_newest_bundle_unless_some_are_
     assert ended.value.code == 0, said
     (launch,) = hosted[0].catalogue.launches.values()
     assert tuple(launch.args) == expected
-    note = f"Using the arguments of {bundle.name}:v{bundle.version}: --max-model-len 512"
-    assert (note in said) is (words == ())
+    note = f"Using the arguments of {bundle.name}:v{bundle.version}: --max-model-len 512\n"
+    assert said.count(note) == (words == ())
+
+
+def _write_host_file(tmp_path: Path, model: str, args: str) -> Path:
+    file = tmp_path / "host.toml"
+    file.write_text(f'memory = "8GiB"\n[models.mine]\nmodel = "{model}"\nidle_s = 60\n{args}\n')
+    return file
+
+
+def test_a_model_of_a_host_file_starts_with_the_arguments_of_its_bundle_when_it_has_none(
+    model: str, hosted: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = publish_recorded(model, SHORT)
+    file = _write_host_file(tmp_path, model, "")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["host", "--host-file", str(file)])
+    said = capsys.readouterr().err
+    assert ended.value.code == 0, said
+    assert tuple(hosted[0].catalogue.launches["mine"].args) == SHORT
+    assert said.count(f"Using the arguments of {bundle.name}:v1: --max-model-len 512\n") == 1
+
+
+@pytest.mark.parametrize("args", ["args = []", 'args = ["--max-model-len", "1024"]'])
+def test_the_hint_names_the_line_of_the_host_file_when_no_bundle_has_its_arguments(
+    model: str, hosted: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], args: str
+) -> None:
+    publish_recorded(model, SHORT)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["host", "--host-file", str(_write_host_file(tmp_path, model, args))])
+    said = capsys.readouterr().err
+    assert ended.value.code == 3 and hosted == []
+    assert 'hint: write args = ["--max-model-len", "512"] in [models.mine], or coldstart materialize ' in said
+    assert "coldstart serve" not in said
+
+
+def test_the_hint_names_the_arguments_to_type_when_no_bundle_has_the_typed_ones(
+    model: str, hosted: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish_recorded(model, SHORT)
+    with pytest.raises(SystemExit):
+        cli.main(["host", model, "--memory", "8GiB", "--", *LONG])
+    assert "hint: type -- --max-model-len 512, or coldstart materialize " in capsys.readouterr().err
+
+
+def test_a_reloaded_host_file_takes_the_arguments_of_the_newest_bundle(
+    model: str, hosted: list[Any], sources: list[Any], tmp_path: Path
+) -> None:
+    publish_recorded(model, SHORT, created="2020-01-01T00:00:00Z")
+    with pytest.raises(SystemExit):
+        cli.main(["host", "--host-file", str(_write_host_file(tmp_path, model, ""))])
+    publish_recorded(model, LONG)
+    (before,), (after,) = hosted[0].catalogue.launches.values(), sources[0]().catalogue.launches.values()
+    assert (tuple(before.args), tuple(after.args)) == (SHORT, LONG)
+    assert before.same_server != after.same_server

@@ -29,7 +29,7 @@ def test_lookup_uses_arguments_and_trust_of_the_launch(
         return found
 
     monkeypatch.setattr(inspection, "look_up", look_up)
-    monkeypatch.setattr(inspection, "miss", lambda _: NoBundleError("none"))
+    monkeypatch.setattr(inspection, "miss", lambda *_: NoBundleError("none"))
     cache = Cache.at(tmp_path)
     launch = Launch("m", "dir", Arguments(("--seed", "1")), revision="r", untrusted=untrusted, on_miss=WARN)
     assert lookups.look_up_launch(launch, cache, offline=True) is found

@@ -71,7 +71,7 @@ def test_model_without_a_bundle_is_refused_by_default(
     found = SimpleNamespace(bundle=None, model=SimpleNamespace(path=tmp_path))
     monkeypatch.setattr(profiles.lookups.inspection, "look_up", lambda *_, **__: found)
     monkeypatch.setattr(
-        profiles.lookups.inspection, "miss", lambda _: NoBundleError("no bundle", hint="make one")
+        profiles.lookups.inspection, "miss", lambda *_: NoBundleError("no bundle", hint="make one")
     )
     profile = profiles.create_profiles(Cache(tmp_path), offline=True)
     with pytest.raises(NoBundleError):
