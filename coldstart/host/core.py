@@ -27,7 +27,7 @@ class Core:
         self.residents = Residents(specs, settings)
         self.pending, self.own_starts = PendingRequests(), OwnStarts(self.residents)
         self.requests = self.hits = self.starts = self.departures = 0
-        self._giving_up = False
+        self._giving_up, self._retirement = False, ""
         self._serving: dict[str, str] = {}
         self._next_check, self._now = -inf, -inf
 
@@ -62,7 +62,8 @@ class Core:
                 yield from self._arrived(event, now)
             case events.Ended(request, keep_s):
                 self._ended(request, keep_s, now)
-            case events.Configured(specs, settings):
+            case events.Configured(specs, settings, reason):
+                self._retirement = reason
                 yield from self._configured(specs, settings or self.settings, now)
             case events.TemplateHeld(memory):
                 self.residents.record_template(memory)
@@ -173,7 +174,7 @@ class Core:
                 model.aborted = True
                 yield events.Abort(name)
             elif model.state is not State.FAILED and self._may_go(model):
-                why = "no longer configured" if model.retired else f"idle for {now - model.since:.0f} s"
+                why = self._retirement if model.retired else f"idle for {now - model.since:.0f} s"
                 self.residents.drain(model, model.spec.tiers[-1], now, why)
         self._next_check = inf
         for model in self.models.values():

@@ -84,10 +84,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """New configuration: the models, and the limits if given. Models that are no longer listed drain and stop."""
+    """New configuration: the models, and the limits if given. Models that are no longer listed drain and stop.
+
+    `reason` is that of their `Leave`.
+    """
 
     models: tuple[ModelSpec, ...]
     settings: HostSettings | None = None
+    reason: str = "no longer configured"
 
 
 @dataclass(frozen=True, slots=True)

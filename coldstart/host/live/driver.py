@@ -233,7 +233,7 @@ class Driver:
         for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:
             self._refuse(number, AdmissionRefusedError(503, STOPPING, 5.0))
             self.emit(events.Ended(number))
-        self.emit(events.Configured(()))
+        self.emit(events.Configured((), reason=STOPPING))
         self.lifecycle.drain()
 
     async def close(self, *, at_once: bool = False) -> None:

@@ -113,6 +113,12 @@ def test_each_stop_has_its_reason() -> None:
     assert _why(host(76.0, Configured((ModelSpec.simple("b", 10, 7.0),)))) == ["no longer configured"]
 
 
+def test_the_reason_of_a_stop_is_that_of_the_configuration_when_the_host_stops() -> None:
+    host = Driver()
+    host.up("a", 0.0)
+    assert _why(host(1.0, Configured((), reason="the host is stopping"))) == ["the host is stopping"]
+
+
 def _on(name: str, memory: int, *devices: int, **more: Any) -> ModelSpec:
     return ModelSpec.simple(name, memory, 1.0, devices=devices, **more)
 

@@ -239,6 +239,23 @@ def test_stop_lets_a_stream_end_and_a_second_stop_changes_nothing(served: Served
     assert [event for event in served.events() if event == "stopping"] == ["stopping"]
 
 
+def test_the_log_says_that_the_host_stops_when_it_stops_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    served = Served(tmp_path, monkeypatch)
+
+    async def work(served: Served) -> None:
+        async with aiohttp.ClientSession() as client:
+            async with client.post(f"{served.urls[0]}/load/a", json={}) as answer:
+                assert answer.status == 200
+            assert await _stop(client, served.urls[0]) == 202
+
+    assert served.run(work) == 143
+    lines = [json.loads(line) for line in served.said.getvalue().splitlines()]
+    assert [one["reason"] for one in lines if one["event"] == "stop"] == ["the host is stopping"]
+
+
 async def _stop(client: aiohttp.ClientSession, url: str) -> int:
     try:
         async with client.post(url + "/stop", json={}) as answer:
