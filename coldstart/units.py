@@ -23,3 +23,8 @@ def parse_size(given: object) -> int:
     if found is None:
         raise UsageError(f"invalid size {given!r}", hint="write bytes, or a size such as 14GiB")
     return round(float(found[1]) * _UNITS[found[2] or "B"])
+
+
+def format_mib(size: int) -> str:
+    """Return a size in bytes as text in MiB, such as 540.0 MiB."""
+    return f"{size / _UNITS['MiB']:.1f} MiB"

@@ -81,7 +81,8 @@ def load(
     with common.out.phase(f"Loading {name}"):
         found = _order(host, url, f"/load/{quote(name)}" + ("" if wait else "?wait=false"))
     seconds = f" after {found['waited_s']:.1f} s" if "waited_s" in found else ""
-    common.out.result(found, f"{found['model']} is {found['state']}{seconds}")
+    evicted = f"; evicted {', '.join(found['evicted'])}" if found.get("evicted") else ""
+    common.out.result(found, f"{found['model']} is {found['state']}{seconds}{evicted}")
 
 
 def unload(

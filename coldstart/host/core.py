@@ -248,4 +248,4 @@ class Core:
         for model in self.residents.list_draining():
             if model.leave() and model.target is not None:
                 self.departures += 1
-                yield events.Leave(model.spec.name, model.target, model.why)
+                yield events.Leave(model.spec.name, model.target, model.why, model.evicted_for)

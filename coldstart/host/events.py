@@ -138,11 +138,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Move the model into this tier; no request uses it. `reason` is for people."""
+    """Move the model into this tier; no request uses it. `reason` is for people; `evicted_for` is the model that needs
+    the memory, if any.
+    """
 
     model: str
     tier: Tier
     reason: str
+    evicted_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from coldstart.host.memory_accounts import Place
 from coldstart.host.model_state import Model
 from coldstart.host.residents import Residents
+from coldstart.units import format_mib
 
 
 def has_room(residents: Residents, model: Model) -> bool:
@@ -32,10 +33,24 @@ def free_memory_for(residents: Residents, model: Model, now: float, evict_busy: 
         if surplus > 0:
             candidates = [name for name in candidates if residents.models[name].resident]
         victims = _choose(residents, candidates, needs, surplus, now)
-        why = f"evicted for {model.spec.name}"
-        if any(_evict(residents, victims, needs, surplus, now, why, stop) for stop in (False, True)):
+        why, name = _explain(residents, model, shortages), model.spec.name
+        if any(_evict(residents, victims, needs, surplus, now, why, stop, name) for stop in (False, True)):
             break
     return False
+
+
+def _explain(residents: Residents, model: Model, shortages: dict[Place, int]) -> str:
+    """Return why models are evicted for `model`: the place where most memory is missing, or the limit of their number."""
+    place = max(shortages, key=lambda place: shortages[place])
+    evicted = f"evicted for {model.spec.name}"
+    if shortages[place] <= 0:
+        return f"{evicted}: max_residents is {residents.settings.max_residents}"
+    account = residents.device.account(place)
+    where = "" if place is None else f" of device {place}"
+    free, needed = account.free(), shortages[place] + account.free()
+    why = f"{evicted}, which needs {format_mib(needed)}{where}: {format_mib(free)} of {format_mib(account.capacity)} are free"
+    template = residents.template_memory() if place is None else 0
+    return f"{why}, and the runtime template has {format_mib(template)}" if template else why
 
 
 def _choose(
@@ -70,6 +85,7 @@ def _evict(
     now: float,
     why: str,
     stop: bool,
+    evicted_for: str | None = None,
 ) -> bool:
     """Drain the victims to their next tier, or until stopped with `stop`, if that frees the bytes and `surplus` models."""
     out = sum(residents.models[name].resident for name in victims)
@@ -79,7 +95,7 @@ def _evict(
         if sum(residents.freed(name, stop, place) for name in victims) < need:
             return False
     for name in victims:
-        residents.drain(residents.models[name], residents.down(name, stop), now, why)
+        residents.drain(residents.models[name], residents.down(name, stop), now, why, evicted_for)
     return True
 
 

@@ -42,9 +42,9 @@ class Model:
     """State of one model.
 
     `tier` is its current tier, or the tier that its start began from; `target` is the target tier of a draining
-    model, `why` the reason for the last draining. `entered` is the time at which the state was entered, `since` that or
-    the time at which the last request ended. A retired model is no longer configured. `keep_s` replaces the idle time of
-    the specification until the next state.
+    model, `why` the reason for the last draining, `evicted_for` the model that needed its memory. `entered` is the time
+    at which the state was entered, `since` that or the time at which the last request ended. A retired model is no longer
+    configured. `keep_s` replaces the idle time of the specification until the next state.
     """
 
     spec: ModelSpec
@@ -53,6 +53,7 @@ class Model:
     tier: Tier = field(init=False)
     target: Tier | None = None
     why: str = ""
+    evicted_for: str | None = None
     leaving: bool = False
     in_flight: set[str] = field(default_factory=set)
     failures: int = 0
@@ -81,10 +82,10 @@ class Model:
         self.killed_starts = 0
         self._enter(State.READY, now)
 
-    def drain(self, target: Tier, now: float, why: str = "") -> None:
+    def drain(self, target: Tier, now: float, why: str = "", evicted_for: str | None = None) -> None:
         """Accept no new request; `left` follows when the last request and the leave order are done."""
         self._only("drain", State.READY, State.ASLEEP)
-        self.target, self.why = target, why
+        self.target, self.why, self.evicted_for = target, why, evicted_for
         self._enter(State.DRAINING, now)
 
     def leave(self) -> bool:

@@ -202,9 +202,9 @@ class Residents:
             self.policy.loaded(model.spec.name, now)
         return model.tier
 
-    def drain(self, model: Model, target: Tier, now: float, why: str) -> None:
+    def drain(self, model: Model, target: Tier, now: float, why: str, evicted_for: str | None = None) -> None:
         self.policy.evicted(model.spec.name, now)
-        model.drain(target, now, why)
+        model.drain(target, now, why, evicted_for)
         self._draining[model.spec.name] = model
         # The host memory is freed only after the model has left.
         self._book_beside(model, max(self.beside.reserved(model.spec.name), target.host_memory))

@@ -187,7 +187,14 @@ class Driver:
             case events.Missed(model, reason):
                 self.record.record_missed_prewarming(model, reason)
             case _:
+                if isinstance(action, events.Leave) and action.evicted_for is not None:
+                    self._note_eviction(action.model, action.evicted_for)
                 self.lifecycle.carry_out(action)
+
+    def _note_eviction(self, evicted: str, model: str) -> None:
+        for ticket in self._tickets.values():
+            if ticket.route.model == model:
+                ticket.evicted.append(evicted)
 
     def configure(self, file: HostFile) -> None:
         """Apply another configuration between two requests. Raises UsageError, and changes nothing, if it is invalid."""

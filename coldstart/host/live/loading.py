@@ -55,5 +55,11 @@ def _describe(driver: Driver, ticket: Ticket) -> Response:
         return answers.refuse(error.status, error.reason, error.retry_after_s)
     replica = ticket.granted.result()
     return JSONResponse(
-        {"model": model, "state": "ready", "mode": replica.mode, "waited_s": ticket.queued_s or 0.0}
+        {
+            "model": model,
+            "state": "ready",
+            "mode": replica.mode,
+            "waited_s": ticket.queued_s or 0.0,
+            "evicted": ticket.evicted,
+        }
     )

@@ -15,7 +15,6 @@ from contextlib import suppress
 from coldstart.host import events
 from coldstart.host.events import Event
 from coldstart.host.launches import EARLIER, FORKED, Launch
-from coldstart.host.limits import MIB
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.residence import MEASURE_FIRST_S, Residence, end_by_force
@@ -24,6 +23,7 @@ from coldstart.host.live.tasks import Tasks
 from coldstart.host.live.template_process import TemplateProcess
 from coldstart.host.specification import TEMPLATE, HostSettings
 from coldstart.host.status import HostFacts
+from coldstart.units import format_mib
 
 RUNTIME, ENGINE = "runtime", "engine"
 TEMPLATE_DROPPED = "its template is dropped"
@@ -178,7 +178,7 @@ class Templates:
 
     def crowd_out(self, memory: int) -> None:
         """Drop the runtime template, which takes `memory` bytes: a model fits only without it, as the status then says."""
-        limit, own = _format_mib(self.settings.memory), _format_mib(memory)
+        limit, own = format_mib(self.settings.memory), format_mib(memory)
         self.facts.template_error = (
             f"a model fits in {limit} only without the template's {own} (hint: {_MORE_ROOM})"
         )
@@ -304,10 +304,6 @@ class Templates:
         template.pid = ready.pid
         self.log.say("template ready", model=name, level=level, pid=ready.pid)
         return True
-
-
-def _format_mib(size: int) -> str:
-    return f"{size / MIB:.1f} MiB"
 
 
 def _is_forked(server: Ready) -> bool:

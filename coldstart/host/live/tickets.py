@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coldstart.host.launches import Route
 from coldstart.host.live.continuation import Continuation
@@ -39,6 +39,7 @@ class Ticket:
     Requests that waited together are sent in order: each after the request `before` it is `sent`. `stream` is the
     state of an answer that can continue at another server, `answer` the current answer. The request was admitted
     `tries` times before. `keep_s`: seconds that its model stays idle after it; None: those of its configuration.
+    `evicted` are the models whose memory it needed.
     """
 
     number: str
@@ -53,6 +54,7 @@ class Ticket:
     answer: UpstreamAnswer | None = None
     tries: int = 0
     keep_s: float | None = None
+    evicted: list[str] = field(default_factory=list)
 
     def refuse(self, refused: AdmissionRefusedError) -> None:
         """Let `granted` raise this error, unless the request already has a server."""

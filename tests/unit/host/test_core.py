@@ -99,7 +99,9 @@ def _why(actions: list[Action]) -> list[str]:
 def test_each_stop_has_its_reason() -> None:
     host = Driver(ModelSpec.simple("a", 10, 5.0, idle_s=60.0), ModelSpec.simple("b", 10, 7.0))
     host.up("a", 1.0)
-    assert _why(host(2.0, Arrived("r", "b"))) == ["evicted for b"]
+    assert _why(host(2.0, Arrived("r", "b"))) == [
+        "evicted for b, which needs 0.0 MiB: 0.0 MiB of 0.0 MiB are free"
+    ]
     host(3.0, Left("a"), Started("b", 1.0), Ended("r"))
     assert _why(host(4.0, Measured("b", 16))) == ["the memory of the models is above the limit"]
     host(5.0, Left("b"))
@@ -111,6 +113,26 @@ def test_each_stop_has_its_reason() -> None:
     host(74.0, Left("a"))
     host.up("a", 75.0)
     assert _why(host(76.0, Configured((ModelSpec.simple("b", 10, 7.0),)))) == ["no longer configured"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "template", "settings", "expected"),
+    [
+        (10, 0, {}, "which needs 10.0 MiB: 5.0 MiB of 15.0 MiB are free"),
+        (8, 3, {}, "which needs 8.0 MiB: 4.0 MiB of 15.0 MiB are free, and the runtime template has 3.0 MiB"),
+        (5, 0, {"max_residents": 1}, ": max_residents is 1"),
+    ],
+)
+def test_the_reason_of_an_eviction_names_the_needed_and_the_free_memory(
+    memory: int, template: int, settings: dict[str, Any], expected: str
+) -> None:
+    specs = (ModelSpec.simple("a", memory << 20, 5.0), ModelSpec.simple("b", memory << 20, 7.0))
+    host = Driver(*specs, memory=15 << 20, **settings)
+    host(0.0, TemplateHeld(template << 20))
+    host.up("a", 1.0)
+    (leave,) = host(2.0, Arrived("r", "b"))
+    assert isinstance(leave, Leave) and leave.evicted_for == "b"
+    assert leave.reason.startswith("evicted for b") and leave.reason.endswith(expected)
 
 
 def test_the_reason_of_a_stop_is_that_of_the_configuration_when_the_host_stops() -> None:

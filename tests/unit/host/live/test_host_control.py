@@ -44,6 +44,16 @@ def test_load_returns_once_the_model_is_ready(tmp_path: Path) -> None:
     run(work())
 
 
+def test_load_names_the_models_that_were_evicted_for_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            assert (await _post(stage, "/load/a"))[1]["evicted"] == []
+            assert (await _post(stage, "/load/b"))[1]["evicted"] == ["a"]
+            assert (await _post(stage, "/load/b"))[1]["evicted"] == []
+
+    run(work())
+
+
 def test_load_without_waiting_returns_before_the_model_is_ready(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, hold=True) as stage:
@@ -168,6 +178,8 @@ def test_commands_control_a_running_host(served: Served) -> None:
         assert "a said so" in await _command(served, "logs", "a")
         assert "No server of b" in await _command(served, "logs", "b", code=1)
         assert "`nobody` does not exist" in await _command(served, "load", "nobody", code=1)
+        assert (await _command(served, "load", "b")).endswith(" s; evicted a\n")
+        assert (await _command(served, "load", "a")).endswith(" s; evicted b\n")
         assert "unloading a" in await _command(served, "unload")
         await wait_until(lambda: served.host.driver.core.models["a"].state == "stopped")
         assert await _command(served, "unload", "a") == "a is not running\n"
