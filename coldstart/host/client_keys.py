@@ -46,6 +46,10 @@ class ClientKey:
         allowed = (catalogue.route(name) for name in self.models)
         return route is not None and route.model in {one.model for one in allowed if one is not None}
 
+    def describe_rate(self) -> str:
+        """Return why a request above the rate is refused."""
+        return f"the client {self.name} may send {self.requests_per_minute} requests per minute"
+
 
 @dataclass(slots=True)
 class _Bucket:

@@ -144,6 +144,20 @@ def test_rate_of_a_client_is_its_own(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_model_that_the_client_may_not_use_is_refused_as_such_when_the_rate_is_used_up(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+            statuses = [(await _ask(stage, "key-of-laptop", model))[0] for model in "aaaabab"]
+            assert statuses == [200, 200, 200, 429, 403, 429, 403]
+            assert (await _ask(stage, "key-of-laptop", "b", "/upstream/a/v1/completions"))[0] == 429
+            text = (await _send(stage, "GET", "/metrics", "key-of-operator"))[1]
+            assert 'client_requests_total{client="laptop",outcome="rate_limited"} 3.0' in text
+
+    run(work())
+
+
 def test_refused_requests_do_not_use_up_the_rate(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:

@@ -101,11 +101,11 @@ class Gateway:
     async def _pass(self, scope: Scope, receive: Receive, send: Send, model: str | None) -> None:
         client: ClientKey | None = scope.get(CLIENT)
         keys = self.endpoint.client_keys
-        # The rate comes before the body, which names the model: a client above its rate takes no memory for bodies.
-        if client is not None and keys is not None and (wait_s := keys.admit(client)):
+        wait_s = keys.admit(client) if client is not None and keys is not None else 0.0
+        # A client above its rate takes no memory for bodies, unless it may use some models only: the body names the model.
+        if client is not None and client.models is None and wait_s:
             self.front.metrics.count_client(client.name, "rate_limited")
-            reason = f"the client {client.name} may send {client.requests_per_minute} requests per minute"
-            await answers.send_error(send, 429, reason, retry_after_s=wait_s)
+            await answers.send_error(send, 429, client.describe_rate(), retry_after_s=wait_s)
             return
         exchange = Exchange(
             self.front,
@@ -117,6 +117,7 @@ class Gateway:
             model=model,
             client=client,
             keys=keys,
+            wait_s=wait_s,
         )
         await exchange.run()
 

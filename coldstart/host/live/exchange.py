@@ -23,7 +23,10 @@ from coldstart.host.live.upstream import DisconnectedError, Replica, StreamInter
 
 
 class Exchange:
-    """One request and its answer. `model` replaces the one that the body names; `client` of `keys` may use some models only."""
+    """One request and its answer. `model` replaces the one that the body names; `client` of `keys` may use some models only.
+
+    `wait_s`: seconds until the client may send a request; 0: this request was counted towards its rate.
+    """
 
     def __init__(
         self,
@@ -37,10 +40,11 @@ class Exchange:
         model: str | None = None,
         client: ClientKey | None = None,
         keys: ClientKeys | None = None,
+        wait_s: float = 0.0,
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
         self.memory, self.heartbeat_s, self.model = memory, heartbeat_s, model
-        self.client, self.keys = client, keys
+        self.client, self.keys, self.wait_s = client, keys, wait_s
         self.id = headers.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
@@ -79,11 +83,15 @@ class Exchange:
     async def _answer(self) -> None:
         asked = self.model or self.asked
         if self.client is not None and not self.client.may_use(asked, self.front.catalogue):
-            if self.keys is not None:
+            if self.keys is not None and not self.wait_s:
                 self.keys.give_back(self.client)
             self.front.metrics.count_client(self.client.name, "other_model")
             reason = f"the client {self.client.name} may not use the model `{asked}`"
             await self._refused(AdmissionRefusedError(403, reason))
+            return
+        if self.client is not None and self.wait_s:
+            self.front.metrics.count_client(self.client.name, "rate_limited")
+            await self._refused(AdmissionRefusedError(429, self.client.describe_rate(), self.wait_s))
             return
         try:
             self.ticket = self.front.enter(asked)
