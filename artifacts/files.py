@@ -30,6 +30,14 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
+def is_file(word: str) -> bool:
+    """Return whether a word that a user typed is the path of a file; False also where it can be no path."""
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):  # too long, or not permitted
+        return False
+
+
 def make_private(directory: Path) -> None:
     """Create a directory and its missing parents with mode 0700, independent of the umask."""
     for place in reversed([directory, *directory.parents]):

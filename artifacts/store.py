@@ -6,6 +6,7 @@ A reader needs no write permission and takes no lock. Versions of a model's name
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,8 +122,9 @@ class Store:
         bundles = self.list()
         matches = self._matching(ref, bundles)
         if not matches:
-            known = "see the bundles of this store: coldstart list"
-            raise BundleNotFoundError(f"no bundle matches {ref!r}", hint=known if bundles else None)
+            known = "see the bundles of this store: coldstart list" if bundles else None
+            archive = f"coldstart import {shlex.quote(ref)}" if files.is_file(ref) else None
+            raise BundleNotFoundError(f"no bundle matches {ref!r}", hint=archive or known)
         if len(matches) == 1:
             return matches[0]
         return (

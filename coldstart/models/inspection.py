@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from coldstart.artifacts import oci
+from coldstart.artifacts import files, oci
 from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch
@@ -113,11 +113,13 @@ class Lookup:
 def find_bundle(store: Store, ref: str) -> Bundle | None:
     """Return the bundle that ``ref`` names, a trusted version before others, None if there is none.
 
-    Raises AmbiguousReferenceError and InvalidReferenceError.
+    Raises AmbiguousReferenceError and InvalidReferenceError, and BundleNotFoundError for a file, which is no model either.
     """
     try:
         return store.get(ref, trust=trust)
     except BundleNotFoundError:
+        if files.is_file(ref):
+            raise
         return None
 
 

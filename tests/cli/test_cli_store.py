@@ -104,6 +104,14 @@ def test_inspect_names_the_differing_field_when_no_bundle_matches(run: Run, mode
     assert f"coldstart materialize {model} -- --max-model-len 1024" in missed
 
 
+@pytest.mark.parametrize("command", ["validate", "inspect", "export"])
+def test_an_archive_is_imported_first(run: Run, bundle: Bundle, home: Path, command: str) -> None:
+    archive = run("export", "org/tiny").stdout.strip()
+    for options in ([], ["--cache-dir", "other"]):
+        said = run(command, archive, *options, code=3).stderr
+        assert f"no bundle matches {archive!r}" in said and f"hint: coldstart import {archive}\n" in said
+
+
 def test_export_and_import_elsewhere(run: Run, bundle: Bundle, home: Path) -> None:
     assert run("export", "org/tiny").stdout == "org--tiny-v1.oci.tar\n"
     done = run("import", "org--tiny-v1.oci.tar", "--cache-dir", "other")
