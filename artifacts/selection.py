@@ -44,6 +44,19 @@ def best_first(bundles: Iterable[Bundle], trust: Trust | None) -> list[Candidate
     return sorted((rank_bundle(bundle, trust) for bundle in bundles), key=lambda one: one.rank, reverse=True)
 
 
+def describe_choice(bundle: Bundle, versions: Sequence[Bundle], trust: Trust | None) -> str:
+    """Return which of the `versions` the best one, `bundle`, is: the newest, or the newest readable or trusted."""
+    ranked = best_first(versions, trust)
+    chosen = next(one for one in ranked if one.bundle == bundle)
+    if chosen.problem is None and ranked[-1].problem is not None:
+        what = "newest readable"
+    elif any((one.created, one.bundle.version) > (chosen.created, bundle.version) for one in ranked):
+        what = "newest trusted"
+    else:
+        what = "newest"
+    return f"{bundle.name}:v{bundle.version}, the {what} of {len(versions)}"
+
+
 def newer_than(bundle: Bundle, others: Iterable[Bundle], trust: Trust | None) -> list[Bundle]:
     """Return the trusted bundles of `others` with the same key that are newer than `bundle`."""
     same = [other for other in others if other != bundle and other.key_digest == bundle.key_digest]

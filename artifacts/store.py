@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -113,11 +113,12 @@ class Store:
             raise BundleNotFoundError(message, self._nearest(key, name, trust), best.bundle)
         return best.bundle
 
-    def get(self, ref: str, *, trust: Trust | None = None) -> Bundle:
-        """Return the bundle for NAME (of one key), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
+    def get(self, ref: str, *, trust: Trust | None = None, one_key: bool = False) -> Bundle:
+        """Return the bundle for NAME (of one model), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
 
         A digest prefix has at least 12 hex digits. Of several versions the best: one that `trust` accepts before one that
-        it does not. Raises BundleNotFoundError, AmbiguousReferenceError, or InvalidReferenceError.
+        it does not. With `one_key`, a NAME whose versions have several keys is ambiguous too. Raises BundleNotFoundError,
+        AmbiguousReferenceError, or InvalidReferenceError.
         """
         bundles = self.list()
         matches = self._matching(ref, bundles)
@@ -129,9 +130,13 @@ class Store:
             return matches[0]
         return (
             selection.best_first(matches, trust)[0].bundle
-            if self._newest_wins(ref, matches)
+            if _newest_wins(ref, matches, one_key)
             else _several(ref, matches)
         )
+
+    def list_versions(self, name: str) -> Bundles:
+        """Return the bundles with this name."""
+        return [bundle for bundle in self.list() if _identity(bundle)[0] == name]
 
     def prune(
         self,
@@ -193,14 +198,6 @@ class Store:
             raise InvalidReferenceError(f"{ref!r} is not a reference")
         return []
 
-    def _newest_wins(self, ref: str, matches: Sequence[Bundle]) -> bool:
-        identities = [_identity(bundle) for bundle in matches]
-        if len({key for _, key in identities}) > 1:
-            return False
-        prefix = _HEX.fullmatch(ref)
-        by_key = prefix is not None and identities[0][1].startswith(f"sha256:{prefix[1]}")
-        return by_key or all(name == ref for name, _ in identities)
-
     def _nearest(self, key: Key, name: str | None, trust: Trust | None) -> tuple[Bundle, Mismatches] | None:
         same = (b for b in self._readable() if _same_model(key, name, b) and b.key_digest != key.digest)
         candidates = [(b, diff(key, b.key)) for b in same if trust is None or trust(b).ok]
@@ -213,6 +210,27 @@ class Store:
             except BundleError:
                 continue  # validate reports a damaged bundle
             yield bundle
+
+
+def _newest_wins(ref: str, matches: Sequence[Bundle], one_key: bool) -> bool:
+    """Return whether `ref` is the name of one model, or the prefix of one key."""
+    identities = [_identity(bundle) for bundle in matches]
+    several_keys = len({key for _, key in identities}) > 1
+    if all(name == ref for name, _ in identities):
+        return not several_keys or (not one_key and len(set(_list_models(matches))) <= 1)
+    prefix = _HEX.fullmatch(ref)
+    return not several_keys and prefix is not None and identities[0][1].startswith(f"sha256:{prefix[1]}")
+
+
+def _list_models(bundles: Sequence[Bundle]) -> Iterator[tuple[object, ...]]:
+    """Yield an identity of the model of each readable bundle. Two directories can have one name, two hub models cannot."""
+    for bundle in bundles:
+        with suppress(BundleError):
+            fields = bundle.key.fields
+            named = tuple(
+                sorted((name, value) for name, value in fields.items() if name.startswith("model."))
+            )
+            yield () if fields.get("model.revision") is not None else named
 
 
 def _identity(bundle: Bundle) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from coldstart.errors import AuthRequiredError, UsageError
 from coldstart.system.paths import Cache
 
 if TYPE_CHECKING:
-    from coldstart.artifacts.bundle import Trust
+    from coldstart.artifacts.bundle import Bundle, Trust
     from coldstart.artifacts.store import Store
     from coldstart.commands._export import Exports
 
@@ -102,6 +102,28 @@ class Common:
         from coldstart.artifacts.store import Store
 
         return Store(self.cache.bundles)
+
+    def get_bundle(self, ref: str) -> "Bundle":
+        """Return the bundle that `ref` names, and print which one that is where a name has several versions.
+
+        Raises the errors of `Store.get`.
+        """
+        from coldstart.models import inspection
+
+        bundle = self.store().get(ref, trust=inspection.trust)
+        self.note_version(ref, bundle.ref)
+        return bundle
+
+    def note_version(self, ref: str, selected: str) -> None:
+        """Print which bundle, by its reference, was selected if `ref` is a name that several versions have."""
+        from coldstart.artifacts import selection
+
+        from coldstart.models import inspection
+
+        versions = self.store().list_versions(ref)
+        for bundle in versions if len(versions) > 1 else ():
+            if bundle.ref == selected:
+                self.out.note(f"Using {selection.describe_choice(bundle, versions, inspection.trust)}")
 
     def look_up(self, model: str, revision: str | None = None, accepts: "Trust | None" = None) -> "Lookup":
         """Return the model, its key on this machine, and its bundle among those that `accepts` accepts.

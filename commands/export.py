@@ -10,8 +10,6 @@ from coldstart.commands._options import SNAPSHOT, Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import count, human_bytes
 
-from coldstart.models import inspection
-
 
 @declare()
 def command(
@@ -24,8 +22,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing archive.")] = False,
 ) -> None:
     """Export the bundles and print the command that imports them."""
-    store = common.store()
-    bundles = [store.get(ref, trust=inspection.trust) for ref in refs]
+    bundles = [common.get_bundle(ref) for ref in refs]
     first = bundles[0]
     path = to or Path(f"{first.name.replace('/', '--')}-v{first.version}.oci.tar")
     with common.out.phase(f"write {path.name}"):

@@ -53,6 +53,8 @@ def command(
         if lookup.bundle is None:
             raise inspection.miss(lookup)
         bundle = lookup.bundle
+    else:
+        common.note_version(ref, bundle.ref)
     if key:
         return _show(common, exports, _bundle_views.view_key(bundle.key))
     return _show(common, exports, _view(common, bundle, manifest=manifest, tree=tree, diff=diff))
@@ -64,7 +66,7 @@ def _view(common: Common, bundle: Bundle, *, manifest: bool, tree: bool, diff: s
     if tree:
         return _bundle_views.view_files(bundle)
     if diff is not None:
-        other = common.store().get(diff, trust=inspection.trust)
+        other = common.get_bundle(diff)
         return _bundle_views.view_difference(bundle, other)
     return _bundle_views.view_bundle(bundle)
 

@@ -11,8 +11,6 @@ from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import SNAPSHOT, Common
 from coldstart.commands._options import command as declare
 
-from coldstart.models import inspection
-
 
 @declare()
 def command(
@@ -34,7 +32,7 @@ def command(
 ) -> None:
     """Push the bundle and print the command that pulls it."""
     common.require_network(address)
-    bundle = common.store().get(ref, trust=inspection.trust)
+    bundle = common.get_bundle(ref)
     send = remote.push_image if as_image else remote.push
     with common.out.phase(f"send {bundle.name}:v{bundle.version}"):
         there = send(bundle, address, memory=include_snapshot)

@@ -12,7 +12,6 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import one_line, table
 
 from coldstart.errors import CommandFailedError
-from coldstart.models import inspection
 from coldstart.system import paths
 from coldstart.system.trust import trusted_keys as trust
 
@@ -80,7 +79,7 @@ def why(
 ) -> None:
     """Explain why a bundle is trusted or not. Lists each signature, and the version that is selected."""
     store = common.store()
-    bundle = store.get(ref, trust=inspection.trust)
+    bundle = common.get_bundle(ref)
     verdict = trust.why(store, bundle)
     data = {
         "ref": bundle.ref,

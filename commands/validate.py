@@ -108,6 +108,9 @@ def command(
                 text = renderers.junit_of_error(words, level, error)
                 replace(common.out, format="text").result({}, text)
             raise
+    if not common.vllm_args and revision is None:
+        for word, report in zip(words, reports, strict=True):
+            common.note_version(word, report.ref)
     _show(common, exports, reports, fail_level)
     bad = [report.ref for report in reports if report.fails(fail_level)]
     if bad:

@@ -55,10 +55,12 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
 
     Raises:
         BundleNotFoundError: A reference names no bundle.
+        AmbiguousReferenceError: A reference names bundles of several keys.
         ReadOnlyStoreError: The store is not writable.
     """
     store = Store(cache.bundles)
-    drop = [store.get(ref) for ref in refs]
+    # A name of several keys does not say which of them to remove.
+    drop = [store.get(ref, one_key=True) for ref in refs]
     pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
     removed = tuple(entry.digest for entry in pruned.removed)
     unpacked = _reclaim_unpacked(cache, store, removed, dry_run)

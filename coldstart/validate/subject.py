@@ -59,7 +59,7 @@ def find_bundle(store: Store, word: str, source: Source) -> Bundle:
     asks_key = bool(source.vllm_args or source.revision) and source.model is None and names_model(word)
     if not asks_key:
         try:
-            return store.get(word)
+            return store.get(word, trust=inspection.trust)
         except (BundleNotFoundError, InvalidReferenceError):
             if not inspection.names_model(word):
                 raise

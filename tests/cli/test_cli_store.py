@@ -104,6 +104,34 @@ def test_inspect_names_the_differing_field_when_no_bundle_matches(run: Run, mode
     assert f"coldstart materialize {model} -- --max-model-len 1024" in missed
 
 
+def test_a_name_means_its_newest_version_and_the_command_says_which(
+    run: Run, bundle: Bundle, home: Path
+) -> None:
+    store = Store(Cache.at().bundles)
+    newer = publish(store, home / "scratch", key(dtype="float16"), blocks=9)
+    note = "Using org/tiny:v2, the newest of 2\n"
+    for command, *more in (["inspect"], ["export"], ["validate"], ["push", str(home / "there")]):
+        done = run(command, "org/tiny", *more)
+        assert done.stderr.count(note) == 1, command
+        assert (
+            note
+            not in run(command, "org/tiny:v1", *more, *(["--force"] if command == "export" else [])).stderr
+        )
+    assert newer.digest in run("inspect", "org/tiny").stdout
+    assert note in run("trust", "why", "org/tiny", code=1).stderr
+    assert "names 2 bundles" in run("prune", "org/tiny", code=2).stderr
+
+
+def test_a_name_means_its_newest_trusted_version(run: Run, bundle: Bundle, home: Path) -> None:
+    store = Store(Cache.at().bundles)
+    signer = sign.host_key(paths.state_dir())
+    signed = publish(store, home / "scratch", key(dtype="float16"), signer=signer)
+    publish(store, home / "scratch", key(dtype="bfloat16"))
+    done = run("validate", "org/tiny", "--format", "json")
+    assert json.loads(done.stdout)["bundles"][0]["ref"] == signed.ref
+    assert "Using org/tiny:v2, the newest trusted of 3\n" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["validate", "inspect", "export"])
 def test_an_archive_is_imported_first(run: Run, bundle: Bundle, home: Path, command: str) -> None:
     archive = run("export", "org/tiny").stdout.strip()

@@ -18,7 +18,7 @@ from coldstart.artifacts.errors import (
     SectionUnsupportedError,
     TooLargeError,
 )
-from coldstart.artifacts.key import Mismatch
+from coldstart.artifacts.key import Key, Mismatch
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from tools.bundles import CODE, KV, NAME, TOKENIZER, key, provenance, publish
@@ -87,8 +87,25 @@ def test_a_version_that_two_keys_have_is_ambiguous(store: Store, tmp_path: Path)
     assert all(bundle.digest[:19] in caught.value.message for bundle in (first, second))
 
 
-def test_a_name_with_several_keys_is_ambiguous_and_lists_the_choices(store: Store, tmp_path: Path) -> None:
-    first, second = publish(store, tmp_path), publish(store, tmp_path, key(dtype="float16"))
+def test_a_name_is_its_newest_version_whatever_the_arguments(store: Store, tmp_path: Path) -> None:
+    publish(store, tmp_path)
+    second = publish(store, tmp_path, key(dtype="float16"))
+    assert store.get(NAME) == second
+    with pytest.raises(AmbiguousReferenceError):
+        store.get(NAME, one_key=True)
+
+
+def test_a_name_of_a_hub_model_is_its_newest_version_whatever_the_revision(
+    store: Store, tmp_path: Path
+) -> None:
+    revisions = [Key({**key().fields, "model.revision": one * 40, "model.config": one}) for one in "ab"]
+    _, second = (publish(store, tmp_path, one) for one in revisions)
+    assert store.get(NAME) == second
+
+
+def test_a_name_of_two_models_is_ambiguous_and_lists_the_choices(store: Store, tmp_path: Path) -> None:
+    other = Key({**key().fields, "model.config": "another"})
+    first, second = publish(store, tmp_path), publish(store, tmp_path, other)
     with pytest.raises(AmbiguousReferenceError) as caught:
         store.get(NAME)
     lines = caught.value.message.splitlines()
