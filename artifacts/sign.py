@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from coldstart.artifacts import canonical, fields, files, sigstore
 from coldstart.artifacts.bundle import Bundle, TrustResult
@@ -65,13 +66,22 @@ def host_key(state_dir: Path) -> HostKey:
     Raises InvalidSignatureError for a key file that others can read or that is not an ed25519 key; ReadOnlyStoreError,
     NoSpaceError.
     """
-    path = state_dir / "signing" / "host.pem"
+    path = _host_pem(state_dir)
     with named_os_errors("creating the signing key"):
         if not path.exists():
             _create_private(path)
     key = read_key(path)
     trust(trust_dir(state_dir), _public_pem(key), name="host")
     return key
+
+
+def has_host_key(state_dir: Path) -> bool:
+    """Return whether the host key exists."""
+    return _host_pem(state_dir).exists()
+
+
+def _host_pem(state_dir: Path) -> Path:
+    return state_dir / "signing" / "host.pem"
 
 
 def read_key(path: Path) -> HostKey:
@@ -111,6 +121,17 @@ def trust(directory: Path, pem: bytes, *, name: str) -> Path:
 _UNSIGNED = TrustResult(False, None, "the bundle is not signed")
 
 
+COLDSTART, SIGSTORE = "coldstart", "sigstore"
+"""Formats of signatures: `HostKey.sign` and `HostKey.attest` write them."""
+
+
+class JudgedSignature(NamedTuple):
+    """Format of one signature, and whether a trusted key made it."""
+
+    format: str
+    trust: TrustResult
+
+
 @dataclass(frozen=True, slots=True)
 class TrustStore:
     """Directory of *.pub files; call it with a bundle, or pass it to Bundle.extract."""
@@ -122,11 +143,11 @@ class TrustStore:
 
         A bad signature raises no error: the result has the reason.
         """
-        results = self.each(bundle)
+        results = [one.trust for one in self.each(bundle)]
         return next((one for one in results if one.ok), results[0] if results else _UNSIGNED)
 
-    def each(self, bundle: Bundle) -> list[TrustResult]:
-        """Return the result for every signature about `bundle`."""
+    def each(self, bundle: Bundle) -> list[JudgedSignature]:
+        """Return the format and the result of every signature about `bundle`."""
         keys = {fingerprint(key): key for key in self._keys()}
         signatures = LayoutSource(bundle.layout).signatures(bundle.descriptor)
         return [_judge(payload, bundle.digest, keys) for payload in signatures]
@@ -144,9 +165,13 @@ def trusted(bundle: Bundle, directory: Path) -> TrustResult:
     return TrustStore(directory)(bundle)
 
 
-def _judge(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKey]) -> TrustResult:
+def _judge(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKey]) -> JudgedSignature:
     if sigstore.is_bundle(payload):
-        return _judge_sigstore(payload, digest, keys)
+        return JudgedSignature(SIGSTORE, _judge_sigstore(payload, digest, keys))
+    return JudgedSignature(COLDSTART, _judge_own(payload, digest, keys))
+
+
+def _judge_own(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKey]) -> TrustResult:
     try:
         public, signature = _parse(payload, digest)
     except BundleError as error:

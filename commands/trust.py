@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts import sign
+from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
@@ -71,6 +72,12 @@ def show_own(common: Common) -> None:
     common.out.note("Next, on the other machine: coldstart trust add FILE")
 
 
+_FORMATS = {
+    sign.COLDSTART: "in coldstart's own format",
+    sign.SIGSTORE: "a sigstore bundle for cosign and other tools",
+}
+
+
 @app.command("why")
 @declare()
 def why(
@@ -85,7 +92,10 @@ def why(
         "ref": bundle.ref,
         "version": bundle.version,
         **asdict(verdict.trust),
-        "signatures": [asdict(one) for one in verdict.signatures],
+        "signatures": [
+            {"format": one.format, "key": _describe_key(one.trust.signer, verdict), **asdict(one.trust)}
+            for one in verdict.signatures
+        ],
         "taken": verdict.taken.ref if verdict.taken else None,
         "hint": verdict.hint,
     }
@@ -98,7 +108,7 @@ def _why(bundle: Bundle, verdict: trust.Verdict) -> str:
     lines = [
         f"{bundle.name}:v{bundle.version} is {'trusted' if verdict.trust.ok else 'not trusted'}: {verdict.trust.reason}",
         *(
-            f"signature {n}: {'valid' if one.ok else 'not trusted'}: {one.reason}"
+            f"signature {n}, {_FORMATS[one.format]}: {_describe_signature(one.trust, verdict)}"
             for n, one in enumerate(verdict.signatures, 1)
         ),
     ]
@@ -109,3 +119,14 @@ def _why(bundle: Bundle, verdict: trust.Verdict) -> str:
     else:
         lines.append(f"v{verdict.taken.version} of its key is selected: the newest trusted version")
     return "\n".join(map(one_line, lines))
+
+
+def _describe_signature(judged: TrustResult, verdict: trust.Verdict) -> str:
+    key = _describe_key(judged.signer, verdict)
+    return f"{'valid' if judged.ok else 'not trusted'}: {judged.reason}{f', {key}' if key else ''}"
+
+
+def _describe_key(fingerprint: str | None, verdict: trust.Verdict) -> str | None:
+    """Return whose key that is, None for one that is not in the trust directory."""
+    key = verdict.keys.get(fingerprint or "")
+    return None if key is None else "the key of this machine" if key.own else f"the key {key.name}"

@@ -4,6 +4,7 @@ Invariant: a key is listed by the fingerprint of its content, never by its file 
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from coldstart.artifacts import selection, sign
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.errors import BundleError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.sign import JudgedSignature
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError
 from coldstart.system import paths
@@ -38,7 +40,10 @@ class TrustedKey:
 def listed() -> list[TrustedKey]:
     """Return every trusted key. This machine's own key is created on first use."""
     state = paths.state_dir()
-    own = sign.host_key(state).fingerprint
+    return _list(state, sign.host_key(state).fingerprint)
+
+
+def _list(state: Path, own: str) -> list[TrustedKey]:
     return [_read(path, own) for path in sorted(sign.trust_dir(state).glob("*.pub"))]
 
 
@@ -104,12 +109,16 @@ def _is_called(key: TrustedKey, word: str) -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Trust in a bundle: the total, the result for each signature, the bundle that a start would use, and a hint."""
+    """Trust in a bundle: the total, the result for each signature, the bundle that a start would use, and a hint.
+
+    `keys` are the trusted keys by fingerprint.
+    """
 
     trust: TrustResult
-    signatures: list[TrustResult]
+    signatures: list[JudgedSignature]
     taken: Bundle | None
     hint: str | None
+    keys: Mapping[str, TrustedKey]
 
 
 def why(store: Store, bundle: Bundle) -> Verdict:
@@ -123,7 +132,11 @@ def why(store: Store, bundle: Bundle) -> Verdict:
         hint = "if you know its maker: coldstart trust add FILE, with the output on its machine of: coldstart trust show"
     elif not total.ok:
         hint = "ask its maker to sign it, or build it here: coldstart materialize MODEL"
-    return Verdict(total, signatures, best.bundle if best else None, hint)
+    state = paths.state_dir()
+    # A question creates no key.
+    own = sign.host_key(state).fingerprint if sign.has_host_key(state) else ""
+    keys = {key.fingerprint: key for key in _list(state, own) if key.fingerprint is not None}
+    return Verdict(total, signatures, best.bundle if best else None, hint, keys)
 
 
 def _key_of(bundle: Bundle) -> str | None:

@@ -91,6 +91,6 @@ def test_changed_attestation_does_not_verify(change: str, tmp_path: Path) -> Non
         envelope["signatures"] = [{"sig": "!"}] * 3
     keys = {key.fingerprint: key.private.public_key()}
     asked = f"sha256:{'b' * 64}" if change in ("payload", "digest") else digest
-    verdict = sign._judge(json.dumps(document).encode(), asked, keys)
+    verdict = sign._judge(json.dumps(document).encode(), asked, keys).trust
     assert not verdict.ok
-    assert sign._judge(key.attest(digest), digest, keys).ok
+    assert sign._judge(key.attest(digest), digest, keys).trust.ok
