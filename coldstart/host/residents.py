@@ -135,6 +135,14 @@ class Residents:
         memory, most = model.observed.memory, self.max_memory(model)
         return most - self.template_memory() < memory <= most
 
+    def memory_with_template(self) -> int:
+        """Return the memory limit in bytes with which each model fits beside the host's own process."""
+        missing = (
+            model.observed.memory + self.template_memory() - self.max_memory(model)
+            for model in self.models.values()
+        )
+        return self.device.capacity + max(0, *missing)
+
     def find_shortages(self, model: Model) -> dict[Place, int]:
         """Return the bytes that serving the model takes beyond the free ones: on each of its devices, and together."""
         name, memory = model.spec.name, model.observed.memory

@@ -148,9 +148,13 @@ def test_first_lines_name_the_address_and_the_page(
 ) -> None:
     file = tmp_path / "host.toml"
     file.write_text("memory = 9\n[models.a]\nargs = []\nmemory = 4\nstart_s = 1.0\n")
-    monkeypatch.setattr(ModelHost, "run", lambda host: host.announce("http://127.0.0.1:1", host.file) or 0)
+    reason = "a model fits in 9.0 MiB only without the template's 540.0 MiB (hint: raise memory to 544MiB)"
+    url = "http://127.0.0.1:1"
+    monkeypatch.setattr(ModelHost, "run", lambda host: host.announce(url, host.file, reason) or 0)
     cli.load("host").main(["--host-file", str(file)], standalone_mode=False)
-    first, second = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    assert f"warning: no runtime template: {reason}\n" in said.err
+    first, second = said.out.splitlines()
     assert first == "http://127.0.0.1:1  host of a, memory limit 9 B"
     assert second.startswith("http://127.0.0.1:1/ui ")
 

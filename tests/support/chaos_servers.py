@@ -51,7 +51,7 @@ def host(file: Path, key: str | None = None) -> int:
     options = run.HostOptions(Cache.at(), run.GatewayEndpoint(port=0, api_key=key), heartbeat_s=1.0)
     parsed = configuration.load(file)
 
-    def announce(url: str, _: object) -> None:
+    def announce(url: str, *_: object) -> None:
         print(url, flush=True)
 
     return run.ModelHost(parsed, lambda: parsed, options, Log(), announce).run()

@@ -37,7 +37,7 @@ class Served:
             lambda: configuration.load(self.file),
             options,
             Log(self.said),
-            lambda url, _: self.urls.append(url),
+            lambda url, *_: self.urls.append(url),
         )
 
     def write(self, **limits: Any) -> None:

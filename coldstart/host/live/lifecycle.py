@@ -70,7 +70,8 @@ class Lifecycle:
             case events.Abort(model):
                 self._abort(model)
             case events.GiveUp():
-                self.templates.crowd_out(self.core.residents.template_memory())
+                residents = self.core.residents
+                self.templates.crowd_out(residents.template_memory(), residents.memory_with_template())
 
     def _abort(self, model: str) -> None:
         self.log.say("start aborted", model=model, reason=self._too_late())

@@ -52,7 +52,10 @@ class HostOptions:
 
 
 class ModelHost:
-    """One run of the host. `source` reads the configuration again; `announce` gets the URL once the host listens."""
+    """One run of the host. `source` reads the configuration again; `announce` gets the URL once the host listens.
+
+    It also gets the reason why the host has no runtime template; "" if it has one.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class ModelHost:
         source: Callable[[], HostFile],
         options: HostOptions,
         log: Log,
-        announce: Callable[[str, HostFile], None],
+        announce: Callable[[str, HostFile, str], None],
     ) -> None:
         self.file, self.source, self.options = file, source, options
         self.log, self.announce = log, announce
@@ -104,7 +107,7 @@ class ModelHost:
         loop.add_signal_handler(signal.SIGHUP, self._reread.set)
         watcher = loop.create_task(self._watch())
         self.driver.begin()
-        self.announce(self.driver.facts.url, self.file)
+        self.announce(self.driver.facts.url, self.file, self.driver.facts.template_error)
         self.log.say("listening", url=self.driver.facts.url, models=list(self.file.catalogue.launches))
         try:
             await self.server.serve(sockets=[sock])

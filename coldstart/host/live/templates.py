@@ -15,6 +15,7 @@ from contextlib import suppress
 from coldstart.host import events
 from coldstart.host.events import Event
 from coldstart.host.launches import EARLIER, FORKED, Launch
+from coldstart.host.limits import MIB
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
 from coldstart.host.live.residence import MEASURE_FIRST_S, Residence, end_by_force
@@ -33,7 +34,6 @@ AGAIN_S, STABLE_S = 60.0, 5.0
 SETTLE_S = 0.05
 # Interval in seconds between measurements: pages that the template shares with its servers are not its own.
 LOOK_S = 10.0
-_MORE_ROOM = "raise memory, or run coldstart template freeze"
 
 
 class Templates:
@@ -176,11 +176,15 @@ class Templates:
         found = self.residences.values()
         return [one for one in found if one.serves and _is_forked(one.ready)]
 
-    def crowd_out(self, memory: int) -> None:
-        """Drop the runtime template, which takes `memory` bytes: a model fits only without it, as the status then says."""
+    def crowd_out(self, memory: int, needed: int) -> None:
+        """Drop the runtime template, which takes `memory` bytes: a model fits only without it, as the status then says.
+
+        `needed` is the memory limit in bytes with which every model fits beside it.
+        """
         limit, own = format_mib(self.settings.memory), format_mib(memory)
         self.facts.template_error = (
-            f"a model fits in {limit} only without the template's {own} (hint: {_MORE_ROOM})"
+            f"a model fits in {limit} only without the template's {own} "
+            f"(hint: raise memory to {-(-needed // MIB)}MiB, or run coldstart template freeze)"
         )
         self.give_up()
 

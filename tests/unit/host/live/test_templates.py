@@ -265,7 +265,21 @@ def test_template_without_memory_for_a_model_is_not_started(tmp_path: Path) -> N
             assert (await stage.ask(model="a", prompt=1))[0] == 200
             await wait_until(lambda: not _kept(stage))
             assert stage.servers.templates == []
-            assert "only without the template's 0.0 MiB (hint: raise memory" in _error(stage)
+            assert "only without the template's 0.0 MiB (hint: raise memory to 1MiB, or" in _error(stage)
+
+    run(work())
+
+
+def test_the_reason_names_the_memory_with_which_the_template_fits(tmp_path: Path) -> None:
+    models = {name: {"memory": f"{size}MiB", "start_s": 1.0} for name, size in (("a", 380), ("b", 300))}
+
+    async def work() -> None:
+        limits = {"memory": 800 << 20, "runtime_template": True, "template_bytes": 540 << 20}
+        async with staged(tmp_path, models, **limits) as stage:
+            assert "fits in 800.0 MiB only without the template's 540.0 MiB" in _error(stage)
+            assert "raise memory to 920MiB, or" in _error(stage)
+        async with staged(tmp_path, models, **limits | {"memory": 920 << 20}) as stage:
+            assert _error(stage) == "" and _kept(stage)
 
     run(work())
 
