@@ -169,9 +169,7 @@ def run(
     }
     typed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     typed["models"] = {
-        name: {"args": _find_args(common, name), "on_miss": on_miss}
-        | ({} if idle is None else {"idle_s": idle})
-        for name in models or ()
+        name: {"on_miss": on_miss} | ({} if idle is None else {"idle_s": idle}) for name in models or ()
     }
 
     known = create_profiles(common.cache, offline=common.offline)

@@ -115,9 +115,10 @@ def test_status_as_json(run: Run, host: str) -> None:
     ],
 )
 def test_host_reports_invalid_arguments_before_it_starts(
-    run: Run, words: tuple[str, ...], code: int, complaint: str
+    run: Run, home: Path, words: tuple[str, ...], code: int, complaint: str
 ) -> None:
     assert complaint in run(*words, code=code).stderr
+    assert not list(home.rglob("tiny-llama")), "the model was built first"
 
 
 @pytest.mark.parametrize(
