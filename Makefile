@@ -12,8 +12,8 @@ SECONDS ?= 600
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 SERVING ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? n : 2)))
 PYTEST  := $(BIN)/python -m pytest
-# The quick tests wait more than they compute.
-QUICK   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 2 * n : 8)))
+# The quick tests wait more than they compute; but each worker collects all of them.
+QUICK   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? 3 * n : 8)))
 # A file's tests share what is expensive to make. (By pytest-xdist 3.8, --dist loadgroup groups nothing under pytest 9.2.)
 BESIDE  := -n $(WORKERS) --dist loadfile
 # The order of the end-to-end tests' files is that of tests/e2e/conftest.py; --no-loadscope-reorder retains it.
@@ -31,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled modules every start would compile this package anew, and would be measured doing so.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install hooks lock demo demo-host test test-all check lint format typing docs bench fuzz dist clean
+.PHONY: help install hooks lock demo demo-host test test-all check quick lint style types format typing docs bench fuzz dist clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.* ## /\1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -82,15 +82,22 @@ PYTHON=$(BIN)/python tests/tools/fetch-helm.sh >/dev/null || echo 'test: without
 failed=0; $(PYTEST) $(BESIDE) $(SELECT) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile --no-loadscope-reorder $(SELECT) tests/e2e || failed=1; exit $$failed
 endef
 
+check: style ## Run lint and the quick tests, which need no vLLM.
+	@$(MAKE) --no-print-directory -j 2 types quick
+
 # The quick tests write many small files: into memory, where there is enough.
-check: export TMPDIR := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 2>/dev/null && echo /dev/shm || echo "$${TMPDIR:-/tmp}")
-check: lint ## Run lint and the quick tests, which need no vLLM.
+quick: export TMPDIR := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 2>/dev/null && echo /dev/shm || echo "$${TMPDIR:-/tmp}")
+quick: $(STAMP)
 	$(PYTEST) -n $(QUICK) --dist loadfile --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
 
-lint: $(STAMP) typing ## Check style, format, prose and types.
+lint: style types ## Check style, format, prose and types.
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/tools/prose.py
+
+types: $(STAMP) typing
 	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p coldstart
 
 format: $(STAMP) ## Sort imports, fix what ruff can fix, and format all files.
