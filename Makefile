@@ -20,9 +20,10 @@ BESIDE  := -n $(WORKERS) --dist loadfile
 # All but the real servers: two workers have a machine of their own each, whose one bundle and template their tests share.
 SUITES  := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/)))
 
-# Those that import no vLLM.
-CHECKED := tests/unit --ignore tests/unit/vllm tests/attacks tests/adversarial tests/cli tests/fuzz tests/golden \
+# Those that import no vLLM, and which of them are quick.
+CHECKED := tests/unit tests/attacks tests/adversarial tests/cli tests/fuzz tests/golden \
 	tests/property/artifacts tests/property/core tests/property/graphs
+SWIFT   := --ignore tests/unit/vllm -m "not vllm and not gpu and not slow"
 
 # The user's own bundles, keys and templates are neither used nor touched.
 export COLDSTART_CACHE_DIR := $(CURDIR)/.cache/coldstart
@@ -79,7 +80,9 @@ define run_suites
 @criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
 PYTHON=$(BIN)/python tests/tools/fetch-chromium.sh >/dev/null || echo 'test: without Chromium (see above) the tests of pages are skipped.' >&2; \
 PYTHON=$(BIN)/python tests/tools/fetch-helm.sh >/dev/null || echo 'test: without helm (see above) the tests that render the chart are skipped.' >&2; \
-failed=0; $(PYTEST) $(BESIDE) $(SELECT) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile --no-loadscope-reorder $(SELECT) tests/e2e || failed=1; exit $$failed
+failed=0; $(PYTEST) -n $(QUICK) --dist loadfile $(SWIFT) $(CHECKED) || failed=1; \
+$(PYTEST) $(BESIDE) $(SELECT) --after-quick '$(CHECKED)' $(SUITES) || failed=1; \
+$(PYTEST) -n $(SERVING) --dist loadfile --no-loadscope-reorder $(SELECT) tests/e2e || failed=1; exit $$failed
 endef
 
 check: style ## Run lint and the quick tests, which need no vLLM.
@@ -88,7 +91,7 @@ check: style ## Run lint and the quick tests, which need no vLLM.
 # The quick tests write many small files: into memory, where there is enough.
 quick: export TMPDIR := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 2>/dev/null && echo /dev/shm || echo "$${TMPDIR:-/tmp}")
 quick: $(STAMP)
-	$(PYTEST) -n $(QUICK) --dist loadfile --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
+	$(PYTEST) -n $(QUICK) --dist loadfile --hypothesis-profile quick $(SWIFT) $(CHECKED)
 
 lint: style types ## Check style, format, prose and types.
 
