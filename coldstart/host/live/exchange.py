@@ -71,6 +71,7 @@ class Exchange:
         except ClientGoneError:
             pass
         except BodyMemoryFullError:
+            self.front.facts.refused[503] += 1
             await self._error(503, "waiting requests use all memory for request bodies", 1.0)
         except ValueError as error:
             await self._error(400, str(error))
@@ -82,6 +83,7 @@ class Exchange:
             if self.keys is not None:
                 self.keys.give_back(self.client)
             self.front.metrics.count_client(self.client.name, "other_model")
+            self.front.facts.refused[403] += 1
             reason = f"the client {self.client.name} may not use the model `{asked}`"
             await self._refused(AdmissionRefusedError(403, reason))
             return

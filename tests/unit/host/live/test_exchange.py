@@ -224,6 +224,7 @@ def test_a_body_that_is_too_long_is_refused(tmp_path: Path) -> None:
         async with staged(tmp_path, gateway=gateway) as stage:
             status, _, body = await stage.ask(model="a", prompt="x" * 1024)
             assert status == 413 and "more than 1024 bytes" in body["error"]["message"]
+            assert stage.driver.facts.refused == {413: 1}
 
     run(work())
 
