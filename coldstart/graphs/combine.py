@@ -65,8 +65,6 @@ def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined
     conflicts = _graphs_of(a.tables, classified.conflict)
     reason = "a word points into live memory, but to different symbols or offsets in the two captures"
     kept = subset(tables, lambda key: key not in conflicts, dict.fromkeys(conflicts, reason))
-    if not kept.keys:
-        raise GraphError(f"no graph can be relocated: {format_reasons(kept.refused)}")
     return Combined(drop_unused_regions(kept), adopted)
 
 

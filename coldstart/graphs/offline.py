@@ -80,7 +80,10 @@ def _expect(work: Path, done: bool) -> None:
 
 def _ambiguous(work: Path) -> bool:
     _expect(work, (work / BUNDLE).exists())
-    return len(table_files.load(work / BUNDLE).assumed) > 0
+    tables = table_files.load(work / BUNDLE)
+    if not tables.keys:
+        raise GraphRefusedError(f"no graph can be relocated: {format_reasons(tables.refused)}")
+    return len(tables.assumed) > 0
 
 
 def keep_proven(bundle: Path) -> None:

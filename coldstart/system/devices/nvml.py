@@ -199,7 +199,7 @@ def _list_instances(library: Any, handle: Any) -> Iterator[Any]:
 def _or_none(library: Any, ask: Callable[[], Any]) -> Any:
     """Return None if the driver reports that the object or the property does not exist; raise all other errors.
 
-    A whole device is an invalid argument where an instance is expected: driver 580 says so instead of "not found".
+    A whole device is an invalid argument where an instance is expected: driver 580 answers that instead of "not found".
     """
     absent = (
         library.NVMLError_NotSupported, library.NVMLError_NotFound, library.NVMLError_FunctionNotFound,
