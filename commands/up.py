@@ -37,6 +37,7 @@ class _Start:
     directory: "UpDirectory"
     request: "ServeRequest"
     release: Callable[[], None]
+    detach: bool
 
 
 @declare(takes_vllm_args=True)
@@ -78,8 +79,10 @@ def command(
             request = ServeRequest(
                 _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
             )
-            start = _Start(common, began, request.lookup is not lookup, directory, request, lock.close)
-            code = _bring_up(start, detach=detach)
+            start = _Start(
+                common, began, request.lookup is not lookup, directory, request, lock.close, detach
+            )
+            code = _bring_up(start)
         except BaseException:
             directory.end()
             raise
@@ -147,8 +150,8 @@ def _describe_other(other: "UpRecord", lookup: "Lookup") -> str:
     return f"{there} with other arguments: {others}, not {wanted}"
 
 
-def _bring_up(start: _Start, *, detach: bool) -> int:
-    """Prepare the server and start it. Return 0 with `detach` when it is ready, else its exit code when it ends."""
+def _bring_up(start: _Start) -> int:
+    """Prepare the server and start it. Return 0 when it is ready if it detaches, else its exit code when it ends."""
     from coldstart.launch import planning, preparation
 
     common, request = start.common, start.request
@@ -163,7 +166,7 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
     plan = planning.plan(request)
     took = {"mode": prepared.mode, "seconds": round(time.monotonic() - start.began, 4)}
     before = {"preparation": took | {"built_bundle": start.built_bundle}}
-    if not detach:
+    if not start.detach:
         return _serve(start, plan, lambda report: _announce(common, report | before, _HERE))
     from coldstart.commands._detach import start_detached
 
@@ -198,7 +201,8 @@ def _serve(
     """Record the server under this process, start it, and return its exit code when it ends."""
     from coldstart.launch import up_records
 
-    own = up_records.describe_own(start.request.lookup)
+    log = str(start.directory.log) if start.detach else None
+    own = replace(up_records.describe_own(start.request.lookup), log=log)
     start.directory.write(own)
 
     def announce_recorded(report: dict[str, Any]) -> None:
@@ -245,4 +249,6 @@ def _require_address(common: Common, running: "UpRecord", host: str | None, port
 
 def _show_running(common: Common, running: "UpRecord") -> None:
     data = {"url": running.url, "mode": running.mode, "pid": running.pid, "already_up": True}
-    common.out.result(data, f"{running.url}  {running.mode}, already up")
+    common.out.result(data | {"log": running.log}, f"{running.url}  {running.mode}, already up")
+    if running.log is not None:
+        common.out.note(f"The log of the server is {running.log}")

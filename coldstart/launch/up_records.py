@@ -34,6 +34,7 @@ class UpRecord:
     """A supervised server. `url` and `mode` are None while it is prepared or starts.
 
     `host` is the address at which it listens, which `url` may not show; None for a server that an earlier release started.
+    `log` is the path of its log, None without one: in the foreground, or started by an earlier release.
     `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor. `vllm_args` are for
     the user alone: their secrets are hidden.
     """
@@ -47,6 +48,7 @@ class UpRecord:
     mode: str | None = None
     vllm_args: tuple[str, ...] = ()
     host: str | None = None
+    log: str | None = None
 
     @property
     def is_alive(self) -> bool:

@@ -84,6 +84,7 @@ class Gateway:
         if scope["type"] != "http":
             await self._own(scope, receive, send)
         elif (refusal := self.access.find_refusal(scope)) is not None:
+            self.count_refusal(refusal[0])
             await answers.send_error(send, *refusal)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
@@ -105,6 +106,7 @@ class Gateway:
         # A client above its rate takes no memory for bodies, unless it may use some models only: the body names the model.
         if client is not None and client.models is None and wait_s:
             self.front.metrics.count_client(client.name, "rate_limited")
+            self.count_refusal(429)
             await answers.send_error(send, 429, client.describe_rate(), retry_after_s=wait_s)
             return
         exchange = Exchange(
@@ -120,6 +122,10 @@ class Gateway:
             wait_s=wait_s,
         )
         await exchange.run()
+
+    def count_refusal(self, status: int) -> None:
+        """Count a request that is rejected before it reaches the front."""
+        self.front.facts.refused[status] += 1
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = any(route.matches(scope)[0].value for route in self._own.routes)

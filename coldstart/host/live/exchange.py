@@ -12,14 +12,20 @@ import time
 from contextlib import suppress
 
 from coldstart.host.client_keys import ClientKey, ClientKeys
-from coldstart.host.live import answers, body, headers
+from coldstart.host.live import answers, body, headers, resumption
 from coldstart.host.live.answers import Headers, Receive, Scope, Send
 from coldstart.host.live.body import BodyMemoryFullError, BoundedBody
 from coldstart.host.live.client import ClientGoneError, run_while_connected
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import Front
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
-from coldstart.host.live.upstream import DisconnectedError, Replica, StreamInterruptedError, UpstreamAnswer
+from coldstart.host.live.upstream import (
+    AbortedError,
+    DisconnectedError,
+    Replica,
+    StreamInterruptedError,
+    UpstreamAnswer,
+)
 
 
 class Exchange:
@@ -75,6 +81,7 @@ class Exchange:
         except ClientGoneError:
             pass
         except BodyMemoryFullError:
+            self.front.facts.refused[503] += 1
             await self._error(503, "waiting requests use all memory for request bodies", 1.0)
         except ValueError as error:
             await self._error(400, str(error))
@@ -86,11 +93,13 @@ class Exchange:
             if self.keys is not None and not self.wait_s:
                 self.keys.give_back(self.client)
             self.front.metrics.count_client(self.client.name, "other_model")
+            self.front.facts.refused[403] += 1
             reason = f"the client {self.client.name} may not use the model `{asked}`"
             await self._refused(AdmissionRefusedError(403, reason))
             return
         if self.client is not None and self.wait_s:
             self.front.metrics.count_client(self.client.name, "rate_limited")
+            self.front.facts.refused[429] += 1
             await self._refused(AdmissionRefusedError(429, self.client.describe_rate(), self.wait_s))
             return
         try:
@@ -190,6 +199,9 @@ class Exchange:
                 await self._more(answers.event(await answer.read()), last=True)
                 return
             piece = await answer.piece()
+            # A longer answer would have to be held back.
+            if not self.streams and answer.whole and resumption.is_aborted(piece):
+                raise AbortedError("the server aborted the request when it ended")
             ticket.went_on()
             self.first_s, self.body = time.perf_counter() - self.began, b""
             if self.stream is not None and answer.status != 200:
