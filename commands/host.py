@@ -176,7 +176,7 @@ def run(
         "when_full": when_full,
     }
     typed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    own = {"on_miss": on_miss} | ({} if idle is None else {"idle_s": idle})
+    own: dict[str, Any] = {"on_miss": on_miss} | ({} if idle is None else {"idle_s": idle})
     # Without `--` each model has the arguments of its newest trusted bundle.
     own |= {"args": list(common.vllm_args)} if common.typed_args else {}
     typed["models"] = dict.fromkeys(models or (), own)

@@ -175,8 +175,10 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     _check_devices(launches)
     figures = {name: _figures(name, given, idle_s) for name, given in models.items()}
     lenders = {}
-    for name in [name for name, given in models.items() if adopt and "args" not in given]:
-        launches[name], lenders[name] = _adopt_arguments(launches[name], adopt)
+    for name, given in models.items():
+        if adopt is not None and "args" not in given:
+            arguments, lenders[name] = adopt(launches[name])
+            launches[name] = replace(launches[name], args=arguments)
     known = {name: _profile(one, launches[name], profiles) for name, one in figures.items()}
     decided = {name for name, profile in known.items() if profile and profile.needs_no_template}
     launches |= {name: replace(launches[name], needs_no_template=True) for name in decided}
@@ -216,11 +218,6 @@ def _launch(name: str, given: dict[str, Any]) -> Launch:
     return decode(
         Launch, {"model": name, **own}, place, name=name, weights_from=None, needs_no_template=False
     )
-
-
-def _adopt_arguments(launch: Launch, adopt: Adopt) -> tuple[Launch, str]:
-    arguments, lender = adopt(launch)
-    return replace(launch, args=arguments), lender
 
 
 def _check_devices(launches: Mapping[str, Launch]) -> None:

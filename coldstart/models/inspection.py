@@ -113,7 +113,7 @@ class Lookup:
 def find_bundle(store: Store, ref: str) -> Bundle | None:
     """Return the bundle that ``ref`` names, a trusted version before others, None if there is none.
 
-    Raises AmbiguousReferenceError and InvalidReferenceError, and BundleNotFoundError for a file, which is no model either.
+    Raises AmbiguousReferenceError and InvalidReferenceError, and BundleNotFoundError for a file.
     """
     try:
         return store.get(ref, trust=trust)
