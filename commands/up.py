@@ -1,6 +1,7 @@
 """Bring a model up on this machine: build its bundle if none fits, prepare the fastest start mode, and serve."""
 
 import shlex
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from coldstart.models.inspection import Lookup
     from coldstart.system.start_progress import Report
 
+_TERMINATED = 128 + signal.SIGTERM
 _HERE = "the server runs here until Ctrl-C; with --detach it runs in the background"
 
 
@@ -75,15 +77,24 @@ def command(
             _serving.show_arguments(common, lookup)
             listen = listening.choose_address(host, port, lookup.vllm_args)
             listening.require_free_port(lookup.vllm_args, listen)
+            planned_url = listening.find_url(lookup.vllm_args.append(*listen))
+            directory.write(up_records.describe_own(lookup, planned_url))
             request = ServeRequest(
                 _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
             )
             start = _Start(common, began, request.lookup is not lookup, directory, request, lock.close)
             code = _bring_up(start, detach=detach)
-        except BaseException:
+        except BaseException as error:
             directory.end()
+            _show_termination(common, model, getattr(error, "code", None))
             raise
+    _show_termination(common, model, code)
     raise typer.Exit(code)
+
+
+def _show_termination(common: Common, model: str, code: object) -> None:
+    if code == _TERMINATED:
+        common.out.note(f"{model} was stopped by SIGTERM, which coldstart down sends.")
 
 
 def _claim(common: Common, lookup: "Lookup", model: str, lock: ExitStack) -> "UpRecord | None":
@@ -196,9 +207,9 @@ def _serve(
     on_progress: "Report | None" = None,
 ) -> int:
     """Record the server under this process, start it, and return its exit code when it ends."""
-    from coldstart.launch import up_records
+    from coldstart.launch import planning, up_records
 
-    own = up_records.describe_own(start.request.lookup)
+    own = up_records.describe_own(start.request.lookup, planning.url(plan))
     start.directory.write(own)
 
     def announce_recorded(report: dict[str, Any]) -> None:
