@@ -115,7 +115,8 @@ def _redirect(output: int) -> None:
 def _report(error: BaseException, announce: Announce) -> None:
     lines = getattr(error, "lines", None) or [f"{type(error).__name__}: {error}"]
     sys.stderr.write("".join(f"error: {line}\n" for line in lines))
-    announce.send({"error": list(lines), "hint": getattr(error, "hint", None)})
+    final = {"exit_code": getattr(error, "exit_code", None)} if getattr(error, "is_final", False) else {}
+    announce.send({"error": list(lines), "hint": getattr(error, "hint", None), **final})
 
 
 def _explain(message: dict[str, Any], log: Path, code: int) -> CommandFailedError:
@@ -125,6 +126,8 @@ def _explain(message: dict[str, Any], log: Path, code: int) -> CommandFailedErro
         return CommandFailedError(
             "The server was stopped by SIGTERM, which coldstart down sends, before it was ready."
         )
+    if "exit_code" in message:  # the error names its cause
+        return CommandFailedError(message["error"], hint=message["hint"], exit_code=message["exit_code"])
     tail = logs.end(log).splitlines()
     lines = message.get("error") or ["The server ended before it was ready."]
     return CommandFailedError([*lines, f"The end of {log}:", *tail], hint=message.get("hint"))

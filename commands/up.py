@@ -195,8 +195,11 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
     try:
         return _serving.materialize(common, lookup)
     except (ColdstartError, OSError) as error:
+        if isinstance(error, CommandFailedError) and error.is_final:
+            raise
         hint = getattr(error, "hint", None)
-        common.out.warn(f"no bundle was built: {error}" + (f" (hint: {hint})" if hint else ""))
+        first, *more = getattr(error, "lines", [str(error)])
+        common.out.warn(f"no bundle was built: {first}" + (f" (hint: {hint})" if hint else ""), *more)
         return lookup
 
 

@@ -1,6 +1,7 @@
 """Prepare the fastest start mode that this machine allows for a launch plan: a template, else the frozen runtime.
 
-A failed preparation never raises: its reason is returned, and the next slower preparation is tried.
+A failed preparation raises only where each start with these arguments fails. Otherwise its reason is returned, and the next
+slower preparation is tried.
 
 All stores of a user share templates. A template has a file for each store whose `up` uses it, and ends with the last of them.
 """
@@ -47,12 +48,17 @@ class Preparation:
 def prepare_fastest(
     lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float | None = None
 ) -> Preparation:
-    """Prepare the fastest mode for the plan. `phase` is entered around each step, and `timeout_s` limits each step."""
+    """Prepare the fastest mode for the plan. `phase` is entered around each step, and `timeout_s` limits each step.
+
+    Raises CommandFailedError where every start of the plan fails, such as one with invalid arguments.
+    """
     failures: list[Fallback] = []
     for mode, prepare in _list_steps(lookup, plan, phase, timeout_s or TIMEOUT_S):
         try:
             return Preparation(mode, prepare(), tuple(failures))
         except ColdstartError as error:
+            if isinstance(error, CommandFailedError) and error.is_final:
+                raise
             failures.append(Fallback(mode, error.message.replace("\n", " "), error.hint))
         except OSError as error:
             failures.append(Fallback(mode, str(error)))

@@ -27,7 +27,7 @@ from coldstart.artifacts import files
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import RUNTIME, SLEEP_LEVELS
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.launch import template_environment
+from coldstart.launch import rejection, template_environment
 from coldstart.system import fingerprint, paths
 from coldstart.system.proc import logs, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
@@ -192,6 +192,8 @@ def _spawn_logged(
         with (directory / "log").open("wb") as log:
             return spawn(level, plan, directory / "socket", log, timeout, bound=bound)
     except CommandFailedError as error:
+        if found := rejection.find((directory / "log").read_text(errors="replace")):
+            raise found.build_error(TemplateExitedError) from error
         lines = [f"{error.message} The end of its log:", *logs.end(directory / "log").splitlines()]
         failed = TemplateExitedError(lines, hint=error.hint)
         failed.code = error.code if isinstance(error, TemplateExitedError) else None
