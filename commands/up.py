@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
-from coldstart.commands import _serving
+from coldstart.commands import _serving, _stopping
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from coldstart.system.start_progress import Report
 
 _TERMINATED = 128 + signal.SIGTERM
-_HERE = "the server runs here until Ctrl-C; with --detach it runs in the background"
 
 
 @dataclass(frozen=True)
@@ -169,19 +168,30 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
     prepared = preparation.prepare_fastest(
         request.lookup, planning.plan(replace(request, listen=())), common.out.phase, request.ready_timeout
     )
+    _stopping.record_preparation(request.lookup, prepared)
     for failure in prepared.failures:
         common.out.note(f"not prepared: {failure}")
     plan = planning.plan(request)
     took = {"mode": prepared.mode, "seconds": round(time.monotonic() - start.began, 4)}
     before = {"preparation": took | {"built_bundle": start.built_bundle}}
+    # Of the next `up`, which builds no bundle and perhaps no template.
+    others_s = start.began - common.out.started - time.monotonic()
+
+    def announce_whole(report: dict[str, Any]) -> None:
+        seconds = others_s + time.monotonic()
+        costs = _stopping.find_costs(request.lookup, prepared, seconds, report["pid"])
+        _announce(
+            common, report | before, _stopping.describe(request.lookup.model.argument, costs, detached=detach)
+        )
+
     if not detach:
-        return _serve(start, plan, lambda report: _announce(common, report | before, _HERE))
+        return _serve(start, plan, announce_whole)
     from coldstart.commands._detach import start_detached
 
     log = start.directory.log
     with _serving.show_start(common, detached=True) as show:
         report = start_detached(log, lambda announce: _serve(start, plan, announce, announce.show), show)
-    _announce(common, report | before | {"log": str(log)}, "coldstart down")
+    announce_whole(report | {"log": str(log)})
     common.out.note(f"The log of the server is {log}")
     _serving.advise(common, request, plan, report)
     return 0
@@ -227,11 +237,12 @@ def _serve(
         start.directory.end()
 
 
-def _announce(common: Common, report: dict[str, Any], then: str) -> None:
+def _announce(common: Common, report: dict[str, Any], stop: str) -> None:
     for fallback in decode(report["fallbacks"]):
         common.out.warn(str(fallback))
     common.out.result(report, lambda: _serving.describe(report))
-    common.out.success("Brought the server up", then=then)
+    common.out.success("Brought the server up")
+    common.out.note(stop)
 
 
 def _require_address(common: Common, running: "UpRecord", host: str | None, port: int | None) -> None:

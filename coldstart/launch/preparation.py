@@ -8,6 +8,7 @@ All stores of a user share templates. A template has a file for each store whose
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -37,12 +38,13 @@ _PREPARED_FOR = "prepared-for"
 class Preparation:
     """The prepared start mode, None without one, and why each faster mode is not prepared.
 
-    `is_new` is false if an earlier preparation was found.
+    `is_new` is false if an earlier preparation was found. `seconds` is the time of the successful step.
     """
 
     mode: str | None
     is_new: bool
     failures: tuple[Fallback, ...]
+    seconds: float = 0.0
 
 
 def prepare_fastest(
@@ -54,8 +56,9 @@ def prepare_fastest(
     """
     failures: list[Fallback] = []
     for mode, prepare in _list_steps(lookup, plan, phase, timeout_s or TIMEOUT_S):
+        began = time.monotonic()
         try:
-            return Preparation(mode, prepare(), tuple(failures))
+            return Preparation(mode, prepare(), tuple(failures), time.monotonic() - began)
         except ColdstartError as error:
             if isinstance(error, CommandFailedError) and error.is_final:
                 raise
@@ -63,6 +66,12 @@ def prepare_fastest(
         except OSError as error:
             failures.append(Fallback(mode, str(error)))
     return Preparation(None, False, tuple(failures))
+
+
+def find_template(lookup: Lookup, prepared: Preparation) -> Warm | None:
+    """Return the template of a preparation, None if it prepared another mode or if the template has ended."""
+    levels = [level for level in (ENGINE, RUNTIME) if prepare_template.find_mode(level).name == prepared.mode]
+    return template_pool.find(levels[0], lookup.key.digest) if levels else None
 
 
 def list_prepared(cache: Cache) -> Iterator[tuple[Warm, Sequence[str]]]:

@@ -335,7 +335,7 @@ def bring_two_up(
 ) -> Iterator[Callable[..., list[Path]]]:
     """Return bring_two_up(round, *words), which runs `up` twice at one moment with other arguments on fake engines."""
     fake_engine("serves")
-    ready = SimpleNamespace(mode="runtime", failures=())
+    ready = preparation.Preparation("runtime", False, ())
     monkeypatch.setattr(preparation, "prepare_fastest", lambda *_: ready)
     monkeypatch.setattr(up, "_ensure_bundle", lambda _, lookup: lookup)
     other = replace(lookup, vllm_args=Arguments(("--max-model-len", "64")), key=key(max_model_len=64))
