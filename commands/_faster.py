@@ -10,7 +10,7 @@ from coldstart.system import secrets
 
 SLOW_S = 3.0
 """Shortest time to ready, in seconds, after which a start is called slow."""
-_TAKE_ARGUMENTS = ("coldstart template start ", "coldstart materialize ")
+_TAKES_ARGUMENTS = "coldstart materialize "
 
 
 def advise(
@@ -30,7 +30,7 @@ def advise(
         return None
     mode, hint = hints[0]
     command = hint.replace("MODEL", lookup.model.argument)
-    if lookup.vllm_args and command.startswith(_TAKE_ARGUMENTS):
+    if lookup.vllm_args and command.startswith(_TAKES_ARGUMENTS):
         command += " -- " + shlex.join(secrets.arguments(lookup.vllm_args))
     phase = f"; {longest[0]} took {longest[1]:.1f} s" if longest else ""
     return f"For a faster next start ({_describe_gain(lookup, mode, ready_s, source)}{phase}): {command}"

@@ -43,7 +43,7 @@ def look_up(*arguments: str) -> Lookup:
 @pytest.mark.parametrize(
     ("unavailable", "line"),
     [
-        ([TEMPLATE, SNAPSHOT], "(template-engine): coldstart template start tiny --level engine -- --seed 1"),
+        ([TEMPLATE, SNAPSHOT], "(template-engine): coldstart template start tiny --level engine"),
         ([FOREIGN, SNAPSHOT], "(snapshot): coldstart materialize tiny --snapshot -- --seed 1"),
         ([FREEZE], "(runtime-snapshot): coldstart template freeze"),
     ],
@@ -59,7 +59,7 @@ def test_advise_is_silent_after_a_fast_start_or_without_a_faster_mode() -> None:
 
 
 def test_advise_shows_no_secret() -> None:
-    line = advise(look_up("--api-key", "very-secret"), SLOW_S, [TEMPLATE])
+    line = advise(look_up("--api-key", "very-secret"), SLOW_S, [SNAPSHOT])
     assert line is not None and "very-secret" not in line
 
 
