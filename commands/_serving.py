@@ -85,10 +85,12 @@ def run(
     announce: Callable[[dict[str, Any]], None],
     timeline: Path | None = None,
     on_progress: "Report | None" = None,
+    on_phases: Callable[[str], None] | None = None,
 ) -> int:
     """Start the server, pass the report of its start to `announce`, wait until it ends, and return the exit code.
 
-    The progress of the start goes to `on_progress`, by default to the command's output.
+    The progress of the start goes to `on_progress`, by default to the command's output. So do its phases: to `on_phases`, as
+    bars and before the report, empty if no timeline was recorded.
     """
     from coldstart.launch import ladder, planning, prediction, start_history, supervise, tracing
     from coldstart.system.drawing import draw
@@ -105,6 +107,8 @@ def run(
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
             report["longest_phase"] = recorded.timeline.find_longest(started.began) or longest
+            if on_phases:
+                on_phases(draw(recorded.timeline))
             announce(report)
             name = request.lookup.model.name
             tracing.export_in_background(started, recorded.timeline, name, common.out.warn, parent=True)
@@ -112,7 +116,8 @@ def run(
             if request.weights_from is None:  # last, because it waits for the disk
                 key, cache = request.lookup.key.digest, request.lookup.cache
                 start_history.record_start(key, report["mode"], report["ready_s"], cache)
-            common.out.detail(*draw(recorded.timeline).splitlines())
+            if not on_phases:
+                common.out.detail(*draw(recorded.timeline).splitlines())
             return supervise.stay(started.running.process)
 
 

@@ -6,20 +6,22 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
-from coldstart.commands import _serving, _stopping
+from coldstart.commands import _phases, _serving, _stopping
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
 from coldstart.contract.fallback import decode
 from coldstart.errors import ColdstartError, CommandFailedError
-from coldstart.system import secrets
+from coldstart.system import secrets, timeline
 
 if TYPE_CHECKING:
     from coldstart.contract.plan import LaunchPlan
+    from coldstart.launch.preparation import Preparation
     from coldstart.launch.request import ServeRequest
     from coldstart.launch.up_records import UpDirectory, UpRecord
     from coldstart.models.inspection import Lookup
@@ -30,7 +32,10 @@ _TERMINATED = 128 + signal.SIGTERM
 
 @dataclass(frozen=True)
 class _Start:
-    """A server of a model that is being brought up since `began`. `release` ends the lock under which it starts."""
+    """A server of a model that is being brought up since `began`. `release` ends the lock under which it starts.
+
+    `phases` are those of the preparation, as bars, empty if they were not recorded.
+    """
 
     common: Common
     began: float
@@ -38,6 +43,8 @@ class _Start:
     directory: "UpDirectory"
     request: "ServeRequest"
     release: Callable[[], None]
+    prepared: "Preparation"
+    phases: str
 
 
 @declare(takes_vllm_args=True)
@@ -63,6 +70,7 @@ def command(
 
     from coldstart.launch import listening, up_records
     from coldstart.launch.request import ServeRequest
+    from coldstart.system.recording import recording
 
     lookup = _serving.find(common, model, revision, anyone if untrusted else None)
     directory = up_records.find_directory(lookup)
@@ -70,6 +78,7 @@ def command(
         if (running := _claim(common, lookup, model, lock)) is not None:
             _require_address(common, running, host, port)
             _show_running(common, running)
+            _phases.show(common, up_records.find_recorded(running, common.cache))
             return
         try:
             began = time.monotonic()
@@ -78,10 +87,13 @@ def command(
             listening.require_free_port(lookup.vllm_args, listen)
             planned_url = listening.find_url(lookup.vllm_args.append(*listen))
             directory.write(up_records.describe_own(lookup, planned_url))
-            request = ServeRequest(
-                _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
-            )
-            start = _Start(common, began, request.lookup is not lookup, directory, request, lock.close)
+            with recording(None, wanted=common.out.verbose) as recorded:
+                request = ServeRequest(
+                    _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
+                )
+                prepared = _prepare(common, request)
+            built, phases = request.lookup is not lookup, _phases.draw_preparation(recorded.timeline)
+            start = _Start(common, began, built, directory, request, lock.close, prepared, phases)
             code = _bring_up(start, detach=detach)
         except BaseException as error:
             directory.end()
@@ -157,20 +169,30 @@ def _describe_other(other: "UpRecord", lookup: "Lookup") -> str:
     return f"{there} with other arguments: {others}, not {wanted}"
 
 
-def _bring_up(start: _Start, *, detach: bool) -> int:
-    """Prepare the server and start it. Return 0 with `detach` when it is ready, else its exit code when it ends."""
+def _prepare(common: Common, request: "ServeRequest") -> "Preparation":
+    """Prepare the start mode, and report what could not be prepared."""
     from coldstart.launch import planning, preparation
 
-    common, request = start.common, start.request
     for note in request.lookup.notes:
         common.out.warn(note)
     # The address belongs to the server alone: a template forks servers for any.
     prepared = preparation.prepare_fastest(
-        request.lookup, planning.plan(replace(request, listen=())), common.out.phase, request.ready_timeout
+        request.lookup,
+        planning.plan(replace(request, listen=())),
+        partial(_phases.measure, common),
+        request.ready_timeout,
     )
     _stopping.record_preparation(request.lookup, prepared)
     for failure in prepared.failures:
         common.out.note(f"not prepared: {failure}")
+    return prepared
+
+
+def _bring_up(start: _Start, *, detach: bool) -> int:
+    """Start the prepared server. Return 0 with `detach` when it is ready, else its exit code when it ends."""
+    from coldstart.launch import planning
+
+    common, request, prepared = start.common, start.request, start.prepared
     plan = planning.plan(request)
     took = {"mode": prepared.mode, "seconds": round(time.monotonic() - start.began, 4)}
     before = {"preparation": took | {"built_bundle": start.built_bundle}}
@@ -183,6 +205,7 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
         _announce(
             common, report | before, _stopping.describe(request.lookup.model.argument, costs, detached=detach)
         )
+        _phases.show(common, start.directory)
 
     if not detach:
         return _serve(start, plan, announce_whole)
@@ -203,7 +226,8 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
         common.out.note(f"Using the bundle {lookup.bundle.name}:v{lookup.bundle.version}")
         return lookup
     try:
-        return _serving.materialize(common, lookup)
+        with timeline.measure("build the bundle", track="preparation"):
+            return _serving.materialize(common, lookup)
     except (ColdstartError, OSError) as error:
         if isinstance(error, CommandFailedError) and error.is_final:
             raise
@@ -232,7 +256,14 @@ def _serve(
         announce(report)
 
     try:
-        return _serving.run(start.common, start.request, plan, announce_recorded, on_progress=on_progress)
+        return _serving.run(
+            start.common,
+            start.request,
+            plan,
+            announce_recorded,
+            on_progress=on_progress,
+            on_phases=lambda phases: _phases.write(start.directory, start.phases + phases),
+        )
     finally:
         start.directory.end()
 

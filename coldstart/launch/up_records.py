@@ -72,6 +72,11 @@ class UpDirectory:
         """Return the log of a server in the background."""
         return self.path / "log"
 
+    @property
+    def phases(self) -> Path:
+        """Return the file with the phases of the start, if they were recorded."""
+        return self.path / "phases"
+
     def read(self) -> UpRecord | None:
         """Return the record of a supervisor that runs, None without one."""
         record = self.read_last()
@@ -127,8 +132,17 @@ def identify_store(cache: Cache) -> str:
 
 def find_directory(lookup: Lookup) -> UpDirectory:
     """Return the directory of the look-up's model and key. Raises UsageError as `paths.runtime_dir`."""
-    identity = hashlib.sha256(f"{lookup.model.path}\0{lookup.key.digest}".encode()).hexdigest()[:12]
-    return UpDirectory(_root() / f"{identify_store(lookup.cache)}-{identity}")
+    return _find(lookup.cache, str(lookup.model.path), lookup.key.digest)
+
+
+def find_recorded(record: UpRecord, cache: Cache) -> UpDirectory:
+    """Return the directory of a record of this store. Raises UsageError as `paths.runtime_dir`."""
+    return _find(cache, record.path, record.key)
+
+
+def _find(cache: Cache, path: str, key: str) -> UpDirectory:
+    identity = hashlib.sha256(f"{path}\0{key}".encode()).hexdigest()[:12]
+    return UpDirectory(_root() / f"{identify_store(cache)}-{identity}")
 
 
 def locked_model(lookup: Lookup) -> AbstractContextManager[None]:

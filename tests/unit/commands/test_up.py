@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from coldstart.commands import _serving, cli, up
+from coldstart.commands import _phases, _serving, cli, up
 from coldstart.commands._options import Common
 from coldstart.commands._output import Output
 from support.engines import Publish, fake_engine, home, model, publish
@@ -336,7 +336,14 @@ def bring_two_up(
     """Return bring_two_up(round, *words), which runs `up` twice at one moment with other arguments on fake engines."""
     fake_engine("serves")
     ready = preparation.Preparation("runtime", False, ())
-    monkeypatch.setattr(preparation, "prepare_fastest", lambda *_: ready)
+
+    def prepare(
+        _lookup: object, _plan: object, phase: preparation.Phase, *_: object
+    ) -> preparation.Preparation:
+        with phase("start a template (engine)"):
+            return ready
+
+    monkeypatch.setattr(preparation, "prepare_fastest", prepare)
     monkeypatch.setattr(up, "_ensure_bundle", lambda _, lookup: lookup)
     other = replace(lookup, vllm_args=Arguments(("--max-model-len", "64")), key=key(max_model_len=64))
     fork = multiprocessing.get_context("fork")
@@ -387,6 +394,28 @@ def test_two_commands_with_arguments_at_one_moment_start_two_servers_and_one_say
     assert sum("Starting another server" in one for one in errors) == 1
     down("--format", "json")
     assert len(json.loads(capsys.readouterr().out)["servers"]) == 2
+
+
+def test_up_shows_the_phases_of_preparation_and_start_with_v_also_when_it_is_already_up(
+    bring_two_up: Callable[..., list[Path]],
+) -> None:
+    for output in bring_two_up(0, "-v"):
+        lines = [line.split() for line in (output / "err").read_text().splitlines()]
+        assert ["preparation"] in lines and ["command"] in lines
+        assert [words[-1] for words in lines if words[:2] == ["start", "a"]][-1] == "s"
+
+
+def test_up_without_v_shows_no_phases_and_says_so_later(
+    bring_two_up: Callable[..., list[Path]],
+    lookup: Lookup,
+    common: Common,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for output in bring_two_up(0):
+        assert "preparation\n" not in (output / "err").read_text()
+    (directory,) = up_records.list_directories(lookup.cache)
+    _phases.show(replace(common, out=Output(verbose=True)), directory)
+    assert "it was started without -v" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("detached", [False, True])
