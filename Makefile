@@ -12,17 +12,18 @@ SECONDS ?= 600
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 SERVING ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? n : 2)))
 PYTEST  := $(BIN)/python -m pytest
-# The quick tests wait more than they compute.
-QUICK   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 2 * n : 8)))
+# The quick tests wait more than they compute; but each worker collects all of them.
+QUICK   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? 3 * n : 8)))
 # A file's tests share what is expensive to make. (By pytest-xdist 3.8, --dist loadgroup groups nothing under pytest 9.2.)
 BESIDE  := -n $(WORKERS) --dist loadfile
 # The order of the end-to-end tests' files is that of tests/e2e/conftest.py; --no-loadscope-reorder retains it.
 # All but the real servers: two workers have a machine of their own each, whose one bundle and template their tests share.
 SUITES  := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/)))
 
-# Those that import no vLLM.
-CHECKED := tests/unit --ignore tests/unit/vllm tests/attacks tests/adversarial tests/cli tests/fuzz tests/golden \
+# Those that import no vLLM, and which of them are quick.
+CHECKED := tests/unit tests/attacks tests/adversarial tests/cli tests/fuzz tests/golden \
 	tests/property/artifacts tests/property/core tests/property/graphs
+SWIFT   := --ignore tests/unit/vllm -m "not vllm and not gpu and not slow"
 
 # The user's own bundles, keys and templates are neither used nor touched.
 export COLDSTART_CACHE_DIR := $(CURDIR)/.cache/coldstart
@@ -31,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled modules every start would compile this package anew, and would be measured doing so.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install hooks lock demo demo-host test test-all check lint format typing docs bench fuzz dist clean
+.PHONY: help install hooks lock demo demo-host test test-all check quick lint style types format typing docs bench fuzz dist clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.* ## /\1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -79,18 +80,27 @@ define run_suites
 @criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
 PYTHON=$(BIN)/python tests/tools/fetch-chromium.sh >/dev/null || echo 'test: without Chromium (see above) the tests of pages are skipped.' >&2; \
 PYTHON=$(BIN)/python tests/tools/fetch-helm.sh >/dev/null || echo 'test: without helm (see above) the tests that render the chart are skipped.' >&2; \
-failed=0; $(PYTEST) $(BESIDE) $(SELECT) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile --no-loadscope-reorder $(SELECT) tests/e2e || failed=1; exit $$failed
+failed=0; $(PYTEST) -n $(QUICK) --dist loadfile $(SWIFT) $(CHECKED) || failed=1; \
+$(PYTEST) $(BESIDE) $(SELECT) --after-quick '$(CHECKED)' $(SUITES) || failed=1; \
+$(PYTEST) -n $(SERVING) --dist loadfile --no-loadscope-reorder $(SELECT) tests/e2e || failed=1; exit $$failed
 endef
 
-# The quick tests write many small files: into memory, where there is enough.
-check: export TMPDIR := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 2>/dev/null && echo /dev/shm || echo "$${TMPDIR:-/tmp}")
-check: lint ## Run lint and the quick tests, which need no vLLM.
-	$(PYTEST) -n $(QUICK) --dist loadfile --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
+check: style ## Run lint and the quick tests, which need no vLLM.
+	@$(MAKE) --no-print-directory -j 2 types quick
 
-lint: $(STAMP) typing ## Check style, format, prose and types.
+# The quick tests write many small files: into memory, where there is enough.
+quick: export TMPDIR := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 2>/dev/null && echo /dev/shm || echo "$${TMPDIR:-/tmp}")
+quick: $(STAMP)
+	$(PYTEST) -n $(QUICK) --dist loadfile --hypothesis-profile quick $(SWIFT) $(CHECKED)
+
+lint: style types ## Check style, format, prose and types.
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/tools/prose.py
+
+types: $(STAMP) typing
 	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p coldstart
 
 format: $(STAMP) ## Sort imports, fix what ruff can fix, and format all files.

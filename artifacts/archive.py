@@ -6,6 +6,7 @@ import(export(b)) has the digest of b, and equal bundles export to equal bytes. 
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,8 @@ from coldstart.artifacts.bundle_source import LayoutSource, list_signatures, pay
 from coldstart.artifacts.errors import (
     BundleError,
     DestinationExistsError,
+    DigestMismatchError,
+    InvalidManifestError,
     InvalidTreeError,
     MissingBlobError,
     NotALayoutError,
@@ -59,8 +62,20 @@ def export_archive(
 
 def import_archive(store: Store, path: Path) -> list[Bundle]:
     """Copy every bundle of the archive. Raises NotALayoutError and the errors of tar.members and Store.receive."""
-    with closing(ArchiveSource(path)) as source:
-        return [store.receive(source, entry) for entry in source.bundles()]
+    try:
+        with closing(ArchiveSource(path)) as source:
+            return [store.receive(source, entry) for entry in source.bundles()]
+    except (DigestMismatchError, InvalidManifestError, MissingBlobError, NotALayoutError) as error:
+        if error.hint == error.default_hint:  # which concerns a stored bundle, or another path
+            error.hint = _explain_repair(path, is_archive=not isinstance(error, NotALayoutError))
+        raise
+
+
+def _explain_repair(path: Path, *, is_archive: bool) -> str:
+    """Return how to get the archive whole."""
+    export = f"coldstart export NAME --to {shlex.quote(path.name)} --force"
+    again = f"copy the archive again, or write it again where the bundle is whole: {export}"
+    return again if is_archive else f"name a file that coldstart export wrote; if it is one, {again}"
 
 
 class ArchiveSource:

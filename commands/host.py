@@ -1,5 +1,7 @@
 """Serve many models behind one endpoint of this machine: a model starts on its first request, and a policy evicts it."""
 
+import difflib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,6 +156,8 @@ def run(
         raise UsageError(
             "no model is given.", hint="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
         )
+    for word in models or ():
+        _require_model(word)
     if memory is None and host_file is None:
         raise UsageError("--memory is missing: the memory of all models together.", hint="--memory 60GiB")
     if heartbeat <= 0:
@@ -169,9 +173,7 @@ def run(
     }
     typed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     typed["models"] = {
-        name: {"args": _find_args(common, name), "on_miss": on_miss}
-        | ({} if idle is None else {"idle_s": idle})
-        for name in models or ()
+        name: {"on_miss": on_miss} | ({} if idle is None else {"idle_s": idle}) for name in models or ()
     }
 
     known = create_profiles(common.cache, offline=common.offline)
@@ -215,6 +217,28 @@ def run(
         common.out.result(document, f"{first}\n{url}/ui  page of the host for a browser")
 
     raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
+
+
+def _require_model(word: str) -> None:
+    """Raise UsageError for a word that names no model, such as a mistyped command; the hub is not asked."""
+    from coldstart.models import inspection, resolution
+    from coldstart.models.aliases import NAMES
+
+    if inspection.names_model(word) or resolution.is_repo_id(word):
+        return
+    commands = list(typer.main.get_group(app).commands)
+    near = difflib.get_close_matches(word.lower(), (*commands, *NAMES), n=1, cutoff=0.75)
+    if Path(word).is_file():
+        hint = f"coldstart host --host-file {shlex.quote(word)}"
+    elif near and near[0] in commands:
+        hint = f"coldstart host {near[0]} --help"
+    else:
+        hint = f"coldstart host {near[0] if near else NAMES[0]} --memory 60GiB, or coldstart host --help"
+    raise UsageError(
+        f"{word!r} is neither a command of coldstart host ({', '.join(commands)}) nor a model: expected an alias, "
+        "an existing directory, or OWNER/NAME of the hub.",
+        hint=hint,
+    )
 
 
 def _find_args(common: Common, model: str) -> list[str]:

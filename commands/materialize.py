@@ -25,6 +25,12 @@ def command(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Build only this section; repeatable.")
     ] = None,
+    graphs: Annotated[
+        bool,
+        typer.Option(
+            "--graphs", help="Also record CUDA graphs (one GPU); no measured start became shorter by them."
+        ),
+    ] = False,
     snapshot: Annotated[
         bool, typer.Option("--snapshot", help="Also write a CRIU snapshot of the built engine.")
     ] = False,
@@ -48,7 +54,12 @@ def command(
     from coldstart.models import inspection
 
     options = api.Options(
-        only=only or (), force=force, snapshot=snapshot, kernels=kernels, profile_s=profile_seconds
+        only=only or (),
+        force=force,
+        graphs=graphs,
+        snapshot=snapshot,
+        kernels=kernels,
+        profile_s=profile_seconds,
     )
     planned = api.plan_materialization(
         model,
@@ -109,7 +120,10 @@ def _show(common: Common, model: str, planned: "MaterializationPlan") -> None:
     common.out.result(
         data, lambda: table(("field", "value"), list(fields.items())) + f"\nsections: {', '.join(sections)}"
     )
-    typed = ["--snapshot"] if planned.options.snapshot else []
+    options = planned.options
+    typed = [
+        name for name, given in (("--graphs", options.graphs), ("--snapshot", options.snapshot)) if given
+    ]
     common.out.success(
         f"Would make key {planned.key.short}", then=common.format_command("materialize", model, *typed)
     )

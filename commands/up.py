@@ -43,6 +43,7 @@ class _Start:
     directory: "UpDirectory"
     request: "ServeRequest"
     release: Callable[[], None]
+    detach: bool
     prepared: "Preparation"
     phases: str
 
@@ -93,8 +94,8 @@ def command(
                 )
                 prepared = _prepare(common, request)
             built, phases = request.lookup is not lookup, _phases.draw_preparation(recorded.timeline)
-            start = _Start(common, began, built, directory, request, lock.close, prepared, phases)
-            code = _bring_up(start, detach=detach)
+            start = _Start(common, began, built, directory, request, lock.close, detach, prepared, phases)
+            code = _bring_up(start)
         except BaseException as error:
             directory.end()
             _show_termination(common, model, getattr(error, "code", None))
@@ -188,8 +189,8 @@ def _prepare(common: Common, request: "ServeRequest") -> "Preparation":
     return prepared
 
 
-def _bring_up(start: _Start, *, detach: bool) -> int:
-    """Start the prepared server. Return 0 with `detach` when it is ready, else its exit code when it ends."""
+def _bring_up(start: _Start) -> int:
+    """Start the prepared server. Return 0 when it is ready if it detaches, else its exit code when it ends."""
     from coldstart.launch import planning
 
     common, request, prepared = start.common, start.request, start.prepared
@@ -203,11 +204,13 @@ def _bring_up(start: _Start, *, detach: bool) -> int:
         seconds = others_s + time.monotonic()
         costs = _stopping.find_costs(request.lookup, prepared, seconds, report["pid"])
         _announce(
-            common, report | before, _stopping.describe(request.lookup.model.argument, costs, detached=detach)
+            common,
+            report | before,
+            _stopping.describe(request.lookup.model.argument, costs, detached=start.detach),
         )
         _phases.show(common, start.directory)
 
-    if not detach:
+    if not start.detach:
         return _serve(start, plan, announce_whole)
     from coldstart.commands._detach import start_detached
 
@@ -246,7 +249,8 @@ def _serve(
     """Record the server under this process, start it, and return its exit code when it ends."""
     from coldstart.launch import planning, up_records
 
-    own = up_records.describe_own(start.request.lookup, planning.url(plan))
+    log = str(start.directory.log) if start.detach else None
+    own = replace(up_records.describe_own(start.request.lookup, planning.url(plan)), log=log)
     start.directory.write(own)
 
     def announce_recorded(report: dict[str, Any]) -> None:
@@ -301,4 +305,6 @@ def _require_address(common: Common, running: "UpRecord", host: str | None, port
 
 def _show_running(common: Common, running: "UpRecord") -> None:
     data = {"url": running.url, "mode": running.mode, "pid": running.pid, "already_up": True}
-    common.out.result(data, f"{running.url}  {running.mode}, already up")
+    common.out.result(data | {"log": running.log}, f"{running.url}  {running.mode}, already up")
+    if running.log is not None:
+        common.out.note(f"The log of the server is {running.log}")

@@ -18,6 +18,9 @@ from coldstart.system.devices import nvml
 for name in ("COLDSTART_CACHE_DIR", "XDG_STATE_HOME"):
     os.environ.pop(name, None)
 
+# What is imported is needed to the end: to look through it while it grows takes a fifth of the collection.
+gc.disable()
+
 # A busy machine must not fail a test.
 hypothesis.settings.register_profile("coldstart", deadline=None)
 # `make check` selects this profile; `make test` runs all examples.
@@ -25,8 +28,18 @@ hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
 hypothesis.settings.load_profile("coldstart")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that this machine cannot run, with the reason."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option by which `make test` runs each quick test once."""
+    parser.addoption("--after-quick", default="", metavar="PATHS", help="leave out the quick tests of PATHS")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests that have run; skip tests that this machine cannot run, with the reason."""
+    places = [config.rootpath / path for path in config.getoption("after_quick").split()]
+    done = [item for item in items if any(map(item.path.is_relative_to, places)) and _is_quick(item)]
+    if done:
+        config.hook.pytest_deselected(items=done)
+        items[:] = [item for item in items if item not in set(done)]
     lacking: dict[str, str] = {}
     if runtime.vllm_distribution() is None:
         lacking["vllm"] = "vLLM is not installed: coldstart install cpu"
@@ -37,10 +50,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=lacking[marker]))
 
 
+def _is_quick(item: pytest.Item) -> bool:
+    """Return what SWIFT in the Makefile selects."""
+    slow = {"vllm", "gpu", "slow"} & {mark.name for mark in item.iter_markers()}
+    return not slow and Path(__file__).parent / "unit" / "vllm" not in item.path.parents
+
+
 def pytest_collection_finish() -> None:
     """Exempt all that is imported from garbage collection, which would look through it again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,9 +5,9 @@ start, the rounds that record and prove graphs as `materialize` does, then start
 Each step is a process group with a time limit; one that fails does not stop the others. All processes import vLLM in parallel
 before the first step. The report is written after every step, and the logs into a directory beside it.
 
-Run: python -m benchmarks gpu/engine --out FILE [--shape qwen2-0.5b] [--sizes all] [--rounds 2] [--seconds 270]
+Run: python -m benchmarks gpu/engine --out FILE [--shape llama2-7b] [--sizes all] [--rounds 2] [--park] [--seconds 270]
 Time: less than 5 minutes on a GPU
-Result: gpu/engine-qwen2-0.5b-h200.json and other shapes beside it
+Result: gpu/engine-llama2-7b-h100.json and other shapes beside it
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.common import parser
 from benchmarks.gpu import engine_report
-from benchmarks.gpu.engine_pool import ROOT, Pool
+from benchmarks.gpu.engine_pool import PARK, ROOT, Pool
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import CANARY, EngineTask
@@ -41,6 +41,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2-0.5b": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24,
                    "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936,
                    "tie_word_embeddings": True, "use_sliding_window": False},
+    "llama2-7b": LLAMA | {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+                          "num_key_value_heads": 32, "intermediate_size": 11008},
     "tiny": LLAMA | {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
                      "intermediate_size": 512, "vocab_size": 512},
 }  # fmt: skip
@@ -189,6 +191,10 @@ class Run:
                     self.step("restore.without-canary", EngineTask(restore=section), **{str(CANARY): "0"})
             self.step(f"plain.{number + 1}")
 
+    def park(self, section: Path | None) -> None:
+        """Let the driver move an engine's device memory to host memory and back; the engine then answers again."""
+        self.step("park", EngineTask(restore=section), **{PARK: "1"})
+
     def add(self, row: dict[str, Any]) -> None:
         """Add a row, print it in short, and write the report."""
         self.steps.append(row)
@@ -228,6 +234,9 @@ def main() -> None:
         action="store_true",
         help="also start in vLLM's default compilation mode, at the end",
     )
+    arguments.add_argument(
+        "--park", action="store_true", help="also checkpoint and restore an engine by the driver"
+    )
     arguments.add_argument("--out", type=Path)
     arguments.add_argument("vllm_args", nargs="*", help="after --")
     options = arguments.parse_args()
@@ -259,7 +268,10 @@ def everything(run: Run, options: argparse.Namespace) -> None:
     run.report["parallel_imports_s"] = round(time.monotonic() - start, 2)
     run.write()
     run.step("plain.1", limit=FIRST_S)  # with cold caches
-    run.compare(run.record(), options.rounds)
+    section = run.record()
+    run.compare(section, options.rounds)
+    if options.park:
+        run.park(section)
     run.import_alone()
     if options.default_mode:
         run.default_mode(options.sizes, options.kv_bytes)

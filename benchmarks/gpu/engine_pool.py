@@ -20,6 +20,7 @@ from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "benchmarks.gpu.engine_process"]
 POLL_S, TRACE_S = 0.05, 1.0
+PARK = "BENCHMARK_PARK"  # in a plan's environment: checkpoint and restore the engine
 LOG_END, NOTABLE = 4000, ("coldstart", "WARNING", "ERROR")
 
 

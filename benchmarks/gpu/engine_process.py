@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import gc
 import json
 import os
 import random
@@ -20,6 +21,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+from benchmarks.gpu import checkpoint
+from benchmarks.gpu.engine_pool import PARK
 from coldstart.contract.graphs import GRAPHS_REPORT
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import runtime
@@ -77,6 +80,22 @@ class Measured:
             self.note(**{name: work()})
         except Exception:  # noqa: BLE001 - a figure that is missing must not lose the others
             self.note(**{name: None, f"{name}_error": traceback.format_exc()[-3000:]})
+
+
+def watch_collections(measured: Measured) -> None:
+    """Add up the seconds of full garbage collections."""
+    begin = list[float]()
+
+    def collected(phase: str, found: dict[str, int]) -> None:
+        if phase == "start":
+            begin[:] = [time.perf_counter()]
+        elif begin and found["generation"] == 2:
+            times = measured.times
+            times["full_collections_s"] = round(
+                times.get("full_collections_s", 0.0) + time.perf_counter() - begin[0], 4
+            )
+
+    gc.callbacks.append(collected)
 
 
 def watch_engine(measured: Measured) -> None:
@@ -149,6 +168,7 @@ def watch_restore(measured: Measured) -> list[Any]:
 
 def run(plan: LaunchPlan, measured: Measured) -> None:
     """Do the work of the plan: record or prove as `materialize` does, or start an engine and generate tokens."""
+    watch_collections(measured)
     measured.attempt("weights", lambda: watch_engine(measured) or "random, scaled by their columns")
     restorers = watch_restore(measured) if plan.engine.restore else []
     if plan.engine.record or plan.engine.prove:
@@ -167,6 +187,20 @@ def run(plan: LaunchPlan, measured: Measured) -> None:
     for batch in BATCHES:
         answers[str(batch)] = answer(engine, prompts[:batch], f"batch-{batch}")
         measured.note(answers=answers)
+    if PARK in plan.env:
+        measured.attempt("park", lambda: park(engine, prompts))
+
+
+def park(engine: OfflineEngine, prompts: list[list[int]]) -> dict[str, Any]:
+    """Checkpoint this process's device memory, restore it, and compare the answers of before and after."""
+    import torch
+
+    def tokens(name: str) -> Any:
+        return answer(engine, prompts, name)["tokens"]
+
+    before, gib = tokens("before"), torch.cuda.memory_reserved() / 2**30
+    steps = list(checkpoint.drive(os.getpid(), gib, None))
+    return {"gib": round(gib, 2), "steps": steps, "equal": tokens("after") == before}
 
 
 def count_graphs(runner: Any) -> dict[str, Any]:

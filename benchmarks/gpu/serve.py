@@ -6,7 +6,7 @@ recorded with the end of its log and does not stop the others. The report is wri
 
 Run: python -m benchmarks gpu/serve --model DIR | --random 0.5b [--out FILE]
 Time: about 10 minutes on a GPU
-Result: none committed: no GPU run yet
+Result: gpu/serve-h100.json (the last step did not end in time)
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ FIELDS = (
     *("num_attention_heads", "num_key_value_heads"),
 )
 LEAST_S, ENDING_S = 20.0, 15.0
+STDERR = 6000
 
 
 def needs(bytes_: int, place: Path) -> list[str]:
@@ -49,7 +50,8 @@ def needs(bytes_: int, place: Path) -> list[str]:
 
 
 def _console() -> str:
-    return str(Path(sys.executable).with_name("coldstart"))
+    beside = Path(sys.executable).with_name("coldstart")
+    return str(beside) if beside.exists() else shutil.which("coldstart") or str(beside)
 
 
 def random_model(shape: str) -> Path:
@@ -92,11 +94,10 @@ class Run:
             if left < LEAST_S:
                 raise TimeoutError("no time was left")
             done = _ended([_console(), *arguments], left)
+            row |= {"exit": done.returncode, "end": done.stderr[-STDERR:]}
             text = result.read_text() if result and result.exists() else done.stdout
-            row |= {"exit": done.returncode, "result": json.loads(text)}
+            row["result"] = json.loads(text)
             row["ok"] = done.returncode == 0
-            if not row["ok"]:
-                row["end"] = done.stderr[-2000:]
         except (OSError, ValueError, IndexError, subprocess.TimeoutExpired, TimeoutError) as error:
             row["error"] = f"{type(error).__name__}: {error}"[-2000:]
         row["seconds"] = round(time.monotonic() - start, 1)

@@ -25,6 +25,7 @@ def materialize(
     only: Sequence[str] = (),
     kernels: Kernels = "value",
     profile_s: float = BUDGET_S,
+    graphs: bool = False,
     revision: str | None = None,
     offline: bool = False,
     cache_dir: PathLike | None = None,
@@ -37,9 +38,10 @@ def materialize(
         vllm_args: Command-line arguments of vLLM.
         snapshot: Add a snapshot of a built engine (CRIU).
         force: Build a new version although a bundle exists.
-        only: Sections to build; the others are copied from the existing bundle. Empty: all.
+        only: Sections to build; the others are copied from the existing bundle. Empty: all but `graphs`.
         kernels: Copy the binaries of CUDA kernels ("value") or refer to them in their libraries ("reference").
         profile_s: Longest time for the iteration profile, in seconds.
+        graphs: Also record CUDA graphs.
         revision: Commit, branch or tag of a hub model.
         offline: Download nothing.
         cache_dir: Root of the bundle store; None: COLDSTART_CACHE_DIR, or `coldstart` in XDG_CACHE_HOME.
@@ -53,7 +55,7 @@ def materialize(
         NoSpaceError: The disk is full.
         ReadOnlyStoreError: The store is not writable.
     """
-    options = Options(only, force, snapshot, kernels, profile_s)
+    options = Options(only, force, snapshot, kernels, profile_s, graphs)
     planned = plan_materialization(
         model, vllm_args, options, revision=revision, offline=offline, cache_dir=cache_dir
     )

@@ -15,7 +15,7 @@ from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
 from coldstart.graphs.builder import drop_unused_regions, subset
 from coldstart.graphs.classify import Classified, differential, settle
-from coldstart.graphs.errors import GraphError
+from coldstart.graphs.errors import GraphError, format_reasons
 from coldstart.graphs.intervals import NONE
 from coldstart.graphs.sides import Side, Symbols
 from coldstart.graphs.snapshot import Snapshot
@@ -53,7 +53,7 @@ def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined
         reasons |= {k: v for k, v in find_disagreements(a.tables, other.tables).items() if k not in reasons}
     keys = [key for key in a.tables.keys if key not in reasons]
     if not keys:
-        raise GraphError(f"no graph can be relocated: {reasons}")
+        raise GraphError(f"no graph can be relocated: {format_reasons(reasons)}")
     a, b = a.keep(keys), b.keep(keys)
     symbols = Symbols([])
     classified = differential(a, b, symbols)

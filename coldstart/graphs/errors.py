@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class GraphError(Exception):
     """Base of all errors of this package; `hint` names the next step."""
@@ -61,3 +63,14 @@ class DriverError(GraphError):
         super().__init__(f"{call} returned {result}")
         self.call = call
         self.result = result
+
+
+def format_reasons(failed: Mapping[str, str]) -> str:
+    """Return the reasons in one line, each with the first graph that it concerns and the number of others."""
+    groups: dict[str, list[str]] = {}
+    for key, reason in failed.items():
+        groups.setdefault(reason, []).append(key)
+    return "; ".join(
+        f"{keys[0]}{f' and {len(keys) - 1} more' if keys[1:] else ''}: {reason}"
+        for reason, keys in groups.items()
+    )

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, Workload
-from coldstart.graphs.errors import GraphError, NotProvenError
+from coldstart.graphs.errors import GraphError, NotProvenError, format_reasons
 from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.table_files import read_manifest
 
@@ -157,11 +157,6 @@ def observe(
 
 def _hash(key: str, graph: Replayable, driver: DriverApi, workload: Workload, seed: int) -> str:
     return digest(observe(driver, workload, key, seed, graph.replay, restored=True))
-
-
-def format_reasons(failed: Mapping[str, str]) -> str:
-    """Return the keys of graphs with their reasons, in one line."""
-    return "; ".join(f"{key}: {reason}" for key, reason in failed.items())
 
 
 def publish(proof: Proof, directory: Path) -> None:

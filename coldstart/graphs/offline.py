@@ -16,7 +16,7 @@ from pathlib import Path
 from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import gate, live, table_files
 from coldstart.graphs.builder import drop_unused_regions, subset
-from coldstart.graphs.errors import GraphRefusedError, NotProvenError
+from coldstart.graphs.errors import GraphRefusedError, NotProvenError, format_reasons
 from coldstart.graphs.rounds import BUNDLE, REASON, layouts
 
 LEAST, MOST = 2, 4
@@ -80,7 +80,10 @@ def _expect(work: Path, done: bool) -> None:
 
 def _ambiguous(work: Path) -> bool:
     _expect(work, (work / BUNDLE).exists())
-    return len(table_files.load(work / BUNDLE).assumed) > 0
+    tables = table_files.load(work / BUNDLE)
+    if not tables.keys:
+        raise GraphRefusedError(f"no graph can be relocated: {format_reasons(tables.refused)}")
+    return len(tables.assumed) > 0
 
 
 def keep_proven(bundle: Path) -> None:
@@ -88,7 +91,7 @@ def keep_proven(bundle: Path) -> None:
     failed, _ = gate.read_rejected(bundle)
     tables = table_files.load(bundle)
     if set(tables.keys) <= set(failed):
-        raise NotProvenError(f"no graph was proven: {gate.format_reasons(failed)}")
+        raise NotProvenError(f"no graph was proven: {format_reasons(failed)}")
     kept = drop_unused_regions(subset(tables, lambda key: key not in failed, failed))
     binaries = {d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]}
     table_files.save(kept, bundle, binaries)

@@ -53,7 +53,7 @@ class Profile:
     """Estimates for a model that never started here: bytes when awake, seconds from stopped, and their source.
 
     `forked_s` is the start time in seconds from the engine template, if known. `shared` is the part of `memory`, in
-    bytes, that a server forked from a runtime template shares with the template. `restorable` is as in Launch.
+    bytes, that a server forked from a runtime template shares with the template. `needs_no_template` is as in Launch.
     """
 
     memory: int
@@ -61,7 +61,7 @@ class Profile:
     source: str
     forked_s: float | None = None
     shared: int = 0
-    restorable: bool = False
+    needs_no_template: bool = False
 
 
 Profiles = Callable[[Launch], Profile]
@@ -81,7 +81,7 @@ class Figures:
 
 # Keys at the top of earlier releases, which remain accepted, and what they are called now.
 _RENAMED = {"start_deadline_s": "ready_timeout_s"}
-_SET_BY_HOST = {"name", "weights_from", "restorable"}
+_SET_BY_HOST = {"name", "weights_from", "needs_no_template"}
 _LAUNCH_KEYS = {field.name for field in fields(Launch)} - _SET_BY_HOST
 _FIGURE_KEYS = {field.name for field in fields(Figures)}
 
@@ -165,8 +165,8 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
     _check_devices(launches)
     figures = {name: _figures(name, given, idle_s) for name, given in models.items()}
     known = {name: _profile(one, launches[name], profiles) for name, one in figures.items()}
-    restorable = {name for name, profile in known.items() if profile and profile.restorable}
-    launches |= {name: replace(launches[name], restorable=True) for name in restorable}
+    decided = {name for name, profile in known.items() if profile and profile.needs_no_template}
+    launches |= {name: replace(launches[name], needs_no_template=True) for name in decided}
     catalogue = Catalogue(launches.values(), settings.default_model)
     if settings.runtime_template:
         known = {name: one and replace(one, memory=one.memory - one.shared) for name, one in known.items()}
@@ -200,7 +200,9 @@ def _launch(name: str, given: dict[str, Any]) -> Launch:
     place = f"models.{name}"
     reject_unknown_keys(given, _LAUNCH_KEYS | _FIGURE_KEYS, place)
     own = {key: value for key, value in given.items() if key in _LAUNCH_KEYS}
-    return decode(Launch, {"model": name, **own}, place, name=name, weights_from=None, restorable=False)
+    return decode(
+        Launch, {"model": name, **own}, place, name=name, weights_from=None, needs_no_template=False
+    )
 
 
 def _check_devices(launches: Mapping[str, Launch]) -> None:

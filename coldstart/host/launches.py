@@ -30,8 +30,8 @@ class Launch:
     `on_miss` is "fail" or "warn" (start stock vLLM if no bundle matches). With `engine_template` the host builds the
     model's engine once, forks its servers from it, and retains it as the tier `template` while its memory is not
     needed. An `unlisted` model is not listed in /v1/models. `weights_from` is the source of the weights on a machine
-    without them. Its server sees only the `devices`, by their numbers for the host; empty: all. `restorable`: a start
-    restores the bundle's snapshot, as far as is known before the first one.
+    without them. Its server sees only the `devices`, by their numbers for the host; empty: all. `needs_no_template`: a start
+    uses the user's engine template or the bundle's snapshot, as far as is known before the first one.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Launch:
     unlisted: bool = False
     weights_from: str | None = None
     devices: tuple[int, ...] = ()
-    restorable: bool = False
+    needs_no_template: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

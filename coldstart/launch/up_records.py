@@ -40,6 +40,7 @@ class UpRecord:
 
     `planned_url` is known as soon as the port is chosen. `host` is the address at which it listens, which `url` may not
     show; None for a server that an earlier release started.
+    `log` is the path of its log, None without one: in the foreground, or started by an earlier release.
     `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor. `vllm_args` are for
     the user alone: their secrets are hidden.
     """
@@ -54,6 +55,7 @@ class UpRecord:
     vllm_args: tuple[str, ...] = ()
     host: str | None = None
     planned_url: str | None = None
+    log: str | None = None
 
     @property
     def is_alive(self) -> bool:

@@ -20,8 +20,9 @@ SECTIONS = ("kv", "compile", "graphs", "modelinfo", "tokenizer", "weights", "ite
 class Options:
     """Options of a materialization.
 
-    - `only`: the sections to write, all by default.
+    - `only`: the sections to write, by default all but `graphs`.
     - `force`: build a new version even if a bundle for the key exists.
+    - `graphs`: also record CUDA graphs, which `only` may name too; no start became shorter by them when measured.
     - `snapshot`: add a process snapshot.
     - `kernels`: CUDA kernels' binaries are copied ("value") or named by library, build id and offset ("reference").
     - `profile_s`: maximum duration of the iteration profile in seconds.
@@ -32,6 +33,7 @@ class Options:
     snapshot: bool = False
     kernels: Kernels = "value"
     profile_s: float = profiling.BUDGET_S
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         if unknown := set(self.only) - set(SECTIONS):
@@ -48,4 +50,5 @@ class Options:
     @property
     def sections(self) -> tuple[str, ...]:
         """Return the sections to write."""
-        return tuple(name for name in SECTIONS if not self.only or name in self.only)
+        wanted = set(self.only) or set(SECTIONS) - {"graphs"}
+        return tuple(name for name in SECTIONS if name in wanted or (name == "graphs" and self.graphs))

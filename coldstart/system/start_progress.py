@@ -129,6 +129,7 @@ class _Pipe:
 
     descriptor = -1
     is_read = False
+    last: StartProgress | None = None
 
 
 def begin() -> None:
@@ -138,7 +139,8 @@ def begin() -> None:
         with suppress(OSError):
             # Writes to this open file never block, while the report of readiness on the pipe may.
             _open(f"/proc/self/fd/{int(environment.READY_FD.read())}")
-            _Pipe.is_read, timeline.on_begin = True, lambda name: report(StartProgress(name))
+            _Pipe.is_read, _Pipe.last = True, None
+            timeline.on_begin = lambda name: report(StartProgress(name))
 
 
 def end() -> None:
@@ -159,9 +161,15 @@ def _open(path: str) -> None:
 
 
 def report(progress: StartProgress) -> None:
-    """Report the progress on this process's pipe, if `begin` found one, until nothing reads it."""
+    """Report the progress on this process's pipe, if `begin` found one, until nothing reads it.
+
+    A repeated report is dropped: a span and a step of vLLM inside it may have one name.
+    """
     with suppress(Exception):
-        if _Pipe.is_read and not write(_Pipe.descriptor, progress):
+        if not _Pipe.is_read or progress == _Pipe.last:
+            return
+        _Pipe.last = progress
+        if not write(_Pipe.descriptor, progress):
             end()
 
 

@@ -144,6 +144,21 @@ def test_rate_of_a_client_is_its_own(tmp_path: Path) -> None:
     run(work())
 
 
+def test_status_and_metrics_count_the_refusals_for_lack_of_a_key_and_for_the_rate(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+            for key, model in [("wrong", "a"), ("key-of-laptop", "b"), *[("key-of-laptop", "a")] * 4]:
+                await _ask(stage, key, model)
+            await _send(stage, "GET", "/status", "key-of-ci")
+            document = (await _send(stage, "GET", "/status", "key-of-operator"))[1]
+            assert document["requests"]["refused"] == {"401": 1, "403": 2, "429": 1}
+            text = (await _send(stage, "GET", "/metrics", "key-of-operator"))[1]
+            for code, count in (("401", 1.0), ("403", 2.0), ("429", 1.0)):
+                assert f'refused_total{{code="{code}"}} {count}' in text
+
+    run(work())
+
+
 def test_refused_requests_do_not_use_up_the_rate(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:

@@ -204,6 +204,7 @@ def test_waiting_bodies_of_one_address_leave_memory_for_others(tmp_path: Path) -
         refused = [asyncio.ensure_future(one.status()) for one in waiting]
         await asyncio.wait(refused, return_when=asyncio.FIRST_COMPLETED)
         assert {one.result() for one in refused if one.done()} == {503}
+        assert stage.driver.facts.refused[503] > 0
         assert (await stage.ask(model="a", prompt="x" * 900))[0] == 200
         for attacker in waiting:
             attacker.close()
@@ -218,6 +219,7 @@ def test_connections_of_one_address_leave_some_for_others(tmp_path: Path) -> Non
         await attackers[0].send(GET + b"\r\n")
         assert (await stage.ask(model="a", prompt="x"))[0] == 200
         assert await attackers[4].status() == 503
+        assert stage.driver.facts.refused == {503: 1}
         for attacker in attackers:
             attacker.close()
 

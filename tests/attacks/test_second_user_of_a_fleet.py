@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,7 +32,8 @@ from support.fleet_on_ray import Fleet
 
 from coldstart.system.proc.tree import ProcessTree
 
-pytest.importorskip("ray")
+if find_spec("ray") is None:
+    pytest.skip("no ray", allow_module_level=True)
 
 # Calls that would show or change the state of Ray's services, one for each service that a port may have.
 _CALLS = """

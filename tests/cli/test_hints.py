@@ -130,7 +130,8 @@ def test_parse_refuses_invalid_commands(words: list[str]) -> None:
         (("import", "/etc"), "coldstart export NAME --to /etc"),
         (
             ("import", "/etc/hostname"),
-            "name a directory or archive that coldstart export or an OCI client wrote",
+            "name a file that coldstart export wrote; if it is one, copy the archive again, or write it again where "
+            "the bundle is whole: coldstart export NAME --to hostname --force",
         ),
         (("list", "--config", "bad.toml"), "write TOML, such as [serve] and below it port = 8000"),
         (("list", "--config", "/etc"), "name another: --config FILE"),

@@ -96,6 +96,16 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "--memory", "1GiB"), 2, "no model is given"),
         (("host", "--host-file", "/nowhere/host.toml"), 2, "cannot read the host file"),
         (("host", "tiny-llama"), 2, "--memory is missing"),
+        (("host", "bogus"), 2, "'bogus' is neither a command of coldstart host ("),
+        (("host", "bogus"), 2, "hint: coldstart host tiny-llama --memory 60GiB, or coldstart host --help"),
+        (
+            ("host", "./absent", "--memory", "1GiB"),
+            2,
+            "expected an alias, an existing directory, or OWNER/NAME",
+        ),
+        (("host", "statsu"), 2, "hint: coldstart host status --help"),
+        (("host", "run", "tiny-lama"), 2, "hint: coldstart host tiny-llama --memory"),
+        (("host", "/etc/hostname"), 2, "hint: coldstart host --host-file /etc/hostname"),
         (("host", "tiny-llama", "--memory", "lots"), 2, "invalid size 'lots'"),
         (("host", "tiny-llama", "--memory", "1GiB", "--policy", "x"), 2, "unknown policy"),
         (("host", "tiny-llama", "--memory", "1GiB", "--heartbeat", "0"), 2, "--heartbeat"),
@@ -115,9 +125,10 @@ def test_status_as_json(run: Run, host: str) -> None:
     ],
 )
 def test_host_reports_invalid_arguments_before_it_starts(
-    run: Run, words: tuple[str, ...], code: int, complaint: str
+    run: Run, home: Path, words: tuple[str, ...], code: int, complaint: str
 ) -> None:
     assert complaint in run(*words, code=code).stderr
+    assert not list(home.rglob("tiny-llama")), "the model was built first"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@
  *   nvmlDeviceGetHandleByUUID       NOT_FOUND where no device has it; MIG-<uuid> is an instance's
  *   nvmlDeviceGetMigMode            NOT_SUPPORTED where the device cannot be divided
  *   nvmlDeviceGetMigDeviceHandleByIndex   NOT_FOUND where no instance has the index; indices may have gaps
- *   nvmlDeviceGetDeviceHandleFromMigDeviceHandle   NOT_FOUND (and on older drivers NOT_SUPPORTED) for a whole device
+ *   nvmlDeviceGetDeviceHandleFromMigDeviceHandle   INVALID_ARGUMENT for a whole device (an H100 with driver 580.159.04);
+ *                                   other drivers may answer NOT_FOUND or NOT_SUPPORTED
  *   nvmlDeviceGetComputeRunningProcesses   INSUFFICIENT_SIZE with the count where the array is too small, NO_PERMISSION for a
  *                                   divided device where the caller has no privileges: its instances are asked instead;
  *                                   the used memory is NVML_VALUE_NOT_AVAILABLE (-1) where the driver does not know it
@@ -88,7 +89,7 @@ int nvmlDeviceGetMigDeviceHandleByIndex(Device *d, unsigned index, Device **out)
 }
 int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Device *d, Device **out) {
     CHECK(d);
-    if (d->parent < 0) return NOT_FOUND;
+    if (d->parent < 0) return INVALID_ARGUMENT;
     *out = &devices[d->parent];
     return OK;
 }

@@ -147,7 +147,11 @@ class FakeServer:
 
     async def _generated(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if not body.get("stream"):
-            return web.json_response({"choices": [{"text": "w"}]}, status=self.servers.warming)
+            aborts, self.servers.aborts = self.servers.aborts > 0, self.servers.aborts - 1
+            if aborts:
+                self.stop()
+            choice = {"text": "w", "finish_reason": "abort" if aborts else "length"}
+            return web.json_response({"choices": [choice]}, status=self.servers.warming)
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
         for number, event in enumerate(fake_model.events(body, f"cmpl-{id(self)}")):
@@ -218,7 +222,8 @@ class FakeTemplate(FakeServer):
 class FakeServers:
     """Starter of fake servers below `directory`. With `hold` each waits for its gate; `failing` servers do not start.
 
-    `metrics` is the answer of each at /metrics; the models in `hung` do not give it.
+    `metrics` is the answer of each at /metrics; the models in `hung` do not give it. The first `aborts` completions that do
+    not stream are aborted by servers that end.
     """
 
     directory: Path
@@ -234,6 +239,7 @@ class FakeServers:
     pause_s: float = 0.0
     break_after: int | None = None
     warming: int = 200
+    aborts: int = 0
     last_s: float = 0.0
     metrics: str = ""
     hung: set[str] = field(default_factory=set)

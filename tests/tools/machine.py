@@ -93,7 +93,7 @@ class Machine:
         made = {name: str(self._directory(place)) for name, place in places.items()}
         found = {"COLDSTART_CRIU": program} if (program := criu()) else {}
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-        fixed = {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "COLDSTART_MATERIALIZE_PROFILE_SECONDS": "5"}
+        fixed = {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "COLDSTART_MATERIALIZE_PROFILE_SECONDS": "1"}
         return kept | made | found | fixed | dict(self.extra)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:

@@ -100,10 +100,15 @@ def _required(requirement: Requirement, seen: set[tuple[str, str]]) -> set[str]:
 
 def _undeclared(module: str, source: str, engine: set[str]) -> set[str]:
     package = module.split(".")[1]
+    return _imported(source) - _allowed(package) - (engine if package in ENGINE else set())
+
+
+@cache
+def _allowed(package: str) -> set[str]:
     allowed = _declared(PROJECT["dependencies"])
     for extra in EXTRAS.get(package, ()):
         allowed |= _declared(PROJECT["optional-dependencies"][extra])
-    return _imported(source) - allowed - (engine if package in ENGINE else set())
+    return allowed
 
 
 @pytest.fixture(scope="module")

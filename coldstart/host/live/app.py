@@ -84,6 +84,7 @@ class Gateway:
         if scope["type"] != "http":
             await self._own(scope, receive, send)
         elif (refusal := self.access.find_refusal(scope)) is not None:
+            self.count_refusal(refusal[0])
             await answers.send_error(send, *refusal)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
@@ -104,6 +105,7 @@ class Gateway:
         # The rate comes before the body, which names the model: a client above its rate takes no memory for bodies.
         if client is not None and keys is not None and (wait_s := keys.admit(client)):
             self.front.metrics.count_client(client.name, "rate_limited")
+            self.count_refusal(429)
             reason = f"the client {client.name} may send {client.requests_per_minute} requests per minute"
             await answers.send_error(send, 429, reason, retry_after_s=wait_s)
             return
@@ -119,6 +121,10 @@ class Gateway:
             keys=keys,
         )
         await exchange.run()
+
+    def count_refusal(self, status: int) -> None:
+        """Count a request that is rejected before it reaches the front."""
+        self.front.facts.refused[status] += 1
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = any(route.matches(scope)[0].value for route in self._own.routes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -30,11 +31,21 @@ def limit_unread(client: socket.socket, seconds: float) -> None:
 
 
 class GatewayConfig(uvicorn.Config):
-    """Configuration of uvicorn with the limits of its connections; `connections` counts the open ones."""
+    """Configuration of uvicorn with the limits of its connections; `connections` counts the open ones.
 
-    def __init__(self, app: Any, limits: GatewayLimits, connections: Shares, **more: Any) -> None:
+    `count_refusal` is called with the status of each answer that a limit causes.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        limits: GatewayLimits,
+        connections: Shares,
+        count_refusal: Callable[[int], None] = lambda _: None,
+        **more: Any,
+    ) -> None:
         super().__init__(app, http=BoundedProtocol, ws="none", **more)
-        self.limits, self.open_connections = limits, connections
+        self.limits, self.open_connections, self.count_refusal = limits, connections, count_refusal
 
 
 class _LimitExceededError(Exception):
@@ -178,6 +189,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_answering():
             self.transport.abort()
             return
+        if status != HTTPStatus.BAD_REQUEST:  # invalid HTTP, no limit
+            self.config.count_refusal(status)
         body = answers.error(status, reason)
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"

@@ -104,12 +104,12 @@ class Driver:
             self.emit(events.Ended(ticket.number, ticket.keep_s))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a stream again that can continue at the next server of its model; return None if it cannot.
+        """Admit a stream that the next server of its model can continue, or an aborted request; return None for any other.
 
-        A request whose answer had not begun is not admitted: it may have killed its server, and its client can repeat
-        it.
+        A request whose connection was lost before its answer is not admitted: it may have killed its server, and its
+        client can repeat it.
         """
-        if self.facts.stopping or not resumption.is_resumable(ticket):
+        if self.facts.stopping or not resumption.is_resumable(ticket, error):
             return None
         if not await resumption.await_end(replica, self.core.models, self.lifecycle.residences, self.clock):
             return None

@@ -12,14 +12,20 @@ import time
 from contextlib import suppress
 
 from coldstart.host.client_keys import ClientKey, ClientKeys
-from coldstart.host.live import answers, body, headers
+from coldstart.host.live import answers, body, headers, resumption
 from coldstart.host.live.answers import Headers, Receive, Scope, Send
 from coldstart.host.live.body import BodyMemoryFullError, BoundedBody
 from coldstart.host.live.client import ClientGoneError, run_while_connected
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import Front
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
-from coldstart.host.live.upstream import DisconnectedError, Replica, StreamInterruptedError, UpstreamAnswer
+from coldstart.host.live.upstream import (
+    AbortedError,
+    DisconnectedError,
+    Replica,
+    StreamInterruptedError,
+    UpstreamAnswer,
+)
 
 
 class Exchange:
@@ -71,6 +77,7 @@ class Exchange:
         except ClientGoneError:
             pass
         except BodyMemoryFullError:
+            self.front.facts.refused[503] += 1
             await self._error(503, "waiting requests use all memory for request bodies", 1.0)
         except ValueError as error:
             await self._error(400, str(error))
@@ -82,6 +89,7 @@ class Exchange:
             if self.keys is not None:
                 self.keys.give_back(self.client)
             self.front.metrics.count_client(self.client.name, "other_model")
+            self.front.facts.refused[403] += 1
             reason = f"the client {self.client.name} may not use the model `{asked}`"
             await self._refused(AdmissionRefusedError(403, reason))
             return
@@ -182,6 +190,9 @@ class Exchange:
                 await self._more(answers.event(await answer.read()), last=True)
                 return
             piece = await answer.piece()
+            # A longer answer would have to be held back.
+            if not self.streams and answer.whole and resumption.is_aborted(piece):
+                raise AbortedError("the server aborted the request when it ended")
             ticket.went_on()
             self.first_s, self.body = time.perf_counter() - self.began, b""
             if self.stream is not None and answer.status != 200:

@@ -81,6 +81,7 @@ def create_server(app: Gateway) -> GatewayServer:
         app,
         limits,
         Shares(total, limits.address_connections or max(1, total // 2)),
+        app.count_refusal,
         lifespan="off",
         access_log=False,
         log_config=None,

@@ -6,16 +6,18 @@ memory is not the memory of a GPU, so on a GPU the host's file must give the mem
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
+from coldstart.contract.template_levels import ENGINE
 from coldstart.errors import UsageError
 from coldstart.host.configuration import Profile, Profiles
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live import lookups
-from coldstart.launch import modes
+from coldstart.launch import modes, template_pool
 from coldstart.launch.modes.snapshot import SNAPSHOT
 from coldstart.launch.modes.template_engine import TEMPLATE_ENGINE
 from coldstart.models import inspection
@@ -55,7 +57,7 @@ def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
                 hint="write memory and start_s for it in the host file",
             )
         found = lookups.look_up_launch(launch, cache, offline=offline)
-        known = replace(choose_profile(launch, found), restorable=is_restorable(launch, found))
+        known = replace(choose_profile(launch, found), needs_no_template=needs_no_template(launch, found))
         if launch.mode not in FORKED:
             return known
         return replace(known, shared=min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4))
@@ -63,11 +65,20 @@ def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
     return profile
 
 
-def is_restorable(launch: Launch, found: Lookup) -> bool:
-    """Return whether a start tries the bundle's snapshot before a runtime template, and CRIU may run here."""
+def needs_no_template(launch: Launch, found: Lookup) -> bool:
+    """Return whether a start uses the user's engine template, or a snapshot that CRIU can restore, and no runtime template."""
+    return launch.mode == modes.AUTO and (_has_engine_template(found) or _has_snapshot(found))
+
+
+def _has_engine_template(found: Lookup) -> bool:
+    with suppress(OSError, UsageError):  # no private directory for sockets
+        return TEMPLATE_ENGINE.unavailable() is None and bool(template_pool.find(ENGINE, found.key.digest))
+    return False
+
+
+def _has_snapshot(found: Lookup) -> bool:
     has_snapshot = found.bundle is not None and found.bundle.has(SNAPSHOT.name)
-    may_restore = SNAPSHOT.unavailable() is None and criu.missing() is None
-    return launch.mode == modes.AUTO and has_snapshot and may_restore
+    return has_snapshot and SNAPSHOT.unavailable() is None and criu.missing() is None
 
 
 def choose_profile(launch: Launch, found: Lookup) -> Profile:

@@ -1,12 +1,14 @@
-"""Conditions under which a stream continues at the next server of its model."""
+"""Conditions under which the next server of its model continues a stream, or answers an aborted request."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from coldstart.host.live.tickets import Ticket
-from coldstart.host.live.upstream import Replica
+from coldstart.host.live.upstream import AbortedError, Replica
 from coldstart.host.model_state import Model, State
 
 END_S = 10.0
@@ -14,12 +16,22 @@ END_S = 10.0
 LOOK_S = 0.02
 
 
-def is_resumable(ticket: Ticket) -> bool:
-    """Return whether the request's stream has begun and was not resumed before.
+def is_resumable(ticket: Ticket, error: Exception) -> bool:
+    """Return whether the request's stream has begun, or its server aborted it, and it was not resumed before.
 
-    A stream that is resumed twice may be the cause of the failures.
+    A request that is resumed twice may be the cause of the failures.
     """
-    return ticket.stream is not None and bool(ticket.stream.tokens) and not ticket.tries
+    has_begun = ticket.stream is not None and bool(ticket.stream.tokens)
+    return (has_begun or isinstance(error, AbortedError)) and not ticket.tries
+
+
+def is_aborted(answer: bytes) -> bool:
+    """Return whether a complete answer says that vLLM aborted the request, as it does when it ends."""
+    if b'"abort"' not in answer:
+        return False
+    with suppress(ValueError, AttributeError, TypeError):
+        return any(choice.get("finish_reason") == "abort" for choice in json.loads(answer).get("choices"))
+    return False
 
 
 async def await_end(

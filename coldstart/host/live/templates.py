@@ -100,7 +100,7 @@ class Templates:
 
     def _is_forkable(self, launch: Launch) -> bool:
         """Return whether the model's starts use the runtime template, as far as is known."""
-        return launch.mode in FORKED and not self._passed_by.get(launch.name, launch.restorable)
+        return launch.mode in FORKED and not self._passed_by.get(launch.name, launch.needs_no_template)
 
     def _begin_runtime(self) -> None:
         forkable = self._list_forkable()

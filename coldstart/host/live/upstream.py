@@ -39,6 +39,10 @@ class DisconnectedError(ConnectionError):
     """The server disconnected, or sent invalid HTTP, before its answer was complete."""
 
 
+class AbortedError(DisconnectedError):
+    """The server aborted the request when it ended, and answered with the tokens until then."""
+
+
 class StreamInterruptedError(Exception):
     """The reader must continue at another server; all data before the interruption was delivered."""
 

@@ -197,10 +197,17 @@ def _list_instances(library: Any, handle: Any) -> Iterator[Any]:
 
 
 def _or_none(library: Any, ask: Callable[[], Any]) -> Any:
-    """Return None if the driver reports that the object does not exist; raise all other errors."""
+    """Return None if the driver reports that the object or the property does not exist; raise all other errors.
+
+    A whole device is an invalid argument where an instance is expected: driver 580 answers that instead of "not found".
+    """
+    absent = (
+        library.NVMLError_NotSupported, library.NVMLError_NotFound, library.NVMLError_FunctionNotFound,
+        library.NVMLError_InvalidArgument,
+    )  # fmt: skip
     try:
         return ask()
-    except (library.NVMLError_NotSupported, library.NVMLError_NotFound, library.NVMLError_FunctionNotFound):
+    except absent:
         return None
 
 

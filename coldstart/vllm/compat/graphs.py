@@ -33,6 +33,8 @@ POINTS = (
     point("graphs", _NEW_RUNNER),
     point("graphs", f"{_NEW_RUNNER}:GPUModelRunner", "capture_model(*, profile_only)", "load_model()",
           reads="cudagraph_manager execute_model model vllm_config"),
+    point("collector", f"{_RUNNER}:GPUModelRunner", reads="_freeze_gc"),
+    point("collector", f"{_NEW_RUNNER}:freeze_gc_for_cudagraph_capture"),
     point("graphs kv-plan aot", "v1.worker.gpu_worker"),
     point("graphs kv-plan", "v1.worker.gpu_worker:Worker", reads="vllm_config rank parallel_config init_snapshot"),
     point("kv-plan", "v1.worker.gpu_worker:maybe_apply_startup_plan", "maybe_apply_startup_plan(worker)"),

@@ -62,6 +62,20 @@ def test_a_damaged_bundle_is_not_exported(store: Store, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tar")) and not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("damage", ["blob", "end"])
+def test_hint_of_a_damaged_archive_names_the_command_that_writes_another(
+    damage: str, store: Store, tmp_path: Path
+) -> None:
+    archive = tmp_path / "my one.tar"
+    export_archive([_signed(store, tmp_path)], archive)
+    data = archive.read_bytes()
+    assert data.count(b'{"blocks":3}') == 1
+    archive.write_bytes(data.replace(b'{"blocks":3}', b'{"blocks":4}') if damage == "blob" else data[:-2000])
+    with pytest.raises((DigestMismatchError, NotALayoutError)) as caught:
+        import_archive(Store(tmp_path / "other"), archive)
+    assert "coldstart export NAME --to 'my one.tar' --force" in str(caught.value.hint)
+
+
 def test_export_does_not_overwrite(store: Store, tmp_path: Path) -> None:
     bundle = _signed(store, tmp_path)
     (tmp_path / "one.tar").write_text("mine")

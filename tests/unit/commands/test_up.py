@@ -227,6 +227,25 @@ def test_up_names_the_server_that_runs_at_the_requested_address(
     assert "http://x:1  fresh, already up" in shown.out and shown.err == ""
 
 
+@pytest.mark.parametrize("log", [None, "/run/log"])
+def test_up_names_the_log_of_the_server_that_runs_if_it_has_one(
+    log: str | None,
+    supervisor: subprocess.Popen[bytes],
+    lookup: Lookup,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    directory = up_records.find_directory(lookup)
+    record = directory.read()
+    assert record is not None
+    directory.write(replace(record, log=log))
+    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    assert run_up(str(lookup.model.path)) == 0
+    assert ("The log of the server is /run/log\n" in capsys.readouterr().err) is (log is not None)
+    assert run_up(str(lookup.model.path), "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["log"] == log
+
+
 @pytest.mark.parametrize(
     "words", [("--port", "2"), ("--host", "y"), ("--host", "y", "--port", "1"), ("--", "--port", "2")]
 )
@@ -383,6 +402,7 @@ def test_two_commands_at_one_moment_start_one_server(
         assert began["preparation"]["mode"] == "runtime" and began["preparation"]["seconds"] >= 0
         (known,) = [one for one in reports if one.get("already_up")]
         assert known["pid"] == server["pid"]
+        assert known["log"] == began["log"] == record.log
 
 
 def test_two_commands_with_arguments_at_one_moment_start_two_servers_and_one_says_so(

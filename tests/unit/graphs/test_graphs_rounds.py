@@ -113,6 +113,24 @@ def test_engine_without_output_is_reported(tmp_path: Path) -> None:
         offline.make(tmp_path, lambda name, task: None)
 
 
+def test_layouts_in_which_every_graph_conflicts_are_no_bundle(
+    created_rounds: tuple[Path, Launches], tmp_path: Path
+) -> None:
+    """On an H100, all graphs of a model were refused for one reason, and the empty bundle counted as proven."""
+    tables = table_files.load(created_rounds[0])
+    nothing = subset(tables, lambda key: False, dict.fromkeys(KEYS, "a word points elsewhere"))
+
+    def launch(name: str, task: EngineTask) -> None:
+        assert task.record is not None, name
+        (tmp_path / f"layout-{len(rounds.layouts(tmp_path)) + 1}").mkdir()
+        table_files.save(nothing, tmp_path / rounds.BUNDLE, {})
+
+    with pytest.raises(
+        GraphRefusedError, match=rf"relocated: \S+ and {len(KEYS) - 1} more: a word points elsewhere$"
+    ):
+        offline.make(tmp_path, launch)
+
+
 def test_reason_contains_the_error_of_the_process(tmp_path: Path) -> None:
     def launch(name: str, task: EngineTask) -> None:
         assert task.record is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from random import Random
 
 import pytest
@@ -10,9 +11,12 @@ import pytest
 from coldstart.host.policies import POLICIES, ModelCost
 from coldstart.lab.host.shadow import ShadowCache
 
-libcachesim = pytest.importorskip("libcachesim", reason="libcachesim is not installed (the dev extra has it)")
-
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("libcachesim") is None, reason="libcachesim is not installed (the dev extra has it)"
+    ),
+]
 OBJECTS, REQUESTS = 60, 6000
 
 
@@ -30,6 +34,8 @@ def _load(seed: int, drift: bool) -> tuple[list[int], list[int]]:
 
 
 def _theirs(name: str, sizes: list[int], asked: list[int], capacity: int) -> float:
+    import libcachesim
+
     cache = getattr(libcachesim, name)(cache_size=capacity, hashpower=12)
     hits = 0
     for number, item in enumerate(asked):

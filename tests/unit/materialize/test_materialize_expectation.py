@@ -30,18 +30,16 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
 
 
-def estimate(
-    place: Path, *vllm_args: str, config: Any = None, size: int = 0, only: tuple[str, ...] = ()
-) -> Any:
+def estimate(place: Path, *vllm_args: str, config: Any = None, size: int = 0, **options: Any) -> Any:
     if size:
         with (place / "model.safetensors").open("wb") as file:
             file.truncate(size)
     model = ResolvedModel("m", place, None, None, {"num_hidden_layers": 32} if config is None else config)
-    return expected(Lookup(model, Arguments(vllm_args), Cache(place), key(), None), Options(only=only))
+    return expected(Lookup(model, Arguments(vllm_args), Cache(place), key(), None), Options(**options))
 
 
 def test_estimate_of_llama2_7b_equals_the_computed_cost(tmp_path: Path) -> None:
-    ahead = estimate(tmp_path, size=LLAMA.weight_bytes)
+    ahead = estimate(tmp_path, size=LLAMA.weight_bytes, graphs=True)
     assert ahead.seconds == pytest.approx(313.0, abs=0.1)
     assert ahead.disk_bytes == pytest.approx(sum(disk(LLAMA).values()))
 

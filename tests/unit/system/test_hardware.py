@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from coldstart.errors import ColdstartError
 from coldstart.system.devices import hardware, nvml
 from coldstart.system.devices.nvml import Gpu, Machine
 
@@ -67,3 +68,12 @@ def test_fingerprint_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fields["gpu.driver"] == "580"
     monkeypatch.setattr(nvml, "machine", lambda: Machine([device], undecided=("A100", "H200")))
     assert hardware.gpu() == {"gpu.name": "A100 or H200"}
+
+
+def test_a_gpu_that_does_not_answer_makes_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an H100 whose driver gave an unexpected answer, a bundle was made whose key had no device."""
+    monkeypatch.setattr(nvml, "machine", lambda: Machine(problems=["device 0: Invalid Argument"]))
+    with pytest.raises(ColdstartError, match="cannot read the GPU: device 0: Invalid Argument"):
+        hardware.gpu()
+    monkeypatch.setattr(nvml, "machine", Machine)
+    assert hardware.gpu() == {}

@@ -49,6 +49,15 @@ def test_a_span_reports_its_stage_when_it_begins(pipe: int) -> None:
         assert read(pipe) == []
 
 
+def test_a_stage_is_reported_once_when_a_span_and_a_step_inside_it_name_it(pipe: int) -> None:
+    with timeline.measure("load weights", track="engine"):
+        start_progress.report(StartProgress("load weights"))
+        start_progress.report(StartProgress("load weights", 1, 2, "shards"))
+        start_progress.report(StartProgress("load weights"))
+    stage, figures = StartProgress("load weights"), StartProgress("load weights", 1, 2, "shards")
+    assert read(pipe) == [stage, figures, stage]
+
+
 def test_counter_reports_its_first_and_last_figure_and_few_between(pipe: int) -> None:
     counter = Counter("load weights", 10_000, "bytes")
     for done in range(1, 10_001):

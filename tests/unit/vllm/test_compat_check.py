@@ -174,7 +174,7 @@ def test_the_full_check_names_each_feature_that_does_not_fit(monkeypatch: pytest
         report, "TABLE", (point("stock", "gone"), make_point("vllm_small:helper", "helper(x)"))
     )
     found = report.check_compatibility()
-    assert set(found) == {"stock", "graphs", "late-interaction"}
+    assert set(found) == {"stock", *compat.CHECKED}
     assert "vllm.gone cannot be used: ModuleNotFoundError" in found["stock"]
 
 

@@ -1,4 +1,7 @@
-"""Reports show the document's figures, escape all texts, and need no network."""
+"""Reports show the document's figures, escape all texts, and need no network.
+
+Tests import what imports bokeh: every worker collects this file.
+"""
 
 import io
 import json
@@ -10,11 +13,13 @@ from typing import Any, ClassVar
 import pytest
 from support import pages
 
-from coldstart.bench.report import frames, html, markdown, plots, rows
+from coldstart.bench.report import frames, markdown, rows
 from coldstart.bench.report.page import items, library, page, plot
 
 
 def test_page_is_self_contained_and_plots_have_axes_and_values(document: dict[str, Any]) -> None:
+    from coldstart.bench.report import html
+
     page = html.render(document)
     pages.check(page)
     found = pages.plots(page)
@@ -31,6 +36,8 @@ def test_page_is_self_contained_and_plots_have_axes_and_values(document: dict[st
 
 
 def test_values_far_apart_are_on_a_logarithmic_axis() -> None:
+    from coldstart.bench.report import plots
+
     for far, scale in ((2.0, "LinearScale"), (2000.0, "LogScale")):
         entries = [plots.ValueRange("a", 1.0, 1.0, 1.0), plots.ValueRange("b", far, far, far)]
         (found,) = pages.plots(plot(plots.ranges(entries, "time")))
@@ -40,6 +47,8 @@ def test_values_far_apart_are_on_a_logarithmic_axis() -> None:
 
 
 def test_the_page_embeds_the_document(document: dict[str, Any]) -> None:
+    from coldstart.bench.report import html
+
     document["model"] = "</script><b>"
     page = html.render(document)
     (embedded,) = re.findall(r'id="bench">(.*?)</script>', page, flags=re.S)
@@ -48,6 +57,8 @@ def test_the_page_embeds_the_document(document: dict[str, Any]) -> None:
 
 
 def test_a_stack_adds_up_to_the_start(document: dict[str, Any]) -> None:
+    from coldstart.bench.report import html
+
     fresh = document["modes"]["fresh"]
     assert html.stack(fresh) == pytest.approx({"imports <torch>": 3.0, html.REST: 3.0})
     fresh["phases"]["imports <torch>"]["median"] = 7.0
@@ -79,6 +90,8 @@ def test_markdown_keeps_its_table(document: dict[str, Any]) -> None:
 
 
 def test_a_stack_begins_where_the_one_before_ends() -> None:
+    from coldstart.bench.report import plots
+
     (found,) = pages.plots(plot(plots.stacks({"a": {"x": 1.0, "y": 2.0}, "b": {"y": 3.0}})))
     bars = [dict(data["data"]["entries"]) for data in pages.objects(found, "ColumnDataSource")]
     x, y = sorted(bars, key=lambda bar: bar["phase"][0])
@@ -87,6 +100,8 @@ def test_a_stack_begins_where_the_one_before_ends() -> None:
 
 
 def test_empty_plots_are_plots() -> None:
+    from coldstart.bench.report import plots
+
     for figure in (plots.ranges([], "t"), plots.stacks({}), plots.timeline([]), plots.over_time([], "x")):
         assert pages.plots(plot(figure))
 

@@ -191,6 +191,29 @@ def test_a_server_that_dies_before_it_answered_is_a_502_and_starts_again(tmp_pat
     run(work())
 
 
+def test_request_that_a_server_aborts_at_its_end_is_answered_by_the_next_server(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            stage.servers.aborts = 1
+            status, _, body = await stage.ask(model="a", prompt="x", max_tokens=3)
+            assert status == 200 and body["choices"][0]["finish_reason"] == "length"
+            first, second = stage.servers.begun
+            assert first.bodies == second.bodies
+
+    run(work())
+
+
+def test_request_that_two_servers_abort_is_a_502(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            stage.servers.aborts = 2
+            status, _, body = await stage.ask(model="a", prompt="x", max_tokens=3)
+            assert status == 502 and "the server of a disconnected" in body["error"]["message"]
+            assert len(stage.servers.begun) == 2
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     ("body", "status", "kind"),
     [
@@ -224,6 +247,7 @@ def test_a_body_that_is_too_long_is_refused(tmp_path: Path) -> None:
         async with staged(tmp_path, gateway=gateway) as stage:
             status, _, body = await stage.ask(model="a", prompt="x" * 1024)
             assert status == 413 and "more than 1024 bytes" in body["error"]["message"]
+            assert stage.driver.facts.refused == {413: 1}
 
     run(work())
 

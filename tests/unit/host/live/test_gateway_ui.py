@@ -48,7 +48,7 @@ def test_page_is_self_contained_and_requests_its_host_only() -> None:
 
 
 def test_page_needs_no_key() -> None:
-    front = cast("Front", SimpleNamespace(status=build_status))
+    front = cast("Front", SimpleNamespace(status=build_status, facts=HostFacts(url="", pid=7, version="1")))
     endpoint = GatewayEndpoint(api_key="k", allow_hosts=("testserver",))
     client = TestClient(Gateway(front, endpoint=endpoint))
     answer = client.get("/ui")

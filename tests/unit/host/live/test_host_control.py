@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 from support.hosted import Served
+from tools.forked import coldstart
 
 from coldstart.host.endpoint import GatewayEndpoint
 
@@ -151,10 +152,10 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
 
 async def _command(served: Served, *words: str, code: int = 0) -> str:
     """Run `coldstart host WORDS` against the host; return its output."""
-    process = await _start_command(served, *words)
-    output, _ = await process.communicate()
-    assert process.returncode == code, output.decode()
-    return output.decode()
+    arguments = ["host", *words, "--url", served.urls[0]]
+    done = await asyncio.to_thread(coldstart, arguments, Path.cwd())
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 async def _start_command(served: Served, *words: str) -> asyncio.subprocess.Process:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from coldstart.artifacts.errors import BundleError
+from support.engines import fake_engine, home
+from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import NoBundleError, UsageError
 from coldstart.host.configuration import Profile
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
+from coldstart.launch import template_pool
 from coldstart.system.paths import Cache
+
+__all__ = ["fake_engine", "home"]
+pytestmark = pytest.mark.usefixtures("home")
 
 
 class Bundle:
@@ -68,7 +76,7 @@ def test_model_without_a_bundle_is_refused_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x")
-    found = SimpleNamespace(bundle=None, model=SimpleNamespace(path=tmp_path))
+    found = SimpleNamespace(bundle=None, model=SimpleNamespace(path=tmp_path), key=key())
     monkeypatch.setattr(profiles.lookups.inspection, "look_up", lambda *_, **__: found)
     monkeypatch.setattr(
         profiles.lookups.inspection, "miss", lambda _: NoBundleError("no bundle", hint="make one")
@@ -87,7 +95,7 @@ def test_model_without_a_bundle_is_refused_by_default(
 
 
 @pytest.mark.parametrize(
-    ("mode", "section", "lacking", "restorable"),
+    ("mode", "section", "lacking", "needs_no_template"),
     [
         ("auto", "snapshot", None, True),
         ("auto", "compile", None, False),
@@ -96,9 +104,24 @@ def test_model_without_a_bundle_is_refused_by_default(
     ],
 )
 def test_model_is_restorable_when_its_mode_bundle_and_machine_permit_it(
-    monkeypatch: pytest.MonkeyPatch, mode: str, section: str, lacking: str | None, restorable: bool
+    monkeypatch: pytest.MonkeyPatch, mode: str, section: str, lacking: str | None, needs_no_template: bool
 ) -> None:
     monkeypatch.setattr(profiles.criu, "missing", lambda: lacking)
     monkeypatch.setattr(profiles.SNAPSHOT, "unavailable", lambda: None)
-    found: Any = SimpleNamespace(bundle=SimpleNamespace(has=lambda name: name == section))
-    assert profiles.is_restorable(Launch("m", "m", mode=mode), found) is restorable
+    found: Any = SimpleNamespace(bundle=SimpleNamespace(has=lambda name: name == section), key=key())
+    assert profiles.needs_no_template(Launch("m", "m", mode=mode), found) is needs_no_template
+
+
+def test_model_with_an_engine_template_of_the_user_needs_no_runtime_template(
+    fake_engine: Callable[[str], None],
+) -> None:
+    fake_engine("serves")
+    found: Any = SimpleNamespace(bundle=None, key=key())
+    auto, fixed = Launch("m", "m"), Launch("m", "m", mode="template-runtime")
+    assert not profiles.needs_no_template(auto, found)
+    warm = template_pool.start("engine", LaunchPlan(["serves"], key=found.key.digest), "m", 20)
+    assert profiles.needs_no_template(auto, found) and not profiles.needs_no_template(fixed, found)
+    other: Any = SimpleNamespace(bundle=None, key=key(max_model_len=64))
+    assert not profiles.needs_no_template(auto, other)
+    template_pool.stop(warm)
+    assert not profiles.needs_no_template(auto, found)

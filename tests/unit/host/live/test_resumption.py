@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.host.live import resumption
-from coldstart.host.live.resumption import END_S, await_end
+from coldstart.host.live.resumption import END_S, await_end, is_aborted
 from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.model_state import Model, State
 from coldstart.host.specification import ModelSpec
@@ -52,3 +52,20 @@ def test_await_end_waits_for_the_backoff_of_a_failed_start(model: Model) -> None
     clock = count(0.0, 0.5)
     assert asyncio.run(await_end(_replica(), {"a": model}, {}, lambda: next(clock)))
     assert next(clock) > 2.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "aborted"),
+    [
+        (b'{"choices": [{"finish_reason": "abort"}]}', True),
+        (b'{"choices": [{"finish_reason": "stop"}, {"finish_reason": "abort"}]}', True),
+        (b'{"choices": [{"finish_reason": "stop", "text": "\\"abort\\""}]}', False),
+        (b'{"choices": [{"text": "abort", "finish_reason": "abort"', False),
+        (b'{"choices": ["abort"]}', False),
+        (b'{"choices": null, "id": "abort"}', False),
+        (b'["abort"]', False),
+        (b"", False),
+    ],
+)
+def test_is_aborted_reads_the_finish_reasons_of_a_complete_answer(answer: bytes, aborted: bool) -> None:
+    assert is_aborted(answer) is aborted

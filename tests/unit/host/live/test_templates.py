@@ -217,7 +217,7 @@ def _restorable(*names: str) -> configuration.HostFile:
     """Return a host file with a runtime template and two models; the bundles of `names` have a snapshot."""
     return configuration.parse(
         {"memory": 20, "runtime_template": True, "models": {"a": {}, "b": {}}},
-        lambda launch: configuration.Profile(5, 1.0, "bundle", restorable=launch.name in names),
+        lambda launch: configuration.Profile(5, 1.0, "bundle", needs_no_template=launch.name in names),
     )
 
 

@@ -9,7 +9,6 @@ from support import pages
 from coldstart.bench.report.frames import write_csv
 from coldstart.lab.replay import RecordStore, RequestRecord, Slo, series, summarize
 from coldstart.lab.replay.compare import compare
-from coldstart.lab.replay.html import page
 from coldstart.lab.replay.metrics import percentile
 from coldstart.lab.replay.render import text
 from coldstart.lab.replay.series import load_over_time
@@ -71,6 +70,8 @@ def test_csv_and_html_hold_every_request() -> None:
     write_csv(records.table(), written := io.StringIO())
     lines = written.getvalue().splitlines()
     assert len(lines) == 3 and lines[0].startswith("number,model") and "gone" in lines[2]
+    from coldstart.lab.replay.html import page  # imports bokeh, and every worker collects this file
+
     html = page("a <b>", {"run": summarize(records, Slo(), 4.0)}, {"run": records})
     pages.check(html)
     found = pages.plots(html)
