@@ -62,10 +62,17 @@ def prepare_fastest(
         except ColdstartError as error:
             if isinstance(error, CommandFailedError) and error.is_final:
                 raise
-            failures.append(Fallback(mode, error.message.replace("\n", " "), error.hint))
+            failures.append(Fallback(mode, _explain(error), error.hint))
         except OSError as error:
             failures.append(Fallback(mode, str(error)))
     return Preparation(None, False, tuple(failures))
+
+
+def _explain(error: ColdstartError) -> str:
+    """Return the error in one line: the cause instead of the end of a log, if the log names it."""
+    if isinstance(error, template_pool.TemplateExitedError) and error.cause:
+        return f"the template exited before it was ready: {error.cause}"
+    return error.message.replace("\n", " ")
 
 
 def find_template(lookup: Lookup, prepared: Preparation) -> Warm | None:

@@ -34,9 +34,10 @@ from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 
 
 class TemplateExitedError(CommandFailedError):
-    """The template exited before it was ready, with `code` (128 + n after signal n)."""
+    """The template exited before it was ready, with `code` (128 + n after signal n). `cause` is the error in its log."""
 
     code: int | None = None
+    cause: str | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ def _spawn_logged(
             raise found.build_error(TemplateExitedError) from error
         lines = [f"{error.message} The end of its log:", *logs.end(directory / "log").splitlines()]
         failed = TemplateExitedError(lines, hint=error.hint)
+        failed.cause = logs.words(directory / "log")
         failed.code = error.code if isinstance(error, TemplateExitedError) else None
         raise failed from error
 

@@ -94,6 +94,8 @@ def template(arguments: list[str]) -> None:
         sys.exit("no memory for the template")
     if BEHAVIOUR == "lacks-memory":
         sys.exit(SCARCE)
+    if BEHAVIOUR == "raises":
+        raise ValueError("the engine's own error")
     if BEHAVIOUR == "never-ready":
         time.sleep(60)
     if BEHAVIOUR.startswith("waits-for:"):

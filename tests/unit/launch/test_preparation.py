@@ -189,6 +189,16 @@ def test_every_failure_is_reported_where_nothing_can_be_prepared(
     assert last.stage == "runtime-snapshot" and "/nonexistent/criu was not found" in last.reason
 
 
+def test_the_reason_is_the_error_of_the_template_without_its_log(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("raises")
+    monkeypatch.setenv("COLDSTART_CRIU", "/nonexistent/criu")
+    assert prepare(lookup, plan).failures[0].reason == (
+        "the template exited before it was ready: ValueError: the engine's own error"
+    )
+
+
 def test_a_full_disk_prevents_no_start(
     lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
