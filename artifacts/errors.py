@@ -45,7 +45,7 @@ class BundleError(ColdstartError):
     code: ClassVar[str] = "CS-BUNDLE"
     default_hint: ClassVar[str] = "materialize the bundle again: coldstart materialize MODEL"
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str | Sequence[str], *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint or self.default_hint)
 
     def __str__(self) -> str:

@@ -252,8 +252,7 @@ def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
 
 
 def _several(ref: str, matches: Sequence[Bundle]) -> Bundle:
-    listed = "".join(f"\n  {_choice(bundle)}" for bundle in matches)
-    raise AmbiguousReferenceError(f"{ref!r} names {len(matches)} bundles:{listed}")
+    raise AmbiguousReferenceError([f"{ref!r} names {len(matches)} bundles", *map(_choice, matches)])
 
 
 def _choice(bundle: Bundle) -> str:

@@ -20,9 +20,13 @@ __all__ = [
 
 
 class CommandFailedError(ColdstartError):
-    """A check failed: an invalid bundle, a regression, a server that died (exit code 1)."""
+    """A check failed: an invalid bundle, a regression, a server that died (exit code 1).
+
+    `is_final` is set if another start with the same arguments would fail in the same way.
+    """
 
     exit_code = CHECK_FAILED
+    is_final = False
 
 
 class UsageError(ColdstartError):

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,8 +71,8 @@ def start_detached(
         raise
     if "report" in message:
         return dict(message["report"])
-    os.waitpid(pid, 0)
-    raise _explain(message, log)
+    _, status = os.waitpid(pid, 0)
+    raise _explain(message, log, os.waitstatus_to_exitcode(status))
 
 
 def _await_last(reader: int, on_progress: start_progress.Report) -> dict[str, Any]:
@@ -114,19 +115,24 @@ def _redirect(output: int) -> None:
 def _report(error: BaseException, announce: Announce) -> None:
     lines = getattr(error, "lines", None) or [f"{type(error).__name__}: {error}"]
     sys.stderr.write("".join(f"error: {line}\n" for line in lines))
-    announce.send({"error": list(lines), "hint": getattr(error, "hint", None)})
+    final = {"exit_code": getattr(error, "exit_code", None)} if getattr(error, "is_final", False) else {}
+    announce.send({"error": list(lines), "hint": getattr(error, "hint", None), **final})
 
 
-def _explain(message: dict[str, Any], log: Path) -> CommandFailedError:
+def _explain(message: dict[str, Any], log: Path, code: int) -> CommandFailedError:
     from coldstart.system.proc import logs
 
+    if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        return CommandFailedError(
+            "The server was stopped by SIGTERM, which coldstart down sends, before it was ready."
+        )
+    if "exit_code" in message:  # the error names its cause
+        return CommandFailedError(message["error"], hint=message["hint"], exit_code=message["exit_code"])
     tail = logs.end(log).splitlines()
     lines = message.get("error") or ["The server ended before it was ready."]
     return CommandFailedError([*lines, f"The end of {log}:", *tail], hint=message.get("hint"))
 
 
 def _end(pid: int) -> None:
-    import signal
-
     os.kill(pid, signal.SIGTERM)
     os.waitpid(pid, 0)

@@ -6,19 +6,21 @@ They are in one table: reading them imports no command module, and a test runs t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# For a small machine: tiny-llama accepts 2048 tokens, and without a size of its KV cache vLLM wants most of the memory.
+_TINY = "--max-model-len 1024 --kv-cache-memory-bytes 268435456"
 # Keys are the words of the command.
 EXAMPLES: Mapping[str, Sequence[str]] = {
     "up": (
-        "coldstart up tiny-llama -- --max-model-len 1024",
+        f"coldstart up tiny-llama -- {_TINY}",
         "coldstart up ./my-model --detach --port 8001",
     ),
     "down": ("coldstart down", "coldstart down tiny-llama --keep-template"),
     "materialize": (
-        "coldstart materialize tiny-llama -- --max-model-len 1024",
+        f"coldstart materialize tiny-llama -- {_TINY}",
         "coldstart materialize ./my-model --snapshot",
     ),
     "serve": (
-        "coldstart serve tiny-llama -- --max-model-len 1024",
+        f"coldstart serve tiny-llama -- {_TINY}",
         "coldstart serve llama2-7b --port 8001 --on-miss warn",
         "coldstart serve llama2-7b --scheduler skip-join-mlfq --alpha 1",
     ),
@@ -33,7 +35,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "host stop": ("coldstart host stop", "coldstart host stop --url https://gpu.example --api-key-file key"),
     "host status": ("coldstart host status --watch 1", "coldstart host status --format json"),
     "template start": (
-        "coldstart template start tiny-llama -- --max-model-len 1024",
+        f"coldstart template start tiny-llama -- {_TINY}",
         "coldstart template start tiny-llama --level runtime",
     ),
     "template status": ("coldstart template status", "coldstart template status --format json"),
@@ -48,7 +50,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "prefetch stop": ("coldstart prefetch stop", "coldstart prefetch stop --quiet"),
     "inspect": (
         "coldstart inspect tiny-llama",
-        "coldstart inspect tiny-llama --key -- --max-model-len 512",
+        f"coldstart inspect tiny-llama --key -- {_TINY}",
         "coldstart inspect tiny-llama:v2 --diff tiny-llama:v1",
     ),
     "list": ("coldstart list", "coldstart list --format json"),
@@ -66,7 +68,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     ),
     "validate": (
         "coldstart validate tiny-llama",
-        "coldstart validate tiny-llama --level replay -- --max-model-len 1024",
+        f"coldstart validate tiny-llama --level replay -- {_TINY}",
         "coldstart validate my-model --level load --model ./my-model",
     ),
     "bench": (
@@ -97,7 +99,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     ),
     "fleet join": ("coldstart fleet join", "coldstart fleet join head.example.com:6379 --devices 4"),
     "fleet deploy": (
-        "coldstart fleet deploy tiny-llama -- --max-model-len 512",
+        f"coldstart fleet deploy tiny-llama -- {_TINY}",
         "coldstart fleet deploy llama2-7b --name llama --slo ttft=2,tpot=0.1",
     ),
     "fleet status": ("coldstart fleet status", "coldstart fleet status --format json"),

@@ -1,8 +1,7 @@
 """Name what would make the next start of a server faster, and by how much where earlier starts show it."""
 
 import shlex
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from coldstart.contract.fallback import Fallback
 from coldstart.models.inspection import Lookup
@@ -10,7 +9,7 @@ from coldstart.system import secrets
 
 SLOW_S = 3.0
 """Shortest time to ready, in seconds, after which a start is called slow."""
-_TAKE_ARGUMENTS = ("coldstart template start ", "coldstart materialize ")
+_TAKES_ARGUMENTS = "coldstart materialize "
 
 
 def advise(
@@ -18,22 +17,19 @@ def advise(
     ready_s: float,
     unavailable: Iterable[Fallback],
     source: str | None = None,
-    longest: Sequence[Any] | None = None,
 ) -> str | None:
     """Return the command that prepares the fastest unavailable start mode, in one line; None after a fast start.
 
     The line contains the expected time of a start in that mode if it is known; `source` is the source of the weights.
-    `longest` is name and seconds of the longest phase of this start, if its timeline was recorded.
     """
     hints = [(one.stage, one.hint) for one in unavailable if one.hint and one.hint.startswith("coldstart ")]
     if ready_s < SLOW_S or not hints:
         return None
     mode, hint = hints[0]
     command = hint.replace("MODEL", lookup.model.argument)
-    if lookup.vllm_args and command.startswith(_TAKE_ARGUMENTS):
+    if lookup.vllm_args and command.startswith(_TAKES_ARGUMENTS):
         command += " -- " + shlex.join(secrets.arguments(lookup.vllm_args))
-    phase = f"; {longest[0]} took {longest[1]:.1f} s" if longest else ""
-    return f"For a faster next start ({_describe_gain(lookup, mode, ready_s, source)}{phase}): {command}"
+    return f"For a faster next start ({_describe_gain(lookup, mode, ready_s, source)}): {command}"
 
 
 def _describe_gain(lookup: Lookup, mode: str, ready_s: float, source: str | None) -> str:

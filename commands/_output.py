@@ -64,9 +64,11 @@ class Output:
         if not self.quiet:
             _err(message)
 
-    def warn(self, message: str) -> None:
-        """Print a warning on stderr, also with -q."""
+    def warn(self, message: str, *more: str) -> None:
+        """Print a warning on stderr, also with -q; `more` are further lines."""
         _err(f"warning: {message}")
+        for line in more:
+            _err(f"  {line}")
 
     def detail(self, *lines: str) -> None:
         """Print lines on stderr if -v is given."""

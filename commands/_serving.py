@@ -89,23 +89,30 @@ def run(
     announce: Callable[[dict[str, Any]], None],
     timeline: Path | None = None,
     on_progress: "Report | None" = None,
+    on_phases: Callable[[str], None] | None = None,
 ) -> int:
     """Start the server, pass the report of its start to `announce`, wait until it ends, and return the exit code.
 
-    The progress of the start goes to `on_progress`, by default to the command's output.
+    The progress of the start goes to `on_progress`, by default to the command's output. So do its phases: to `on_phases`, as
+    bars and before the report, empty if no timeline was recorded.
     """
     from coldstart.launch import ladder, planning, prediction, start_history, supervise, tracing
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
+    from coldstart.system.start_progress import StageClock
 
     with recording(timeline, wanted=common.out.verbose or tracing.is_enabled()) as recorded:
         with nullcontext(on_progress) if on_progress else show_start(common) as show:
-            started = ladder.start(replace(request, on_progress=show), plan)
+            clock = StageClock(show)
+            started = ladder.start(replace(request, on_progress=clock), plan)
         with supervise.end_on_error(started.running.process):
+            longest = clock.find_longest()
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
-            report["longest_phase"] = recorded.timeline.find_longest(started.began)
+            report["longest_phase"] = recorded.timeline.find_longest(started.began) or longest
+            if on_phases:
+                on_phases(draw(recorded.timeline))
             announce(report)
             name = request.lookup.model.name
             tracing.export_in_background(started, recorded.timeline, name, common.out.warn, parent=True)
@@ -113,7 +120,8 @@ def run(
             if request.weights_from is None:  # last, because it waits for the disk
                 key, cache = request.lookup.key.digest, request.lookup.cache
                 start_history.record_start(key, report["mode"], report["ready_s"], cache)
-            common.out.detail(*draw(recorded.timeline).splitlines())
+            if not on_phases:
+                common.out.detail(*draw(recorded.timeline).splitlines())
             return supervise.stay(started.running.process)
 
 
@@ -141,16 +149,26 @@ def advise(common: Common, request: "ServeRequest", plan: "LaunchPlan", report: 
     if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
         common.out.warn(exposure)
     unavailable = decode(report["absent"])
-    seconds, longest = report["ready_s"], report["longest_phase"]
-    if advice := _faster.advise(request.lookup, seconds, unavailable, request.weights_from, longest):
+    if advice := _faster.advise(request.lookup, report["ready_s"], unavailable, request.weights_from):
         common.out.note(advice)
 
 
 def describe(report: Mapping[str, Any]) -> str:
-    """Return URL, mode and time of a start in one line."""
+    """Return URL, mode and time of a start in one line, with the longest phase of a slow start."""
     predicted = report["predicted"]
     beside = f" (predicted {predicted['ttft_s']:.2f} s)" if predicted else ""
-    return f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}{_describe_whole(report)}"
+    ready = f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}"
+    return f"{ready}{_describe_whole(report)}{_describe_longest(report)}"
+
+
+def _describe_longest(report: Mapping[str, Any]) -> str:
+    """Return the longest phase of a slow start, nothing after a fast one."""
+    from coldstart.commands import _faster
+
+    longest = report.get("longest_phase")
+    if longest is None or report["ready_s"] < _faster.SLOW_S:
+        return ""
+    return f"; {longest[0]} took {longest[1]:.1f} s of it; -v shows all phases"
 
 
 def _describe_whole(report: Mapping[str, Any]) -> str:

@@ -302,9 +302,9 @@ def _explain_missing(
 
 def _explain(error: Exception) -> tuple[Sequence[str], str | None, int]:
     if isinstance(error, ColdstartError):
-        code = getattr(error, "code", None)
-        *before, last = error.lines
-        return [*before, last + (f" [{code}]" if code else "")], error.hint, error.exit_code
+        code = getattr(error, "code", None)  # a number is the exit code of a process
+        first, *more = error.lines
+        return [first + (f" [{code}]" if isinstance(code, str) else ""), *more], error.hint, error.exit_code
     if describe := getattr(error, "format_message", None):  # an error of the parser
         context = getattr(error, "ctx", None)
         return [describe()], f"{context.command_path} --help" if context else None, ERROR

@@ -1,4 +1,4 @@
-"""Stop the servers and templates that `coldstart up` started."""
+"""Stop the servers and templates that `coldstart up` started from this store."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -30,14 +30,19 @@ def command(
     ] = False,
 ) -> None:
     """Stop the servers of the model, then its templates. Bundles and frozen runtimes remain."""
-    servers = list(_stop_servers(model))
-    templates, failures = ([], []) if keep_template else _stop_templates(model)
+    from coldstart.launch import template_pool
+
+    servers = list(_stop_servers(common, model))
+    templates, failures = ([], []) if keep_template else _stop_templates(common, model)
+    template_pool.sweep()
     stopped = [
-        *(f"stopped the server of {one.argument}" + (f" at {one.url}" if one.url else "") for one in servers),
+        *(_describe(one) for one in servers),
         *(f"stopped the {one.level} template of {one.model}" for one in templates),
     ]
     data = {
-        "servers": [{"model": one.argument, "url": one.url, "pid": one.pid} for one in servers],
+        "servers": [
+            {"model": one.argument, "url": one.url or one.planned_url, "pid": one.pid} for one in servers
+        ],
         "templates": [{"model": one.model, "level": one.level, "pid": one.pid} for one in templates],
     }
     common.out.result(data, "\n".join(stopped) or f"nothing of {model or 'any model'} is up")
@@ -51,11 +56,17 @@ def command(
         )
 
 
-def _stop_servers(model: str | None) -> Iterator["UpRecord"]:
+def _describe(stopped: "UpRecord") -> str:
+    what = "the server" if stopped.url else "the start"
+    url = stopped.url or stopped.planned_url or "an address that was not chosen yet"
+    return f"stopped {what} of {stopped.argument} at {url}"
+
+
+def _stop_servers(common: Common, model: str | None) -> Iterator["UpRecord"]:
     from coldstart.launch import up_records
 
     wanted = None if model is None else up_records.list_names(model)
-    for directory in up_records.list_directories():
+    for directory in up_records.list_directories(common.cache):
         record = directory.read()
         if record is not None and wanted is not None and wanted.isdisjoint((record.argument, record.path)):
             continue
@@ -65,19 +76,24 @@ def _stop_servers(model: str | None) -> Iterator["UpRecord"]:
         directory.remove()
 
 
-def _stop_templates(model: str | None) -> tuple[list["Warm"], list[CommandFailedError]]:
-    from coldstart.launch import preparation, template_pool, up_records
+def _stop_templates(common: Common, model: str | None) -> tuple[list["Warm"], list[CommandFailedError]]:
+    from coldstart.launch import preparation, up_records
 
     wanted = None if model is None else up_records.list_names(model)
     stopped: list[Warm] = []
     failures: list[CommandFailedError] = []
-    for warm, owner in preparation.list_prepared():
+    for warm, owner in preparation.list_prepared(common.cache):
         if wanted is not None and wanted.isdisjoint(owner):
             continue
         try:
-            template_pool.stop(warm)
+            is_stopped = preparation.stop_prepared(warm, common.cache)
         except CommandFailedError as error:
             failures.append(error)
-        else:
-            stopped += [warm] if warm.pid is not None else []
+            continue
+        if not is_stopped:
+            common.out.note(
+                f"The {warm.level} template of {warm.model} remains: coldstart up of another store uses it"
+            )
+        elif warm.pid is not None:
+            stopped.append(warm)
     return stopped, failures

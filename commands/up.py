@@ -1,35 +1,41 @@
 """Bring a model up on this machine: build its bundle if none fits, prepare the fastest start mode, and serve."""
 
 import shlex
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
-from coldstart.commands import _serving
+from coldstart.commands import _phases, _serving, _stopping
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
 from coldstart.contract.fallback import decode
 from coldstart.errors import ColdstartError, CommandFailedError
-from coldstart.system import secrets
+from coldstart.system import secrets, timeline
 
 if TYPE_CHECKING:
     from coldstart.contract.plan import LaunchPlan
+    from coldstart.launch.preparation import Preparation
     from coldstart.launch.request import ServeRequest
     from coldstart.launch.up_records import UpDirectory, UpRecord
     from coldstart.models.inspection import Lookup
     from coldstart.system.start_progress import Report
 
-_HERE = "the server runs here until Ctrl-C; with --detach it runs in the background"
+_TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
 class _Start:
-    """A server of a model that is being brought up since `began`. `release` ends the lock under which it starts."""
+    """A server of a model that is being brought up since `began`. `release` ends the lock under which it starts.
+
+    `phases` are those of the preparation, as bars, empty if they were not recorded.
+    """
 
     common: Common
     began: float
@@ -38,6 +44,8 @@ class _Start:
     request: "ServeRequest"
     release: Callable[[], None]
     detach: bool
+    prepared: "Preparation"
+    phases: str
 
 
 @declare(takes_vllm_args=True)
@@ -63,6 +71,7 @@ def command(
 
     from coldstart.launch import listening, up_records
     from coldstart.launch.request import ServeRequest
+    from coldstart.system.recording import recording
 
     lookup = _serving.find(common, model, revision, anyone if untrusted else None)
     directory = up_records.find_directory(lookup)
@@ -70,23 +79,34 @@ def command(
         if (running := _claim(common, lookup, model, lock)) is not None:
             _require_address(common, running, host, port)
             _show_running(common, running)
+            _phases.show(common, up_records.find_recorded(running, common.cache))
             return
         try:
             began = time.monotonic()
             _serving.show_arguments(common, lookup)
             listen = listening.choose_address(host, port, lookup.vllm_args)
             listening.require_free_port(lookup.vllm_args, listen)
-            request = ServeRequest(
-                _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
-            )
-            start = _Start(
-                common, began, request.lookup is not lookup, directory, request, lock.close, detach
-            )
+            planned_url = listening.find_url(lookup.vllm_args.append(*listen))
+            directory.write(up_records.describe_own(lookup, planned_url))
+            with recording(None, wanted=common.out.verbose) as recorded:
+                request = ServeRequest(
+                    _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
+                )
+                prepared = _prepare(common, request)
+            built, phases = request.lookup is not lookup, _phases.draw_preparation(recorded.timeline)
+            start = _Start(common, began, built, directory, request, lock.close, detach, prepared, phases)
             code = _bring_up(start)
-        except BaseException:
+        except BaseException as error:
             directory.end()
+            _show_termination(common, model, getattr(error, "code", None))
             raise
+    _show_termination(common, model, code)
     raise typer.Exit(code)
+
+
+def _show_termination(common: Common, model: str, code: object) -> None:
+    if code == _TERMINATED:
+        common.out.note(f"{model} was stopped by SIGTERM, which coldstart down sends.")
 
 
 def _claim(common: Common, lookup: "Lookup", model: str, lock: ExitStack) -> "UpRecord | None":
@@ -150,30 +170,54 @@ def _describe_other(other: "UpRecord", lookup: "Lookup") -> str:
     return f"{there} with other arguments: {others}, not {wanted}"
 
 
-def _bring_up(start: _Start) -> int:
-    """Prepare the server and start it. Return 0 when it is ready if it detaches, else its exit code when it ends."""
+def _prepare(common: Common, request: "ServeRequest") -> "Preparation":
+    """Prepare the start mode, and report what could not be prepared."""
     from coldstart.launch import planning, preparation
 
-    common, request = start.common, start.request
     for note in request.lookup.notes:
         common.out.warn(note)
     # The address belongs to the server alone: a template forks servers for any.
     prepared = preparation.prepare_fastest(
-        request.lookup, planning.plan(replace(request, listen=())), common.out.phase, request.ready_timeout
+        request.lookup,
+        planning.plan(replace(request, listen=())),
+        partial(_phases.measure, common),
+        request.ready_timeout,
     )
+    _stopping.record_preparation(request.lookup, prepared)
     for failure in prepared.failures:
         common.out.note(f"not prepared: {failure}")
+    return prepared
+
+
+def _bring_up(start: _Start) -> int:
+    """Start the prepared server. Return 0 when it is ready if it detaches, else its exit code when it ends."""
+    from coldstart.launch import planning
+
+    common, request, prepared = start.common, start.request, start.prepared
     plan = planning.plan(request)
     took = {"mode": prepared.mode, "seconds": round(time.monotonic() - start.began, 4)}
     before = {"preparation": took | {"built_bundle": start.built_bundle}}
+    # Of the next `up`, which builds no bundle and perhaps no template.
+    others_s = start.began - common.out.started - time.monotonic()
+
+    def announce_whole(report: dict[str, Any]) -> None:
+        seconds = others_s + time.monotonic()
+        costs = _stopping.find_costs(request.lookup, prepared, seconds, report["pid"])
+        _announce(
+            common,
+            report | before,
+            _stopping.describe(request.lookup.model.argument, costs, detached=start.detach),
+        )
+        _phases.show(common, start.directory)
+
     if not start.detach:
-        return _serve(start, plan, lambda report: _announce(common, report | before, _HERE))
+        return _serve(start, plan, announce_whole)
     from coldstart.commands._detach import start_detached
 
     log = start.directory.log
     with _serving.show_start(common, detached=True) as show:
         report = start_detached(log, lambda announce: _serve(start, plan, announce, announce.show), show)
-    _announce(common, report | before | {"log": str(log)}, "coldstart down")
+    announce_whole(report | {"log": str(log)})
     common.out.note(f"The log of the server is {log}")
     _serving.advise(common, request, plan, report)
     return 0
@@ -185,10 +229,14 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
         common.out.note(f"Using the bundle {lookup.bundle.name}:v{lookup.bundle.version}")
         return lookup
     try:
-        return _serving.materialize(common, lookup)
+        with timeline.measure("build the bundle", track="preparation"):
+            return _serving.materialize(common, lookup)
     except (ColdstartError, OSError) as error:
+        if isinstance(error, CommandFailedError) and error.is_final:
+            raise
         hint = getattr(error, "hint", None)
-        common.out.warn(f"no bundle was built: {error}" + (f" (hint: {hint})" if hint else ""))
+        first, *more = getattr(error, "lines", [str(error)])
+        common.out.warn(f"no bundle was built: {first}" + (f" (hint: {hint})" if hint else ""), *more)
         return lookup
 
 
@@ -199,10 +247,10 @@ def _serve(
     on_progress: "Report | None" = None,
 ) -> int:
     """Record the server under this process, start it, and return its exit code when it ends."""
-    from coldstart.launch import up_records
+    from coldstart.launch import planning, up_records
 
     log = str(start.directory.log) if start.detach else None
-    own = replace(up_records.describe_own(start.request.lookup), log=log)
+    own = replace(up_records.describe_own(start.request.lookup, planning.url(plan)), log=log)
     start.directory.write(own)
 
     def announce_recorded(report: dict[str, Any]) -> None:
@@ -212,16 +260,24 @@ def _serve(
         announce(report)
 
     try:
-        return _serving.run(start.common, start.request, plan, announce_recorded, on_progress=on_progress)
+        return _serving.run(
+            start.common,
+            start.request,
+            plan,
+            announce_recorded,
+            on_progress=on_progress,
+            on_phases=lambda phases: _phases.write(start.directory, start.phases + phases),
+        )
     finally:
         start.directory.end()
 
 
-def _announce(common: Common, report: dict[str, Any], then: str) -> None:
+def _announce(common: Common, report: dict[str, Any], stop: str) -> None:
     for fallback in decode(report["fallbacks"]):
         common.out.warn(str(fallback))
     common.out.result(report, lambda: _serving.describe(report))
-    common.out.success("Brought the server up", then=then)
+    common.out.success("Brought the server up")
+    common.out.note(stop)
 
 
 def _require_address(common: Common, running: "UpRecord", host: str | None, port: int | None) -> None:

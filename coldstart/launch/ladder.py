@@ -137,7 +137,7 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServ
             running = mode.launch(one)
             ahead.started()
     except ServerExitedError as died:
-        if mode is FRESH:
+        if mode is FRESH or died.is_final:
             return _start_fresh(_without_untrusted_bundle(one, died, account), account)
         account.fall_back(mode.name, died)
         return None

@@ -31,6 +31,15 @@ def choose_address(host: str | None, port: int | None, vllm_args: Arguments) -> 
     return [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
 
 
+def find_url(vllm_args: Arguments) -> str:
+    """Return the URL on which a server with these arguments answers."""
+    if uds := vllm_args.value("uds"):
+        return f"unix:{uds}"
+    host = str(vllm_args.value("host") or DEFAULT_HOST)
+    scheme = "https" if vllm_args.value("ssl_certfile") else "http"
+    return addresses.url(host, vllm_args.value("port", DEFAULT_PORT), scheme)
+
+
 def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
     """Raise CommandFailedError where another process listens at the address."""
     given = vllm_args.append(*listen)

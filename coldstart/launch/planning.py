@@ -11,7 +11,6 @@ from coldstart.launch import fetch, listening, prepare, scheduler, unserved
 from coldstart.launch.request import ServeRequest
 from coldstart.models import inspection, resolution
 from coldstart.system import runtime
-from coldstart.system.ipc import addresses
 
 
 def plan(request: ServeRequest) -> LaunchPlan:
@@ -40,9 +39,4 @@ def plan(request: ServeRequest) -> LaunchPlan:
 
 def url(plan: LaunchPlan) -> str:
     """Return the URL on which the planned server will answer."""
-    given = plan.vllm_args
-    if uds := given.value("uds"):
-        return f"unix:{uds}"
-    host = str(given.value("host") or listening.DEFAULT_HOST)
-    scheme = "https" if given.value("ssl_certfile") else "http"
-    return addresses.url(host, given.value("port", listening.DEFAULT_PORT), scheme)
+    return listening.find_url(plan.vllm_args)

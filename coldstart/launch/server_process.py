@@ -22,6 +22,7 @@ from typing import IO, Any, Protocol
 from coldstart.contract.environment import START_PROGRESS
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
+from coldstart.launch import rejection
 from coldstart.system import start_progress, timeline
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import exits, processes
@@ -280,6 +281,10 @@ def _acknowledged(
             from coldstart.system import probes  # what else it imports, no start needs
 
             code = process.wait()
+            if found := rejection.find(cause):
+                rejected = found.build_error(ServerExitedError)
+                rejected.code = code
+                raise rejected
             ended = f"The server {exits.describe(code)} before it was ready"
             because = "." if exits.is_kill(code) else "; its log has the reason."
             died = ServerExitedError(

@@ -27,16 +27,17 @@ from coldstart.artifacts import files
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import RUNTIME, SLEEP_LEVELS
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.launch import template_environment
+from coldstart.launch import rejection, template_environment
 from coldstart.system import fingerprint, paths
 from coldstart.system.proc import logs, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 
 
 class TemplateExitedError(CommandFailedError):
-    """The template exited before it was ready, with `code` (128 + n after signal n)."""
+    """The template exited before it was ready, with `code` (128 + n after signal n). `cause` is the error in its log."""
 
     code: int | None = None
+    cause: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,28 +105,67 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path |
         UsageError: A template of this level and key already runs or starts.
         CommandFailedError: The template exits, or is not ready in `timeout` seconds.
     """
-    directory = _choose_directory(f"{level}-{plan.key.removeprefix('sha256:')[:12]}", root)
+    directory = _choose_directory(_name(level, plan.key), root)
     with _alone(directory, f"A template of level {level} for {model} is already starting."):
         if any(warm.directory == directory and warm.pid for warm in listed(root)):
             raise UsageError(
                 f"A template of level {level} for {model} already runs.", hint="coldstart template status"
             )
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir()
-        process = _spawn_logged(level, plan, directory, timeout, bound=root is not None)
+        try:
+            directory.mkdir()
+            process = _spawn_logged(level, plan, directory, timeout, bound=root is not None)
+            return _describe(process, level, plan, directory, model)
+        except BaseException:  # a signal included: an unlisted directory would remain
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+
+def _describe(
+    process: subprocess.Popen[bytes], level: str, plan: LaunchPlan, directory: Path, model: str
+) -> Warm:
+    """Write the files by which `listed` finds the ready template. On an error end the template."""
+    read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
+    about = {
+        "level": level,
+        "key": plan.key,
+        "model": model,
+        "pid": process.pid,
+        "birth": processes.birth(process.pid),
+        "python": sys.executable,
+        "environment": read,
+    }
+    try:
         fingerprint.write(process.pid, directory / fingerprint.MODULES, directory)
-        read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
-        about = {
-            "level": level,
-            "key": plan.key,
-            "model": model,
-            "pid": process.pid,
-            "birth": processes.birth(process.pid),
-            "python": sys.executable,
-            "environment": read,
-        }
         (directory / "about.json").write_text(json.dumps(about))
+    except BaseException:
+        _kill(process)
+        raise
     return Warm(level, plan.key, directory, model, process.pid, python=sys.executable, environment=read)
+
+
+@contextmanager
+def locked(level: str, key: str) -> Iterator[None]:
+    """Hold a lock under which one process finds or starts the template for `key` at `level`; others wait."""
+    with files.locked(_root() / f"{_name(level, '' if level == RUNTIME else key)}.prepare.lock"):
+        yield
+
+
+def sweep() -> None:
+    """Remove what a killed process left of a template that it was starting."""
+    for directory in _root().iterdir():
+        if directory.is_dir() and (lock := files.try_lock(_lock(directory))) is not None:
+            if not (directory / "about.json").exists():
+                shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
+
+
+def _name(level: str, key: str) -> str:
+    return f"{level}-{key.removeprefix('sha256:')[:12]}"
+
+
+def _lock(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.lock")
 
 
 def _choose_directory(name: str, root: Path | None) -> Path:
@@ -137,7 +177,7 @@ def _choose_directory(name: str, root: Path | None) -> Path:
 
 @contextmanager
 def _alone(directory: Path, otherwise: str) -> Iterator[None]:
-    lock = files.try_lock(directory.with_name(f"{directory.name}.lock"))
+    lock = files.try_lock(_lock(directory))
     if lock is None:
         raise UsageError(otherwise, hint="wait, then run coldstart template status")
     try:
@@ -152,15 +192,14 @@ def _spawn_logged(
     try:
         with (directory / "log").open("wb") as log:
             return spawn(level, plan, directory / "socket", log, timeout, bound=bound)
-    except BaseException as error:
-        tail = logs.end(directory / "log")
-        shutil.rmtree(directory, ignore_errors=True)
-        if isinstance(error, CommandFailedError):
-            lines = [f"{error.message} The end of its log:", *tail.splitlines()]
-            failed = TemplateExitedError(lines, hint=error.hint)
-            failed.code = error.code if isinstance(error, TemplateExitedError) else None
-            raise failed from error
-        raise
+    except CommandFailedError as error:
+        if found := rejection.find((directory / "log").read_text(errors="replace")):
+            raise found.build_error(TemplateExitedError) from error
+        lines = [f"{error.message} The end of its log:", *logs.end(directory / "log").splitlines()]
+        failed = TemplateExitedError(lines, hint=error.hint)
+        failed.cause = logs.words(directory / "log")
+        failed.code = error.code if isinstance(error, TemplateExitedError) else None
+        raise failed from error
 
 
 def spawn(
@@ -218,14 +257,20 @@ def spawn(
         try:
             _await(reader, timeout)
         except BaseException as error:  # Ctrl-C included: otherwise an unlisted template would remain
-            process.kill()
-            code = process.wait()
+            code = _kill(process)
             if isinstance(error, TemplateExitedError):
                 error.code = code if code >= 0 else 128 - code
             raise
         finally:
             os.close(reader)
     return process
+
+
+def _kill(process: subprocess.Popen[bytes]) -> int:
+    """Kill a template and what it has started, such as a compiler, and return its exit code."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)  # not yet reaped, so its PID is not reused
+    return process.wait()
 
 
 def _await(reader: int, timeout: float) -> None:

@@ -1,5 +1,8 @@
 """Records of the servers that `coldstart up` started: one directory per model and key, with the record, a lock and a log.
 
+The runtime directory is the user's, whatever store they use. The name of a record's directory therefore begins with the
+digest of the store and of the state directory that the server uses: a command sees only the servers of its own.
+
 The record names the process that supervises the server, by PID and birth. A record of a process that has ended, such as
 one from before a reboot or with a reused PID, counts as no record.
 """
@@ -19,9 +22,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from coldstart.artifacts import files
+from coldstart.models import tiny
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths, secrets
+from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 
 STOP_TIMEOUT_S = 30.0
@@ -33,7 +38,8 @@ _VERSION = re.compile(r":v\d+$|@sha256:[0-9a-f]+$")
 class UpRecord:
     """A supervised server. `url` and `mode` are None while it is prepared or starts.
 
-    `host` is the address at which it listens, which `url` may not show; None for a server that an earlier release started.
+    `planned_url` is known as soon as the port is chosen. `host` is the address at which it listens, which `url` may not
+    show; None for a server that an earlier release started.
     `log` is the path of its log, None without one: in the foreground, or started by an earlier release.
     `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor. `vllm_args` are for
     the user alone: their secrets are hidden.
@@ -48,6 +54,7 @@ class UpRecord:
     mode: str | None = None
     vllm_args: tuple[str, ...] = ()
     host: str | None = None
+    planned_url: str | None = None
     log: str | None = None
 
     @property
@@ -66,6 +73,11 @@ class UpDirectory:
     def log(self) -> Path:
         """Return the log of a server in the background."""
         return self.path / "log"
+
+    @property
+    def phases(self) -> Path:
+        """Return the file with the phases of the start, if they were recorded."""
+        return self.path / "phases"
 
     def read(self) -> UpRecord | None:
         """Return the record of a supervisor that runs, None without one."""
@@ -114,10 +126,25 @@ class UpDirectory:
         return self.path.with_name(f"{self.path.name}.lock")
 
 
+def identify_store(cache: Cache) -> str:
+    """Return a short digest of this store and state, for names in directories that all stores of a user share."""
+    home = f"{cache.root.resolve()}\0{paths.state_dir().resolve()}"
+    return hashlib.sha256(home.encode()).hexdigest()[:8]
+
+
 def find_directory(lookup: Lookup) -> UpDirectory:
     """Return the directory of the look-up's model and key. Raises UsageError as `paths.runtime_dir`."""
-    identity = hashlib.sha256(f"{lookup.model.path}\0{lookup.key.digest}".encode()).hexdigest()[:12]
-    return UpDirectory(_root() / identity)
+    return _find(lookup.cache, str(lookup.model.path), lookup.key.digest)
+
+
+def find_recorded(record: UpRecord, cache: Cache) -> UpDirectory:
+    """Return the directory of a record of this store. Raises UsageError as `paths.runtime_dir`."""
+    return _find(cache, record.path, record.key)
+
+
+def _find(cache: Cache, path: str, key: str) -> UpDirectory:
+    identity = hashlib.sha256(f"{path}\0{key}".encode()).hexdigest()[:12]
+    return UpDirectory(_root() / f"{identify_store(cache)}-{identity}")
 
 
 def locked_model(lookup: Lookup) -> AbstractContextManager[None]:
@@ -129,20 +156,29 @@ def locked_model(lookup: Lookup) -> AbstractContextManager[None]:
 def find_others(lookup: Lookup) -> list[UpDirectory]:
     """Return the directories of servers of the look-up's model that run or start under another key."""
     own, path = find_directory(lookup), str(lookup.model.path)
-    others = [one for one in list_directories() if one != own]
+    others = [one for one in list_directories(lookup.cache) if one != own]
     return [one for one in others if (record := one.read()) is not None and record.path == path]
 
 
-def describe_own(lookup: Lookup) -> UpRecord:
+def describe_own(lookup: Lookup, planned_url: str | None = None) -> UpRecord:
     """Return the record of this process as the supervisor of the look-up's server, before it starts."""
     pid, model, shown = os.getpid(), lookup.model, secrets.arguments(lookup.vllm_args)
     own = UpRecord(model.argument, str(model.path), lookup.key.digest, pid, processes.birth(pid))
-    return replace(own, vllm_args=tuple(shown))
+    return replace(own, vllm_args=tuple(shown), planned_url=planned_url)
 
 
-def list_directories() -> list[UpDirectory]:
-    """Return the directories of all models, with or without a server that runs. Raises UsageError as `paths.runtime_dir`."""
-    return [UpDirectory(path) for path in sorted(_root().iterdir()) if path.is_dir()]
+def list_directories(cache: Cache) -> list[UpDirectory]:
+    """Return the directories of this store and state, with or without a server that runs.
+
+    Raises UsageError as `paths.runtime_dir`.
+    """
+    places = [path for path in sorted(_root().iterdir()) if path.is_dir()]
+    return [UpDirectory(path) for path in places if _is_own(path, cache)]
+
+
+def is_of_store(argument: str, path: str, cache: Cache) -> bool:
+    """Return whether a model that names no store can be one of this store: no store has another's tiny models."""
+    return argument not in tiny.NAMES or Path(path).is_relative_to(cache.models)
 
 
 def stop(record: UpRecord, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -168,6 +204,15 @@ def list_names(word: str) -> set[str]:
     word = _VERSION.sub("", word)
     names = {word, word.lower()}
     return names | {alias for alias, repository in ALIASES.items() if repository in names or alias in names}
+
+
+def _is_own(path: Path, cache: Cache) -> bool:
+    home, separator, _ = path.name.partition("-")
+    if separator:
+        return home == identify_store(cache)
+    # An earlier release wrote no store into the name.
+    record = UpDirectory(path).read_last()
+    return record is None or is_of_store(record.argument, record.path, cache)
 
 
 def _root() -> Path:

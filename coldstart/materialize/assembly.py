@@ -23,7 +23,7 @@ from coldstart.contract.environment import START_PROGRESS, TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.launch import caches, fetch, prepare, server_process
+from coldstart.launch import caches, fetch, prepare, rejection, server_process
 from coldstart.materialize import graphs, progress
 from coldstart.materialize.fast_path import ProofFailedError, require_fast_path
 from coldstart.materialize.progress import Phase, Steps
@@ -301,6 +301,8 @@ def _run_child(command: list[str], log: Path, events: Path, say: Steps = progres
             process.wait()
             raise
     if code != 0:
+        if found := rejection.find(log.read_text(errors="replace")):
+            raise found.build_error(CommandFailedError)
         said = logs.words(log)
         cause = [f"vLLM failed: {said}"] if said else []
         end = f"The engine's offline run ended with exit code {code}. The end of its log:"

@@ -63,8 +63,19 @@ class Lookup:
         """Return the command line that starts a server from the bundle of this key that is not trusted."""
         return self._format_command("serve", "--untrusted")
 
+    def format_template(self, level: str) -> str:
+        """Return the command line that starts a template for starts of this look-up.
+
+        It names the version of the bundle whose arguments the look-up has, since the newest bundle may have others.
+        """
+        if self.lender is None or self.model.argument != self.lender.name:  # a directory has no versions
+            return self._format_command("template start", "--level", level)
+        reference = f"{self.lender.name}:v{self.lender.version}"
+        return shlex.join(["coldstart", "template", "start", reference, "--level", level])
+
     def _format_command(self, name: str, *options: str) -> str:
-        return shlex.join(["coldstart", name, self.model.argument, *options, *_after(self.vllm_args)])
+        words = [*name.split(), self.model.argument, *options]
+        return shlex.join(["coldstart", *words, *_after(self.vllm_args)])
 
     def refresh(self) -> Lookup:
         """Look the same key up once more: another process may have published the bundle meanwhile."""

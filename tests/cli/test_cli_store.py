@@ -275,3 +275,24 @@ def test_trust_add_refuses_a_file_without_a_key(run: Run, home: Path) -> None:
 def test_doctor_answers_with_an_exit_code(run: Run) -> None:
     done = run("doctor", "--format", "json", code=None)
     assert done.returncode == (0 if json.loads(done.stdout)["able"] else 1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "org/tiny"),
+        ("export", "org/tiny"),
+        ("validate", "org/tiny"),
+        ("push", "org/tiny", "elsewhere"),
+        ("trust", "why", "org/tiny"),
+    ],
+)
+def test_an_ambiguous_name_lists_each_bundle_on_a_line(
+    words: tuple[str, ...], run: Run, bundle: Bundle, home: Path
+) -> None:
+    publish(Store(Cache.at().bundles), home / "scratch", key(dtype="float16"))
+    lines = run(*words, code=2).stderr.splitlines()
+    first, *choices, hint = lines[[line.startswith("error: ") for line in lines].index(True) :]
+    assert first == "error: 'org/tiny' names 2 bundles [CS-AMBIGUOUS]"
+    assert [line.split()[0] for line in choices] == ["org/tiny:v1", "org/tiny:v2"]
+    assert hint.startswith("hint: use a reference to one of them")

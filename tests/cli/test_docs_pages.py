@@ -152,3 +152,21 @@ def test_page_of_the_http_api_describes_each_member_of_the_status() -> None:
 def test_the_terms_of_a_prediction_are_described() -> None:
     terms = Prediction(StartCosts(), 0.0, None, 0.0).document()["terms"]
     assert [one for one in terms if f"`{one}`" not in DOCS["how-to/troubleshooting.md"]] == []
+
+
+STARTS = re.compile(
+    r"^ *(coldstart (?:up|materialize|serve|template start|validate|fleet deploy) tiny-[^\n#]*)", re.M
+)
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{page}" for page in DOCS), "commands/_examples.py"])
+def test_examples_of_tiny_models_start_on_a_small_machine(name: str) -> None:
+    # Without a size of its KV cache, vLLM wants most of the machine's memory. The models accept 2048 tokens.
+    lines = [line for examples in EXAMPLES.values() for line in examples]
+    text = "\n".join(lines) if name.endswith(".py") else (ROOT / name).read_text()
+    for command in STARTS.findall(text):
+        if " -- " not in command:  # the arguments are those of a bundle
+            assert not command.startswith(("coldstart up", "coldstart materialize")), command
+            continue
+        length = re.search(r"--max-model-len (\d+)", command)
+        assert length is not None and int(length[1]) <= 2048 and "--kv-cache-memory-bytes" in command, command

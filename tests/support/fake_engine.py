@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 BEHAVIOUR = os.environ["FAKE_BEHAVIOUR"]
+SCARCE = "ValueError: Available memory on node 0 (1/20 GiB) is less than desired CPU memory utilization (0.9, 18 GiB)."
 REPORT = {"fast_path": {"compile": True}, "fallbacks": [], "tokens": [1]}
 
 
@@ -23,6 +24,9 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
     if behaviour == "dies":
         sys.stderr.write("no memory for the engine\n")
         return 7
+    if behaviour == "lacks-memory":
+        os.write(int(os.environ["COLDSTART_READY_FD"]), json.dumps({"failed": SCARCE}).encode() + b"\n")
+        return 1
     if behaviour == "dies-of":
         for cause in (
             "ValueError: no space for the KV cache",
@@ -88,6 +92,10 @@ def template(arguments: list[str]) -> None:
 
     if BEHAVIOUR == "dies":
         sys.exit("no memory for the template")
+    if BEHAVIOUR == "lacks-memory":
+        sys.exit(SCARCE)
+    if BEHAVIOUR == "raises":
+        raise ValueError("the engine's own error")
     if BEHAVIOUR == "never-ready":
         time.sleep(60)
     if BEHAVIOUR.startswith("waits-for:"):

@@ -40,9 +40,10 @@ class TemplateMode:
         if here is not None or start is None or self._templates(start):
             return here
         model = start.request.lookup.model.name
-        return Reason(
-            f"no {self.name} runs for {model}", f"coldstart template start {model} --level {self.levels[0]}"
-        )
+        reason = f"no {self.name} runs for {model}"
+        if any(warm.model == model and warm.level in self.levels for warm in _listed(start)):
+            reason = f"the {self.name} that runs for {model} was started with other arguments or versions"
+        return Reason(reason, start.request.lookup.format_template(self.levels[0]))
 
     def launch(self, start: ServerStart) -> Running:
         """Fork or wake the server, as specified by StartMode."""

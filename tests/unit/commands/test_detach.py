@@ -14,6 +14,7 @@ from coldstart.commands._detach import Announce, start_detached
 from support.waiting import wait_until
 
 from coldstart.errors import CommandFailedError, UsageError
+from coldstart.launch.rejection import Rejection
 from coldstart.system.proc import processes
 from coldstart.system.start_progress import StartProgress
 
@@ -71,6 +72,24 @@ def test_the_error_of_the_process_is_raised(tmp_path: Path) -> None:
         start_detached(tmp_path / "log", fail(UsageError(["no memory", "for it"], hint="use less")))
     assert caught.value.lines[:2] == ("no memory", "for it") and caught.value.hint == "use less"
     assert "the engine's last words" in caught.value.lines
+
+
+def test_an_error_that_each_start_meets_is_raised_without_the_log(tmp_path: Path) -> None:
+    error = Rejection("vLLM rejects its arguments: no", "change them", 2).build_error(CommandFailedError)
+    with pytest.raises(CommandFailedError) as caught:
+        start_detached(tmp_path / "log", fail(error))
+    assert caught.value.lines == error.lines and caught.value.hint == "change them"
+    assert caught.value.exit_code == 2
+
+
+def test_a_process_that_down_ends_is_an_error_that_says_so(tmp_path: Path) -> None:
+    def run(announce: Announce) -> int:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    with pytest.raises(CommandFailedError, match="SIGTERM, which coldstart down sends, before it was ready"):
+        start_detached(tmp_path / "log", run)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("odd")])

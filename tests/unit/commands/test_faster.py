@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from coldstart.commands import _serving
 from coldstart.commands._faster import SLOW_S, advise
 from support.engines import Publish, home, publish
 from tools.bundles import key
@@ -43,7 +44,7 @@ def look_up(*arguments: str) -> Lookup:
 @pytest.mark.parametrize(
     ("unavailable", "line"),
     [
-        ([TEMPLATE, SNAPSHOT], "(template-engine): coldstart template start tiny --level engine -- --seed 1"),
+        ([TEMPLATE, SNAPSHOT], "(template-engine): coldstart template start tiny --level engine"),
         ([FOREIGN, SNAPSHOT], "(snapshot): coldstart materialize tiny --snapshot -- --seed 1"),
         ([FREEZE], "(runtime-snapshot): coldstart template freeze"),
     ],
@@ -59,7 +60,7 @@ def test_advise_is_silent_after_a_fast_start_or_without_a_faster_mode() -> None:
 
 
 def test_advise_shows_no_secret() -> None:
-    line = advise(look_up("--api-key", "very-secret"), SLOW_S, [TEMPLATE])
+    line = advise(look_up("--api-key", "very-secret"), SLOW_S, [SNAPSHOT])
     assert line is not None and "very-secret" not in line
 
 
@@ -70,10 +71,20 @@ def test_advise_names_the_time_of_the_last_start_in_that_mode(cache: Cache) -> N
     assert "(template-engine, the last one here: 0.4 s instead of 65.3 s): coldstart template start" in line
 
 
-def test_advise_names_the_longest_phase_of_this_start(cache: Cache) -> None:
-    start_history.record_start(key().digest, "template-engine", 1.2, cache)
-    line = advise(look_up(), 48.2, [TEMPLATE], longest=("import vllm", 30.14))
-    assert line is not None and "1.2 s instead of 48.2 s; import vllm took 30.1 s): coldstart" in line
+@pytest.mark.parametrize(
+    ("ready_s", "longest", "end"),
+    [
+        (14.91, ["import vllm", 6.52], "; import vllm took 6.5 s of it; -v shows all phases"),
+        (0.9, ["import vllm", 0.5], ""),
+        (14.91, None, ""),
+    ],
+)
+def test_ready_line_names_the_longest_phase_of_a_slow_start(
+    ready_s: float, longest: list[object] | None, end: str
+) -> None:
+    report = {"url": "http://x:1", "mode": "fresh", "ready_s": ready_s, "predicted": None}
+    line = f"http://x:1  fresh, ready in {ready_s:.2f} s{end}"
+    assert _serving.describe(report | {"longest_phase": longest}) == line
 
 
 def test_advise_names_the_time_that_the_stages_of_the_bundle_predict(publish: Publish) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from coldstart.commands import _serving, cli, up
+from coldstart.commands import _phases, _serving, cli, up
 from coldstart.commands._options import Common
 from coldstart.commands._output import Output
 from support.engines import Publish, fake_engine, home, model, publish
@@ -22,9 +23,10 @@ from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
-from coldstart.launch import preparation, template_pool, up_records
+from coldstart.launch import preparation, up_records
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
+from coldstart.system.ipc.addresses import free_port
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 from coldstart.system.start_progress import StartProgress
@@ -88,13 +90,78 @@ def down(*words: str) -> None:
 
 
 def test_down_stops_the_named_model_alone(
-    supervisor: subprocess.Popen[bytes], model: ResolvedModel, capsys: pytest.CaptureFixture[str]
+    supervisor: subprocess.Popen[bytes],
+    lookup: Lookup,
+    model: ResolvedModel,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     down("another-model")
     assert capsys.readouterr().out == "nothing of another-model is up\n" and supervisor.poll() is None
     down(str(model.path))
     assert capsys.readouterr().out == f"stopped the server of {model.path} at http://x:1\n"
-    assert supervisor.wait(20) == -15 and up_records.list_directories() == []
+    assert supervisor.wait(20) == -15 and up_records.list_directories(lookup.cache) == []
+
+
+@pytest.mark.parametrize("variable", ["COLDSTART_CACHE_DIR", "XDG_STATE_HOME"])
+@pytest.mark.parametrize("words", [(), ("MODEL",)])
+def test_down_retains_the_servers_of_another_store(
+    variable: str,
+    words: tuple[str, ...],
+    supervisor: subprocess.Popen[bytes],
+    lookup: Lookup,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / "other"))
+    elsewhere = replace(lookup, cache=Cache.at())
+    assert up_records.find_directory(elsewhere).read() is None and up_records.find_others(elsewhere) == []
+    down(*(str(lookup.model.path) for _ in words))
+    assert "is up\n" in capsys.readouterr().out and supervisor.poll() is None
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("argument", "is_ours"), [("org/model", True), ("tiny-llama", False)])
+def test_down_stops_the_server_of_an_earlier_release_that_can_be_of_this_store(
+    argument: str, is_ours: bool, supervisor: subprocess.Popen[bytes], lookup: Lookup
+) -> None:
+    own = up_records.find_directory(lookup)
+    record = own.read()
+    assert record is not None
+    old = up_records.UpDirectory(own.path.with_name("0123456789ab"))
+    old.write(replace(record, argument=argument, path="/elsewhere/models/tiny-v1/tiny-llama"))
+    own.write(replace(record, pid=0))
+    down()
+    assert (supervisor.poll() is not None) == is_ours
+
+
+def test_down_names_the_address_of_a_start_that_it_ends(
+    supervisor: subprocess.Popen[bytes], lookup: Lookup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = up_records.find_directory(lookup)
+    record = directory.read()
+    assert record is not None
+    directory.write(replace(record, url=None, planned_url="http://x:2"))
+    down()
+    assert capsys.readouterr().out == f"stopped the start of {lookup.model.path} at http://x:2\n"
+
+
+def test_up_reports_that_down_ended_it(
+    lookup: Lookup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def end(*_: object) -> Lookup:
+        assert (record := up_records.find_directory(lookup).read()) is not None
+        assert record.planned_url == f"http://127.0.0.1:{port}"
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("SIGTERM ends the command")
+
+    port = free_port()
+    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    monkeypatch.setattr(up, "_ensure_bundle", end)
+    assert run_up(str(lookup.model.path), "--port", str(port)) == 143
+    shown = capsys.readouterr().err
+    assert f"{lookup.model.path} was stopped by SIGTERM, which coldstart down sends.\n" in shown
+    assert up_records.find_directory(lookup).read_last() is None
 
 
 def test_down_without_a_model_stops_all(
@@ -113,8 +180,8 @@ def test_down_stops_the_template_unless_it_is_to_be_kept(
 ) -> None:
     warm = SimpleNamespace(level="engine", model="tiny", pid=7)
     stopped: list[object] = []
-    monkeypatch.setattr(preparation, "list_prepared", lambda: [(warm, ("tiny", "/tiny"))])
-    monkeypatch.setattr(template_pool, "stop", stopped.append)
+    monkeypatch.setattr(preparation, "list_prepared", lambda _: [(warm, ("tiny", "/tiny"))])
+    monkeypatch.setattr(preparation, "stop_prepared", lambda one, _: stopped.append(one) or True)
     down("tiny", *(["--keep-template"] if keeps else []))
     out, err = capsys.readouterr()
     assert stopped == ([] if keeps else [warm]) and ("stopped the engine template" in out) != keeps
@@ -287,8 +354,15 @@ def bring_two_up(
 ) -> Iterator[Callable[..., list[Path]]]:
     """Return bring_two_up(round, *words), which runs `up` twice at one moment with other arguments on fake engines."""
     fake_engine("serves")
-    ready = SimpleNamespace(mode="runtime", failures=())
-    monkeypatch.setattr(preparation, "prepare_fastest", lambda *_: ready)
+    ready = preparation.Preparation("runtime", False, ())
+
+    def prepare(
+        _lookup: object, _plan: object, phase: preparation.Phase, *_: object
+    ) -> preparation.Preparation:
+        with phase("start a template (engine)"):
+            return ready
+
+    monkeypatch.setattr(preparation, "prepare_fastest", prepare)
     monkeypatch.setattr(up, "_ensure_bundle", lambda _, lookup: lookup)
     other = replace(lookup, vllm_args=Arguments(("--max-model-len", "64")), key=key(max_model_len=64))
     fork = multiprocessing.get_context("fork")
@@ -314,11 +388,13 @@ def bring_two_up(
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_two_commands_at_one_moment_start_one_server(
-    bring_two_up: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str], rounds: int
+    bring_two_up: Callable[..., list[Path]], lookup: Lookup, capsys: pytest.CaptureFixture[str], rounds: int
 ) -> None:
     for number in range(rounds):
         reports = [json.loads((output / "out").read_text()) for output in bring_two_up(number)]
-        (record,) = filter(None, [directory.read() for directory in up_records.list_directories()])
+        (record,) = filter(
+            None, [directory.read() for directory in up_records.list_directories(lookup.cache)]
+        )
         assert record.host == "127.0.0.1"
         down("--format", "json")
         (server,) = json.loads(capsys.readouterr().out)["servers"]
@@ -330,14 +406,36 @@ def test_two_commands_at_one_moment_start_one_server(
 
 
 def test_two_commands_with_arguments_at_one_moment_start_two_servers_and_one_says_so(
-    bring_two_up: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
+    bring_two_up: Callable[..., list[Path]], lookup: Lookup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     errors = [(output / "err").read_text() for output in bring_two_up(0, "--", "--max-num-seqs", "2")]
-    for directory in up_records.list_directories():
+    for directory in up_records.list_directories(lookup.cache):
         assert f"The log of the server is {directory.log}\n" in "".join(errors)
     assert sum("Starting another server" in one for one in errors) == 1
     down("--format", "json")
     assert len(json.loads(capsys.readouterr().out)["servers"]) == 2
+
+
+def test_up_shows_the_phases_of_preparation_and_start_with_v_also_when_it_is_already_up(
+    bring_two_up: Callable[..., list[Path]],
+) -> None:
+    for output in bring_two_up(0, "-v"):
+        lines = [line.split() for line in (output / "err").read_text().splitlines()]
+        assert ["preparation"] in lines and ["command"] in lines
+        assert [words[-1] for words in lines if words[:2] == ["start", "a"]][-1] == "s"
+
+
+def test_up_without_v_shows_no_phases_and_says_so_later(
+    bring_two_up: Callable[..., list[Path]],
+    lookup: Lookup,
+    common: Common,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for output in bring_two_up(0):
+        assert "preparation\n" not in (output / "err").read_text()
+    (directory,) = up_records.list_directories(lookup.cache)
+    _phases.show(replace(common, out=Output(verbose=True)), directory)
+    assert "it was started without -v" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("detached", [False, True])

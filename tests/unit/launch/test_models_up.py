@@ -94,7 +94,7 @@ def test_damaged_record_counts_as_none_and_is_removed(lookup: Lookup, content: b
     record.write_bytes(content)
     assert directory.read() is None
     directory.remove()
-    assert up_records.list_directories() == []
+    assert up_records.list_directories(lookup.cache) == []
 
 
 def test_stop_kills_a_supervisor_that_ignores_sigterm(lookup: Lookup) -> None:
@@ -114,7 +114,7 @@ def test_remove_retains_the_files_of_a_start_in_progress(lookup: Lookup) -> None
         directory.remove()
         assert directory.path.is_dir()
     directory.remove()
-    assert up_records.list_directories() == []
+    assert up_records.list_directories(lookup.cache) == []
 
 
 def test_a_second_start_waits_for_the_first(lookup: Lookup) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import preparation, runtime_snapshot, server_process, template_pool
 from coldstart.launch.preparation import prepare_fastest
 from coldstart.models.inspection import Lookup
-from coldstart.system import runtime
+from coldstart.system import paths, runtime
+from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
 
 FakeEngine = Callable[[str], None]
@@ -60,8 +64,40 @@ def test_an_engine_template_is_started_once_and_found_again(
     second = prepare_fastest(lookup, plan, phase, 20)
     assert (second.mode, second.is_new, second.failures) == ("template-engine", False, ())
     assert names == ["start a template (engine)"]
-    ((warm, owner),) = preparation.list_prepared()
+    ((warm, owner),) = preparation.list_prepared(lookup.cache)
     assert owner == [str(lookup.model.path)] * 2 and warm.level == "engine"
+
+
+def test_a_template_ends_with_the_last_store_that_uses_it(
+    lookup: Lookup,
+    plan: LaunchPlan,
+    fake_engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    fake_engine("serves")
+    assert prepare(lookup, plan).is_new
+    other = replace(lookup, cache=Cache.at(tmp_path / "other"))
+    assert list(preparation.list_prepared(other.cache)) == []
+    assert not prepare(other, plan).is_new
+    ((warm, _),) = preparation.list_prepared(lookup.cache)
+    assert not preparation.stop_prepared(warm, lookup.cache)
+    assert list(preparation.list_prepared(lookup.cache)) == [] and warm.ready
+    assert preparation.stop_prepared(warm, other.cache) and not warm.directory.exists()
+
+
+def test_a_second_store_waits_for_the_template_that_a_first_one_starts(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    fake_engine(f"waits-for:{tmp_path / 'go'}")
+    other = replace(lookup, cache=Cache.at(tmp_path / "other"))
+    with ThreadPoolExecutor() as pool:
+        started = [pool.submit(prepare, one, plan) for one in (lookup, other)]
+        wait_until(lambda: list((paths.runtime_dir() / "templates").glob("engine-*/log")))
+        (tmp_path / "go").touch()
+        done = [one.result() for one in started]
+    assert sorted(one.is_new for one in done) == [False, True]
+    assert {one.mode for one in done} == {"template-engine"}
 
 
 def test_a_template_of_the_user_is_used_and_not_owned(
@@ -70,7 +106,7 @@ def test_a_template_of_the_user_is_used_and_not_owned(
     fake_engine("serves")
     template_pool.start("engine", plan, lookup.model.name, 20)
     assert prepare(lookup, plan).mode == "template-engine"
-    assert list(preparation.list_prepared()) == []
+    assert list(preparation.list_prepared(lookup.cache)) == []
 
 
 def test_an_unusable_template_is_replaced(
@@ -151,6 +187,16 @@ def test_every_failure_is_reported_where_nothing_can_be_prepared(
     assert prepared.mode is None
     last = prepared.failures[-1]
     assert last.stage == "runtime-snapshot" and "/nonexistent/criu was not found" in last.reason
+
+
+def test_the_reason_is_the_error_of_the_template_without_its_log(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("raises")
+    monkeypatch.setenv("COLDSTART_CRIU", "/nonexistent/criu")
+    assert prepare(lookup, plan).failures[0].reason == (
+        "the template exited before it was ready: ValueError: the engine's own error"
+    )
 
 
 def test_a_full_disk_prevents_no_start(

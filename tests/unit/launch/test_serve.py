@@ -23,12 +23,13 @@ from coldstart.launch import (
     fetch,
     ladder,
     planning,
+    prepare_template,
     process_snapshot,
     server_process,
     supervise,
     template_pool,
 )
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.request import ServeRequest, ServerStart
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.system import probes
@@ -100,12 +101,29 @@ def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> N
         "runtime-snapshot",
     ]
     assert "no template-engine runs for tiny" in document["absent"][1]["reason"]
+    assert document["absent"][1]["hint"].endswith("/tiny --level engine")
     assert document["absent"][2]["reason"] == "the bundle has no snapshot"
     assert document["absent"][2]["hint"].startswith("coldstart materialize /")
     assert document["absent"][2]["hint"].endswith("/tiny --snapshot")
     assert document["fast_path"] == {"mode": True, "compile": True}
     assert document["pid"] == one.running.process.pid and document["ready_s"] > 0
     assert document["canary"] is True and document["tokens"] == [1]
+
+
+def test_a_template_with_other_arguments_is_named_in_the_reason_with_the_arguments_of_the_start(
+    lookup: Lookup, fake_engine: FakeEngine
+) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("engine", replace(PLAN, key="sha256:" + "b" * 64), lookup.model.name, 20)
+    asked = replace(lookup, vllm_args=Arguments(["--max-model-len", "64", "--api-key", "very-secret"]))
+    one = ServerStart(ServeRequest(asked), PLAN, 0.0)
+    why = prepare_template.find_mode("engine").unavailable(one)
+    assert why is not None
+    assert why.reason == "the template-engine that runs for tiny was started with other arguments or versions"
+    argument = lookup.model.argument
+    command = f"coldstart template start {argument} --level engine -- --max-model-len 64 --api-key '***'"
+    assert why.hint == command
+    template_pool.stop(warm)
 
 
 def test_auto_takes_the_warmest_template(started: Started, template: Template) -> None:

@@ -192,6 +192,36 @@ def test_forked_server_waits_for_the_check_of_the_template(fake_engine: FakeEngi
     template_pool.stop(warm, force=True)
 
 
+def test_a_signal_after_a_template_is_ready_leaves_no_process_and_no_directory(
+    user: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def interrupt(pid: int, *_: object) -> None:
+        started.append(pid)
+        raise KeyboardInterrupt
+
+    fake_engine("serves")
+    monkeypatch.setattr(template_pool.fingerprint, "write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        template_pool.start("engine", PLAN, "tiny", 20)
+    assert not psutil.pid_exists(started[0])
+    assert not [path for path in template_pool._root().iterdir() if path.is_dir()]
+
+
+def test_sweep_removes_a_directory_without_a_start(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    unfinished = warm.directory.with_name("engine-0123")
+    unfinished.mkdir()
+    with template_pool._alone(unfinished, ""):
+        template_pool.sweep()
+        assert unfinished.exists()
+    template_pool.sweep()
+    assert not unfinished.exists() and warm.ready
+    template_pool.stop(warm)
+
+
 def test_stopped_template_is_killed_and_reported_as_fallback(
     fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

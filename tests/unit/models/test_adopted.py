@@ -132,6 +132,8 @@ class TestVersion:
         for word in ("tiny-llama:v1", first.ref, first.ref[:30]):
             found = self.look_up(word)
             assert (found.bundle, found.vllm_args, found.lender) == (first, SHORT, first)
+            command = f"coldstart template start {first.name}:v{first.version} --level engine"
+            assert found.format_template("engine") == command
 
     def test_other_arguments_are_a_miss(self, named: str) -> None:
         first = publish_recorded(named, SHORT)

@@ -1,0 +1,69 @@
+"""Name the commands that stop what `coldstart up` started, and what each costs: the time of the next start, or memory."""
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coldstart.commands._output import human_bytes
+
+if TYPE_CHECKING:
+    from coldstart.launch.preparation import Preparation
+    from coldstart.models.inspection import Lookup
+
+
+@dataclass(frozen=True)
+class StopCosts:
+    """Seconds of the next `up`, with and without the template, and the bytes of the server and its template.
+
+    None for what is not known. A start without a template has neither `kept_s` nor `freed_bytes`.
+    """
+
+    kept_s: float | None = None
+    anew_s: float | None = None
+    freed_bytes: int | None = None
+
+
+def describe(argument: str, costs: StopCosts, *, detached: bool) -> str:
+    """Return how to stop the server of the model that `argument` names, in one line."""
+    down = shlex.join(["coldstart", "down", argument])
+    if costs.kept_s is None:
+        return (
+            f"Stop it: {down}"
+            if detached
+            else "Stop it: Ctrl-C; with --detach the server runs in the background"
+        )
+    kept = f"the next up takes about {costs.kept_s:.1f} s"
+    anew = f"about {costs.anew_s:.0f} s" if costs.anew_s is not None else "longer"
+    freed = f"frees {human_bytes(costs.freed_bytes)}; " if costs.freed_bytes else ""
+    last = f"{down} ({freed}the next up takes {anew})"
+    if detached:
+        return f"Stop it: {down} --keep-template ({kept}), or {last}"
+    return f"Stop it: Ctrl-C, which keeps the template ({kept}); then, without the template: {last}"
+
+
+def record_preparation(lookup: "Lookup", prepared: "Preparation") -> None:
+    """Store the time of a new preparation, before the server starts, which stores its own time in the same file."""
+    from coldstart.launch import start_history
+
+    if prepared.is_new:
+        start_history.record_start(lookup.key.digest, _name(prepared), prepared.seconds, lookup.cache)
+
+
+def _name(prepared: "Preparation") -> str:
+    return f"preparation of {prepared.mode}"
+
+
+def find_costs(lookup: "Lookup", prepared: "Preparation", others_s: float, server: int) -> StopCosts:
+    """Return the costs after a start that took `others_s` seconds besides the preparation; `server` is its PID."""
+    from coldstart.launch import preparation, start_history
+    from coldstart.system.proc import processes
+
+    warm = preparation.find_template(lookup, prepared)
+    if warm is None or warm.pid is None:
+        return StopCosts()
+    built_s = start_history.find_last(lookup.key.digest, _name(prepared), lookup.cache)
+    try:
+        freed = processes.pss_bytes({warm.pid, *processes.tree(server)})
+    except ProcessLookupError:  # it has just ended
+        freed = None
+    return StopCosts(others_s, None if built_s is None else others_s + built_s, freed)
