@@ -153,22 +153,26 @@ def advise(common: Common, request: "ServeRequest", plan: "LaunchPlan", report: 
         common.out.note(advice)
 
 
-def describe(report: Mapping[str, Any]) -> str:
-    """Return URL, mode and time of a start in one line, with the longest phase of a slow start."""
+def describe(report: Mapping[str, Any], *, phases_follow: bool = False) -> str:
+    """Return URL, mode and time of a start in one line, with the longest phase of a slow start.
+
+    With `phases_follow`, the option that shows the other phases is not named.
+    """
     predicted = report["predicted"]
     beside = f" (predicted {predicted['ttft_s']:.2f} s)" if predicted else ""
     ready = f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}"
-    return f"{ready}{_describe_whole(report)}{_describe_longest(report)}"
+    more = "" if phases_follow else "; -v shows all phases"
+    return f"{ready}{_describe_whole(report)}{_describe_longest(report, more)}"
 
 
-def _describe_longest(report: Mapping[str, Any]) -> str:
+def _describe_longest(report: Mapping[str, Any], more: str) -> str:
     """Return the longest phase of a slow start, nothing after a fast one."""
     from coldstart.commands import _faster
 
     longest = report.get("longest_phase")
     if longest is None or report["ready_s"] < _faster.SLOW_S:
         return ""
-    return f"; {longest[0]} took {longest[1]:.1f} s of it; -v shows all phases"
+    return f"; {longest[0]} took {longest[1]:.1f} s of it{more}"
 
 
 def _describe_whole(report: Mapping[str, Any]) -> str:

@@ -164,7 +164,7 @@ def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> Non
         common.out.warn(str(fallback))
     if ready_file:
         _write(ready_file, json.dumps(secrets.document(report)))
-    common.out.result(report, lambda: _serving.describe(report))
+    common.out.result(report, lambda: _serving.describe(report, phases_follow=common.out.verbose))
 
 
 def _require_place(file: Path) -> None:

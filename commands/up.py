@@ -275,7 +275,7 @@ def _serve(
 def _announce(common: Common, report: dict[str, Any], stop: str) -> None:
     for fallback in decode(report["fallbacks"]):
         common.out.warn(str(fallback))
-    common.out.result(report, lambda: _serving.describe(report))
+    common.out.result(report, lambda: _serving.describe(report, phases_follow=common.out.verbose))
     common.out.success("Brought the server up")
     common.out.note(stop)
 

@@ -85,6 +85,8 @@ def test_ready_line_names_the_longest_phase_of_a_slow_start(
     report = {"url": "http://x:1", "mode": "fresh", "ready_s": ready_s, "predicted": None}
     line = f"http://x:1  fresh, ready in {ready_s:.2f} s{end}"
     assert _serving.describe(report | {"longest_phase": longest}) == line
+    shown = _serving.describe(report | {"longest_phase": longest}, phases_follow=True)
+    assert shown == line.removesuffix("; -v shows all phases")
 
 
 def test_advise_names_the_time_that_the_stages_of_the_bundle_predict(publish: Publish) -> None:
