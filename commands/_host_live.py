@@ -3,8 +3,9 @@
 import codecs
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # A start may take as long as the host allows; the host ends the wait.
 _PATIENT_S = 7 * 86400.0
+_LOOK_S = 0.1
 
 
 def _declare_url(command: str) -> Any:
@@ -149,10 +151,31 @@ def _list_changes(found: Mapping[str, Any]) -> str:
     return "; ".join(f"{kind} {', '.join(found[kind])}" for kind in kinds if found.get(kind))
 
 
-def stop(common: Common, url: Annotated[str, _declare_url("STOP")] = URL, api_key: Key = None) -> None:
+def stop(
+    common: Common,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the host has stopped, or return at once.")
+    ] = True,
+    url: Annotated[str, _declare_url("STOP")] = URL,
+    api_key: Key = None,
+) -> None:
     """Stop the host as SIGTERM does."""
-    found = _order(_connect(common, url, api_key), url, "/stop")
-    common.out.result(found, f"the host stops after its running requests: {found['in_flight']}")
+    host = _connect(common, url, api_key)
+    found = _order(host, url, "/stop")
+    running = f"running requests: {found['in_flight']}"
+    if wait:
+        with common.out.phase(f"Stopping, {running}"):
+            _await_end(host)
+    common.out.result(found, "the host has stopped" if wait else f"the host stops, {running}")
+
+
+def _await_end(host: "ServerClient") -> None:
+    """Return when the host no longer answers."""
+    from coldstart.artifacts.net.http_client import RemoteUnreachableError
+
+    with suppress(RemoteUnreachableError):
+        while host.get("/health").status:
+            time.sleep(_LOOK_S)
 
 
 def _connect(

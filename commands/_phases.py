@@ -1,4 +1,4 @@
-"""Phases of a start by `coldstart up -v`: of its preparation, then of its server. The record of the server retains them."""
+"""Phases of a start by `coldstart up`: of its preparation, then of its server. The record of the server retains them for -v."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -46,4 +46,4 @@ def show(common: Common, directory: "UpDirectory") -> None:
     try:
         common.out.detail(*directory.phases.read_text(encoding="utf-8").splitlines())
     except OSError:
-        common.out.detail("The phases of its start were not recorded: it was started without -v")
+        common.out.detail("The phases of its start were not recorded")

@@ -101,7 +101,9 @@ def run(
     from coldstart.system.recording import recording
     from coldstart.system.start_progress import StageClock
 
-    with recording(timeline, wanted=common.out.verbose or tracing.is_enabled()) as recorded:
+    with recording(
+        timeline, wanted=common.out.verbose or tracing.is_enabled() or on_phases is not None
+    ) as recorded:
         with nullcontext(on_progress) if on_progress else show_start(common) as show:
             clock = StageClock(show)
             started = ladder.start(replace(request, on_progress=clock), plan)

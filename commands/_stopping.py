@@ -13,29 +13,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StopCosts:
-    """Seconds of the next `up`, with and without the template, and the bytes of the server and its template.
+    """Seconds of the next `up` with the template, of the template's build, and the bytes of the server and its template.
 
-    None for what is not known. A start without a template has neither `kept_s` nor `freed_bytes`.
+    None for what is not known: the first start from a new template takes longer than later ones.
     """
 
+    has_template: bool = False
     kept_s: float | None = None
-    anew_s: float | None = None
+    built_s: float | None = None
     freed_bytes: int | None = None
 
 
 def describe(argument: str, costs: StopCosts, *, detached: bool) -> str:
     """Return how to stop the server of the model that `argument` names, in one line."""
     down = shlex.join(["coldstart", "down", argument])
-    if costs.kept_s is None:
+    if not costs.has_template:
         return (
             f"Stop it: {down}"
             if detached
             else "Stop it: Ctrl-C; with --detach the server runs in the background"
         )
-    kept = f"the next up takes about {costs.kept_s:.1f} s"
-    anew = f"about {costs.anew_s:.0f} s" if costs.anew_s is not None else "longer"
+    kept, anew = "the next up needs no preparation", "the next up takes longer"
+    if costs.kept_s is not None:
+        kept = f"the next up takes about {costs.kept_s:.1f} s"
+    if costs.built_s is not None:
+        anew = f"the next up prepares again, in about {costs.built_s:.0f} s"
     freed = f"frees {human_bytes(costs.freed_bytes)}; " if costs.freed_bytes else ""
-    last = f"{down} ({freed}the next up takes {anew})"
+    last = f"{down} ({freed}{anew})"
     if detached:
         return f"Stop it: {down} --keep-template ({kept}), or {last}"
     return f"Stop it: Ctrl-C, which keeps the template ({kept}); then, without the template: {last}"
@@ -66,4 +70,4 @@ def find_costs(lookup: "Lookup", prepared: "Preparation", others_s: float, serve
         freed = processes.pss_bytes({warm.pid, *processes.tree(server)})
     except ProcessLookupError:  # it has just ended
         freed = None
-    return StopCosts(others_s, None if built_s is None else others_s + built_s, freed)
+    return StopCosts(True, None if prepared.is_new else others_s, built_s, freed)

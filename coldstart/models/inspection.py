@@ -192,7 +192,9 @@ def miss(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBun
     if lookup.untrusted is not None:
         one = lookup.untrusted
         # One that was found without arguments has others, which are not shown: they can name code to load.
-        take = f"take it as it is: {lookup.format_serve_untrusted()}; or " if one.key == lookup.key else ""
+        same = one.key == lookup.key
+        take = f"take it as it is: {lookup.format_serve_untrusted()}; or " if same else ""
+        create = create if same else f"build one, with arguments of your own after --: {create}"
         return NoBundleError(
             f"The only bundle for {lookup.model.name} with key {one.key.short}, {one.ref}, is not trusted: "
             f"{trust(one).reason}",

@@ -27,22 +27,22 @@ __all__ = ["fake_engine", "home", "model", "publish"]
         (StopCosts(), True, "Stop it: coldstart down tiny-llama"),
         (StopCosts(), False, "Stop it: Ctrl-C; with --detach the server runs in the background"),
         (
-            StopCosts(0.62, 23.4, 540 << 20),
+            StopCosts(True, 0.62, 22.8, 540 << 20),
             True,
             "Stop it: coldstart down tiny-llama --keep-template (the next up takes about 0.6 s),"
-            " or coldstart down tiny-llama (frees 540.0 MiB; the next up takes about 23 s)",
+            " or coldstart down tiny-llama (frees 540.0 MiB; the next up prepares again, in about 23 s)",
         ),
         (
-            StopCosts(0.62),
+            StopCosts(True),
             True,
-            "Stop it: coldstart down tiny-llama --keep-template (the next up takes about 0.6 s),"
+            "Stop it: coldstart down tiny-llama --keep-template (the next up needs no preparation),"
             " or coldstart down tiny-llama (the next up takes longer)",
         ),
         (
-            StopCosts(0.62, 23.4, 540 << 20),
+            StopCosts(True, 0.62, 22.8, 540 << 20),
             False,
             "Stop it: Ctrl-C, which keeps the template (the next up takes about 0.6 s); then, without the template:"
-            " coldstart down tiny-llama (frees 540.0 MiB; the next up takes about 23 s)",
+            " coldstart down tiny-llama (frees 540.0 MiB; the next up prepares again, in about 23 s)",
         ),
     ],
 )
@@ -67,9 +67,10 @@ def test_costs_come_from_the_template_and_its_last_preparation(
     assert warm is not None and first.is_new and first.seconds > 0
     server, _ = server_process.forked(plan, warm.socket)
     costs = find_costs(lookup, first, 0.5, server.pid)
-    assert costs.kept_s == 0.5 and costs.anew_s == pytest.approx(0.5 + first.seconds, abs=0.01)
+    assert costs.kept_s is None and costs.built_s == pytest.approx(first.seconds, abs=0.01)
     assert costs.freed_bytes
     second = prepare()
-    assert not second.is_new and find_costs(lookup, second, 0.5, server.pid).anew_s == costs.anew_s
+    again = find_costs(lookup, second, 0.5, server.pid)
+    assert not second.is_new and (again.kept_s, again.built_s) == (0.5, costs.built_s)
     template_pool.stop(warm, force=True)
     assert find_costs(lookup, second, 0.5, server.pid) == StopCosts()
