@@ -19,7 +19,7 @@ ELSEWHERE = {
     "--admin-key", "--api-key", "--batch", "--devices", "--dry-run", "--duration", "--force", "--host", "--idle", "--level",
     "--hang-timeout", "--load",
     "--max-held", "--memory", "--model", "--name", "--network", "--on-miss", "--port", "--ranks", "--rate",
-    "--ready-timeout", "--slo", "--url", "--weights-from",
+    "--ready-timeout", "--slo", "--url", "--wait", "--weights-from",
 }  # fmt: skip
 # Help texts that state what happens without the option.
 STATED = re.compile(r"[Dd]efault|[Oo]nly |else |instead of |repeatable|Repeatable|several times")

@@ -24,6 +24,7 @@ STAGES = frozenset(
         "construct",
         "fetch weights",
         "first token",
+        "fork the server",
         "import app",
         "import engine",
         "import torch",

@@ -175,6 +175,7 @@ class Template:
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             randomness.renew()
             amx_tiles.ask()  # a thawed template has lost the permission
+            timeline.emit("fork the server", received, timeline.now(), "server")
             code = self._serve(request["plan"])
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and exit
             sys.stderr.write(f"coldstart: the forked server ended: {type(error).__name__}: {error}\n")

@@ -425,7 +425,7 @@ def test_up_shows_the_phases_of_preparation_and_start_with_v_also_when_it_is_alr
         assert [words[-1] for words in lines if words[:2] == ["start", "a"]][-1] == "s"
 
 
-def test_up_without_v_shows_no_phases_and_says_so_later(
+def test_up_without_v_records_phases_that_v_shows_later(
     bring_two_up: Callable[..., list[Path]],
     lookup: Lookup,
     common: Common,
@@ -435,7 +435,10 @@ def test_up_without_v_shows_no_phases_and_says_so_later(
         assert "preparation\n" not in (output / "err").read_text()
     (directory,) = up_records.list_directories(lookup.cache)
     _phases.show(replace(common, out=Output(verbose=True)), directory)
-    assert "it was started without -v" in capsys.readouterr().err
+    assert "preparation\n" in capsys.readouterr().err
+    directory.phases.unlink()
+    _phases.show(replace(common, out=Output(verbose=True)), directory)
+    assert "were not recorded" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("detached", [False, True])
