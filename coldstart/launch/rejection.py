@@ -1,4 +1,4 @@
-"""Recognize errors of vLLM that every start with these arguments meets: invalid arguments, or too little memory for them.
+"""Recognize errors of vLLM that every start meets: invalid arguments, too little memory for them, or an unsupported model.
 
 Such an error ends a start at once. Another start mode would repeat it. This module reads text alone: a log, or an error that
 the server reported.
@@ -44,6 +44,12 @@ _KNOWN = (
             r"(To serve at least one request .+? larger than the available KV cache memory \([^)]*\)\.?)"
         ),
         "use a smaller --max-model-len or a larger --kv-cache-memory-bytes after --",
+        CHECK_FAILED,
+    ),
+    (
+        "vLLM cannot run this model: ",
+        re.compile(r"(Model architectures? \S.+? not supported\b[^.]*\.?)"),
+        "choose a model, or a version of vLLM, from vLLM's list of supported models",
         CHECK_FAILED,
     ),
     (

@@ -32,6 +32,10 @@ SMALL_CACHE = (
     "ValueError: To serve at least one request with the model's max seq len (1024), (0.5 GiB KV cache is needed, which is "
     "larger than the available KV cache memory (0.1 GiB). Try increasing `gpu_memory_utilization`"
 )
+ARCHITECTURE = """pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, Model architecture MptForCausalLM was supported in vLLM until v0.28.0, and is not supported anymore. Please \
+use an older version of vLLM if you want to use this model architecture. [type=value_error, input_type=ArgsKwargs]
+"""
 USAGE = "usage: api_server.py [-h]\napi_server.py: error: argument --max-model-len: invalid value: 'x'\n"
 
 
@@ -44,6 +48,13 @@ USAGE = "usage: api_server.py [-h]\napi_server.py: error: argument --max-model-l
             " (max_position_embeddings=2048.0 or model_max_length=None in model's config.json).",
             "change the arguments after --",
             2,
+        ),
+        (
+            ARCHITECTURE,
+            "vLLM cannot run this model: Model architecture MptForCausalLM was supported in vLLM until v0.28.0, and is not"
+            " supported anymore.",
+            "from vLLM's list of supported models",
+            1,
         ),
         (
             SCARCE,
