@@ -63,7 +63,7 @@ def write_model(shape: str, place: Path) -> Path:
     return target
 
 
-def vllm_args(sizes: str, kv_bytes: int, *, default_mode: bool = False) -> list[str]:
+def vllm_args(sizes: str, kv_bytes: int) -> list[str]:
     """Return vLLM's arguments; `sizes` is a list such as 1,2,4, or all."""
     compilation: dict[str, Any] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     if sizes != "all":
@@ -78,7 +78,7 @@ def vllm_args(sizes: str, kv_bytes: int, *, default_mode: bool = False) -> list[
     ]
     words += ["--max-num-seqs", "256" if sizes == "all" else "16", "--kv-cache-memory-bytes", str(kv_bytes)]
     words += ["--gpu-memory-utilization", UTILIZATION]
-    return words if default_mode else [*words, "-cc", json.dumps(compilation, separators=(",", ":"))]
+    return [*words, "-cc", json.dumps(compilation, separators=(",", ":"))]
 
 
 def environment(work: Path) -> dict[str, str]:
@@ -115,15 +115,12 @@ class Run:
         self, label: str, task: EngineTask | None = None, *, limit: float = START_S, **env: str
     ) -> dict[str, Any]:
         """Run one engine process and add its row to the report."""
-        return self._step(label, self.arguments, task or EngineTask(), limit, env)
-
-    def _step(
-        self, label: str, arguments: list[str], task: EngineTask, limit: float, env: dict[str, str]
-    ) -> dict[str, Any]:
         row: dict[str, Any] = {"label": label, "ok": False}
         events = self.work / f"{len(self.steps)}.events"
-        given = Arguments(arguments).prepend_model(str(self.model), "benchmark")
-        plan = LaunchPlan(given, key="benchmark", env={str(TIMELINE_EVENTS): str(events)} | env, engine=task)
+        given = Arguments(self.arguments).prepend_model(str(self.model), "benchmark")
+        plan = LaunchPlan(
+            given, key="benchmark", env={str(TIMELINE_EVENTS): str(events)} | env, engine=task or EngineTask()
+        )
         try:
             if self.left() < LEAST_S:
                 raise TimeoutError("no time was left")
@@ -149,11 +146,6 @@ class Run:
         except (OSError, RuntimeError) as error:
             row["error"] = f"{type(error).__name__}: {error}"
         self.add(row)
-
-    def default_mode(self, sizes: str, kv_bytes: int) -> None:
-        """Start once with vLLM's default compilation mode, in all of the time that is left."""
-        arguments = vllm_args(sizes, kv_bytes, default_mode=True)
-        self._step("default", arguments, EngineTask(), max(LEAST_S, self.left()), {})
 
     def record(self) -> Path | None:
         """Record and prove graphs as `materialize` does; return the section, or None with the reason in the report."""
@@ -230,11 +222,6 @@ def main() -> None:
         "--processes", type=int, help="imports in parallel at the beginning; default: one for each step"
     )
     arguments.add_argument(
-        "--default-mode",
-        action="store_true",
-        help="also start in vLLM's default compilation mode, at the end",
-    )
-    arguments.add_argument(
         "--park", action="store_true", help="also checkpoint and restore an engine by the driver"
     )
     arguments.add_argument("--out", type=Path)
@@ -273,8 +260,6 @@ def everything(run: Run, options: argparse.Namespace) -> None:
     if options.park:
         run.park(section)
     run.import_alone()
-    if options.default_mode:
-        run.default_mode(options.sizes, options.kv_bytes)
 
 
 if __name__ == "__main__":

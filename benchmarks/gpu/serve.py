@@ -129,25 +129,13 @@ def main() -> None:
     os.environ["COLDSTART_CACHE_DIR"] = str(work / "cache")  # also of the random model
     model = str(random_model(options.random)) if options.random else options.model or "tiny-llama"
     passed = ["--", *options.vllm_args] if options.vllm_args else []
-    run.report |= {
-        "command": sys.argv,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "model": model,
-    }
+    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    run.report |= {"command": sys.argv, "date": date, "model": model}
     run.step("doctor", "doctor", "--format", "json")
     run.step("materialize", "materialize", model, "--format", "json", *passed)
     exported = work / "bench.json"
-    run.step(
-        "bench",
-        "bench",
-        model,
-        "--runs",
-        str(options.runs),
-        "--export",
-        f"json={exported}",
-        *passed,
-        result=exported,
-    )
+    options_of_bench = ["--runs", str(options.runs), "--export", f"json={exported}"]
+    run.step("bench", "bench", model, *options_of_bench, *passed, result=exported)
     run.write()
     print(json.dumps({row["step"]: row["ok"] for row in run.report["steps"]}))
     sys.exit(0 if all(row["ok"] for row in run.report["steps"]) else 1)

@@ -103,9 +103,8 @@ def test_failed_import_and_lack_of_time_are_reasons(
     assert "no vLLM here" in bench.step("plain.1")["error"]
     bench.end = time.monotonic()
     bench.import_alone()
-    bench.default_mode("1", 1)
     assert all("no time was left" in row["error"] for row in bench.steps[1:])
-    assert report(bench)["conclusions"]["steps_failed"] == ["plain.1", "import", "default"]
+    assert report(bench)["conclusions"]["steps_failed"] == ["plain.1", "import"]
 
 
 def test_start_that_restored_nothing_is_no_figure_and_is_repeated_without_the_canary(
@@ -129,7 +128,6 @@ def test_arguments_of_the_start_name_the_sizes() -> None:
     few, every = engine.vllm_args("1,2", 1), engine.vllm_args("all", 1)
     assert json.loads(few[-1])["cudagraph_capture_sizes"] == [1, 2]
     assert "cudagraph_capture_sizes" not in json.loads(every[-1]) and "256" in every
-    assert "-cc" not in engine.vllm_args("1,2", 1, default_mode=True)
 
 
 def test_capture_seconds_contain_the_plugin_and_survive_a_crash(tmp_path: Path) -> None:
