@@ -195,12 +195,13 @@ def park(engine: OfflineEngine, prompts: list[list[int]]) -> dict[str, Any]:
     """Checkpoint this process's device memory, restore it, and compare the answers of before and after."""
     import torch
 
-    def tokens(name: str) -> Any:
-        return answer(engine, prompts, name)["tokens"]
-
-    before, gib = tokens("before"), torch.cuda.memory_reserved() / 2**30
+    gib, before = torch.cuda.memory_reserved() / 2**30, answer(engine, prompts, "before")["tokens"]
     steps = list(checkpoint.drive(os.getpid(), gib, None))
-    return {"gib": round(gib, 2), "steps": steps, "equal": tokens("after") == before}
+    return {
+        "gib": round(gib, 2),
+        "steps": steps,
+        "equal": answer(engine, prompts, "after")["tokens"] == before,
+    }
 
 
 def count_graphs(runner: Any) -> dict[str, Any]:
