@@ -197,11 +197,8 @@ def park(engine: OfflineEngine, prompts: list[list[int]]) -> dict[str, Any]:
 
     gib, before = torch.cuda.memory_reserved() / 2**30, answer(engine, prompts, "before")["tokens"]
     steps = list(checkpoint.drive(os.getpid(), gib, None))
-    return {
-        "gib": round(gib, 2),
-        "steps": steps,
-        "equal": answer(engine, prompts, "after")["tokens"] == before,
-    }
+    after = answer(engine, prompts, "after")["tokens"]
+    return {"gib": round(gib, 2), "steps": steps, "equal": after == before}
 
 
 def count_graphs(runner: Any) -> dict[str, Any]:

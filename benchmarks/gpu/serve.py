@@ -134,8 +134,8 @@ def main() -> None:
     run.step("doctor", "doctor", "--format", "json")
     run.step("materialize", "materialize", model, "--format", "json", *passed)
     exported = work / "bench.json"
-    options_of_bench = ["--runs", str(options.runs), "--export", f"json={exported}"]
-    run.step("bench", "bench", model, *options_of_bench, *passed, result=exported)
+    export = f"--export=json={exported}"
+    run.step("bench", "bench", model, f"--runs={options.runs}", export, *passed, result=exported)
     run.write()
     print(json.dumps({row["step"]: row["ok"] for row in run.report["steps"]}))
     sys.exit(0 if all(row["ok"] for row in run.report["steps"]) else 1)
