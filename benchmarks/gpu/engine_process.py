@@ -84,16 +84,14 @@ class Measured:
 
 def watch_collections(measured: Measured) -> None:
     """Add up the seconds of full garbage collections."""
-    begin = list[float]()
+    begin, name = list[float](), "full_collections_s"
 
     def collected(phase: str, found: dict[str, int]) -> None:
         if phase == "start":
             begin[:] = [time.perf_counter()]
         elif begin and found["generation"] == 2:
-            times = measured.times
-            times["full_collections_s"] = round(
-                times.get("full_collections_s", 0.0) + time.perf_counter() - begin[0], 4
-            )
+            spent = time.perf_counter() - begin[0]
+            measured.times[name] = round(measured.times.get(name, 0.0) + spent, 4)
 
     gc.callbacks.append(collected)
 
