@@ -52,19 +52,25 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 class Stderr:
-    """What was written to standard error until the last call of `has`."""
+    """What was written to standard error. Reading takes nothing away: capfd loses what another thread writes meanwhile."""
 
-    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
-        self._capture, self.text = capture, ""
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def text(self) -> str:
+        return self._path.read_text(encoding="utf-8")
 
     def has(self, text: str) -> bool:
-        self.text += self._capture.readouterr().err
         return text in self.text
 
 
 @pytest.fixture
-def stderr(capfd: pytest.CaptureFixture[str]) -> Stderr:
-    return Stderr(capfd)
+def stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stderr]:
+    path = tmp_path / "stderr"
+    with path.open("w", buffering=1, encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stderr", file)
+        yield Stderr(path)
 
 
 @pytest.fixture

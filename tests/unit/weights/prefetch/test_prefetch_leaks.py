@@ -82,7 +82,9 @@ def test_a_hundred_clients_of_one_prefetcher(weights: Weights, server: RangeServ
     _settled(lambda: _descriptors(pid) <= before[0])
     # It may have been seen with the first client's descriptor still open.
     assert _descriptors(pid) <= before[0] and _threads(pid) == before[1] and int(status["pid"]) == pid
-    assert _mappings() == mapped and _descriptors() == own
+    # The test's own server has connections that end in their own time.
+    _settled(lambda: _descriptors() <= own)
+    assert _mappings() == mapped and _descriptors() <= own
     assert [model["leases"] for model in status["models"]] == [0]
     assert server.total() == sum(map(len, weights.data.values()))
 
