@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -65,11 +66,11 @@ class Stderr:
         return text in self.text
 
 
-@pytest.fixture
-def stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stderr]:
-    path = tmp_path / "stderr"
-    with path.open("w", buffering=1, encoding="utf-8") as file:
-        monkeypatch.setattr(sys, "stderr", file)
+@contextmanager
+def recorded_stderr(path: Path) -> Iterator[Stderr]:
+    """Record in the block; a fixture cannot, because pytest sets sys.stderr again when the test begins."""
+    with path.open("w", buffering=1, encoding="utf-8") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", file)
         yield Stderr(path)
 
 
@@ -175,12 +176,13 @@ def test_a_collector_that_never_answers_does_not_delay_the_server(
 def test_a_refused_trace_is_one_warning(
     serve: Callable[[Callable[[], object]], None],
     monkeypatch: pytest.MonkeyPatch,
-    stderr: Stderr,
+    tmp_path: Path,
 ) -> None:
     with collecting(status=400) as collector:
         monkeypatch.setenv(ENDPOINT, collector.url)
         warning = f"warning: the trace of this start was not sent to {collector.url}: "
-        serve(lambda: wait_until(lambda: stderr.has(warning)))
+        with recorded_stderr(tmp_path / "stderr") as stderr:
+            serve(lambda: wait_until(lambda: stderr.has(warning)))
     lines = [line for line in stderr.text.splitlines() if "trace" in line or "export" in line.lower()]
     assert len(lines) == 1 and "400" in lines[0]
 
@@ -189,10 +191,11 @@ def test_a_missing_extra_is_one_warning(
     serve: Callable[[Callable[[], object]], None],
     collector: Collector,
     monkeypatch: pytest.MonkeyPatch,
-    stderr: Stderr,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
-    serve(lambda: wait_until(lambda: stderr.has("hint: coldstart install otel")))
+    with recorded_stderr(tmp_path / "stderr") as stderr:
+        serve(lambda: wait_until(lambda: stderr.has("hint: coldstart install otel")))
     assert "opentelemetry.sdk.resources is not installed" in stderr.text and not collector.requests
 
 
