@@ -2,7 +2,7 @@
 
 On SIGTERM, SIGINT or POST /stop, new requests are rejected, running requests are answered, every server ends, and then this
 process. A second signal, or `drain_s`, ends everything at once. On SIGHUP or POST /reload, or when the file changes, it is read
-again; an invalid file changes nothing.
+again; an invalid file changes nothing. The SIGHUP of a closed terminal stops the host as SIGTERM does.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from coldstart.host.running_hosts import own_directory, publish_url
 from coldstart.system import runtime
 from coldstart.system.file_state import find_state
 from coldstart.system.paths import Cache
+from coldstart.system.proc.terminal import has_terminal
 
 LOOK_S = 1.0
 
@@ -104,7 +105,9 @@ class ModelHost:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         self._reread, self._reloading = asyncio.Event(), asyncio.Lock()
-        loop.add_signal_handler(signal.SIGHUP, self._reread.set)
+        # nohup ignores SIGHUP so that a process outlives its terminal.
+        self._stops_with_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and has_terminal()
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         watcher = loop.create_task(self._watch())
         self.driver.begin()
         self.announce(self.driver.facts.url, self.file, self.driver.facts.template_error)
@@ -135,6 +138,13 @@ class ModelHost:
         else:
             self.server.should_exit = self.server.force_exit = True
             self.driver.lifecycle.kill()
+
+    def _hang_up(self) -> None:
+        """Stop if the terminal that the host had was closed; otherwise read the file again."""
+        if not self._stops_with_terminal or has_terminal():
+            self._reread.set()
+        elif not self.caught:  # the kernel and the shell may both report the closed terminal
+            self._stop(signal.SIGHUP)
 
     def _stop_on_request(self) -> int:
         """Stop as the first SIGTERM does; return the number of running requests. Repeated orders change nothing."""
