@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.commands import _host_live
-from coldstart.commands._options import Common, OnMissing
+from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 from typer.core import TyperGroup
@@ -128,7 +128,15 @@ def run(
             help="Queue or refuse a request whose model finds no memory; default: queue.",
         ),
     ] = None,
-    on_miss: OnMissing = "fail",
+    on_miss: Annotated[
+        str | None,
+        _flag(
+            "--on-miss",
+            metavar="fail|warn",
+            help="Without a bundle: fail, or start stock vLLM with a warning; default: fail. A model's on_miss in the host"
+            " file takes precedence.",
+        ),
+    ] = None,
     heartbeat: Annotated[
         float,
         _flag(
@@ -174,9 +182,10 @@ def run(
         "ready_timeout_s": start_deadline if ready_timeout is None else ready_timeout,
         "hang_timeout_s": hang_timeout,
         "when_full": when_full,
+        "on_miss": on_miss,
     }
     typed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    own: dict[str, Any] = {"on_miss": on_miss} | ({} if idle is None else {"idle_s": idle})
+    own: dict[str, Any] = {} if idle is None else {"idle_s": idle}
     # Without `--` each model has the arguments of its newest trusted bundle.
     own |= {"args": list(common.vllm_args)} if common.typed_args else {}
     typed["models"] = dict.fromkeys(models or (), own)

@@ -170,6 +170,18 @@ def test_first_lines_name_the_address_and_the_page(
     assert second.startswith("http://127.0.0.1:1/ui ")
 
 
+@pytest.mark.parametrize(("options", "default"), [((), "fail"), (("--on-miss", "warn"), "warn")])
+def test_on_miss_is_the_default_of_the_models_of_the_file(
+    options: tuple[str, ...], default: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, found = tmp_path / "host.toml", {}
+    figures = "args = []\nmemory = 4\nstart_s = 1.0\n"
+    file.write_text(f'memory = 9\n[models.a]\n{figures}[models.b]\non_miss = "fail"\n{figures}')
+    monkeypatch.setattr(ModelHost, "run", lambda host: found.update(host.file.catalogue.launches) or 0)
+    cli.load("host").main(["--host-file", str(file), *options], standalone_mode=False)
+    assert {name: launch.on_miss for name, launch in found.items()} == {"a": default, "b": "fail"}
+
+
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
     assert "requires an API key" in run("host", "status", "--url", host, "--api-key", "wrong", code=1).stderr
     assert "is not a host" in run("host", "status", "--url", host + "/other", code=1).stderr
