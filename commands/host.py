@@ -227,6 +227,7 @@ def run(
         offline=common.offline,
         heartbeat_s=heartbeat,
         drain_s=drain_timeout,
+        typed=frozenset(typed["models"]),
     )
 
     def announce(url: str, file: "HostFile", no_template: str) -> None:

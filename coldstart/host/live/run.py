@@ -11,7 +11,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Address and behaviour of a host; `config` is the file to watch."""
+    """Address and behaviour of a host; `config` is the file to watch, `typed` the models of the command line."""
 
     cache: Cache
     endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
@@ -50,6 +50,11 @@ class HostOptions:
     offline: bool = False
     heartbeat_s: float = HEARTBEAT_S
     drain_s: float | None = None
+    typed: Collection[str] = ()
+
+    def is_in_file(self, model: str) -> bool:
+        """Return whether the host file has the arguments of the model."""
+        return self.config is not None and model not in self.typed
 
 
 class ModelHost:
@@ -85,7 +90,8 @@ class ModelHost:
         return 128 + self.caught[0] if self.caught else 0
 
     async def _main(self, sock: socket.socket, directory: Path) -> None:
-        starter = Starter(directory, self.options.cache, offline=self.options.offline)
+        options = self.options
+        starter = Starter(directory, options.cache, offline=options.offline, in_file=options.is_in_file)
         starter.warm()
         on_cpu = runtime.targets_cpu()
         meter = ProcessorMemory() if on_cpu else GpuMemory()
