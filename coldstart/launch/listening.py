@@ -67,11 +67,18 @@ def is_listening(host: str, asked: str) -> bool:
     return host == asked
 
 
+def is_at_every_address(vllm_args: Arguments) -> bool:
+    """Return whether a server with these arguments listens at every address of this machine."""
+    if vllm_args.gives("uds") or vllm_args.gives("headless"):
+        return False
+    return str(vllm_args.value("host") or "") in _EVERY_ADDRESS
+
+
 def describe_exposure(vllm_args: Arguments, environ: Mapping[str, str]) -> str | None:
     """Return a warning for a server that other machines can use without an API key, else None."""
     host = str(vllm_args.value("host") or "")
     keyed = vllm_args.gives("api_key") or bool(environment.VLLM_API_KEY.read(environ))
-    if host not in _EVERY_ADDRESS or keyed or vllm_args.gives("uds") or vllm_args.gives("headless"):
+    if keyed or not is_at_every_address(vllm_args):
         return None
     return (
         f"other machines can use this server without an API key: it listens at {host or '0.0.0.0'};"
