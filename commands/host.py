@@ -13,6 +13,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 from typer.core import TyperGroup
 
+from coldstart.contract import environment
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
 
@@ -171,7 +172,10 @@ def run(
     for word in models or ():
         _require_model(word)
     if memory is None and host_file is None:
-        raise UsageError("--memory is missing: the memory of all models together.", hint="--memory 60GiB")
+        raise UsageError(
+            "--memory is missing: the memory of all models together.",
+            hint=f"--memory 60GiB, or {environment.PREFIX}_HOST_RUN_MEMORY=60GiB",
+        )
     if heartbeat <= 0:
         raise UsageError("--heartbeat must be above 0 seconds.", hint="--heartbeat 5")
     limits = {

@@ -180,8 +180,14 @@ def test_the_configuration_file_sets_options_of_subcommands_by_their_names(run: 
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("[fleet.status]\ncolour = 1\n", "unknown setting 'colour' in [fleet.status] of the configuration"),
-        ("[fleet]\nstatus = 1\n", "fleet.status of the configuration is 1: expected a table"),
+        ("[fleet.status]\ncolour = 1\n", "unknown setting 'colour' in [fleet.status] of c.toml"),
+        ("[fleet]\nstatus = 1\n", "fleet.status of c.toml is 1: expected a table"),
+        ("[serve]\nprot = 1\n", "unknown setting 'prot' in [serve] of c.toml.\nhint: did you mean port?"),
+        ('[fleet.simulate]\nseed = "abc"\n', "seed in [fleet.simulate] of c.toml: 'abc' is not a valid"),
+        (
+            "[host]\nmemory = 1\n",
+            "unknown setting 'memory' in [host] of c.toml.\nhint: write it in [host.run]",
+        ),
         ('config = "other.toml"\n', "unknown setting 'config'"),
     ],
 )
