@@ -14,6 +14,7 @@ import typer
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import printable
+from coldstart.commands._tables import Verbatim
 
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError
@@ -121,7 +122,7 @@ def logs(
             reply = _connect(common, url, api_key).get(path)
         _require_success(url, reply.status, reply.body)
         log = reply.body.decode(errors="replace")
-        common.out.result({"model": name, "log": log}, log)
+        common.out.result({"model": name, "log": log}, Verbatim(log))
         return
     if common.out.format == "json" or common.out.out_file is not None:
         raise UsageError("--follow prints text to stdout only.", hint="remove --format and -o")

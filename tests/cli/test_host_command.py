@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.commands import cli
+from coldstart.commands import _tables, cli
 from coldstart.commands._host_table import render
 from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
@@ -82,6 +82,16 @@ def test_table_shows_the_progress_of_a_start_if_the_host_reports_it() -> None:
     assert "  starting, load weights: 1 of 2 shards  " in render(document)
     del document["models"][0]["progress"]
     assert "  starting  " in render(document)
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_status_fits_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = _status_document()
+    document["models"][1]["error"] = "a reason of many words " * 20
+    assert f"b: {document['models'][1]['error']}".rstrip() in render(document).splitlines()
+    monkeypatch.setattr(_tables, "find_width", lambda: width)
+    lines = _tables.wrap(render(document)).splitlines()
+    assert max(map(len, lines)) <= width and any("snapshot" in line for line in lines)
 
 
 def test_status_as_json(run: Run, host: str) -> None:
