@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
+from coldstart.commands._completion import complete_host_model
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import printable
@@ -36,7 +37,14 @@ Key = Annotated[
     str | None,
     typer.Option("--api-key", metavar="KEY", help="API key of the host, if it requires one."),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name or alias of a model of the host.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Name or alias of a model of the host.",
+        autocompletion=complete_host_model,
+    ),
+]
 URL = "http://127.0.0.1:8000"
 
 
@@ -92,7 +100,11 @@ def unload(
     common: Common,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Name or alias; default: all models that are not pinned."),
+        typer.Argument(
+            metavar="[NAME]",
+            help="Name or alias; default: all models that are not pinned.",
+            autocompletion=complete_host_model,
+        ),
     ] = None,
     url: Annotated[str, _declare_url("UNLOAD")] = URL,
     api_key: Key = None,

@@ -217,13 +217,23 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     as_json = False
     try:
         defaults = _defaults(own)
-        as_json = config_file.find_format(own, defaults) == "json"
+        as_json = _find_format(own, defaults) == "json"
         # With standalone_mode the parser itself prints its errors, as text.
         code = app(own, prog_name="coldstart", obj=rest, default_map=defaults, standalone_mode=not as_json)
     except Exception as error:  # noqa: BLE001 - here each failure becomes an exit code
-        as_json = as_json or config_file.find_format(own, {}) == "json"
+        as_json = as_json or _find_format(own, {}) == "json"
         sys.exit(_report(error, own, as_json=as_json))
     sys.exit(code or 0)
+
+
+def _find_format(argv: Sequence[str], defaults: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the output format; `coldstart host MODEL` has that of `coldstart host run`."""
+    words = [word for word in argv if not word.startswith("-")]
+    if words[:1] == ["host"]:
+        with suppress(ModuleNotFoundError):  # the error that follows names the extra
+            if not words[1:2] or words[1] not in load("host").commands:
+                argv = ["host", "run", *argv]
+    return config_file.find_format(argv, defaults)
 
 
 def _ignore_service_variables() -> None:

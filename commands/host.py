@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.commands import _host_live
+from coldstart.commands._completion import complete_policy
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
@@ -75,7 +76,12 @@ def run(
     ] = None,
     policy: Annotated[
         str | None,
-        _flag("--policy", metavar="NAME", help="Eviction policy when memory is full; default: predictive."),
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="Eviction policy when memory is full; default: predictive.",
+            autocompletion=complete_policy,
+        ),
     ] = None,
     idle: Annotated[
         float | None,

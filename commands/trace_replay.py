@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from coldstart.commands._completion import complete_mapping, complete_reference
 from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import Baseline, Common, Gaps, Seed
 from coldstart.commands._options import command as declare
@@ -74,7 +75,12 @@ def command(
         str | None, _flag("--models", help="Models to which rows are assigned, separated by commas.")
     ] = None,
     mapping: Annotated[
-        str, _flag("--model-mapping", help="Assignment of rows to models: round-robin, zipf or column.")
+        str,
+        typer.Option(
+            "--model-mapping",
+            help="Assignment of rows to models: round-robin, zipf or column.",
+            autocompletion=complete_mapping,
+        ),
     ] = "round-robin",
     target: Annotated[
         list[str] | None,
@@ -94,10 +100,11 @@ def command(
     ] = False,
     profile: Annotated[
         str | None,
-        _flag(
+        typer.Option(
             "--profile",
             metavar="REF",
             help="Bundle, or JSON file, with iteration times; default: none, and --simulate requires it.",
+            autocompletion=complete_reference,
         ),
     ] = None,
     kv_blocks: Annotated[
