@@ -64,7 +64,9 @@ def check_values(command: Any, bound: Mapping[str, Any], where: str, file: objec
             if not hasattr(error, "format_message"):
                 raise
             place = f"{key} in [{where}] of {file}"
-            raise UsageError(f"{place}: {error.message}", hint="correct the value in the file") from error
+            raise UsageError(
+                f"{place}: {getattr(error, 'message', error)}", hint="correct the value in the file"
+            ) from error
     for name, below in _list_subcommands(command).items():
         check_values(below, bound[name], f"{where}.{name}", file)
 

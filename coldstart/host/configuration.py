@@ -3,7 +3,7 @@
 memory = "60GiB"            # of all models together; every member of HostSettings is allowed here
 policy = "predictive"
 idle_s = 900                # default for models without their own idle_s
-on_miss = "fail"            # default for models without their own on_miss
+on_miss = "fail"            # default for models without on_miss.
 
 [models.llama2-7b]
 memory = "14GiB"            # a live host takes memory and start_s from the bundle by default
