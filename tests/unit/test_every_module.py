@@ -68,7 +68,7 @@ THROUGH = {
     },
     "coldstart.system": {
         "proc.locked_directory": "unit/system/test_scratch.py", "trust.trust_cache": "attacks/test_untrusted_code.py",
-            },
+    },
     "coldstart.scheduling": {
         "baselines": "unit/scheduling/test_mlfq.py", "queues": "unit/scheduling/test_mlfq.py",
         "placement.room": RULES, "placement.loads": RULES,
