@@ -168,8 +168,8 @@ class Templates:
     def measure_lent(self, sharers: Collection[Residence]) -> int:
         """Return the template's bytes that are part of a sharer's proportional set size. Blocks.
 
-        The template is counted with `assumed_bytes`, whoever shares its pages. What its own measurement lacks is part
-        of its servers' measurements, so the sum of all is what the processes hold.
+        The template always counts with `assumed_bytes`. What its measured size lacks is part of its servers' sizes, so the
+        sum of all is what the processes hold.
         """
         template = self.runtime
         if not sharers or template is None or not template.pid:
