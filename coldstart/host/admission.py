@@ -27,7 +27,7 @@ def refusal(
         return failed(model, request, now)
     if model.state is State.READY:
         return None
-    if residents.max_memory(model) < model.observed.memory:
+    if not residents.fits(model):
         return too_large(residents, request, model)
     if len(pending) >= residents.settings.max_held:
         reason = f"{len(pending)} requests already wait for models"
@@ -40,7 +40,7 @@ def unknown(request: str, name: str) -> Refuse:
 
 
 def too_large(residents: Residents, request: str, model: Model) -> Refuse:
-    wanted, most = model.observed.memory / GIB, residents.max_memory(model) / GIB
+    wanted, most = residents.least_memory(model) / GIB, residents.max_memory(model) / GIB
     return Refuse(
         request, 507, f"model {model.spec.name} needs {wanted:.2f} GiB; the host has {most:.2f} GiB for it"
     )

@@ -121,7 +121,7 @@ def describe_limits(file: HostFile, machine: int | None) -> Iterator[str]:
     if machine is not None and limit > machine:
         yield f"the memory limit is {_show(limit)}, and this machine has {_show(machine)}"
     for model in file.models:
-        needed, source = model.tiers[0].memory, file.sources[model.name]
+        needed, source = model.tiers[0].memory + model.shared, file.sources[model.name]
         most = min(limit, file.settings.each_device * len(model.devices) or limit)
         if needed > most:
             yield (
@@ -183,8 +183,8 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     decided = {name for name, profile in known.items() if profile and profile.needs_no_template}
     launches |= {name: replace(launches[name], needs_no_template=True) for name in decided}
     catalogue = Catalogue(launches.values(), settings.default_model)
-    if settings.runtime_template:
-        known = {name: one and replace(one, memory=one.memory - one.shared) for name, one in known.items()}
+    if not settings.runtime_template:
+        known = {name: one and replace(one, shared=0) for name, one in known.items()}
     specs = tuple(_specify(launches[name], one, known[name]) for name, one in figures.items())
     sources = {
         name: "file" if profile is None or figures[name].memory is not None else profile.source
@@ -246,7 +246,8 @@ def _profile(figures: Figures, launch: Launch, profiles: Profiles | None) -> Pro
 
 
 def _specify(launch: Launch, figures: Figures, known: Profile | None) -> ModelSpec:
-    memory = figures.memory if figures.memory is not None or known is None else known.memory
+    shared = known.shared if known is not None and figures.memory is None else 0
+    memory = figures.memory if figures.memory is not None or known is None else known.memory - shared
     start_s = figures.start_s if figures.start_s is not None or known is None else known.start_s
     assert memory is not None and start_s is not None
     between = list(figures.tiers)
@@ -260,6 +261,8 @@ def _specify(launch: Launch, figures: Figures, known: Profile | None) -> ModelSp
         idle_s=figures.idle_s,
         prewarm=figures.prewarm,
         devices=launch.devices,
+        # A start that needs no template takes the same with and without one.
+        shared=0 if launch.needs_no_template else shared,
     )
 
 

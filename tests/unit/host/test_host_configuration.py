@@ -114,9 +114,9 @@ def test_forked_model_counts_its_private_memory() -> None:
         return Profile(10, 8.0, "bundle", 0.5, shared=6)
 
     file = parse({"memory": 20, "models": models}, profile)
-    assert [spec.tiers[0].memory for spec in file.models] == [4, 7]
+    assert [(spec.tiers[0].memory, spec.shared) for spec in file.models] == [(4, 6), (7, 0)]
     file = parse({"memory": 20, "runtime_template": False, "models": models}, profile)
-    assert [spec.tiers[0].memory for spec in file.models] == [10, 7]
+    assert [(spec.tiers[0].memory, spec.shared) for spec in file.models] == [(10, 0), (7, 0)]
     with pytest.raises(UsageError, match="runtime_template"):
         parse({"memory": 20, "runtime_template": 1, "models": models}, profile)
 
