@@ -84,7 +84,8 @@ def load(
         found = _order(host, url, f"/load/{quote(name)}" + ("" if wait else "?wait=false"))
     seconds = f" after {found['waited_s']:.1f} s" if "waited_s" in found else ""
     evicted = f"; evicted {', '.join(found['evicted'])}" if found.get("evicted") else ""
-    common.out.result(found, f"{found['model']} is {found['state']}{seconds}{evicted}")
+    state = "was already ready" if found.get("was_ready") else f"is {found['state']}{seconds}{evicted}"
+    common.out.result(found, f"{found['model']} {state}")
 
 
 def unload(
@@ -135,7 +136,7 @@ def logs(
 
 
 def reload(common: Common, url: Annotated[str, _declare_url("RELOAD")] = URL, api_key: Key = None) -> None:
-    """Make the host read its configuration again."""
+    """Make the host read its configuration and client keys again."""
     # The host may look up a bundle for each new model.
     found = _order(_connect(common, url, api_key, wait_s=600), url, "/reload")
     text = _list_changes(found)
@@ -148,7 +149,11 @@ def reload(common: Common, url: Annotated[str, _declare_url("RELOAD")] = URL, ap
 
 def _list_changes(found: Mapping[str, Any]) -> str:
     kinds = ("added", "removed", "changed", "settings")
-    return "; ".join(f"{kind} {', '.join(found[kind])}" for kind in kinds if found.get(kind))
+    listed = [f"{kind} {', '.join(found[kind])}" for kind in kinds if found.get(kind)]
+    listed += [
+        f"clients: {kind} {', '.join(names)}" for kind, names in found.get("clients", {}).items() if names
+    ]
+    return "; ".join(listed)
 
 
 def stop(
@@ -258,6 +263,6 @@ COMMANDS: dict[Callable[..., None], str] = {
     load: "Start a model without a request.",
     unload: "Stop a model, or all that are not pinned. Running requests end first.",
     logs: "Print the end of a running server's log.",
-    reload: "Read the configuration again. Prints the changes.",
+    reload: "Read host file and client keys again. Prints the changes.",
     stop: "Stop a running host. Running requests end first.",
 }

@@ -9,8 +9,8 @@ from coldstart.host.events import Refuse
 from coldstart.host.model_state import Model, State
 from coldstart.host.pending import PendingRequest, PendingRequests
 from coldstart.host.residents import Residents
+from coldstart.units import format_memory
 
-GIB = 1 << 30
 LONGEST = 120
 _WHERE = re.compile(r"""\w+://\S+|(?<![\w.])(?:~|\.{1,2})?/[^\s'",:;()]+""")
 _END = re.compile(r"(?<=[.;])\s|\s\(hint: |\n")
@@ -40,10 +40,8 @@ def unknown(request: str, name: str) -> Refuse:
 
 
 def too_large(residents: Residents, request: str, model: Model) -> Refuse:
-    wanted, most = residents.least_memory(model) / GIB, residents.max_memory(model) / GIB
-    return Refuse(
-        request, 507, f"model {model.spec.name} needs {wanted:.2f} GiB; the host has {most:.2f} GiB for it"
-    )
+    wanted, most = format_memory(residents.least_memory(model)), format_memory(residents.max_memory(model))
+    return Refuse(request, 507, f"model {model.spec.name} needs {wanted}; the host has {most} for it")
 
 
 def failed(model: Model, request: str, now: float) -> Refuse:

@@ -47,6 +47,7 @@ from coldstart.host.tables import (
     reject_unknown_keys,
     require_keys,
 )
+from coldstart.units import format_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +120,15 @@ def describe_limits(file: HostFile, machine: int | None) -> Iterator[str]:
     """
     limit = file.settings.memory
     if machine is not None and limit > machine:
-        yield f"the memory limit is {_show(limit)}, and this machine has {_show(machine)}"
+        yield f"the memory limit is {format_memory(limit)}, and this machine has {format_memory(machine)}"
     for model in file.models:
         needed, source = model.tiers[0].memory + model.shared, file.sources[model.name]
         most = min(limit, file.settings.each_device * len(model.devices) or limit)
         if needed > most:
             yield (
-                f"{model.name} needs {_show(needed)} ({source}), and the memory limit is {_show(most)}: "
+                f"{model.name} needs {format_memory(needed)} ({source}), and the memory limit is {format_memory(most)}: "
                 "its requests are refused"
             )
-
-
-def _show(size: int) -> str:
-    return f"{size / (1 << 30):.2f} GiB"
 
 
 def load(

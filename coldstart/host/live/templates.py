@@ -24,7 +24,7 @@ from coldstart.host.live.tasks import Tasks
 from coldstart.host.live.template_process import TemplateProcess
 from coldstart.host.specification import TEMPLATE, HostSettings
 from coldstart.host.status import HostFacts
-from coldstart.units import format_mib
+from coldstart.units import format_memory
 
 RUNTIME, ENGINE = "runtime", "engine"
 TEMPLATE_DROPPED = "its template is dropped"
@@ -182,7 +182,7 @@ class Templates:
 
         `needed` is the memory limit in bytes with which every model fits beside it.
         """
-        limit, own = format_mib(self.settings.memory), format_mib(memory)
+        limit, own = format_memory(self.settings.memory), format_memory(memory)
         self.facts.template_error = (
             f"a model fits in {limit} only without the template's {own} "
             f"(hint: raise memory to {-(-needed // MIB)}MiB, or run coldstart template freeze)"

@@ -175,6 +175,8 @@ def test_describe_limits_names_the_machine_and_each_model_that_the_limit_does_no
     above, _ = configuration.describe_limits(file, 24 << 30)
     assert above == "the memory limit is 60.00 GiB, and this machine has 24.00 GiB"
     assert len(list(configuration.describe_limits(file, None))) == 1
+    (above, *_) = configuration.describe_limits(parse(table | {"memory": "1200MiB"}), 1 << 30)
+    assert above == "the memory limit is 1200.0 MiB, and this machine has 1024.0 MiB"
 
 
 SIZES = {"small": "60GiB", "large": "61GiB"}
