@@ -43,7 +43,9 @@ class BundleNotFoundError(BundleError):
 
     exit_code = NO_BUNDLE
     code: ClassVar[str] = "CS-NOTFOUND"
-    default_hint: ClassVar[str] = "build the bundle: coldstart materialize MODEL"
+    default_hint: ClassVar[str] = (
+        "build the bundle: coldstart materialize MODEL; or fetch it: coldstart pull ADDRESS"
+    )
 
     def __init__(
         self,
@@ -123,7 +125,11 @@ class Store:
         bundles = self.list()
         matches = self._matching(ref, bundles)
         if not matches:
-            known = "see the bundles of this store: coldstart list" if bundles else None
+            known = (
+                "see the bundles of this store: coldstart list; or fetch it: coldstart pull ADDRESS"
+                if bundles
+                else None
+            )
             archive = f"coldstart import {shlex.quote(ref)}" if files.is_file(ref) else None
             raise BundleNotFoundError(f"no bundle matches {ref!r}", hint=archive or known)
         if len(matches) == 1:

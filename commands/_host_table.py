@@ -46,7 +46,7 @@ def watching(ask: Callable[[], Mapping[str, Any]], every_s: float) -> None:
 
 
 def drawn(status: Mapping[str, Any]) -> Group:
-    """Return three lines about the host, a table of its models, their schedules, and the errors of models and host."""
+    """Return three lines about the host, a table of its models, schedules and fallbacks, and the errors of models and host."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     rows = [_row(model) for model in status["models"]]
     for name in _COLUMNS:
@@ -71,7 +71,12 @@ def drawn(status: Mapping[str, Any]) -> Group:
         failed.append(Text(one_line(f"no runtime template: {template}"), style="yellow"))
     lines = [_schedule(model) for model in status["models"] if model.get("next_prewarm_unix_s") is not None]
     scheduled = [Text(one_line(line)) for line in lines]
-    return Group(*(Text(one_line(line)) for line in _head(status)), table, *scheduled, *failed)
+    unused = [
+        Text(one_line(f"{model['name']}: fallback of the last start: {one['section']}: {one['reason']}"))
+        for model in status["models"]
+        for one in (model["last_start"] or {}).get("fallbacks", ())
+    ]
+    return Group(*(Text(one_line(line)) for line in _head(status)), table, *scheduled, *unused, *failed)
 
 
 def _schedule(model: Mapping[str, Any]) -> str:

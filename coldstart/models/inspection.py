@@ -201,6 +201,7 @@ def miss(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBun
             hint=f"coldstart trust add FILE, with its maker's public key; or {take}{create}",
         )
     if lookup.nearest is None:
+        create += "; or fetch a bundle: coldstart pull ADDRESS"
         detail = "and none for this model under another key"
         differences: list[str] = []
     else:

@@ -21,6 +21,17 @@ def test_list_names_the_next_command_when_store_is_empty(run: Run) -> None:
     assert "coldstart materialize" in run("list").stderr
 
 
+def test_list_marks_the_bundles_whose_code_does_not_run_here(run: Run, bundle: Bundle, home: Path) -> None:
+    signer = sign.host_key(paths.state_dir())
+    publish(Store(Cache.at().bundles), home / "scratch", key(dtype="float16"), signer=signer)
+    head, *rows = run("list").stdout.splitlines()
+    assert [row[head.index("trusted") :].split()[0] for row in rows] == ["no", "yes"]
+    listed = json.loads(run("list", "--format", "json").stdout)["bundles"]
+    assert [one["trusted"] for one in listed] == [False, True]
+    (sign.trust_dir(paths.state_dir()) / "bad.pub").write_text("no key")
+    assert bundle.ref in run("list", "-q").stdout
+
+
 def test_ls_is_list(run: Run, bundle: Bundle) -> None:
     assert run("ls", "-q").stdout == run("list", "-q").stdout
 
@@ -139,6 +150,24 @@ def test_an_archive_is_imported_first(run: Run, bundle: Bundle, home: Path, comm
         assert f"no bundle matches {archive!r}" in said and f"hint: coldstart import {archive}\n" in said
 
 
+def test_export_to_an_existing_file_names_the_option_that_replaces_it(run: Run, bundle: Bundle) -> None:
+    archive = run("export", "org/tiny").stdout.strip()
+    said = run("export", "org/tiny", code=2).stderr
+    assert f"error: {archive} exists already" in said and "hint: replace it with --force" in said
+    run("export", "org/tiny", "--force")
+
+
+def test_directory_of_bundles_is_pulled_first(run: Run, bundle: Bundle, home: Path) -> None:
+    run("push", "org/tiny", "shared")
+    said = run("validate", "shared", code=2).stderr
+    assert f"hint: coldstart pull {home / 'shared'}, then name the bundle\n" in said
+
+
+@pytest.mark.parametrize("word", ["org/other", "tiny-llama"])
+def test_validate_advises_a_pull_when_the_bundle_does_not_exist(run: Run, word: str) -> None:
+    assert "coldstart pull ADDRESS" in run("validate", word, code=3).stderr
+
+
 def test_export_and_import_elsewhere(run: Run, bundle: Bundle, home: Path) -> None:
     assert run("export", "org/tiny").stdout == "org--tiny-v1.oci.tar\n"
     done = run("import", "org--tiny-v1.oci.tar", "--cache-dir", "other")
@@ -198,10 +227,18 @@ def test_trust_add_accepts_a_public_key(run: Run, home: Path, monkeypatch: pytes
     shown = json.loads(run("trust", "show", "--format", "json").stdout)
     (home / "friend.pub").write_text(shown["public_key"])
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "elsewhere"))
-    run("trust", "add", "friend.pub", "--name", "friend")
+    added = run("trust", "add", "friend.pub", "--name", "friend").stdout
+    assert added == f"added friend ({shown['fingerprint']})\n"
     keys = json.loads(run("trust", "list", "--format", "json").stdout)["keys"]
     assert {entry["own"] for entry in keys} == {True, False}
     assert shown["fingerprint"] in {entry["fingerprint"] for entry in keys}
+
+
+def test_trust_show_names_the_file_that_it_wrote(run: Run, home: Path) -> None:
+    done = run("trust", "show", "--output", "build farm.pem")
+    assert "Next, on the other machine: coldstart trust add 'build farm.pem'\n" in done.stderr
+    run("trust", "add", "build farm.pem")
+    assert "coldstart trust add FILE\n" in run("trust", "show").stderr
 
 
 def _pem(home: Path, name: str) -> str:
@@ -228,7 +265,7 @@ def test_trust_remove_refuses_a_bundle_when_its_verification_was_remembered(run:
 
 def test_trust_remove_names_its_key_by_name_file_or_fingerprint(run: Run, home: Path) -> None:
     for form in (str, lambda mark: mark[8:20], lambda _: "friend", lambda mark: f"friend-{mark[8:]}.pub"):
-        mark = run("trust", "add", _pem(home, "friend"), "--name", "friend").stdout.strip()
+        mark = run("trust", "add", _pem(home, "friend"), "--name", "friend", "-q").stdout.strip()
         assert mark in run("trust", "remove", form(mark)).stdout
         assert mark not in run("trust", "list").stdout
 

@@ -16,6 +16,7 @@ from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
 from tools.shell import Run
 
+from coldstart.contract.fallback import Fallback
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived, Failed, Started
@@ -35,7 +36,9 @@ def _status_document() -> dict[str, Any]:
     core.handle(Started("a", 2.0), 2.0)
     core.handle(Arrived("2", "b"), 2.0)
     core.handle(Failed("b", "no weights \x1b[31m"), 3.0)
-    facts.get_model("a").last_start = LastStart(1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25})
+    facts.get_model("a").last_start = LastStart(
+        1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25}, (Fallback("compile", "it is not trusted"),)
+    )
     facts.get_model("a").next_prewarm_unix_s = 1e9
     facts.template_error = "a model fits in 8.0 GiB only without the template"
     facts.config_error = "memory: invalid size 'much'"
@@ -66,6 +69,7 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert "failed" in rows["b"] and "(1024.0 MiB)" in rows["b"]
     assert re.search(r"^a: prewarm 0 8 \* \* 1-5, next 2001-09-09 \d\d:46 \S+$", said.stdout, re.MULTILINE)
     assert "b: prewarm" not in said.stdout
+    assert "a: fallback of the last start: compile: it is not trusted\n" in said.stdout
     assert "b: no weights \\x1b[31m" in said.stdout
     assert "no runtime template: a model fits in 8.0 GiB only without the template" in said.stdout
     assert "configuration not applied: memory: invalid size 'much'" in said.stdout

@@ -144,9 +144,9 @@ class Templates:
 
     def _postpone(self, free: int) -> None:
         """Begin the template later: it stops no running server."""
-        needed = format_mib(self.assumed_bytes)
+        needed = format_memory(self.assumed_bytes)
         self.facts.template_error = (
-            f"the running models leave {format_mib(free)}, and the template needs {needed}"
+            f"the running models leave {format_memory(free)}, and the template needs {needed}"
         )
         self.log.say("no runtime template yet", reason=self.facts.template_error, again_s=AGAIN_S)
         self._retry_in(AGAIN_S)
