@@ -194,6 +194,16 @@ def test_prune_keeps_the_newest_and_drops_the_named(run: Run, bundle: Bundle, ho
     assert run("list", "-q").stdout.strip() == ""
 
 
+def test_prune_dry_run_names_the_command_that_removes_the_same(run: Run, bundle: Bundle, home: Path) -> None:
+    publish(Store(Cache.at().bundles), home / "scratch", blocks=9)
+    noted = run("prune", "org/tiny:v2", "--dry-run").stderr
+    assert noted.endswith("Next: coldstart prune org/tiny:v2\n")
+    assert "Next: coldstart prune\n" in run("prune", "--dry-run").stderr
+    assert "Next: coldstart prune --keep 2\n" in run("prune", "--keep", "2", "--dry-run").stderr
+    other = run("prune", "--cache-dir", "a b", "--dry-run").stderr
+    assert f"Next: coldstart prune --cache-dir '{home / 'a b'}'\n" in other
+
+
 def test_trust_add_accepts_a_public_key(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = json.loads(run("trust", "show", "--format", "json").stdout)
     (home / "friend.pub").write_text(shown["public_key"])
