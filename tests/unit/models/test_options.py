@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from coldstart.bench import benchmark
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.models import inspection, options
@@ -101,3 +102,8 @@ def test_list_options_has_every_option_of_vllms_parser() -> None:
     for option in named:
         options.check(Arguments([option]))
     assert len(named) > 200
+
+
+def test_bench_checks_options_before_a_download_and_the_first_start() -> None:
+    with pytest.raises(UsageError, match="has no option --max-modellen"):
+        benchmark.subject(benchmark.BenchRequest("no-such-model", ["--max-modellen", "5"]))
