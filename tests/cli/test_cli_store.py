@@ -281,6 +281,11 @@ def test_trust_add_refuses_a_file_without_a_key(run: Run, home: Path) -> None:
     assert run("trust", "add", "bad.pub", code=1).stdout == ""
 
 
+def test_trust_add_names_the_file_without_a_key(run: Run, home: Path) -> None:
+    (home / "f.txt").write_text("not a key")
+    assert "f.txt is not a public key in PEM" in run("trust", "add", "f.txt", code=1).stderr
+
+
 def test_doctor_answers_with_an_exit_code(run: Run) -> None:
     done = run("doctor", "--format", "json", code=None)
     assert done.returncode == (0 if json.loads(done.stdout)["able"] else 1)
