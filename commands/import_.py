@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from coldstart.artifacts import remote
 from coldstart.artifacts.archive import import_archive
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
@@ -22,7 +23,9 @@ def command(common: Common, file: Annotated[Path, typer.Argument(help="Archive t
     """Import the bundles and verify each digest."""
     if not file.is_file():
         name = shlex.quote(str(file))
-        if file.is_dir():
+        if remote.is_address(file):
+            why, hint = "it is an address, not a file", "coldstart pull ADDRESS"
+        elif file.is_dir():
             why, hint = "it is a directory", f"for the bundles of a directory: coldstart pull {name}"
         else:
             why = "it is not a regular file" if file.exists() else "no such file"
