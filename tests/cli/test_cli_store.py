@@ -152,6 +152,56 @@ def test_push_and_pull_through_a_directory(run: Run, bundle: Bundle) -> None:
     assert run("pull", there, "--cache-dir", "other").stdout.strip() == bundle.ref
 
 
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("docker:foo/bar", "./docker:foo/bar"),
+        ("gs:/b", "./gs:/b"),
+        ("C:\\x", "'./C:\\x'"),
+        (" oci://h/x", "'dir:// oci://h/x'"),
+        ("there ", "'dir://there '"),
+        ("registry.example/foo:v1", "oci://registry.example/foo:v1;"),
+        ("localhost:5000/foo", "oci://localhost:5000/foo;"),
+    ],
+)
+def test_push_and_pull_refuse_what_is_no_address(
+    run: Run, bundle: Bundle, home: Path, address: str, hint: str
+) -> None:
+    for words in (("push", "org/tiny"), ("pull",)):
+        before = {path.name for path in home.iterdir()}
+        said = run(*words, address, code=2).stderr
+        assert hint in said.splitlines()[-1]
+        assert {path.name for path in home.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["./docker:foo", "dir://there ", "my.dir/foo", "a/b:c", "a:b"])
+def test_push_and_pull_accept_a_directory_with_an_odd_name(
+    run: Run, bundle: Bundle, home: Path, name: str
+) -> None:
+    (home / "a:b").mkdir()
+    there = run("push", "org/tiny", name).stdout.strip()
+    assert run("pull", f"{name}@{bundle.digest}", "--cache-dir", "other").stdout.strip() == bundle.ref
+    assert there.endswith(f"@{bundle.digest}")
+
+
+def test_pull_names_the_full_path_that_is_no_layout(run: Run, home: Path) -> None:
+    (home / "one/two").mkdir(parents=True)
+    assert f"{home}/one/two is not an image layout" in run("pull", f"{home}/one/two", code=1).stderr
+
+
+def test_archive_commands_hint_push_and_pull_when_they_get_an_address(run: Run, bundle: Bundle) -> None:
+    assert "hint: coldstart push REF ADDRESS" in run("export", "org/tiny", "--to", "oci://h/x", code=2).stderr
+    assert "hint: coldstart pull ADDRESS" in run("import", "docker://foo/bar", code=2).stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "push", "prune"])
+def test_an_absent_version_lists_those_that_exist(run: Run, bundle: Bundle, home: Path, command: str) -> None:
+    publish(Store(Cache.at().bundles), home / "scratch", blocks=9)
+    more = ["there"] if command == "push" else []
+    said = run(command, "org/tiny:v9", *more, code=3).stderr
+    assert "no bundle matches 'org/tiny:v9': org/tiny has v1, v2" in said and "\nhint: " in said
+
+
 @pytest.mark.parametrize("damage", ["flip", "remove"])
 def test_pull_advises_another_source_when_its_source_is_damaged(
     run: Run, bundle: Bundle, home: Path, damage: str
