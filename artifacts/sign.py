@@ -102,14 +102,14 @@ def public_pem(state_dir: Path) -> bytes:
     return _public_pem(host_key(state_dir))
 
 
-def trust(directory: Path, pem: bytes, *, name: str) -> Path:
-    """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub.
+def trust(directory: Path, pem: bytes, *, name: str, source: str | None = None) -> Path:
+    """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub. `source` is the key's name in errors.
 
     Raises InvalidNameError unless the name is a plain file name, InvalidSignatureError, ReadOnlyStoreError, NoSpaceError.
     """
     if not _NAME.fullmatch(name):
         raise InvalidNameError(f"a key cannot be called {name[:200]!r}")
-    mark = fingerprint(_load_public(pem, name)).removeprefix(f"{ALGORITHM}:")
+    mark = fingerprint(_load_public(pem, source or name)).removeprefix(f"{ALGORITHM}:")
     path = directory / f"{name}-{mark}.pub"
     with named_os_errors("trusting a key"):
         files.make_private(directory)

@@ -181,6 +181,56 @@ def test_push_and_pull_through_a_directory(run: Run, bundle: Bundle) -> None:
     assert run("pull", there, "--cache-dir", "other").stdout.strip() == bundle.ref
 
 
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("docker:foo/bar", "./docker:foo/bar"),
+        ("gs:/b", "./gs:/b"),
+        ("C:\\x", "'./C:\\x'"),
+        (" oci://h/x", "'dir:// oci://h/x'"),
+        ("there ", "'dir://there '"),
+        ("registry.example/foo:v1", "oci://registry.example/foo:v1;"),
+        ("localhost:5000/foo", "oci://localhost:5000/foo;"),
+    ],
+)
+def test_push_and_pull_refuse_what_is_no_address(
+    run: Run, bundle: Bundle, home: Path, address: str, hint: str
+) -> None:
+    for words in (("push", "org/tiny"), ("pull",)):
+        before = {path.name for path in home.iterdir()}
+        said = run(*words, address, code=2).stderr
+        assert hint in said.splitlines()[-1]
+        assert {path.name for path in home.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["./docker:foo", "dir://there ", "my.dir/foo", "a/b:c", "a:b"])
+def test_push_and_pull_accept_a_directory_with_an_odd_name(
+    run: Run, bundle: Bundle, home: Path, name: str
+) -> None:
+    (home / "a:b").mkdir()
+    there = run("push", "org/tiny", name).stdout.strip()
+    assert run("pull", f"{name}@{bundle.digest}", "--cache-dir", "other").stdout.strip() == bundle.ref
+    assert there.endswith(f"@{bundle.digest}")
+
+
+def test_pull_names_the_full_path_that_is_no_layout(run: Run, home: Path) -> None:
+    (home / "one/two").mkdir(parents=True)
+    assert f"{home}/one/two is not an image layout" in run("pull", f"{home}/one/two", code=1).stderr
+
+
+def test_archive_commands_hint_push_and_pull_when_they_get_an_address(run: Run, bundle: Bundle) -> None:
+    assert "hint: coldstart push REF ADDRESS" in run("export", "org/tiny", "--to", "oci://h/x", code=2).stderr
+    assert "hint: coldstart pull ADDRESS" in run("import", "docker://foo/bar", code=2).stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "push", "prune"])
+def test_an_absent_version_lists_those_that_exist(run: Run, bundle: Bundle, home: Path, command: str) -> None:
+    publish(Store(Cache.at().bundles), home / "scratch", blocks=9)
+    more = ["there"] if command == "push" else []
+    said = run(command, "org/tiny:v9", *more, code=3).stderr
+    assert "no bundle matches 'org/tiny:v9': org/tiny has v1, v2" in said and "\nhint: " in said
+
+
 @pytest.mark.parametrize("damage", ["flip", "remove"])
 def test_pull_advises_another_source_when_its_source_is_damaged(
     run: Run, bundle: Bundle, home: Path, damage: str
@@ -221,6 +271,16 @@ def test_prune_keeps_the_newest_and_drops_the_named(run: Run, bundle: Bundle, ho
     assert run("list", "-q").stdout.strip() == newer.ref
     run("prune", "org/tiny")
     assert run("list", "-q").stdout.strip() == ""
+
+
+def test_prune_dry_run_names_the_command_that_removes_the_same(run: Run, bundle: Bundle, home: Path) -> None:
+    publish(Store(Cache.at().bundles), home / "scratch", blocks=9)
+    noted = run("prune", "org/tiny:v2", "--dry-run").stderr
+    assert noted.endswith("Next: coldstart prune org/tiny:v2\n")
+    assert "Next: coldstart prune\n" in run("prune", "--dry-run").stderr
+    assert "Next: coldstart prune --keep 2\n" in run("prune", "--keep", "2", "--dry-run").stderr
+    other = run("prune", "--cache-dir", "a b", "--dry-run").stderr
+    assert f"Next: coldstart prune --cache-dir '{home / 'a b'}'\n" in other
 
 
 def test_trust_add_accepts_a_public_key(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +366,11 @@ def test_trust_add_refuses_a_file_without_a_key(run: Run, home: Path) -> None:
     (home / "bad.pub").write_text("nonsense")
     assert "bad.pub" not in run("trust", "list").stdout
     assert run("trust", "add", "bad.pub", code=1).stdout == ""
+
+
+def test_trust_add_names_the_file_without_a_key(run: Run, home: Path) -> None:
+    (home / "f.txt").write_text("not a key")
+    assert "f.txt is not a public key in PEM" in run("trust", "add", "f.txt", code=1).stderr
 
 
 def test_doctor_answers_with_an_exit_code(run: Run) -> None:
