@@ -23,7 +23,7 @@ SPANS = {"import torch": 3.5, "configure": 1.5, "start engine": 4.0, "load": 2.0
 STAGES = {"ready_s": 10.0, "spans": SPANS}
 WEIGHTS = {"files": [{"tensors": [{"size": 1000}]}]}
 TEMPLATE = Fallback("template-engine", "none runs", "coldstart template start tiny --level engine")
-SNAPSHOT = Fallback("snapshot", "the bundle has none", "coldstart materialize MODEL --snapshot")
+SNAPSHOT = Fallback("snapshot", "the bundle has none", "coldstart materialize tiny --snapshot")
 FREEZE = Fallback("runtime-snapshot", "no runtime is frozen", "coldstart template freeze")
 FOREIGN = Fallback("snapshot", "no CUDA state", "vllm snapshot create MODEL")
 
