@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -106,15 +106,14 @@ def run(
             clock = StageClock(show)
             started = ladder.start(replace(request, on_progress=clock), plan)
         with supervise.end_on_error(started.running.process):
-            longest = clock.find_longest()
+            step = clock.find_longest()
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
             phases = recorded.timeline.phases()
             report["predicted"] = prediction.document(request, started, phases)
-            # vLLM's own steps, such as a compilation, are in its reports alone.
-            if longest is None or longest[0] in phases:
-                longest = recorded.timeline.find_longest(started.began)
-            report["longest_phase"] = longest
+            report["longest_phase"] = _choose_longest(
+                recorded.timeline.find_longest(started.began), step, phases
+            )
             with common.out.gather():
                 announce(report, draw(recorded.timeline))
                 advise(common, request, plan, report)
@@ -124,6 +123,15 @@ def run(
                 key, cache = request.lookup.key.digest, request.lookup.cache
                 start_history.record_start(key, report["mode"], report["ready_s"], cache)
             return supervise.stay(started.running.process)
+
+
+def _choose_longest(
+    phase: tuple[str, float] | None, step: tuple[str, float] | None, phases: Container[str]
+) -> tuple[str, float] | None:
+    """Return the longest phase, or the reported step if it is that of vLLM itself and most of the phase: it says more."""
+    if phase is None or step is None:
+        return phase or step
+    return step if step[0] not in phases and step[1] > phase[1] / 2 else phase
 
 
 @contextmanager

@@ -85,7 +85,11 @@ def command(
     ] = False,
     untrusted: Untrusted = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print mode, bundle and URL, and start nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print mode, bundle and URL, with -v also the phases of the last start, and start nothing.",
+        ),
     ] = False,
 ) -> None:
     """Start the server, report when it is ready, and wait until it ends."""
