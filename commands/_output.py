@@ -81,7 +81,9 @@ class Output:
 
         The log of a server goes to the same terminal and would separate the lines while they are computed.
         """
-        self._gathered = results, lines = [], []
+        results: list[str] = []
+        lines: list[str] = []
+        self._gathered = results, lines
         try:
             yield
         finally:
