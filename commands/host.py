@@ -224,13 +224,11 @@ def run(
         drain_s=drain_timeout,
     )
 
-    def announce(url: str, file: "HostFile", no_template: str) -> None:
+    def announce(url: str, file: "HostFile") -> None:
         names, size = list(file.catalogue.launches), format_memory(file.settings.memory)
         document = {"url": url, "models": names, "memory_bytes": file.settings.memory}
         first = f"{url}  host of {', '.join(names)}, memory limit {size}"
         common.out.result(document, f"{first}\n{url}/ui  page of the host for a browser")
-        if no_template:
-            common.out.warn(f"no runtime template: {no_template}")
 
     raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
 

@@ -13,7 +13,8 @@ host                    url, pid, version, uptime_s, stopping (bool), policy,
 requests                total, hits, hit_ratio (0 to 1, null before the first), held, in_flight,
                         refused: {HTTP status as text: count}
 starts                  total, failed, seconds (of successful starts), departures
-recent_starts           the last 100, oldest first: {model, at_unix_s, mode, seconds, error}    mode null for a failure
+recent_starts           the last 100, oldest first: {model, at_unix_s, mode, seconds, error, phases: {name: seconds}}
+                        mode is null and phases is empty for a failure
 models                  in order of the configuration, each:
   name, aliases, adapters          names that requests can use
   state                            stopped / starting / ready / draining / asleep / failed

@@ -63,11 +63,17 @@ def is_listening(host: str, asked: str) -> bool:
     return host == asked
 
 
+def requires_key(vllm_args: Arguments, environ: Mapping[str, str]) -> bool:
+    """Return whether vLLM's server requires an API key."""
+    return vllm_args.gives("api_key") or bool(environment.VLLM_API_KEY.read(environ))
+
+
 def describe_exposure(vllm_args: Arguments, environ: Mapping[str, str]) -> str | None:
     """Return a warning for a server that other machines can use without an API key, else None."""
     host = str(vllm_args.value("host") or "")
-    keyed = vllm_args.gives("api_key") or bool(environment.VLLM_API_KEY.read(environ))
-    if host not in _EVERY_ADDRESS or keyed or vllm_args.gives("uds") or vllm_args.gives("headless"):
+    if host not in _EVERY_ADDRESS or requires_key(vllm_args, environ):
+        return None
+    if vllm_args.gives("uds") or vllm_args.gives("headless"):
         return None
     return (
         f"other machines can use this server without an API key: it listens at {host or '0.0.0.0'};"

@@ -176,12 +176,10 @@ def test_first_lines_name_the_address_and_the_page(
 ) -> None:
     file = tmp_path / "host.toml"
     file.write_text(HOST_FILE)
-    reason = "a model fits in 9.0 MiB only without the template's 540.0 MiB (hint: raise memory to 544MiB)"
     url = "http://127.0.0.1:1"
-    monkeypatch.setattr(ModelHost, "run", lambda host: host.announce(url, host.file, reason) or 0)
+    monkeypatch.setattr(ModelHost, "run", lambda host: host.announce(url, host.file) or 0)
     cli.load("host").main(["--host-file", str(file)], standalone_mode=False)
     said = capsys.readouterr()
-    assert f"warning: no runtime template: {reason}\n" in said.err
     first, second = said.out.splitlines()
     assert first == "http://127.0.0.1:1  host of a, memory limit 9.0 MiB"
     assert second.startswith("http://127.0.0.1:1/ui ")
@@ -197,6 +195,33 @@ def test_a_host_file_with_a_memory_without_its_unit_is_a_usage_error(tmp_path: P
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
     assert "requires an API key" in run("host", "status", "--url", host, "--api-key", "wrong", code=1).stderr
     assert "is not a host" in run("host", "status", "--url", host + "/other", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("reason", "key", "lines"),
+    [
+        (
+            'the host file is invalid (hint: write memory = "9GiB") now',
+            None,
+            'error: the host refuses: the host file is invalid now\nhint: write memory = "9GiB"\n',
+        ),
+        (
+            "no model",
+            "operators",
+            "error: the host refuses: no model\nhint: coldstart host status --url {url} --api-key-file FILE\n",
+        ),
+        ("no model", None, "error: the host refuses: no model\nhint: coldstart host status --url {url}\n"),
+    ],
+)
+def test_hint_of_a_refused_order_works_with_the_key_and_contains_no_other(
+    run: Run, reason: str, key: str | None, lines: str
+) -> None:
+    def respond(connection: socket.socket, asked: Asked) -> None:
+        say(connection, {"error": {"message": reason}}, 400)
+
+    with answering(respond) as server:
+        words = ("host", "reload", "--url", server.url, *(["--api-key", key] if key else []))
+        assert run(*words, code=1).stderr.endswith(lines.format(url=server.url))
 
 
 def test_variable_sets_the_url_of_every_command(run: Run, host: str, monkeypatch: pytest.MonkeyPatch) -> None:

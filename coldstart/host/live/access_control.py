@@ -12,10 +12,8 @@ from coldstart.host.live.answers import Scope
 from coldstart.host.live.explanation import explain
 from coldstart.host.live.front import Front
 from coldstart.host.live.gateway_paths import HEALTH, MODELS, OPEN, PASSED, READS, find_target
+from coldstart.host.live.refusal_log import CLIENT
 from coldstart.host.live.site_policy import SitePolicy
-
-CLIENT = "coldstart.client"
-"""Member of a scope: the client whose key the request has."""
 
 
 class AccessControl:
@@ -34,8 +32,8 @@ class AccessControl:
         if path == HEALTH or path in self._keyed or self._is_own_key(key):
             return None
         if (client := self._find_client(key)) is not None:
+            scope[CLIENT] = client
             if client.admin or path in OPEN or _is_for_models(scope):
-                scope[CLIENT] = client
                 return None
             return 403, f"the client {client.name} may use models only"
         if self.endpoint.requires_key and path not in OPEN:

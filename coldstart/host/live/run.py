@@ -53,10 +53,7 @@ class HostOptions:
 
 
 class ModelHost:
-    """One run of the host. `source` reads the configuration again; `announce` gets the URL once the host listens.
-
-    It also gets the reason why the host has no runtime template; "" if it has one.
-    """
+    """One run of the host. `source` reads the configuration again; `announce` gets the URL once the host listens."""
 
     def __init__(
         self,
@@ -64,7 +61,7 @@ class ModelHost:
         source: Callable[[], HostFile],
         options: HostOptions,
         log: Log,
-        announce: Callable[[str, HostFile, str], None],
+        announce: Callable[[str, HostFile], None],
     ) -> None:
         self.file, self.source, self.options = file, source, options
         self.log, self.announce = log, announce
@@ -108,7 +105,7 @@ class ModelHost:
         loop.add_signal_handler(signal.SIGHUP, self._reread.set)
         watcher = loop.create_task(self._watch())
         self.driver.begin()
-        self.announce(self.driver.facts.url, self.file, self.driver.facts.template_error)
+        self.announce(self.driver.facts.url, self.file)
         self.log.say("listening", url=self.driver.facts.url, models=list(self.file.catalogue.launches))
         try:
             await self.server.serve(sockets=[sock])
