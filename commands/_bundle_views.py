@@ -12,6 +12,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.commands import _graphs
 from coldstart.commands._output import human_bytes, one_line, public, table
+from coldstart.commands._tables import Verbatim
 
 from coldstart.models import contents, inspection
 from coldstart.models.contents import SectionFile
@@ -153,7 +154,9 @@ def view_manifest(bundle: Bundle) -> BundleView:
     image = json.loads(bundle.image_bytes())
     data = {"image": image, "config": json.loads(bundle.manifest.config())}
     layers = [{"digest": one["digest"], "size_bytes": one["size"]} for one in image["layers"]]
-    return BundleView(f"Manifest of {bundle.ref}", data, LAYER, layers, partial(json.dumps, data, indent=2))
+    return BundleView(
+        f"Manifest of {bundle.ref}", data, LAYER, layers, lambda: Verbatim(json.dumps(data, indent=2))
+    )
 
 
 def view_files(bundle: Bundle) -> BundleView:

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from coldstart.artifacts.files import replacing
 from coldstart.commands._output import Output
+from coldstart.commands._tables import Verbatim
 
 from coldstart.bench.report import markdown
 from coldstart.bench.report.frames import Row, Table, write_csv, write_parquet
@@ -139,7 +140,7 @@ def give(
     files = exports.write(result)
     shown = exports.shown(result)
     if shown is not None:
-        replace(out, format="text").result(result.document, shown)
+        replace(out, format="text").result(result.document, Verbatim(shown))
     else:
         out.result(result.document, text, brief=brief)
     return files

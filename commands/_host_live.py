@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
+from coldstart.commands._completion import complete_host_model
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import printable
+from coldstart.commands._tables import Verbatim
 
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError
@@ -36,7 +38,14 @@ Key = Annotated[
     str | None,
     typer.Option("--api-key", metavar="KEY", help="API key of the host, if it requires one."),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name or alias of a model of the host.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Name or alias of a model of the host.",
+        autocompletion=complete_host_model,
+    ),
+]
 URL = "http://127.0.0.1:8000"
 
 
@@ -93,7 +102,11 @@ def unload(
     common: Common,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Name or alias; default: all models that are not pinned."),
+        typer.Argument(
+            metavar="[NAME]",
+            help="Name or alias; default: all models that are not pinned.",
+            autocompletion=complete_host_model,
+        ),
     ] = None,
     url: Annotated[str, _declare_url("UNLOAD")] = URL,
     api_key: Key = None,
@@ -124,7 +137,7 @@ def logs(
             reply = host.get(path)
         _require_success(host, url, reply.status, reply.body)
         log = reply.body.decode(errors="replace")
-        common.out.result({"model": name, "log": log}, log)
+        common.out.result({"model": name, "log": log}, Verbatim(log))
         return
     if common.out.format == "json" or common.out.out_file is not None:
         raise UsageError("--follow prints text to stdout only.", hint="remove --format and -o")

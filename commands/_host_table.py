@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from coldstart.commands import _tables
 from coldstart.commands._output import one_line
 from rich.console import Console, Group
 from rich.table import Table
@@ -20,13 +21,14 @@ _COLUMNS = (
 )  # fmt: skip
 _NUMBERS = frozenset({"memory", _GPU, "waiting", "in flight", "requests", "hits", "starts"})
 _PHASES = 3
-WIDTH = 160
+# Columns of a console that wraps nothing.
+_UNLIMITED = 1 << 16
 
 
 def render(status: Mapping[str, Any]) -> str:
-    """Return the status as plain text."""
+    """Return the status as plain text, with the table within the width of a terminal."""
     out = io.StringIO()
-    Console(file=out, width=WIDTH, color_system=None, legacy_windows=False).print(drawn(status))
+    Console(file=out, width=_UNLIMITED, color_system=None, legacy_windows=False).print(drawn(status))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -47,15 +49,7 @@ def watching(ask: Callable[[], Mapping[str, Any]], every_s: float) -> None:
 
 def drawn(status: Mapping[str, Any]) -> Group:
     """Return three lines about the host, a table of its models, schedules and fallbacks, and the errors of models and host."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    rows = [_row(model) for model in status["models"]]
-    for name in _COLUMNS:
-        if name != _GPU or any(row[_GPU].plain for row in rows):
-            table.add_column(
-                name, justify="right" if name in _NUMBERS else "left", no_wrap=name != "last start"
-            )
-    for row in rows:
-        table.add_row(*(row[str(column.header)] for column in table.columns))
+    table = _draw_table([_row(model) for model in status["models"]])
     failed = [
         Text(one_line(f"{model['name']}: {model['error']}"), style="red")
         for model in status["models"]
@@ -77,6 +71,22 @@ def drawn(status: Mapping[str, Any]) -> Group:
         for one in (model["last_start"] or {}).get("fallbacks", ())
     ]
     return Group(*(Text(one_line(line)) for line in _head(status)), table, *scheduled, *unused, *failed)
+
+
+def _draw_table(rows: list[dict[str, Text]]) -> Table | Text:
+    """Return the table of the models, in its narrow form if it exceeds the width of the terminal."""
+    names = [name for name in _COLUMNS if name != _GPU or any(row[_GPU].plain for row in rows)]
+    cells = [[row[name].plain for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    width = _tables.find_width()
+    if rows and width is not None and sum(widths) + len(_tables.GAP) * (len(names) - 1) > width:
+        return Text(_tables.fit(names, cells, [name in _NUMBERS for name in names], width))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
+    return table
 
 
 def _schedule(model: Mapping[str, Any]) -> str:

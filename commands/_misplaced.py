@@ -30,8 +30,9 @@ class PassingCommand(TyperCommand):
         own, moved = separate(args, takes_value)
         unknown = [word.partition("=")[0] for word in moved if _is_option(word)]
         resembles = any(difflib.get_close_matches(word, takes_value, cutoff=0.8) for word in unknown)
-        if unknown and not resembles and _may_be_of_vllm(unknown[0]):
-            typed = [*ctx.command_path.split(), *own, "--", *moved, *(ctx.obj or ())]
+        if unknown and not resembles and _correct(unknown[0]):
+            correct = [_correct(word) or word if _is_option(word) else word for word in moved]
+            typed = [*ctx.command_path.split(), *own, "--", *correct, *(ctx.obj or ())]
             raise UsageError(
                 f"No such option of {ctx.info_name}: {unknown[0]}",
                 hint=f"put options of vLLM after --: {shlex.join(typed)}",
@@ -39,10 +40,15 @@ class PassingCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def _may_be_of_vllm(option: str) -> bool:
+def _correct(word: str) -> str | None:
+    """Return the option of vLLM as it is spelt correctly, with a value after "="; None if vLLM has none like it."""
     from coldstart.models import options
 
-    return not options.list_options() or options.is_listed(option)
+    name, equals, value = word.partition("=")
+    if not options.list_options() or options.is_listed(name):
+        return word
+    near = options.find_similar(name.removeprefix("--"))
+    return f"--{near[0]}{equals}{value}" if near else None
 
 
 def separate(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:

@@ -52,7 +52,8 @@ class Output:
         elif self.quiet and brief is not None:
             self._write(printable(brief))
         else:
-            self._write(printable(text if isinstance(text, str) else text()))
+            shown = text if isinstance(text, str) else text()
+            self._write(printable(shown if self.out_file else _tables.wrap(shown)))
 
     def success(self, outcome: str, *, where: str | None = None, then: str | None = None) -> None:
         """Print the closing line: result, place, duration, and the next command."""

@@ -1,8 +1,13 @@
-"""Fit a table into the columns of a terminal without breaking a word: wrapped cells, or else one line per cell."""
+"""Fit tables and prose into the columns of a terminal without breaking a word.
+
+A table gets wrapped cells, or else one line per cell.
+"""
 
 import io
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 GAP = "  "
@@ -11,6 +16,34 @@ GAP = "  "
 def find_width() -> int | None:
     """Return the number of columns of the terminal that shows standard output, None without one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+class Verbatim(str):
+    """Text for another program, such as a manifest or a log: it is not wrapped."""
+
+    __slots__ = ()
+
+
+def wrap(text: str) -> str:
+    """Return the text with lines wrapped at spaces to the width of the terminal; unchanged without one.
+
+    A line of a label and a value, with two spaces between them, continues below its value.
+    """
+    width = find_width()
+    if width is None or isinstance(text, Verbatim):
+        return text
+    return "\n".join(_wrap_line(line, width) for line in text.splitlines())
+
+
+def _wrap_line(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    label = re.match(r" *(?:\S+(?: \S+)*  +)?", line)
+    indent = len(label[0]) if label else 0
+    indent = indent if indent <= width // 2 else len(line) - len(line.lstrip()) + len(GAP)
+    return textwrap.fill(
+        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def fit(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], width: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
+from coldstart.commands._completion import complete_modes
 from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import READY_TIMEOUT, Baseline, Common, Model, Revision
 from coldstart.commands._options import command as declare
@@ -35,6 +36,7 @@ def command(
             "--modes",
             metavar="M,...",
             help=f"Modes to measure, of {', '.join(run_order.MODES)}; default: all.",
+            autocompletion=complete_modes,
         ),
     ] = None,
     steady: Annotated[

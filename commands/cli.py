@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -109,11 +110,8 @@ class LazyGroup(TyperGroup):
             near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         loaded = load(name)
-        if ctx.default_map is not None and (given := ctx.default_map.get(name)):
-            from coldstart.commands._bindings import bind_table
-            from coldstart.commands._options import FILE_KEYS
-
-            ctx.default_map[name] = bind_table(loaded, given, FILE_KEYS, name)
+        if isinstance(ctx.default_map, config_file.Defaults) and not ctx.resilient_parsing:
+            _bind_tables(ctx.default_map, name, loaded)
         return loaded
 
     def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:  # type: ignore[override]
@@ -131,6 +129,20 @@ class LazyGroup(TyperGroup):
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
+
+
+def _bind_tables(defaults: config_file.Defaults, name: str, loaded: Any) -> None:
+    """Give the options of the command `name` their defaults, and check the tables of all commands."""
+    from coldstart.commands._bindings import bind_table, check_values
+    from coldstart.commands._options import FILE_KEYS
+
+    for other, table in defaults.items():
+        if other == name:
+            defaults[name] = bind_table(loaded, table, FILE_KEYS, name, defaults.file)
+            check_values(loaded, defaults[name], name, defaults.file)
+        elif not table.keys() <= set(FILE_KEYS):
+            with suppress(ModuleNotFoundError):  # a command whose extra is not installed
+                bind_table(load(other), table, FILE_KEYS, other, defaults.file)
 
 
 def load(name: str) -> Any:
@@ -205,13 +217,23 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     as_json = False
     try:
         defaults = _defaults(own)
-        as_json = config_file.find_format(own, defaults) == "json"
+        as_json = _find_format(own, defaults) == "json"
         # With standalone_mode the parser itself prints its errors, as text.
         code = app(own, prog_name="coldstart", obj=rest, default_map=defaults, standalone_mode=not as_json)
     except Exception as error:  # noqa: BLE001 - here each failure becomes an exit code
-        as_json = as_json or config_file.find_format(own, {}) == "json"
+        as_json = as_json or _find_format(own, {}) == "json"
         sys.exit(_report(error, own, as_json=as_json))
     sys.exit(code or 0)
+
+
+def _find_format(argv: Sequence[str], defaults: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the output format; `coldstart host MODEL` has that of `coldstart host run`."""
+    words = [word for word in argv if not word.startswith("-")]
+    if words[:1] == ["host"]:
+        with suppress(ModuleNotFoundError):  # the error that follows names the extra
+            if not words[1:2] or words[1] not in load("host").commands:
+                argv = ["host", "run", *argv]
+    return config_file.find_format(argv, defaults)
 
 
 def _ignore_service_variables() -> None:
@@ -223,9 +245,9 @@ def _ignore_service_variables() -> None:
         Output().warn(f"{names}: ignored, because Kubernetes sets it for a service and it is not an option")
 
 
-def _defaults(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _defaults(argv: Sequence[str]) -> config_file.Defaults:
     if config_file.locate(argv) is None:
-        return {}
+        return config_file.Defaults()
     from coldstart.commands._options import FILE_KEYS
 
     return config_file.load(argv, [*COMMANDS], FILE_KEYS)

@@ -21,6 +21,12 @@ from coldstart.system import paths
 PREFIX = environment.PREFIX
 
 
+class Defaults(dict[str, dict[str, Any]]):
+    """Defaults of options by command, and the `file` that sets them."""
+
+    file: Path | None = None
+
+
 def locate(argv: Sequence[str]) -> Path | None:
     """Return the configuration file: ``--config`` in ``argv``, else COLDSTART_CONFIG, else the user's file, else None.
 
@@ -36,22 +42,22 @@ def locate(argv: Sequence[str]) -> Path | None:
     return None
 
 
-def load(
-    argv: Sequence[str], commands: Collection[str], shared: Collection[str]
-) -> dict[str, dict[str, Any]]:
-    """Return the defaults per command from the file that ``locate`` finds; {} without a file.
+def load(argv: Sequence[str], commands: Collection[str], shared: Collection[str]) -> Defaults:
+    """Return the defaults per command from the file that ``locate`` finds; none without a file.
 
     ``shared`` are the options that are allowed at the top. Raises UsageError for invalid TOML and unknown names.
     """
     path = locate(argv)
     if path is None:
-        return {}
+        return Defaults()
     document = {_plain(name): value for name, value in _read(path).items()}
     common = {name: value for name, value in document.items() if not isinstance(value, Mapping)}
     tables = {name.replace("_", "-"): v for name, v in document.items() if isinstance(v, Mapping)}
-    check(common, shared, path.name)
-    check(tables, commands, path.name)
-    return {name: {**common, **_plain_names(tables.get(name, {}))} for name in commands}
+    check(common, shared, str(path))
+    check(tables, commands, str(path))
+    found = Defaults({name: {**common, **_plain_names(tables.get(name, {}))} for name in commands})
+    found.file = path
+    return found
 
 
 def check(names: Collection[str], known: Collection[str], where: str) -> None:

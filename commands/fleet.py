@@ -8,6 +8,7 @@ from coldstart.commands._fleet_live import register
 from coldstart.commands._fleet_manifest import Asked, Operator, documents
 from coldstart.commands._options import Common, Gaps, Seed, group
 from coldstart.commands._options import command as declare
+from coldstart.commands._tables import Verbatim
 
 app = group(__doc__)
 _FILE = typer.Argument(metavar="FILE", help="TOML file of the fleet: servers and models.")
@@ -155,7 +156,7 @@ def manifest(
         state_claim,
     )
     found = documents(operator, pods, asked)
-    common.out.result({"documents": found}, lambda: text(found))
+    common.out.result({"documents": found}, lambda: Verbatim(text(found)))
 
 
 register(app)

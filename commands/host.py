@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.commands import _host_live
-from coldstart.commands._options import Common, OnMissing
+from coldstart.commands._completion import complete_policy
+from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from typer.core import TyperGroup
 
+from coldstart.contract import environment
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
 
@@ -73,7 +75,12 @@ def run(
     ] = None,
     policy: Annotated[
         str | None,
-        _flag("--policy", metavar="NAME", help="Eviction policy when memory is full; default: predictive."),
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="Eviction policy when memory is full; default: predictive.",
+            autocompletion=complete_policy,
+        ),
     ] = None,
     idle: Annotated[
         float | None,
@@ -127,7 +134,15 @@ def run(
             help="Queue or refuse a request whose model finds no memory; default: queue.",
         ),
     ] = None,
-    on_miss: OnMissing = "fail",
+    on_miss: Annotated[
+        str | None,
+        _flag(
+            "--on-miss",
+            metavar="fail|warn",
+            help="Without a bundle: fail, or start stock vLLM with a warning; default: fail. A model's on_miss in the host"
+            " file takes precedence.",
+        ),
+    ] = None,
     heartbeat: Annotated[
         float,
         _flag(
@@ -162,7 +177,10 @@ def run(
     for word in models or ():
         _require_model(word)
     if memory is None and host_file is None:
-        raise UsageError("--memory is missing: the memory of all models together.", hint="--memory 60GiB")
+        raise UsageError(
+            "--memory is missing: the memory of all models together.",
+            hint=f"--memory 60GiB, or {environment.PREFIX}_HOST_RUN_MEMORY=60GiB",
+        )
     if heartbeat <= 0:
         raise UsageError("--heartbeat must be above 0 seconds.", hint="--heartbeat 5")
     limits = {
@@ -173,9 +191,10 @@ def run(
         "ready_timeout_s": start_deadline if ready_timeout is None else ready_timeout,
         "hang_timeout_s": hang_timeout,
         "when_full": when_full,
+        "on_miss": on_miss,
     }
     typed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    own: dict[str, Any] = {"on_miss": on_miss} | ({} if idle is None else {"idle_s": idle})
+    own: dict[str, Any] = {} if idle is None else {"idle_s": idle}
     # Without `--` each model has the arguments of its newest trusted bundle.
     own |= {"args": list(common.vllm_args)} if common.typed_args else {}
     if (size := typed.get("memory")) is not None:
@@ -222,6 +241,7 @@ def run(
         offline=common.offline,
         heartbeat_s=heartbeat,
         drain_s=drain_timeout,
+        typed=frozenset(typed["models"]),
     )
 
     def announce(url: str, file: "HostFile") -> None:

@@ -127,8 +127,11 @@ def command(
         common.out.warn(note)
     if dry_run:
         planned = _describe(request, plan) | {"materializes": materializes}
-        common.out.result(planned, lambda: _dry_run_text(planned))
+        where = ", at all addresses of this machine" if listening.is_at_every_address(plan.vllm_args) else ""
+        common.out.result(planned, lambda: _dry_run_text(planned, where))
         _phases.show_last(common, request.lookup)
+        if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
+            common.out.warn(exposure)
         return
 
     def announce(report: dict[str, Any], phases: str) -> None:
@@ -157,13 +160,13 @@ def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
     }
 
 
-def _dry_run_text(planned: Mapping[str, Any]) -> str:
+def _dry_run_text(planned: Mapping[str, Any], where: str) -> str:
     absent = "none; would be materialized first" if planned["materializes"] else "none"
     name = (planned["bundle"] or absent).partition("@")[0]
     bundle = f"{name}:v{planned['version']}" if planned["bundle"] else absent
     fallbacks = [f"fallback  {one}" for one in decode(planned["fallbacks"])]
     return "\n".join(
-        [f"mode    {planned['mode']}", f"bundle  {bundle}", f"url     {planned['url']}", *fallbacks]
+        [f"mode    {planned['mode']}", f"bundle  {bundle}", f"url     {planned['url']}{where}", *fallbacks]
     )
 
 

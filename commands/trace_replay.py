@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from coldstart.commands import _replay_options
+from coldstart.commands._completion import complete_mapping, complete_reference
 from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import Baseline, Common, Gaps, Seed
 from coldstart.commands._options import command as declare
@@ -75,7 +76,12 @@ def command(
         str | None, _flag("--models", help="Models to which rows are assigned, separated by commas.")
     ] = None,
     mapping: Annotated[
-        str, _flag("--model-mapping", help="Assignment of rows to models: round-robin, zipf or column.")
+        str,
+        typer.Option(
+            "--model-mapping",
+            help="Assignment of rows to models: round-robin, zipf or column.",
+            autocompletion=complete_mapping,
+        ),
     ] = "round-robin",
     target: Annotated[
         list[str] | None,
@@ -95,10 +101,11 @@ def command(
     ] = False,
     profile: Annotated[
         str | None,
-        _flag(
+        typer.Option(
             "--profile",
             metavar="REF",
             help="Bundle, or JSON file, with iteration times; default: none, and --simulate requires it.",
+            autocompletion=complete_reference,
         ),
     ] = None,
     kv_blocks: Annotated[

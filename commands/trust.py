@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.commands._completion import complete_reference
+from coldstart.commands._completion import complete_key, complete_reference
 from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import one_line, table
@@ -51,7 +51,9 @@ def remove_key(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|FINGERPRINT", help="Name or fingerprint of the key; 12 digits are sufficient."
+            metavar="NAME|FINGERPRINT",
+            help="Name or fingerprint of the key; 12 digits are sufficient.",
+            autocompletion=complete_key,
         ),
     ],
 ) -> None:

@@ -13,6 +13,8 @@ from coldstart.units import format_memory
 
 LONGEST = 120
 _WHERE = re.compile(r"""\w+://\S+|(?<![\w.])(?:~|\.{1,2})?/[^\s'",:;()]+""")
+# The start of the message of `models.inspection.miss`.
+_NO_BUNDLE = "No bundle for "
 _END = re.compile(r"(?<=[.;])\s|\s\(hint: |\n")
 
 
@@ -51,7 +53,12 @@ def failed(model: Model, request: str, now: float) -> Refuse:
 
 
 def brief(error: str) -> str:
-    """Return the first sentence of an error without paths and addresses, at most LONGEST characters."""
+    """Return the first sentence of an error without paths and addresses, at most LONGEST characters.
+
+    The error of a missing bundle remains complete: it names the difference to another bundle and the command that helps.
+    """
+    if error.startswith(_NO_BUNDLE):
+        return _WHERE.sub("<path>", error)
     sentence = _WHERE.sub("<path>", _END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
     return sentence if len(sentence) <= LONGEST else sentence[:LONGEST].rsplit(" ", 1)[0] + " ..."
 

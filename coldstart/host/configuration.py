@@ -3,6 +3,7 @@
 memory = "60GiB"            # of all models together; every member of HostSettings is allowed here
 policy = "predictive"
 idle_s = 900                # default for models without their own idle_s
+on_miss = "fail"            # default for models without on_miss.
 
 [models.llama2-7b]
 memory = "14GiB"            # a live host takes memory and start_s from the bundle by default
@@ -34,7 +35,7 @@ from typing import Annotated, Any
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.host.crontab import parse_crontab
-from coldstart.host.launches import Catalogue, Launch
+from coldstart.host.launches import FAIL, Catalogue, Launch
 from coldstart.host.policies import make
 from coldstart.host.specification import AWAKE, TEMPLATE, HostSettings, ModelSpec, Tier, stopped
 from coldstart.host.tables import (
@@ -165,10 +166,11 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     """
     top = dict(table)
     models, idle_s = _model_tables(top.pop("models", {})), top.pop("idle_s", None)
+    on_miss = top.pop("on_miss", FAIL)
     notes = _rename_keys(top)
     settings = decode(HostSettings, top)
     parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
-    launches = {name: _launch(name, given) for name, given in models.items()}
+    launches = {name: _launch(name, {"on_miss": on_miss, **given}) for name, given in models.items()}
     _check_devices(launches)
     figures = {name: _figures(name, given, idle_s) for name, given in models.items()}
     lenders = {}

@@ -68,12 +68,17 @@ def requires_key(vllm_args: Arguments, environ: Mapping[str, str]) -> bool:
     return vllm_args.gives("api_key") or bool(environment.VLLM_API_KEY.read(environ))
 
 
+def is_at_every_address(vllm_args: Arguments) -> bool:
+    """Return whether a server with these arguments listens at every address of this machine."""
+    if vllm_args.gives("uds") or vllm_args.gives("headless"):
+        return False
+    return str(vllm_args.value("host") or "") in _EVERY_ADDRESS
+
+
 def describe_exposure(vllm_args: Arguments, environ: Mapping[str, str]) -> str | None:
     """Return a warning for a server that other machines can use without an API key, else None."""
     host = str(vllm_args.value("host") or "")
-    if host not in _EVERY_ADDRESS or requires_key(vllm_args, environ):
-        return None
-    if vllm_args.gives("uds") or vllm_args.gives("headless"):
+    if requires_key(vllm_args, environ) or not is_at_every_address(vllm_args):
         return None
     return (
         f"other machines can use this server without an API key: it listens at {host or '0.0.0.0'};"

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.commands import _progress, _tables
 from coldstart.commands._output import Output, human_bytes, table
 from support.waiting import wait_until
+from tools.forked import coldstart
 from tools.shell import Run
 
 from coldstart.errors import UsageError
@@ -180,8 +182,14 @@ def test_the_configuration_file_sets_options_of_subcommands_by_their_names(run: 
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("[fleet.status]\ncolour = 1\n", "unknown setting 'colour' in [fleet.status] of the configuration"),
-        ("[fleet]\nstatus = 1\n", "fleet.status of the configuration is 1: expected a table"),
+        ("[fleet.status]\ncolour = 1\n", "unknown setting 'colour' in [fleet.status] of c.toml"),
+        ("[fleet]\nstatus = 1\n", "fleet.status of c.toml is 1: expected a table"),
+        ("[serve]\nprot = 1\n", "unknown setting 'prot' in [serve] of c.toml.\nhint: did you mean port?"),
+        ('[fleet.simulate]\nseed = "abc"\n', "seed in [fleet.simulate] of c.toml: 'abc' is not a valid"),
+        (
+            "[host]\nmemory = 1\n",
+            "unknown setting 'memory' in [host] of c.toml.\nhint: write it in [host.run]",
+        ),
         ('config = "other.toml"\n', "unknown setting 'config'"),
     ],
 )
@@ -230,17 +238,59 @@ def test_table_is_not_wrapped_in_a_pipe() -> None:
     assert max(map(len, table(("name", "state"), [("a", "word " * 40)]).splitlines())) > 200
 
 
-def test_a_terminal_of_60_columns_breaks_no_word(
-    home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
+def show_on_terminal(*words: str) -> list[str]:
+    """Return the lines that a command prints on a terminal of COLUMNS columns."""
     master, slave = os.openpty()
-    program = [sys.executable, "-m", "coldstart.commands.cli", "list"]
-    subprocess.run(program, stdout=slave, check=True, timeout=60)
-    os.close(slave)
-    lines = os.read(master, 1 << 16).decode().splitlines()
+    program = [sys.executable, "-m", "coldstart.commands.cli", *words]
+    with subprocess.Popen(program, stdout=slave, stderr=subprocess.DEVNULL):
+        os.close(slave)
+        parts = []
+        with suppress(OSError):  # Linux reports the end of a terminal as an error
+            while part := os.read(master, 1 << 16):
+                parts.append(part)
     os.close(master)
-    assert max(map(len, lines)) <= 60 and any("org/tiny:v1" in line for line in lines)
+    return b"".join(parts).decode().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "list",
+        "trust list",
+        "trust why org/tiny",
+        "inspect org/tiny",
+        "inspect org/tiny --key",
+        "doctor",
+        "prefetch status",
+        "template status",
+    ],
+)
+def test_a_narrow_terminal_shows_whole_words_within_its_width(
+    words: str, width: int, home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = show_on_terminal(*words.split())
+    assert lines and [line for line in lines if len(line) > width and " " in line.strip()] == []
+    piped = coldstart(words.split(), home).stdout
+    # Figures of the machine may differ between two runs.
+    words_of_both = {word for word in piped.split() if not any(map(str.isdigit, word))}
+    assert words_of_both <= set(" ".join(lines).split())
+
+
+def test_a_manifest_is_not_wrapped(home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = show_on_terminal("inspect", "org/tiny", "--manifest")
+    assert lines == coldstart(["inspect", "org/tiny", "--manifest"], home).stdout.splitlines()
+
+
+def test_a_wrapped_line_continues_below_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tables, "find_width", lambda: 20)
+    assert (
+        _tables.wrap("stages    load 1.5 s, serve 2 s")
+        == "stages    load 1.5\n          s, serve 2\n          s"
+    )
+    assert _tables.wrap("  " + "word " * 5).splitlines()[1] == "  word word"
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB")])

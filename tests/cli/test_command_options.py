@@ -138,4 +138,4 @@ def test_each_option_has_the_variable_and_the_key_of_its_name(
         with monkeypatch.context() as environment:
             environment.setenv(variable, "typed")
             assert option.resolve_envvar_value(context) == "typed", variable
-        assert _bindings.bind_table(context.command, {key: 7}, (), "x")[str(option.name)] == 7
+        assert _bindings.bind_table(context.command, {key: 7}, (), "x", "c.toml")[str(option.name)] == 7

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.commands import cli
+from coldstart.commands import _tables, cli
 from coldstart.commands._host_table import render
 from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
@@ -92,6 +92,16 @@ def test_table_shows_the_progress_of_a_start_if_the_host_reports_it() -> None:
     assert "  starting, load weights: 1 of 2 shards  " in render(document)
     del document["models"][0]["progress"]
     assert "  starting  " in render(document)
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_status_fits_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = _status_document()
+    document["models"][1]["error"] = "a reason of many words " * 20
+    assert f"b: {document['models'][1]['error']}".rstrip() in render(document).splitlines()
+    monkeypatch.setattr(_tables, "find_width", lambda: width)
+    lines = _tables.wrap(render(document)).splitlines()
+    assert max(map(len, lines)) <= width and any("snapshot" in line for line in lines)
 
 
 def test_status_as_json(run: Run, host: str) -> None:
@@ -190,6 +200,18 @@ def test_a_host_file_with_a_memory_without_its_unit_is_a_usage_error(tmp_path: P
     said = run("host", "--host-file", "host.toml", code=2).stderr
     assert "host file host.toml: memory: no model fits in 920 bytes" in said
     assert 'hint: write memory = "920MiB"' in said
+
+
+@pytest.mark.parametrize(("options", "default"), [((), "fail"), (("--on-miss", "warn"), "warn")])
+def test_on_miss_is_the_default_of_the_models_of_the_file(
+    options: tuple[str, ...], default: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, found = tmp_path / "host.toml", {}
+    figures = "args = []\nmemory = 4\nstart_s = 1.0\n"
+    file.write_text(f'memory = 9\n[models.a]\n{figures}[models.b]\non_miss = "fail"\n{figures}')
+    monkeypatch.setattr(ModelHost, "run", lambda host: found.update(host.file.catalogue.launches) or 0)
+    cli.load("host").main(["--host-file", str(file), *options], standalone_mode=False)
+    assert {name: launch.on_miss for name, launch in found.items()} == {"a": default, "b": "fail"}
 
 
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:

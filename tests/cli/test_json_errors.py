@@ -66,6 +66,15 @@ def test_the_environment_and_the_file_select_json_too(
     assert run("list", "--odd", "--format", "text", code=2).stderr.startswith("Usage: ")
 
 
+def test_the_format_of_host_run_applies_to_host_with_a_model(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_HOST_RUN_FORMAT", "json")
+    assert "neither a command" in read_error(run, "host", "bogus")["error"]
+    said = run("host", "status", "--url", "http://127.0.0.1:9", code=1).stderr
+    assert said.startswith("error: no host responds")
+
+
 def test_success_and_help_are_unchanged(run: Run) -> None:
     assert json.loads(run("list", "--format", "json").stdout)["bundles"] == []
     assert run("list", "--format", "json", "--help").stdout.startswith("Usage: ")

@@ -82,6 +82,17 @@ def test_dry_run_shows_mode_bundle_and_url(model: str, run: Run) -> None:
     assert shown.splitlines()[:3] == lines
 
 
+@pytest.mark.parametrize(("key", "warned"), [("", True), ("k", False)])
+def test_dry_run_shows_that_the_server_would_listen_at_all_addresses(
+    key: str, warned: bool, model: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    publish_recorded(model, ARGUMENTS)
+    done = run("serve", model, "--mode", "fresh", "--dry-run", "--host", "0.0.0.0")
+    assert "url     http://127.0.0.1:8000, at all addresses of this machine\n" in done.stdout
+    assert ("warning: other machines can use this server without an API key" in done.stderr) == warned
+
+
 def test_dry_run_names_the_reason_why_another_mode_would_start(model: str, run: Run) -> None:
     publish_recorded(model, ARGUMENTS)
     shown = run("serve", model, "--mode", "template-engine", "--dry-run").stdout

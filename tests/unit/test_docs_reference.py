@@ -106,7 +106,7 @@ def list_names(*kinds: type) -> set[str]:
 
 def test_configuration_page_names_every_key_of_a_host_file() -> None:
     part = read("configuration.md").partition("## Host file")[2].partition("## Fleet file")[0]
-    assert rows(section(part, "Keys at the top:")) == list_names(HostSettings) | {"idle_s"}
+    assert rows(section(part, "Keys at the top:")) == list_names(HostSettings) | {"idle_s", "on_miss"}
     expected = host_file._LAUNCH_KEYS | host_file._FIGURE_KEYS
     assert rows(section(part, "Keys of a table `[models.NAME]`:")) == expected
     assert rows(section(part, "Keys of a table `[[models.NAME.tiers]]`")) == list_names(Tier)

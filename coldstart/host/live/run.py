@@ -2,7 +2,7 @@
 
 On SIGTERM, SIGINT or POST /stop, new requests are rejected, running requests are answered, every server ends, and then this
 process. A second signal, or `drain_s`, ends everything at once. On SIGHUP or POST /reload, or when the file changes, it is read
-again; an invalid file changes nothing.
+again; an invalid file changes nothing. The SIGHUP of a closed terminal stops the host as SIGTERM does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -36,13 +36,14 @@ from coldstart.host.running_hosts import own_directory, publish_url
 from coldstart.system import runtime
 from coldstart.system.file_state import find_state
 from coldstart.system.paths import Cache
+from coldstart.system.proc.terminal import has_terminal
 
 LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Address and behaviour of a host; `config` is the file to watch."""
+    """Address and behaviour of a host; `config` is the file to watch, `typed` the models of the command line."""
 
     cache: Cache
     endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
@@ -50,6 +51,11 @@ class HostOptions:
     offline: bool = False
     heartbeat_s: float = HEARTBEAT_S
     drain_s: float | None = None
+    typed: Collection[str] = ()
+
+    def is_in_file(self, model: str) -> bool:
+        """Return whether the host file has the arguments of the model."""
+        return self.config is not None and model not in self.typed
 
 
 class ModelHost:
@@ -83,7 +89,8 @@ class ModelHost:
         return 128 + self.caught[0] if self.caught else 0
 
     async def _main(self, sock: socket.socket, directory: Path) -> None:
-        starter = Starter(directory, self.options.cache, offline=self.options.offline)
+        options = self.options
+        starter = Starter(directory, options.cache, offline=options.offline, in_file=options.is_in_file)
         starter.warm()
         on_cpu = runtime.targets_cpu()
         meter = ProcessorMemory() if on_cpu else GpuMemory()
@@ -102,7 +109,9 @@ class ModelHost:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         self._reread, self._reloading = asyncio.Event(), asyncio.Lock()
-        loop.add_signal_handler(signal.SIGHUP, self._reread.set)
+        # nohup ignores SIGHUP so that a process outlives its terminal.
+        self._stops_with_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and has_terminal()
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         watcher = loop.create_task(self._watch())
         self.driver.begin()
         self.announce(self.driver.facts.url, self.file)
@@ -133,6 +142,13 @@ class ModelHost:
         else:
             self.server.should_exit = self.server.force_exit = True
             self.driver.lifecycle.kill()
+
+    def _hang_up(self) -> None:
+        """Stop if the terminal that the host had was closed; otherwise read the file again."""
+        if not self._stops_with_terminal or has_terminal():
+            self._reread.set()
+        elif not self.caught:  # the kernel and the shell may both report the closed terminal
+            self._stop(signal.SIGHUP)
 
     def _stop_on_request(self) -> int:
         """Stop as the first SIGTERM does; return the number of running requests. Repeated orders change nothing."""

@@ -6,9 +6,9 @@ server as `coldstart serve` does, without the interpreter start and the imports 
 
 The gateway has one connection to the starter and one to each supervisor. The latter is a lease: its end, for any
 reason, ends the server. Messages of a supervisor: {"process": pid} for itself and for each process of its start,
-{"progress": members of StartProgress}, {"ready": document}, {"failed": reason, "killed": bool}, {"code": exit code of
-the server}, {"exit": code}; to it: {"signal": n}. A template is supervised in the same way. It is in the host's own
-directory, for servers of this host only, and ends with its lease.
+{"progress": members of StartProgress}, {"ready": document}, {"failed": reason, "killed": bool, "final": bool},
+{"code": exit code of the server}, {"exit": code}; to it: {"signal": n}. A template is supervised in the same way. It is
+in the host's own directory, for servers of this host only, and ends with its lease.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from coldstart.errors import NoBundleError
 from coldstart.host.live.explanation import explain
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 
 if TYPE_CHECKING:
+    from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.request import ServeRequest
     from coldstart.launch.server_process import ServerProcess
     from coldstart.launch.template_pool import Warm
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 GRACE_S = 10.0
 # Interval in seconds at which a retired template is checked for remaining servers.
 RETIRES_S = 0.5
+# Place of the vLLM arguments of a command line, as hints name it.
+AFTER = "after --"
 Run = Callable[[Mapping[str, Any], json_lines.Channel], int]
 
 
@@ -100,7 +104,10 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
         code = stopped.code if isinstance(stopped.code, int) else 1
     except Exception as error:  # noqa: BLE001 - the gateway reports any error to the client
         killed = exits.is_kill(getattr(error, "code", None))
-        return _say(channel, {"failed": _reason(error), **({"killed": True} if killed else {})}, 1)
+        # The log of a server has nothing to add to an error of vLLM that was recognized in it.
+        flags = {"killed": killed, "final": getattr(error, "is_final", False)}
+        reason = _reason(error, message.get("place", AFTER))
+        return _say(channel, {"failed": reason} | {name: True for name, is_set in flags.items() if is_set}, 1)
     return _say(channel, {"exit": code}, code)
 
 
@@ -110,9 +117,11 @@ def _say(channel: json_lines.Channel, message: Mapping[str, Any], code: int) -> 
     return code
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, place: str) -> str:
+    """Return the error in one line; its hint names the `place` of vLLM's arguments if vLLM rejected them."""
     if (explained := explain(error)) is not None:
-        return explained
+        is_final = getattr(error, "is_final", False)
+        return explained.replace(AFTER, place) if is_final else explained
     import traceback
 
     traceback.print_exception(error)
@@ -143,7 +152,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     channel.send({"process": os.getpid()})
     if message["template"] is not None:
         return _template(message, channel)
-    from coldstart.launch import ladder, planning, tracing
+    from coldstart.launch import ladder, tracing
     from coldstart.system import secrets, start_progress
     from coldstart.system.recording import recording
 
@@ -152,7 +161,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
         observe=lambda pid: channel.send({"process": pid}),
         on_progress=lambda progress: channel.send({start_progress.KEY: asdict(progress)}),
     )
-    plan = planning.plan(request)
+    plan = _plan(request)
     with recording(None, wanted=True) as recorded:
         started = ladder.start(request, plan)
         recorded.started()
@@ -208,12 +217,25 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
     )
 
 
+def _plan(request: ServeRequest) -> LaunchPlan:
+    """Return the plan of a start. Raises the errors of `planning.plan`, with the hint for a model of a host."""
+    from coldstart.launch import planning
+
+    try:
+        return planning.plan(request)
+    except NoBundleError as error:
+        if request.lookup.untrusted is not None:
+            raise
+        hint = f"{request.lookup.format_materialize()}, then retry"
+        raise NoBundleError(error.lines, hint=hint) from error
+
+
 def _template(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     """Supervise a template for this host's servers, or the user's own if a usable one runs (pid 0: it is not ended)."""
-    from coldstart.launch import planning, prepare_template, template_pool
+    from coldstart.launch import prepare_template, template_pool
 
     request, level = _request(message), message["template"]
-    plan, model = planning.plan(request), request.lookup.model.name
+    plan, model = _plan(request), request.lookup.model.name
     own = template_pool.find(level, request.lookup.key.digest)
     if own is not None and template_pool.obstacle(own, plan) is None:
         return _guard(own, channel, 0, lambda: None)

@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -44,10 +44,17 @@ class Starter:
     module = "coldstart.host.live.starter"
 
     def __init__(
-        self, directory: Path, cache: Cache, *, offline: bool, env: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        cache: Cache,
+        *,
+        offline: bool,
+        env: Mapping[str, str] | None = None,
+        in_file: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        """`in_file` returns whether a host file has the model's arguments, which hints then name."""
         self.env = os.environ if env is None else env
-        self.directory, self.cache, self.offline = directory, cache, offline
+        self.directory, self.cache, self.offline, self.in_file = directory, cache, offline, in_file
         if len(str(directory / "99999.sock")) > _LONGEST_SOCKET:
             raise UsageError(
                 f"the path {directory} is too long for a unix socket",
@@ -128,6 +135,7 @@ class Starter:
         log = self.directory / f"{self._number}.log"
         message = {
             "model": launch.model,
+            **({"place": f"in args of [models.{launch.name}]"} if self.in_file(launch.name) else {}),
             "args": list(launch.args),
             "served": launch.served_names,
             "mode": launch.mode,

@@ -47,7 +47,7 @@ class Supervised:
         # Mark the exception as retrieved: a caller may use only one of the two futures.
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._loop, self._order, self._orders, self._reason = loop, order, ORDERS, ""
-        self._stopping = False
+        self._stopping = self._is_final = False
         self._trees: list[ProcessTree] = []
         self._kernel_kills = exits.count_memory_kills()
         self._send()
@@ -129,7 +129,7 @@ class Supervised:
             self.ready.set_result(ready)
         elif "failed" in message:
             self._reason = str(message["failed"])
-            self.was_killed = bool(message.get("killed"))
+            self.was_killed, self._is_final = bool(message.get("killed")), bool(message.get("final"))
         elif "code" in message:
             self._reason = f"the server {exits.describe(message['code'])}"
             self.was_killed = exits.is_kill(message["code"])
@@ -187,7 +187,7 @@ class Supervised:
             self.was_killed = False
             self._reason = f"{self._reason}: out of memory, the kernel killed a process"
         if not self.ready.done():
-            cause = self.log.find_error()
+            cause = "" if self._is_final else self.log.find_error()
             reason = f"{self._reason}: {cause}" if cause and cause not in self._reason else self._reason
             self.ready.set_exception(StartFailedError(reason))
         self.socket.unlink(missing_ok=True)

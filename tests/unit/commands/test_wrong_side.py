@@ -50,6 +50,19 @@ def test_an_option_of_neither_this_command_nor_vllm_has_the_usual_error(
         parse(["up", "m", "--ready-file", "x"])
 
 
+@pytest.mark.parametrize(
+    ("typed", "corrected"),
+    [("--max-modellen 5", "--max-model-len 5"), ("--max-modellen=5 --dype x", "--max-model-len=5 --dtype x")],
+)
+def test_the_hint_corrects_the_spelling_of_vllm_options(
+    typed: str, corrected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "list_options", lambda: frozenset({"dtype", "max-model-len"}))
+    with pytest.raises(UsageError) as caught:
+        parse(["serve", "m", *typed.split()])
+    assert (caught.value.hint or "").endswith(f"coldstart serve m -- {corrected}")
+
+
 def test_a_command_that_passes_nothing_on_has_the_usual_error() -> None:
     with pytest.raises(Exception, match="No such option"):
         parse(["list", "--max-model-len", "1024"])

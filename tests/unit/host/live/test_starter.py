@@ -20,8 +20,11 @@ import pytest
 from safetensors.numpy import save_file
 from support.waiting import wait_until
 
+from coldstart.errors import NoBundleError
+from coldstart.host.admission import brief
 from coldstart.host.live import starter as starter_module
-from coldstart.host.live.starter import _guard
+from coldstart.host.live.explanation import explain
+from coldstart.host.live.starter import _guard, supervise
 from coldstart.launch import planning, template_pool
 from coldstart.launch.template_pool import Warm
 from coldstart.system.ipc import json_lines
@@ -40,6 +43,10 @@ def run(message, channel):
         raise UsageError("no such model", hint="name another")
     if message["does"] == "finds a damaged bundle":
         raise DigestMismatchError("blob sha256:0a does not match its digest")
+    if message["does"] == "is rejected":
+        from coldstart.launch import rejection, server_process
+        found = rejection.find("api_server.py: error: argument --seed: invalid")
+        raise found.build_error(server_process.ServerExitedError)
     if message["does"] == "breaks":
         raise KeyError("weights")
     print("said", flush=True)
@@ -65,10 +72,10 @@ class Starter:
             self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
         self.channel, self.log = json_lines.Channel(ours), directory / "log"
 
-    def order(self, does: str) -> json_lines.Channel:
+    def order(self, does: str, **members: str) -> json_lines.Channel:
         ours, theirs = socket.socketpair()
         with theirs, self.log.open("ab") as log:
-            self.channel.send({"does": does}, (theirs.fileno(), log.fileno()))
+            self.channel.send({"does": does, **members}, (theirs.fileno(), log.fileno()))
         return json_lines.Channel(ours)
 
 
@@ -92,6 +99,28 @@ def test_result_of_an_order_is_reported_and_its_lease_ends(starter: Starter) -> 
         assert _all(breaks) == [{"failed": "KeyError: 'weights'"}]
     said = starter.log.read_text()
     assert "said" in said and "Traceback" in said and "no such model" not in said
+
+
+@pytest.mark.parametrize(
+    ("members", "place"),
+    [({}, "after --"), ({"place": "in args of [models.m]"}, "in args of [models.m]")],
+)
+def test_hint_names_the_place_of_the_arguments_that_vllm_rejects(
+    starter: Starter, members: dict[str, str], place: str
+) -> None:
+    with starter.order("is rejected", **members) as lease:
+        (failed,) = _all(lease)
+    assert failed["final"]
+    assert f"(hint: change the arguments {place}; vLLM lists its options" in failed["failed"]
+
+
+def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path) -> None:
+    message = _describe_start(tmp_path) | {"on_miss": "fail", "args": ["--seed", "1"]}
+    with pytest.raises(NoBundleError) as missing:
+        supervise(message, SimpleNamespace(send=lambda _: None))  # type: ignore[arg-type]
+    reported = explain(missing.value) or ""
+    assert reported.endswith(f"(hint: coldstart materialize {tmp_path} -- --seed 1, then retry)")
+    assert brief(reported) == reported.replace(str(tmp_path), "<path>")
 
 
 def test_supervisor_reports_code_and_hint_when_a_bundle_is_damaged(starter: Starter) -> None:
@@ -255,20 +284,24 @@ starter.main(socket.socketpair()[0].detach())
 """
 
 
-def test_supervisor_finds_the_modules_of_a_start_imported(tmp_path: Path) -> None:
+def _describe_start(tmp_path: Path) -> dict[str, Any]:
+    """Write a model and return the message that orders its start."""
     (tmp_path / "config.json").write_text(
         json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
     )
     save_file({"a": np.zeros(4, np.float32)}, tmp_path / "model.safetensors")
-    message = {
+    return {
         **dict.fromkeys(("template", "revision", "weights_from", "pace")),
         **dict.fromkeys(("listen", "args"), ()),
         **dict.fromkeys(("cache", "templates"), str(tmp_path / "own")),
         **{"model": str(tmp_path), "served": ["m"], "environment": {}, "untrusted": False, "offline": True},
         **{"mode": "auto", "on_miss": "warn", "ready_timeout": 1.0},
     }
+
+
+def test_supervisor_finds_the_modules_of_a_start_imported(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SUPERVISOR, json.dumps(message)],
+        [sys.executable, "-c", SUPERVISOR, json.dumps(_describe_start(tmp_path))],
         check=False,
         env={**os.environ, SUPERVISOR_ENV: str(os.getpid())},
         capture_output=True,
