@@ -44,7 +44,9 @@ def export_archive(
     for bundle in bundles:
         bundle.may_leave(memory)
     if path.exists() and not replace:
-        raise DestinationExistsError(f"{path.name} exists already")
+        raise DestinationExistsError(
+            f"{path.name} exists already", hint="replace it with --force, or name another file with --to"
+        )
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     with named_os_errors(f"writing {path.name}"):
         try:

@@ -51,14 +51,24 @@ def list_signatures(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
     """Return each readable signature manifest about `subject` among the first `tries` signatures of `entries`."""
-    signed = [
-        entry
-        for entry in entries
-        if entry.artifact_type is None or entry.artifact_type in oci.SIGNATURE_TYPES
-    ]
-    candidates = ((entry, _signature(source, entry, subject)) for entry in signed[:tries])
-    good = ((entry, image) for entry, image in candidates if image is not None)
+    signed = [entry for entry in entries if _may_sign(entry)]
+    candidates = ((entry, _signature(source, entry)) for entry in signed[:tries])
+    good = (
+        (entry, image)
+        for entry, image in candidates
+        if image is not None and image.subject is not None and image.subject.digest == subject.digest
+    )
     return list(islice(good, MAX_SIGNATURES))
+
+
+def group_signatures(layout: OciLayout) -> dict[str, list[oci.Descriptor]]:
+    """Return the entries of the readable signatures by the digest of what they sign, each read once."""
+    source, found = LayoutSource(layout), dict[str, list[oci.Descriptor]]()
+    signed = [entry for entry in layout.entries() if _may_sign(entry)]
+    for entry in signed[:_MAX_LISTED]:
+        if (image := _signature(source, entry)) is not None and image.subject is not None:
+            found.setdefault(image.subject.digest, []).append(entry)
+    return found
 
 
 def payloads(
@@ -84,16 +94,17 @@ def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
     return data
 
 
-def _signature(
-    source: BundleSource, entry: oci.Descriptor, subject: oci.Descriptor
-) -> oci.ImageManifest | None:
+def _may_sign(entry: oci.Descriptor) -> bool:
+    return entry.artifact_type is None or entry.artifact_type in oci.SIGNATURE_TYPES
+
+
+def _signature(source: BundleSource, entry: oci.Descriptor) -> oci.ImageManifest | None:
     try:
         image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
     except BundleError:
         return None  # A signature that cannot be read proves nothing.
     is_signature = image.artifact_type in oci.SIGNATURE_TYPES and len(image.layers) == 1
-    fits = is_signature and image.subject is not None and image.subject.digest == subject.digest
-    return image if fits else None
+    return image if is_signature else None
 
 
 def _payload(source: BundleSource, layer: oci.Descriptor) -> bytes | None:

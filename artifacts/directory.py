@@ -14,13 +14,13 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
     """Return the bundle `digest` of a layout, or its only bundle; of several versions of one key the newest."""
     other = Store(directory)
     if not other.layout.exists:
-        raise NotALayoutError(f"{directory.name} is not an image layout")
+        raise NotALayoutError(f"{directory} is not an image layout")
     matches = [bundle for bundle in other.list() if digest in (None, bundle.digest)]
     if not matches:
-        raise NotALayoutError(f"{directory.name} contains no such bundle")
+        raise NotALayoutError(f"{directory} contains no such bundle")
     if len({bundle.key_digest for bundle in matches}) > 1:
         raise AmbiguousReferenceError(
-            f"{directory.name} contains bundles of several keys", hint="choose one: DIR@sha256:..."
+            f"{directory} contains bundles of several keys", hint="choose one: DIR@sha256:..."
         )
     return store.receive(
         LayoutSource(other.layout), max(matches, key=lambda bundle: bundle.version).descriptor

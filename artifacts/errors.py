@@ -131,7 +131,10 @@ class FormatTooNewError(BundleError):
     """Bundle of a newer major version of the format."""
 
     code = "CS-FORMAT-NEW"
-    default_hint = "install a newer release of coldstart"
+    # No index has the project's releases.
+    default_hint = (
+        "install a newer release: git pull in the checkout, make dist, pip install dist/coldstart_vllm-*.whl"
+    )
 
 
 class FormatTooOldError(BundleError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
     from coldstart.artifacts.oci_registry import Repository
 
 OCI, HUB, DIRECTORY = "oci://", "hf://", "dir://"
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+# As docker: a first component with a dot or a port, or localhost, is a registry. A directory seldom ends with a tag.
+_REGISTRY = re.compile(
+    r"((?:[\w-]+\.)+[\w-]+|localhost)/[\w./-]+:[\w.-]+|(?:[\w-]+\.)*[\w-]+:\d+/[\w./-]+(:[\w.-]+)?"
+)
 
 
 def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
@@ -104,18 +110,41 @@ def source(address: str) -> BundleSource:
 
         return ArchiveSource(path)
     if not (path / oci.LAYOUT_FILE).exists():
-        raise NotALayoutError(f"{path.name} does not exist, or is not an image layout or archive")
+        raise NotALayoutError(f"{path} does not exist, or is not an image layout or archive")
     return LayoutSource(OciLayout(path))
 
 
+def is_address(archive: Path) -> bool:
+    """Return whether the name of an archive starts with a scheme. `Path` has reduced oci://HOST to oci:/HOST."""
+    return re.match(f"{_SCHEME.pattern}/", str(archive)) is not None and not os.path.lexists(archive)
+
+
 def _directory(address: str) -> Path:
-    scheme = _SCHEME.match(address)
-    if scheme and scheme[0] != DIRECTORY:
+    if address.startswith(DIRECTORY):
+        return Path(address.removeprefix(DIRECTORY))
+    if not os.path.lexists(address):
+        _check_path(address)
+    return Path(address)
+
+
+def _check_path(path: str) -> None:
+    """Raise InvalidReferenceError for what is probably no path: blanks around it, a registry, or a scheme."""
+    if path != path.strip():
         raise InvalidReferenceError(
-            f"unknown scheme {scheme[0]} in an address of bundles",
-            hint=f"write {OCI}HOST/NAME[:TAG], {HUB}ORG/REPO[:TAG], {DIRECTORY}PATH, or a path",
+            f"the address {path!r} starts or ends with a blank",
+            hint=f"remove it; for a directory of this name: {shlex.quote(DIRECTORY + path)}",
         )
-    return Path(address.removeprefix(DIRECTORY))
+    exact = shlex.quote(f"./{path}")
+    if _REGISTRY.fullmatch(path):
+        raise InvalidReferenceError(
+            f"the address {path} names a registry, and has no scheme",
+            hint=f"{OCI}{path}; for a directory of this name: {exact}",
+        )
+    if scheme := _SCHEME.match(path):
+        raise InvalidReferenceError(
+            f"unknown scheme {scheme[0]} in the address {path}",
+            hint=f"write {OCI}HOST/NAME[:TAG], {HUB}ORG/REPO[:TAG], {DIRECTORY}PATH, or for a directory of this name: {exact}",
+        )
 
 
 def _repository(address: str) -> Repository:

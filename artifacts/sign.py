@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from coldstart.artifacts import canonical, fields, files, sigstore
+from coldstart.artifacts import canonical, fields, files, oci, sigstore
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.artifacts.bundle_source import LayoutSource
+from coldstart.artifacts.bundle_source import LayoutSource, payloads
 from coldstart.artifacts.errors import BundleError, InvalidNameError, InvalidSignatureError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from cryptography.exceptions import InvalidSignature as CryptographyMismatch
@@ -102,14 +102,14 @@ def public_pem(state_dir: Path) -> bytes:
     return _public_pem(host_key(state_dir))
 
 
-def trust(directory: Path, pem: bytes, *, name: str) -> Path:
-    """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub.
+def trust(directory: Path, pem: bytes, *, name: str, source: str | None = None) -> Path:
+    """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub. `source` is the key's name in errors.
 
     Raises InvalidNameError unless the name is a plain file name, InvalidSignatureError, ReadOnlyStoreError, NoSpaceError.
     """
     if not _NAME.fullmatch(name):
         raise InvalidNameError(f"a key cannot be called {name[:200]!r}")
-    mark = fingerprint(_load_public(pem, name)).removeprefix(f"{ALGORITHM}:")
+    mark = fingerprint(_load_public(pem, source or name)).removeprefix(f"{ALGORITHM}:")
     path = directory / f"{name}-{mark}.pub"
     with named_os_errors("trusting a key"):
         files.make_private(directory)
@@ -134,9 +134,13 @@ class JudgedSignature(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrustStore:
-    """Directory of *.pub files; call it with a bundle, or pass it to Bundle.extract."""
+    """Directory of *.pub files; call it with a bundle, or pass it to Bundle.extract.
+
+    `signatures` of many bundles are those of `bundle_source.group_signatures`, which reads each once.
+    """
 
     directory: Path
+    signatures: Mapping[str, Sequence[oci.Descriptor]] | None = None
 
     def __call__(self, bundle: Bundle) -> TrustResult:
         """Return whether a trusted key signed `bundle`.
@@ -149,8 +153,10 @@ class TrustStore:
     def each(self, bundle: Bundle) -> list[JudgedSignature]:
         """Return the format and the result of every signature about `bundle`."""
         keys = {fingerprint(key): key for key in self._keys()}
-        signatures = LayoutSource(bundle.layout).signatures(bundle.descriptor)
-        return [_judge(payload, bundle.digest, keys) for payload in signatures]
+        layout, known = bundle.layout, self.signatures
+        entries = layout.entries() if known is None else known.get(bundle.digest, ())
+        found = payloads(LayoutSource(layout), entries, bundle.descriptor)
+        return [_judge(payload, bundle.digest, keys) for payload in found]
 
     def _keys(self) -> Iterator[Ed25519PublicKey]:
         for path in sorted(self.directory.glob("*.pub")):

@@ -43,7 +43,9 @@ class BundleNotFoundError(BundleError):
 
     exit_code = NO_BUNDLE
     code: ClassVar[str] = "CS-NOTFOUND"
-    default_hint: ClassVar[str] = "build the bundle: coldstart materialize MODEL"
+    default_hint: ClassVar[str] = (
+        "build the bundle: coldstart materialize MODEL; or fetch it: coldstart pull ADDRESS"
+    )
 
     def __init__(
         self,
@@ -123,9 +125,13 @@ class Store:
         bundles = self.list()
         matches = self._matching(ref, bundles)
         if not matches:
-            known = "see the bundles of this store: coldstart list" if bundles else None
+            known = (
+                "see the bundles of this store: coldstart list; or fetch it: coldstart pull ADDRESS"
+                if bundles
+                else None
+            )
             archive = f"coldstart import {shlex.quote(ref)}" if files.is_file(ref) else None
-            raise BundleNotFoundError(f"no bundle matches {ref!r}", hint=archive or known)
+            raise BundleNotFoundError(_describe_miss(ref, bundles), hint=archive or known)
         if len(matches) == 1:
             return matches[0]
         return (
@@ -210,6 +216,14 @@ class Store:
             except BundleError:
                 continue  # validate reports a damaged bundle
             yield bundle
+
+
+def _describe_miss(ref: str, bundles: Sequence[Bundle]) -> str:
+    """Return why `ref` names no bundle, with the versions that exist where only the version differs."""
+    name = ref.partition("@")[0] if "@" in ref else ref.rpartition(":")[0]
+    versions = sorted({bundle.version for bundle in bundles if _identity(bundle)[0] == name})
+    existing = f": {name} has {', '.join(f'v{one}' for one in versions)}" if versions else ""
+    return f"no bundle matches {ref!r}{existing}"
 
 
 def _newest_wins(ref: str, matches: Sequence[Bundle], one_key: bool) -> bool:

@@ -25,6 +25,14 @@ def parse_size(given: object) -> int:
     return round(float(found[1]) * _UNITS[found[2] or "B"])
 
 
-def format_mib(size: int) -> str:
-    """Return a size in bytes as text in MiB, such as 540.0 MiB."""
-    return f"{size / _UNITS['MiB']:.1f} MiB"
+def require_unit(size: int, place: str, *, hint: str) -> None:
+    """Raise UsageError for a memory limit in bytes that no model fits in, as when its unit is missing."""
+    if 0 < size < _UNITS["MiB"]:
+        raise UsageError(f"{place}: no model fits in {size} bytes; the unit may be missing", hint=hint)
+
+
+def format_memory(size: int) -> str:
+    """Return a size in bytes as text: in MiB, such as 540.0 MiB, and in GiB from 10 GiB, such as 60.00 GiB."""
+    if size < 10 * _UNITS["GiB"]:
+        return f"{size / _UNITS['MiB']:.1f} MiB"
+    return f"{size / _UNITS['GiB']:.2f} GiB"

@@ -62,6 +62,11 @@ class ServerClient:
         bounds = Bounds(connect_s=10, head_s=wait_s, window_s=silent_s, floor=MAX_BYTES / silent_s)
         self._http = HttpClient(bounds)
 
+    @property
+    def has_key(self) -> bool:
+        """Return whether requests carry a key."""
+        return bool(self._key)
+
     def get(self, path: str) -> Reply:
         """Return the answer to a GET. Raises as `post`."""
         return self._request("GET", path, None)

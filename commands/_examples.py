@@ -25,7 +25,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "coldstart serve llama2-7b --scheduler skip-join-mlfq --alpha 1",
     ),
     "host run": (
-        "coldstart host tiny-llama tiny-qwen2 --memory 920MiB",
+        "coldstart host tiny-llama tiny-qwen2 --memory 2GiB --max-residents 1",
         "coldstart host --host-file /etc/coldstart/host.toml",
     ),
     "host load": ("coldstart host load tiny-llama", "coldstart host load tiny-llama --no-wait"),

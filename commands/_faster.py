@@ -25,8 +25,7 @@ def advise(
     hints = [(one.stage, one.hint) for one in unavailable if one.hint and one.hint.startswith("coldstart ")]
     if ready_s < SLOW_S or not hints:
         return None
-    mode, hint = hints[0]
-    command = hint.replace("MODEL", lookup.model.argument)
+    mode, command = hints[0]
     if lookup.vllm_args and command.startswith(_TAKES_ARGUMENTS):
         command += " -- " + shlex.join(secrets.arguments(lookup.vllm_args))
     return f"For a faster next start ({_describe_gain(lookup, mode, ready_s, source)}): {command}"

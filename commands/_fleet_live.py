@@ -175,11 +175,11 @@ def join(
 
 def _server(memory: str, devices: int, network: str, load: str) -> "ServerSpec":
     from coldstart.fleet.specification import ServerSpec
-    from coldstart.units import parse_size
+    from coldstart.units import parse_size, require_unit
 
-    return ServerSpec(
-        "here", parse_size(memory), float(parse_size(network)), float(parse_size(load)), devices
-    )
+    size = parse_size(memory)
+    require_unit(size, "--memory", hint=f"--memory {size}MiB")
+    return ServerSpec("here", size, float(parse_size(network)), float(parse_size(load)), devices)
 
 
 def deploy(

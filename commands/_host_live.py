@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -93,7 +94,8 @@ def load(
         found = _order(host, url, f"/load/{quote(name)}" + ("" if wait else "?wait=false"))
     seconds = f" after {found['waited_s']:.1f} s" if "waited_s" in found else ""
     evicted = f"; evicted {', '.join(found['evicted'])}" if found.get("evicted") else ""
-    common.out.result(found, f"{found['model']} is {found['state']}{seconds}{evicted}")
+    state = "was already ready" if found.get("was_ready") else f"is {found['state']}{seconds}{evicted}"
+    common.out.result(found, f"{found['model']} {state}")
 
 
 def unload(
@@ -129,10 +131,11 @@ def logs(
 ) -> None:
     """Print the end of the log of a model's server."""
     path = f"/logs/{quote(name)}"
+    host = _connect(common, url, api_key, silent_s=_PATIENT_S if follow else 15.0)
     if not follow:
         with _explaining(url):
-            reply = _connect(common, url, api_key).get(path)
-        _require_success(url, reply.status, reply.body)
+            reply = host.get(path)
+        _require_success(host, url, reply.status, reply.body)
         log = reply.body.decode(errors="replace")
         common.out.result({"model": name, "log": log}, Verbatim(log))
         return
@@ -141,14 +144,14 @@ def logs(
     # A part may end within a character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with _explaining(url):
-        for part in _connect(common, url, api_key, silent_s=_PATIENT_S).follow(path + "?follow"):
-            _require_success(url, part.status, part.body)
+        for part in host.follow(path + "?follow"):
+            _require_success(host, url, part.status, part.body)
             sys.stdout.write(printable(decoder.decode(part.body)))
             sys.stdout.flush()
 
 
 def reload(common: Common, url: Annotated[str, _declare_url("RELOAD")] = URL, api_key: Key = None) -> None:
-    """Make the host read its configuration again."""
+    """Make the host read its configuration and client keys again."""
     # The host may look up a bundle for each new model.
     found = _order(_connect(common, url, api_key, wait_s=600), url, "/reload")
     text = _list_changes(found)
@@ -161,7 +164,11 @@ def reload(common: Common, url: Annotated[str, _declare_url("RELOAD")] = URL, ap
 
 def _list_changes(found: Mapping[str, Any]) -> str:
     kinds = ("added", "removed", "changed", "settings")
-    return "; ".join(f"{kind} {', '.join(found[kind])}" for kind in kinds if found.get(kind))
+    listed = [f"{kind} {', '.join(found[kind])}" for kind in kinds if found.get(kind)]
+    listed += [
+        f"clients: {kind} {', '.join(names)}" for kind, names in found.get("clients", {}).items() if names
+    ]
+    return "; ".join(listed)
 
 
 def stop(
@@ -204,13 +211,13 @@ def _order(host: "ServerClient", url: str, path: str) -> dict[str, Any]:
     """Return the answer to a POST of an order. Raises CommandFailedError if the host cannot carry it out."""
     with _explaining(url):
         reply = host.post(path, b"{}")
-    return _require_success(url, reply.status, reply.body)
+    return _require_success(host, url, reply.status, reply.body)
 
 
 def _read_status(host: "ServerClient", url: str) -> Mapping[str, Any]:
     with _explaining(url):
         reply = host.get("/status")
-    found = _require_success(url, reply.status, reply.body)
+    found = _require_success(host, url, reply.status, reply.body)
     if not {"host", "models"} <= found.keys():
         raise _not_a_host(url, reply.status)
     return found
@@ -227,7 +234,7 @@ def _explaining(url: str) -> Iterator[None]:
         raise CommandFailedError(f"no host responds at {url}: {error}", hint=hint) from error
 
 
-def _require_success(url: str, status: int, body: bytes) -> dict[str, Any]:
+def _require_success(host: "ServerClient", url: str, status: int, body: bytes) -> dict[str, Any]:
     """Return the document of a successful answer; empty if it is not a JSON object.
 
     Raises:
@@ -245,10 +252,17 @@ def _require_success(url: str, status: int, body: bytes) -> dict[str, Any]:
     error = found.get("error")
     if not isinstance(error, dict) or "message" not in error:
         raise _not_a_host(url, status)
-    hint = f"coldstart host status --url {url}"
+    message, inner = _split_hint(str(error["message"]))
+    hint = inner or f"coldstart host status --url {url}" + (" --api-key-file FILE" if host.has_key else "")
     if status == HTTPStatus.FORBIDDEN:  # the key is that of a client, and `host status` would be refused too
         hint = "--api-key-file FILE with the operator's key, or set admin = true for the client"
-    raise CommandFailedError(f"the host refuses: {error['message']}", hint=hint)
+    raise CommandFailedError(f"the host refuses: {message}", hint=hint)
+
+
+def _split_hint(message: str) -> tuple[str, str]:
+    """Return a message of the host without its hint, and the hint, empty without one."""
+    found = re.search(r" \(hint: (.*)\)", message)
+    return (message[: found.start()] + message[found.end() :], found[1]) if found else (message, "")
 
 
 def _not_a_host(url: str, status: int) -> CommandFailedError:
@@ -271,6 +285,6 @@ COMMANDS: dict[Callable[..., None], str] = {
     load: "Start a model without a request.",
     unload: "Stop a model, or all that are not pinned. Running requests end first.",
     logs: "Print the end of a running server's log.",
-    reload: "Read the configuration again. Prints the changes.",
+    reload: "Read host file and client keys again. Prints the changes.",
     stop: "Stop a running host. Running requests end first.",
 }

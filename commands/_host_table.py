@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from coldstart.commands import _tables
-from coldstart.commands._output import human_bytes, one_line
+from coldstart.commands._output import one_line
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
+
+from coldstart.units import format_memory
 
 _COLOURS = {"ready": "green", "starting": "yellow", "draining": "yellow", "failed": "red"}
 # Column with figures only where the driver reports them.
@@ -46,7 +48,7 @@ def watching(ask: Callable[[], Mapping[str, Any]], every_s: float) -> None:
 
 
 def drawn(status: Mapping[str, Any]) -> Group:
-    """Return two lines about the host, a table of its models, their schedules, and the errors of models and host."""
+    """Return three lines about the host, a table of its models, schedules and fallbacks, and the errors of models and host."""
     table = _draw_table([_row(model) for model in status["models"]])
     failed = [
         Text(one_line(f"{model['name']}: {model['error']}"), style="red")
@@ -57,11 +59,18 @@ def drawn(status: Mapping[str, Any]) -> Group:
         failed.append(
             Text(one_line(f"configuration not applied: {status['host']['config']['error']}"), style="red")
         )
+    if keys := status["host"].get("client_keys_error"):
+        failed.append(Text(one_line(f"client keys not applied, the former ones remain: {keys}"), style="red"))
     if template := status["host"].get("runtime_template_error"):
         failed.append(Text(one_line(f"no runtime template: {template}"), style="yellow"))
     lines = [_schedule(model) for model in status["models"] if model.get("next_prewarm_unix_s") is not None]
     scheduled = [Text(one_line(line)) for line in lines]
-    return Group(*(Text(one_line(line)) for line in _head(status)), table, *scheduled, *failed)
+    unused = [
+        Text(one_line(f"{model['name']}: fallback of the last start: {one['section']}: {one['reason']}"))
+        for model in status["models"]
+        for one in (model["last_start"] or {}).get("fallbacks", ())
+    ]
+    return Group(*(Text(one_line(line)) for line in _head(status)), table, *scheduled, *unused, *failed)
 
 
 def _draw_table(rows: list[dict[str, Text]]) -> Table | Text:
@@ -87,17 +96,18 @@ def _schedule(model: Mapping[str, Any]) -> str:
 
 def _head(status: Mapping[str, Any]) -> list[str]:
     host, requests, starts = status["host"], status["requests"], status["starts"]
-    used, limit = human_bytes(host["memory_used_bytes"]), human_bytes(host["memory_bytes"])
+    used, limit = format_memory(host["memory_used_bytes"]), format_memory(host["memory_bytes"])
     stopping = ", stopping" if host["stopping"] else ""
     refused = sum(requests["refused"].values())
     template = host.get("runtime_template_bytes", 0)
-    own = f", {human_bytes(template)} for the runtime template" if template else ""
+    own = f", {format_memory(template)} for the runtime template" if template else ""
     return [
         f"{host['url']}  pid {host['pid']}, up {host['uptime_s']:.0f} s, policy {host['policy']}, "
         f"memory {used} of {limit}{own}{stopping}",
         f"requests {requests['total']}, hits {_percent(requests['hit_ratio'])}, waiting {requests['held']}, "
         f"in flight {requests['in_flight']}, rejected {refused}; starts {starts['total']}, failed {starts['failed']}, "
         f"{starts['seconds']:.1f} s in total",
+        f"{host['url']}/ui  page of the host for a browser",
         "",
     ]
 
@@ -107,14 +117,14 @@ def _row(model: Mapping[str, Any]) -> dict[str, Text]:
     state = model["state"] + (" (pinned)" if model["pinned"] else "")
     if progress := model.get("progress"):  # an earlier host reports none
         state = f"{state}, {progress['text']}"
-    memory = human_bytes(model["held_bytes"] or model["memory_bytes"])
+    memory = format_memory(model["held_bytes"] or model["memory_bytes"])
     gpu_bytes = model.get("gpu_memory_bytes")
     cells = (
         Text(one_line(model["name"])),
         Text(one_line(state), style=_COLOURS.get(model["state"], "")),
         Text(one_line(model["tier"])),
         Text(memory if model["held_bytes"] else f"({memory})"),
-        Text("" if gpu_bytes is None else human_bytes(gpu_bytes)),
+        Text("" if gpu_bytes is None else format_memory(gpu_bytes)),
         *(Text(str(model[name])) for name in ("held", "in_flight", "requests")),
         Text(_percent(model["hit_ratio"])),
         Text(str(model["starts"])),

@@ -10,7 +10,7 @@ import typer
 from coldstart.commands._output import Output
 
 from coldstart.errors import UsageError
-from coldstart.system.regular_file import read_key
+from coldstart.system.regular_file import describe_exposure, read_key
 
 KEYS = ("api_key", "admin_key")
 
@@ -26,7 +26,7 @@ def add_file_options(options: Sequence[inspect.Parameter]) -> list[inspect.Param
 
 
 def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
-    """Replace each key in `given` by the content of its file, and warn about a key on the command line.
+    """Replace each key in `given` by the content of its file, and warn about a key that others can see.
 
     Raises:
         UsageError: a key and its file are both on the command line, or the key is empty, or its file holds none.
@@ -47,6 +47,8 @@ def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
             )
         elif file is not None:
             given[name] = read_key(file)
+            if (warning := describe_exposure(file)) is not None:
+                out.warn(warning)
         _require_content(name, given[name], variable)
 
 

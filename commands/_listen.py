@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from coldstart.commands._declared import declare_settings, list_parameters
+from coldstart.commands._output import Output
 
 from coldstart.errors import UsageError
 from coldstart.host.client_keys import ClientKeys
@@ -74,8 +75,11 @@ def list_options() -> list[inspect.Parameter]:
     return [*list_parameters(_endpoint), *declare_settings(GatewayLimits(), list_limits())]
 
 
-def create_endpoint(given: dict[str, Any]) -> GatewayEndpoint:
-    """Remove the options of an endpoint from `given` and return the endpoint. Raises UsageError."""
+def create_endpoint(given: dict[str, Any], out: Output) -> GatewayEndpoint:
+    """Remove the options of an endpoint from `given`, warn about exposed key files, and return the endpoint.
+
+    Raises UsageError.
+    """
     endpoint = GatewayEndpoint(
         host=given.pop("host"),
         port=given.pop("port"),
@@ -89,6 +93,8 @@ def create_endpoint(given: dict[str, Any]) -> GatewayEndpoint:
         limits=_create_limits(given),
     )
     endpoint.check()
+    for note in endpoint.client_keys.describe_exposed_files() if endpoint.client_keys else ():
+        out.warn(note)
     return endpoint
 
 

@@ -260,7 +260,7 @@ def command(
             if listens:
                 from coldstart.commands import _listen
 
-                given["endpoint"] = _listen.create_endpoint(given)
+                given["endpoint"] = _listen.create_endpoint(given, common[0])
             function(Common(*common, rest, ctx.obj is not None, typed), **given)
 
         own = [one for one in list_parameters(function) if one.name not in _GIVEN]

@@ -1,16 +1,22 @@
-"""Phases of a start by `coldstart up`: of its preparation, then of its server. The record of the server retains them for -v."""
+"""Phases of a start by `coldstart up`: of its preparation, then of its server. The record of the server retains them for -v.
+
+Those of a start by `coldstart serve` are stored there too, for `coldstart serve --dry-run -v`.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from coldstart.commands._options import Common
 
+from coldstart.errors import UsageError
 from coldstart.system import timeline
 from coldstart.system.timeline import Span, Timeline
 
 if TYPE_CHECKING:
     from coldstart.launch.up_records import UpDirectory
+    from coldstart.models.inspection import Lookup
 
 _PREPARATION = "preparation"
 
@@ -36,9 +42,29 @@ def draw_preparation(recorded: Timeline) -> str:
 def write(directory: "UpDirectory", phases: str) -> None:
     """Store the phases of the server that starts, instead of those of an earlier one."""
     with suppress(OSError):  # the server is ready, and a full disk must not end it
-        directory.phases.unlink(missing_ok=True)
-        if phases:
-            directory.phases.write_text(phases, encoding="utf-8")
+        directory.write_phases(phases)
+
+
+def record_last(lookup: "Lookup", phases: str) -> None:
+    """Store the phases of a start by `serve`, unless `up` has a server of the same arguments: the file describes that one."""
+    from coldstart.launch import up_records
+
+    with suppress(OSError, UsageError):
+        if (directory := up_records.find_directory(lookup)).read() is None:
+            directory.write_phases(phases)
+
+
+def show_last(common: Common, lookup: "Lookup") -> None:
+    """Show the phases of the last start of the look-up's model and arguments with -v, and when it was ready."""
+    from coldstart.launch import up_records
+
+    if not common.out.verbose:
+        return
+    directory = up_records.find_directory(lookup)
+    with suppress(OSError):
+        at = datetime.fromtimestamp(directory.phases.stat().st_mtime).astimezone()
+        common.out.detail(f"The last start with these arguments was ready at {at:%Y-%m-%d %H:%M:%S}:")
+    show(common, directory)
 
 
 def show(common: Common, directory: "UpDirectory") -> None:
@@ -46,4 +72,4 @@ def show(common: Common, directory: "UpDirectory") -> None:
     try:
         common.out.detail(*directory.phases.read_text(encoding="utf-8").splitlines())
     except OSError:
-        common.out.detail("The phases of its start were not recorded")
+        common.out.detail("No phases of a start are recorded")

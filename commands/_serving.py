@@ -1,8 +1,9 @@
 """Steps that `serve` and `up` share: find the model's bundle, build it, start the server, and report the start."""
 
+import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from coldstart.contract.fallback import decode
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Trust
 
+    from coldstart.contract.arguments import Arguments
     from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.request import ServeRequest
     from coldstart.models.inspection import Lookup
@@ -86,45 +88,50 @@ def run(
     common: Common,
     request: "ServeRequest",
     plan: "LaunchPlan",
-    announce: Callable[[dict[str, Any]], None],
+    announce: Callable[[dict[str, Any], str], None],
     timeline: Path | None = None,
     on_progress: "Report | None" = None,
-    on_phases: Callable[[str], None] | None = None,
 ) -> int:
-    """Start the server, pass the report of its start to `announce`, wait until it ends, and return the exit code.
+    """Start the server, pass the report of its start and its phases to `announce`, wait until it ends, return the exit code.
 
-    The progress of the start goes to `on_progress`, by default to the command's output. So do its phases: to `on_phases`, as
-    bars and before the report, empty if no timeline was recorded.
+    The phases are bars of text. The progress of the start goes to `on_progress`, by default to the command's output.
     """
     from coldstart.launch import ladder, planning, prediction, start_history, supervise, tracing
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
     from coldstart.system.start_progress import StageClock
 
-    with recording(
-        timeline, wanted=common.out.verbose or tracing.is_enabled() or on_phases is not None
-    ) as recorded:
+    with recording(timeline, wanted=True) as recorded:
         with nullcontext(on_progress) if on_progress else show_start(common) as show:
             clock = StageClock(show)
             started = ladder.start(replace(request, on_progress=clock), plan)
         with supervise.end_on_error(started.running.process):
-            longest = clock.find_longest()
+            step = clock.find_longest()
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
-            report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
-            report["longest_phase"] = recorded.timeline.find_longest(started.began) or longest
-            if on_phases:
-                on_phases(draw(recorded.timeline))
-            announce(report)
+            phases = recorded.timeline.phases()
+            report["predicted"] = prediction.document(request, started, phases)
+            report["longest_phase"] = _choose_longest(
+                recorded.timeline.find_longest(started.began), step, phases
+            )
+            with common.out.gather():
+                announce(report, draw(recorded.timeline))
+                advise(common, request, plan, report)
             name = request.lookup.model.name
             tracing.export_in_background(started, recorded.timeline, name, common.out.warn, parent=True)
-            advise(common, request, plan, report)
             if request.weights_from is None:  # last, because it waits for the disk
                 key, cache = request.lookup.key.digest, request.lookup.cache
                 start_history.record_start(key, report["mode"], report["ready_s"], cache)
-            if not on_phases:
-                common.out.detail(*draw(recorded.timeline).splitlines())
             return supervise.stay(started.running.process)
+
+
+def _choose_longest(
+    phase: tuple[str, float] | None, step: tuple[str, float] | None, phases: Container[str]
+) -> tuple[str, float] | None:
+    """Return the longest phase, or the reported step if it is that of vLLM itself and most of the phase: it says more."""
+    if phase is None or step is None:
+        return phase or step
+    return step if step[0] not in phases and step[1] > phase[1] / 2 else phase
 
 
 @contextmanager
@@ -177,11 +184,30 @@ def _describe_longest(report: Mapping[str, Any], more: str) -> str:
     return f"; {longest[0]} took {longest[1]:.1f} s of it{more}"
 
 
+def describe_request(report: Mapping[str, Any], vllm_args: "Arguments") -> str | None:
+    """Return a command that sends a request to the server, None if it generates no tokens or curl needs more to reach it."""
+    from coldstart.launch import listening
+
+    if not report["tokens"] or not report["url"].startswith("http://"):
+        return None
+    name = vllm_args.value("served_model_name")
+    name = name[0] if isinstance(name, list) else str(name)
+    headers = ["Content-Type: application/json"]
+    if listening.requires_key(vllm_args, os.environ):
+        headers.append("Authorization: Bearer KEY")
+    body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 8})
+    options = [word for header in headers for word in ("-H", header)]
+    return shlex.join(["curl", f"{report['url']}/v1/completions", *options, "-d", body])
+
+
 def _describe_whole(report: Mapping[str, Any]) -> str:
-    """Return the time of a start with what `up` prepared before it, nothing if that was short."""
-    prepared = report.get("preparation")
-    if prepared is None or prepared["seconds"] <= _SHORT_S:
+    """Return the time of the whole command `up` with what it did before the start, nothing if that was short."""
+    before = report.get("preparation")
+    if before is None or before["seconds"] <= _SHORT_S:
         return ""
-    what = f"the preparation of {prepared['mode'] or 'the start'}"
-    what = f"the build of the bundle and {what}" if prepared["built_bundle"] else what
-    return f", {prepared['seconds'] + report['ready_s']:.1f} s with {what}"
+    done = [
+        *(["the build of the bundle"] if before["built_bundle"] else []),
+        *([f"the preparation of {before['mode']}"] if before["is_new"] else []),
+    ]
+    detail = f"with {' and '.join(done)}" if done else "in all"
+    return f", {before['seconds'] + report['ready_s']:.1f} s {detail}"

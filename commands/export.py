@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from coldstart.artifacts import remote
 from coldstart.artifacts.archive import export_archive
 from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import SNAPSHOT, Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import count, human_bytes
+
+from coldstart.errors import UsageError
 
 
 @declare()
@@ -22,6 +25,10 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing archive.")] = False,
 ) -> None:
     """Export the bundles and print the command that imports them."""
+    if to is not None and remote.is_address(to):
+        raise UsageError(
+            f"cannot write the archive {to}: it is an address, not a file", hint="coldstart push REF ADDRESS"
+        )
     bundles = [common.get_bundle(ref) for ref in refs]
     first = bundles[0]
     path = to or Path(f"{first.name.replace('/', '--')}-v{first.version}.oci.tar")

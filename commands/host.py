@@ -11,7 +11,6 @@ from coldstart.commands import _host_live
 from coldstart.commands._completion import complete_policy
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import human_bytes
 from typer.core import TyperGroup
 
 from coldstart.contract import environment
@@ -169,7 +168,7 @@ def run(
     from coldstart.host.live.device_placement import limit_devices
     from coldstart.host.live.profiles import create_profiles
     from coldstart.system.devices import hardware
-    from coldstart.units import parse_size
+    from coldstart.units import format_memory, parse_size, require_unit
 
     if not models and host_file is None:
         raise UsageError(
@@ -198,15 +197,20 @@ def run(
     own: dict[str, Any] = {} if idle is None else {"idle_s": idle}
     # Without `--` each model has the arguments of its newest trusted bundle.
     own |= {"args": list(common.vllm_args)} if common.typed_args else {}
+    if (size := typed.get("memory")) is not None:
+        require_unit(size, "--memory", hint=f"--memory {size}MiB")
     typed["models"] = dict.fromkeys(models or (), own)
 
     known = create_profiles(common.cache, offline=common.offline, typed=typed["models"])
     adopt = partial(lookups.adopt_arguments, cache=common.cache, offline=common.offline)
 
     def read(profiles: "Profiles", adopt: "Adopt | None") -> "HostFile":
-        if host_file is not None:
-            return limit_devices(configuration.load(host_file, profiles, typed, adopt))
-        return configuration.parse(typed, profiles, adopt)
+        if host_file is None:
+            return configuration.parse(typed, profiles, adopt)
+        file = limit_devices(configuration.load(host_file, profiles, typed, adopt))
+        size = file.settings.memory
+        require_unit(size, f"host file {host_file}: memory", hint=f'write memory = "{size}MiB"')
+        return file
 
     def source() -> "HostFile":
         return read(known, adopt)
@@ -240,13 +244,11 @@ def run(
         typed=frozenset(typed["models"]),
     )
 
-    def announce(url: str, file: "HostFile", no_template: str) -> None:
-        names, size = list(file.catalogue.launches), human_bytes(file.settings.memory)
+    def announce(url: str, file: "HostFile") -> None:
+        names, size = list(file.catalogue.launches), format_memory(file.settings.memory)
         document = {"url": url, "models": names, "memory_bytes": file.settings.memory}
         first = f"{url}  host of {', '.join(names)}, memory limit {size}"
         common.out.result(document, f"{first}\n{url}/ui  page of the host for a browser")
-        if no_template:
-            common.out.warn(f"no runtime template: {no_template}")
 
     raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
 

@@ -17,7 +17,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
 from coldstart.errors import UsageError
-from coldstart.models import inspection
+from coldstart.models import inspection, recorded
 
 
 @declare(takes_vllm_args=True, exports=True)
@@ -43,7 +43,10 @@ def command(
     if sum((manifest, tree, key, diff is not None)) > 1:
         raise UsageError("--manifest, --tree, --key and --diff exclude each other.")
     asks_key = bool(common.vllm_args or revision) or (key and inspection.names_model(ref))
-    bundle = None if asks_key else inspection.find_bundle(common.store(), ref)
+    store = common.store()
+    bundle = None
+    if not asks_key:
+        bundle = recorded.find_versioned(store, ref) or inspection.find_bundle(store, ref)
     if bundle is None:
         lookup = common.look_up(ref, revision)
         if lookup.bundle is None:  # The bundle is only displayed, so it need not be trusted.

@@ -1,6 +1,7 @@
 """List the bundles in the store, in order of publication."""
 
 import shlex
+from collections.abc import Sequence
 
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
@@ -9,13 +10,15 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
+from coldstart.system.trust import trust_cache
+
 
 @declare()
 def command(common: Common) -> None:
     """Print one row per bundle, or with -q one reference per line."""
     store = common.store()
     bundles = store.list()
-    listed = [_data(bundle) for bundle in bundles]
+    listed = [_data(bundle, trusted) for bundle, trusted in zip(bundles, _judge(bundles), strict=True)]
     brief = "\n".join(f"{data['name']}@{data['digest']}" for data in listed if data["name"])
     common.out.result({"store": str(store.root), "bundles": listed}, lambda: _text(listed), brief=brief)
     if strange := store.layout.strange():
@@ -24,8 +27,12 @@ def command(common: Common) -> None:
         common.out.note(f"No bundle in {store.root}. Next: coldstart materialize tiny-llama")
 
 
-def _data(bundle: Bundle) -> dict[str, object]:
-    known: dict[str, object] = {"version": bundle.version, "digest": bundle.digest}
+def _data(bundle: Bundle, trusted: bool) -> dict[str, object]:
+    known: dict[str, object] = {
+        "version": bundle.version,
+        "digest": bundle.digest,
+        "trusted": trusted,
+    }
     try:
         return {
             "name": bundle.name,
@@ -48,6 +55,13 @@ def _data(bundle: Bundle) -> dict[str, object]:
         }
 
 
+def _judge(bundles: Sequence[Bundle]) -> list[bool]:
+    try:
+        return [one.ok for one in trust_cache.judge_each(bundles)]
+    except BundleError:  # A damaged key file in the trust directory does not prevent listing the bundles.
+        return [False] * len(bundles)
+
+
 def _row(data: dict[str, object]) -> tuple[str, ...]:
     size = data.get("size")
     return (
@@ -56,9 +70,13 @@ def _row(data: dict[str, object]) -> tuple[str, ...]:
         human_bytes(size) if isinstance(size, int) else "-",
         str(data.get("created") or data.get("problem")),
         str(data["digest"]).removeprefix("sha256:")[:12],
+        "yes" if data["trusted"] else "no",
         shlex.join(arguments) if isinstance(arguments := data.get("arguments"), list) else "",
     )
 
 
 def _text(listed: list[dict[str, object]]) -> str:
-    return table(("bundle", "key", "size", "created", "digest", "arguments"), [_row(data) for data in listed])
+    return table(
+        ("bundle", "key", "size", "created", "digest", "trusted", "arguments"),
+        [_row(data) for data in listed],
+    )

@@ -8,7 +8,6 @@ from coldstart.commands._options import Common, Model, Untrusted, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
-from coldstart.errors import UsageError
 from coldstart.units import parse_size
 
 app = group(__doc__)
@@ -110,6 +109,7 @@ def stop(common: Common) -> None:
     from coldstart.weights.prefetch import ask
 
     if ask.get_status() is None:
-        raise UsageError("no prefetcher is running", hint="coldstart prefetch start MODEL")
+        common.out.result({"stopped": None}, "no prefetcher is running")
+        return
     pid = ask.stop()
     common.out.result({"stopped": pid}, f"stopped {pid}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from coldstart.commands import _serving
+from coldstart.commands import _phases, _serving
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
@@ -85,7 +85,11 @@ def command(
     ] = False,
     untrusted: Untrusted = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print mode, bundle and URL, and start nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print mode, bundle and URL, with -v also the phases of the last start, and start nothing.",
+        ),
     ] = False,
 ) -> None:
     """Start the server, report when it is ready, and wait until it ends."""
@@ -125,13 +129,17 @@ def command(
         planned = _describe(request, plan) | {"materializes": materializes}
         where = ", at all addresses of this machine" if listening.is_at_every_address(plan.vllm_args) else ""
         common.out.result(planned, lambda: _dry_run_text(planned, where))
+        _phases.show_last(common, request.lookup)
         if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
             common.out.warn(exposure)
         return
-    code = _serving.run(
-        common, request, plan, lambda report: _say(common, report, ready_file), timeline=timeline
-    )
-    raise typer.Exit(code)
+
+    def announce(report: dict[str, Any], phases: str) -> None:
+        _say(common, report, ready_file)
+        common.out.detail(*phases.splitlines())
+        _phases.record_last(request.lookup, phases)
+
+    raise typer.Exit(_serving.run(common, request, plan, announce, timeline=timeline))
 
 
 def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:

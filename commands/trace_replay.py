@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from coldstart.commands import _replay_options
 from coldstart.commands._completion import complete_mapping, complete_reference
 from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import Baseline, Common, Gaps, Seed
@@ -19,7 +20,7 @@ from coldstart.commands._output import public
 
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.lab.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
+from coldstart.lab.replay import RecordStore, Replay, ReplaySettings, summarize
 from coldstart.lab.replay.compare import compare
 from coldstart.lab.replay.plan import TracePlan, run_live, run_simulated
 from coldstart.lab.replay.record import RequestRecord
@@ -31,7 +32,7 @@ from coldstart.scheduling.profile import FALLBACK_PROFILE
 from coldstart.scheduling.settings import KvStrategy
 
 INTERRUPTED = 130
-# Number of causes that are listed where requests failed.
+# Number of causes of failed requests in the result.
 _CAUSES = 5
 
 
@@ -129,17 +130,20 @@ def command(
     html: Annotated[Path | None, _flag("--html", hidden=True, help="Replaced by --export html=FILE.")] = None,
 ) -> None:
     """Replay the trace, write the reports and print the result."""
-    if simulate == bool(target):
-        raise UsageError(
-            "choose one of --target and --simulate", hint="coldstart trace-replay FILE --simulate"
-        )
+    _replay_options.check_target(
+        file, simulate=simulate, target=bool(target), host=host, fleet=fleet, profile=profile
+    )
+    _replay_options.check_positive(
+        speedup=speedup,
+        duration=duration,
+        limit=limit,
+        rate=rate,
+        max_prompt=max_prompt,
+        max_output=max_output,
+    )
     if on_bad_row not in ("skip", "refuse"):
-        raise UsageError(f"--on-bad-row {on_bad_row!r}: write skip or refuse")
-    if host is not None and fleet is not None:
-        raise UsageError(
-            "--host and --fleet exclude each other: each chooses its own simulation", hint="give one of them"
-        )
-    limits, before = _slo(slo), _baseline(baseline)
+        raise UsageError(f"unknown --on-bad-row {on_bad_row!r}", hint="write --on-bad-row skip, or refuse")
+    limits, before = _replay_options.parse_slo(slo), _replay_options.read_baseline(baseline)
     exports = _moved(exports, {"csv": csv, "html": html}, common)
     plan = TracePlan(
         file,
@@ -152,17 +156,17 @@ def command(
         rate=rate,
         cv=cv,
         seed=seed,
-        models=models.split(",") if models else (),
+        models=_replay_options.parse_models(models),
         mapping=mapping,
         max_prompt=max_prompt,
         max_output=max_output,
     )
     report, records, causes = TraceReport(), RecordStore(), Counter[str]()
     if host is not None:
-        _on_host(common, exports, plan, host, simulate, profile, report)
+        _on_host(common, exports, plan, host, profile, report)
         return
     if fleet is not None:
-        _on_fleet(common, plan, fleet, simulate, profile, report)
+        _on_fleet(common, plan, fleet, profile, report)
         return
 
     def keep(record: RequestRecord) -> None:
@@ -178,9 +182,12 @@ def command(
             client = ReplaySettings(seed, vocabulary, timeout, balance)
             key = environment.OPENAI_API_KEY.read() or None
             done = run_live(plan, target or [], model, client, report, key, keep)
+    if done.ended == "complete":
+        _require_rows(file, report)
     summary = summarize(records, limits, done.duration_s)
     document = {"kind": "simulated" if simulate else "live", "ended": done.ended, **summary}
     document["rows"] = asdict(report)
+    document["causes"] = [{"error": cause, "requests": n} for cause, n in causes.most_common(_CAUSES)]
     ratios = None if before is None else compare(document, before)
     _show(
         common,
@@ -198,20 +205,17 @@ def _on_host(
     exports: Exports,
     plan: TracePlan,
     host: Path,
-    simulate: bool,
     profile: str | None,
     report: TraceReport,
 ) -> None:
     # This import loads numpy, which the help must not.
     from coldstart.lab.host import replay
 
-    if not simulate:
-        raise UsageError(
-            "--host needs --simulate", hint="coldstart trace-replay FILE --simulate --host HOST.toml"
-        )
     done = replay.replay_on_host(
         plan, host, _profile(profile, common), report, series="html" in exports.forms
     )
+
+    _require_rows(plan.path, report)
 
     def page() -> str:
         from coldstart.lab.host import html  # its plots take a second to import
@@ -224,38 +228,20 @@ def _on_host(
     _warn(common, report)
 
 
-def _on_fleet(
-    common: Common, plan: TracePlan, fleet: Path, simulate: bool, profile: str | None, report: TraceReport
-) -> None:
+def _on_fleet(common: Common, plan: TracePlan, fleet: Path, profile: str | None, report: TraceReport) -> None:
     from coldstart.lab.fleet import replay
 
-    if not simulate:
-        raise UsageError(
-            "--fleet needs --simulate", hint="coldstart trace-replay FILE --simulate --fleet FLEET.toml"
-        )
     times = None if profile is None else _profile(profile, common)
-    found = {**replay.replay_on_fleet(plan, fleet, times, report), "rows": asdict(report)}
+    found = replay.replay_on_fleet(plan, fleet, times, report)
+    _require_rows(plan.path, report)
+    found = {**found, "rows": asdict(report)}
     common.out.result(found, lambda: replay.text(found))
     _warn(common, report)
 
 
-def _slo(given: str) -> Slo:
-    try:
-        return Slo.parse(given)
-    except ValueError as problem:
-        raise UsageError(f"--slo: {problem}") from problem
-
-
-def _baseline(path: Path | None) -> dict[str, Any] | None:
-    if path is None:
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        compare(found, found)
-    except (ValueError, AttributeError, TypeError) as problem:
-        hint = "create one: coldstart trace-replay ... --format json -o FILE"
-        raise UsageError(f"--baseline {path}: {problem}", hint=hint) from problem
-    return dict(found)
+def _require_rows(file: Path, report: TraceReport) -> None:
+    if not report.rows and not report.skipped:
+        raise UsageError(f"the trace {file} contains no rows", hint="name a file with a row for each request")
 
 
 def _engine(choice: SchedulerSettings, kv_blocks: int | None) -> tuple[SchedulerSettings, SimSettings]:
@@ -289,8 +275,9 @@ def _profile(given: str | None, common: Common) -> IterationProfile:
         if Path(given).is_file():
             return IterationProfile.parse(json.loads(Path(given).read_text(encoding="utf-8")))
         return IterationProfile.parse(common.store().get(given).json("iterations"))
-    except (ProfileError, json.JSONDecodeError) as problem:
-        raise UsageError(f"--profile {given}: {problem}") from problem
+    except (ProfileError, ValueError) as problem:
+        hint = "name a bundle, or a JSON file with iteration times: --profile REF"
+        raise UsageError(f"--profile {given}: {problem}", hint=hint) from problem
 
 
 def _moved(exports: Exports, files: dict[str, Path | None], common: Common) -> Exports:

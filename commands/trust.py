@@ -1,5 +1,6 @@
 """Manage the keys whose bundles may run code here, and explain why a bundle is trusted."""
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +40,7 @@ def add_key(
 ) -> None:
     """Trust bundles that the owner of a key signs."""
     key = trust.add(file, name)
-    common.out.result(asdict(key), str(key.fingerprint))
+    common.out.result(asdict(key), f"added {key.name} ({key.fingerprint})", brief=str(key.fingerprint))
     common.out.success("Trusted a key", where=str(paths.state_dir()), then="coldstart trust list")
 
 
@@ -71,7 +72,9 @@ def show_own(common: Common) -> None:
     mark = own.fingerprint if own else None
     pem = trust.own_public_key()
     common.out.result({"fingerprint": mark, "public_key": pem}, pem)
-    common.out.note("Next, on the other machine: coldstart trust add FILE")
+    file = common.out.out_file
+    name = "FILE" if file is None else shlex.quote(file.name)
+    common.out.note(f"Next, on the other machine: coldstart trust add {name}")
 
 
 _FORMATS = {

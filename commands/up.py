@@ -195,19 +195,16 @@ def _bring_up(start: _Start) -> int:
 
     common, request, prepared = start.common, start.request, start.prepared
     plan = planning.plan(request)
-    took = {"mode": prepared.mode, "seconds": round(time.monotonic() - start.began, 4)}
-    before = {"preparation": took | {"built_bundle": start.built_bundle}}
+    took = {"mode": prepared.mode, "seconds": round(time.monotonic() - common.out.started, 4)}
+    before = {"preparation": took | {"built_bundle": start.built_bundle, "is_new": prepared.is_new}}
     # Of the next `up`, which builds no bundle and perhaps no template.
     others_s = start.began - common.out.started - time.monotonic()
 
     def announce_whole(report: dict[str, Any]) -> None:
         seconds = others_s + time.monotonic()
         costs = _stopping.find_costs(request.lookup, prepared, seconds, report["pid"])
-        _announce(
-            common,
-            report | before,
-            _stopping.describe(request.lookup.model.argument, costs, detached=start.detach),
-        )
+        stop = _stopping.describe(request.lookup.model.argument, costs, detached=start.detach)
+        _announce(common, report | before, _serving.describe_request(report, plan.vllm_args), stop)
         _phases.show(common, start.directory)
 
     if not start.detach:
@@ -217,9 +214,10 @@ def _bring_up(start: _Start) -> int:
     log = start.directory.log
     with _serving.show_start(common, detached=True) as show:
         report = start_detached(log, lambda announce: _serve(start, plan, announce, announce.show), show)
-    announce_whole(report | {"log": str(log)})
-    common.out.note(f"The log of the server is {log}")
-    _serving.advise(common, request, plan, report)
+    with common.out.gather():
+        announce_whole(report | {"log": str(log)})
+        common.out.note(f"The log of the server is {log}")
+        _serving.advise(common, request, plan, report)
     return 0
 
 
@@ -253,7 +251,8 @@ def _serve(
     own = replace(up_records.describe_own(start.request.lookup, planning.url(plan)), log=log)
     start.directory.write(own)
 
-    def announce_recorded(report: dict[str, Any]) -> None:
+    def announce_recorded(report: dict[str, Any], phases: str) -> None:
+        _phases.write(start.directory, start.phases + phases)
         address = {"url": report["url"], "host": plan.vllm_args.value("host")}
         start.directory.write(replace(own, mode=report["mode"], **address))
         start.release()
@@ -266,17 +265,17 @@ def _serve(
             plan,
             announce_recorded,
             on_progress=on_progress,
-            on_phases=lambda phases: _phases.write(start.directory, start.phases + phases),
         )
     finally:
         start.directory.end()
 
 
-def _announce(common: Common, report: dict[str, Any], stop: str) -> None:
+def _announce(common: Common, report: dict[str, Any], attempt: str | None, stop: str) -> None:
     for fallback in decode(report["fallbacks"]):
         common.out.warn(str(fallback))
     common.out.result(report, lambda: _serving.describe(report, phases_follow=common.out.verbose))
-    common.out.success("Brought the server up")
+    if attempt and common.out.format == "text":
+        common.out.note(f"Try: {attempt}")
     common.out.note(stop)
 
 

@@ -1,7 +1,7 @@
 """vLLM's own tests of its HTTP API, against plain vLLM, `coldstart serve` in each mode of this machine, and a host.
 
 A test that passes with plain vLLM must pass with every other way of starting. MODEL is a model directory that
-examples/smollm2.py wrote. Needs a package index for vLLM's source distribution, of which only the test files are used.
+examples/smollm2.py wrote. Needs a package index for vLLM's tests (nothing else is used), and CRIU for the snapshots.
 
 Each way of starting is stored when it is measured; plain vLLM comes first, and `--starts` measures some of the others again.
 
@@ -30,7 +30,7 @@ from coldstart.validate.launchers import Subject, console
 
 RESULT = RESULTS / "vllm-api-tests-cpu.json"
 PLAIN, HOSTED, PASSED = "vLLM", "host", "passed"
-STARTS = (PLAIN, "fresh", "template-engine", "template-runtime", HOSTED)
+STARTS = (PLAIN, "fresh", "runtime-snapshot", "template-runtime", "snapshot", "template-engine", HOSTED)
 START_S = 600.0
 # Every argument that one of the test files gives to its server and that needs no other model.
 VLLM_ARGS = (

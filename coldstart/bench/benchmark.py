@@ -14,8 +14,9 @@ from coldstart.bench import compare, result, run_order
 from coldstart.bench.launchers import launchers
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench, Progress
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.models import resolution
+from coldstart.models import options, resolution
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.validate.launchers import Subject
@@ -61,7 +62,11 @@ def run(request: BenchRequest, progress: Progress) -> result.Document:
 
 
 def subject(request: BenchRequest) -> Subject:
-    """Return the model in the form that coldstart and vLLM take, with its files fetched."""
+    """Return the model in the form that coldstart and vLLM take, with its files fetched.
+
+    Raises UsageError for invalid arguments of vLLM: the first start with them must not follow minutes of other starts.
+    """
+    options.check(Arguments(request.vllm_args))
     model = resolution.resolve(
         request.model, revision=request.revision, offline=request.offline, cache=request.cache
     )

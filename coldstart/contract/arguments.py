@@ -100,7 +100,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
     """
     plain: dict[str, object] = {}
     dotted: dict[str, object] = {}
-    for flag, words in _grouped(argv):
+    for flag, words in group_words(argv):
         name, *path = flag.split(".")
         if path:
             _put(dotted, [name, *path], _value(name, words))
@@ -112,7 +112,8 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
     return {**plain, **dotted}
 
 
-def _grouped(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def group_words(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each flag's name with underscores and the words that follow it; words before the first flag as "positional"."""
     flag: str | None = None
     words: list[str] = []
     for token in argv:

@@ -9,8 +9,8 @@ from coldstart.host.events import Refuse
 from coldstart.host.model_state import Model, State
 from coldstart.host.pending import PendingRequest, PendingRequests
 from coldstart.host.residents import Residents
+from coldstart.units import format_memory
 
-GIB = 1 << 30
 LONGEST = 120
 _WHERE = re.compile(r"""\w+://\S+|(?<![\w.])(?:~|\.{1,2})?/[^\s'",:;()]+""")
 # The start of the message of `models.inspection.miss`.
@@ -29,7 +29,7 @@ def refusal(
         return failed(model, request, now)
     if model.state is State.READY:
         return None
-    if residents.max_memory(model) < model.observed.memory:
+    if not residents.fits(model):
         return too_large(residents, request, model)
     if len(pending) >= residents.settings.max_held:
         reason = f"{len(pending)} requests already wait for models"
@@ -42,10 +42,8 @@ def unknown(request: str, name: str) -> Refuse:
 
 
 def too_large(residents: Residents, request: str, model: Model) -> Refuse:
-    wanted, most = model.observed.memory / GIB, residents.max_memory(model) / GIB
-    return Refuse(
-        request, 507, f"model {model.spec.name} needs {wanted:.2f} GiB; the host has {most:.2f} GiB for it"
-    )
+    wanted, most = format_memory(residents.least_memory(model)), format_memory(residents.max_memory(model))
+    return Refuse(request, 507, f"model {model.spec.name} needs {wanted}; the host has {most} for it")
 
 
 def failed(model: Model, request: str, now: float) -> Refuse:

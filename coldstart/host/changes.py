@@ -1,16 +1,29 @@
-"""Differences between two configurations of a host, for the operator who reads the file again."""
+"""Differences between two configurations of a host, for the operator who reads the files again."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
+from coldstart.host.client_keys import ClientKey, describe_client_changes
 from coldstart.host.configuration import HostFile
 
+KINDS = ("added", "removed", "changed", "settings")
+"""Members of the changes of a host file, each a list of names."""
 
-def describe_changes(before: HostFile, after: HostFile) -> dict[str, Any]:
-    """Return the names of the models that were added, removed or changed, and of the settings with another value."""
-    old, new = _list_models(before), _list_models(after)
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Models, settings and clients that a host has read."""
+
+    file: HostFile
+    clients: tuple[ClientKey, ...] = ()
+
+
+def describe_changes(before: Configuration, after: Configuration) -> dict[str, Any]:
+    """Return the names of the models and clients that were added, removed or changed, and of the settings that differ."""
+    old, new = _list_models(before.file), _list_models(after.file)
     return {
         "models": list(new),
         "added": [name for name in new if name not in old],
@@ -18,10 +31,16 @@ def describe_changes(before: HostFile, after: HostFile) -> dict[str, Any]:
         "changed": [name for name in new if name in old and new[name] != old[name]],
         "settings": [
             field.name
-            for field in fields(after.settings)
-            if getattr(before.settings, field.name) != getattr(after.settings, field.name)
+            for field in fields(after.file.settings)
+            if getattr(before.file.settings, field.name) != getattr(after.file.settings, field.name)
         ],
+        "clients": describe_client_changes(before.clients, after.clients),
     }
+
+
+def has_changes(found: Mapping[str, Any]) -> bool:
+    """Return whether `describe_changes` has found a difference."""
+    return any(found[kind] for kind in KINDS) or any(found["clients"].values())
 
 
 def _list_models(file: HostFile) -> dict[str, tuple[object, object]]:

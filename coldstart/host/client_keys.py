@@ -6,6 +6,8 @@ models = ["tiny-llama"]         # optional: names of models; default: all models
 requests_per_minute = 60        # optional; default: no limit
 admin = false                   # true: the client may also read status, metrics and logs, and control the host
 
+A file without tables is valid: its keys are all revoked.
+
 Invariant: no key is part of an error, a representation or a comparison whose time depends on its content.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING
 from coldstart.errors import UsageError
 from coldstart.host.tables import decode, expect_table, read_toml, require_at_least
 from coldstart.system.file_state import FileState, find_state
-from coldstart.system.regular_file import read_key
+from coldstart.system.regular_file import describe_exposure, read_key
 
 if TYPE_CHECKING:
     from coldstart.host.launches import Catalogue
@@ -33,7 +35,7 @@ class ClientKey:
 
     name: str
     key_file: str
-    key: bytes = field(repr=False)
+    key: bytes = field(repr=False, compare=False)
     models: tuple[str, ...] | None = None
     requests_per_minute: int | None = None
     admin: bool = False
@@ -78,26 +80,32 @@ class ClientKeys:
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.file, self._clock = file, clock
         self._states: dict[Path, FileState | None] = {}
-        self._clients: tuple[ClientKey, ...] = ()
+        self.clients: tuple[ClientKey, ...] = ()
+        self.changed_at = clock()
         self._buckets: dict[str, _Bucket] = {}
-        self._read()
+        self.read()
 
     def find(self, key: bytes) -> ClientKey | None:
         """Return the client with this key, or None."""
         # Compare with every key, so that the time does not show which one begins alike.
-        found = [client for client in self._clients if hmac.compare_digest(client.key, key)]
+        found = [client for client in self.clients if hmac.compare_digest(client.key, key)]
         return found[0] if found else None
 
     def has_admin(self) -> bool:
         """Return whether a client may control the host."""
-        return any(client.admin for client in self._clients)
+        return any(client.admin for client in self.clients)
 
     def describe_unknown_models(self, catalogue: Catalogue) -> Iterator[str]:
         """Yield a sentence for each name in a client's `models` that no request can reach now."""
-        for client in self._clients:
+        for client in self.clients:
             for name in client.models or ():
                 if catalogue.route(name) is None:
                     yield f"the client {client.name} may use {name}, but no model has this name"
+
+    def describe_exposed_files(self) -> Iterator[str]:
+        """Yield a warning for each key file that other users can read."""
+        notes = (describe_exposure(_locate(self.file, client.key_file)) for client in self.clients)
+        yield from filter(None, notes)
 
     def admit(self, client: ClientKey) -> float:
         """Count one request of a client; return 0, or the seconds until it may send the next."""
@@ -111,26 +119,28 @@ class ClientKeys:
         if (bucket := self._buckets.get(client.name)) is not None:
             bucket.left += 1  # `take` limits the sum
 
-    def refresh(self) -> bool:
-        """Read the files again if they have changed; return whether they have. After an error the former clients remain.
+    def have_changed(self) -> bool:
+        """Return whether a file differs from the one that was read last."""
+        return any(find_state(path) != state for path, state in self._states.items())
+
+    def read(self) -> dict[str, list[str]]:
+        """Read the files again and return the changes by kind. After an error the former clients remain.
 
         Raises:
-            UsageError: the changed files cannot be used; once for each change.
+            UsageError: the files cannot be used.
         """
-        changed = any(find_state(path) != state for path, state in self._states.items())
-        if changed:
-            self._read()
-        return changed
-
-    def _read(self) -> None:
         # Record the state of each file before it is read, and also where it cannot be: a later change is then seen.
         self._states = {self.file: find_state(self.file)}
         tables = read_toml(self.file, "client key")
         self._states |= {path: find_state(path) for path in _list_key_files(self.file, tables)}
         try:
-            self._clients = parse_clients(self.file, tables)
+            clients = parse_clients(self.file, tables)
         except UsageError as error:
             raise UsageError(f"client key file {self.file}: {error.message}", hint=error.hint) from error
+        changes = describe_client_changes(self.clients, clients)
+        if any(changes.values()):
+            self.clients, self.changed_at = clients, self._clock()
+        return changes
 
 
 def parse_clients(file: Path, tables: Mapping[str, object]) -> tuple[ClientKey, ...]:
@@ -152,9 +162,20 @@ def parse_clients(file: Path, tables: Mapping[str, object]) -> tuple[ClientKey, 
                 f"{other.name} and {name} have the same key",
                 hint="write another key: openssl rand -hex 32",
             )
-    if not clients:
-        raise UsageError("names no client", hint='write [NAME] and key_file = "FILE" below it')
     return tuple(clients.values())
+
+
+def describe_client_changes(
+    before: Collection[ClientKey], after: Collection[ClientKey]
+) -> dict[str, list[str]]:
+    """Return the names of the clients that were added, removed or changed; another key is a change too."""
+    old, new = ({client.name: client for client in clients} for clients in (before, after))
+    both = [(old[name], new[name]) for name in new if name in old]
+    return {
+        "added": [name for name in new if name not in old],
+        "removed": [name for name in old if name not in new],
+        "changed": [one.name for one, two in both if one != two or not hmac.compare_digest(one.key, two.key)],
+    }
 
 
 def _list_key_files(file: Path, tables: Mapping[str, object]) -> list[Path]:

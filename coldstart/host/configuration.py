@@ -48,6 +48,7 @@ from coldstart.host.tables import (
     reject_unknown_keys,
     require_keys,
 )
+from coldstart.units import format_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +121,15 @@ def describe_limits(file: HostFile, machine: int | None) -> Iterator[str]:
     """
     limit = file.settings.memory
     if machine is not None and limit > machine:
-        yield f"the memory limit is {_show(limit)}, and this machine has {_show(machine)}"
+        yield f"the memory limit is {format_memory(limit)}, and this machine has {format_memory(machine)}"
     for model in file.models:
-        needed, source = model.tiers[0].memory, file.sources[model.name]
+        needed, source = model.tiers[0].memory + model.shared, file.sources[model.name]
         most = min(limit, file.settings.each_device * len(model.devices) or limit)
         if needed > most:
             yield (
-                f"{model.name} needs {_show(needed)} ({source}), and the memory limit is {_show(most)}: "
+                f"{model.name} needs {format_memory(needed)} ({source}), and the memory limit is {format_memory(most)}: "
                 "its requests are refused"
             )
-
-
-def _show(size: int) -> str:
-    return f"{size / (1 << 30):.2f} GiB"
 
 
 def load(
@@ -185,8 +182,8 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     decided = {name for name, profile in known.items() if profile and profile.needs_no_template}
     launches |= {name: replace(launches[name], needs_no_template=True) for name in decided}
     catalogue = Catalogue(launches.values(), settings.default_model)
-    if settings.runtime_template:
-        known = {name: one and replace(one, memory=one.memory - one.shared) for name, one in known.items()}
+    if not settings.runtime_template:
+        known = {name: one and replace(one, shared=0) for name, one in known.items()}
     specs = tuple(_specify(launches[name], one, known[name]) for name, one in figures.items())
     sources = {
         name: "file" if profile is None or figures[name].memory is not None else profile.source
@@ -248,7 +245,8 @@ def _profile(figures: Figures, launch: Launch, profiles: Profiles | None) -> Pro
 
 
 def _specify(launch: Launch, figures: Figures, known: Profile | None) -> ModelSpec:
-    memory = figures.memory if figures.memory is not None or known is None else known.memory
+    shared = known.shared if known is not None and figures.memory is None else 0
+    memory = figures.memory if figures.memory is not None or known is None else known.memory - shared
     start_s = figures.start_s if figures.start_s is not None or known is None else known.start_s
     assert memory is not None and start_s is not None
     between = list(figures.tiers)
@@ -262,6 +260,8 @@ def _specify(launch: Launch, figures: Figures, known: Profile | None) -> ModelSp
         idle_s=figures.idle_s,
         prewarm=figures.prewarm,
         devices=launch.devices,
+        # A start that needs no template takes the same with and without one.
+        shared=0 if launch.needs_no_template else shared,
     )
 
 

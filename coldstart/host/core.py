@@ -65,8 +65,8 @@ class Core:
             case events.Configured(specs, settings, reason):
                 self._retirement = reason
                 yield from self._configured(specs, settings or self.settings, now)
-            case events.TemplateHeld(memory):
-                self.residents.record_template(memory)
+            case events.TemplateHeld(memory, forks):
+                self.residents.record_template(memory, forks)
                 self._giving_up = self._giving_up and memory > 0
                 self._next_check = -inf if self.residents.unsettled() else self._next_check
                 yield from self._given_up(*self.models.values())
@@ -99,8 +99,8 @@ class Core:
                 self.own_starts.prewarm(model, now)
             case events.Left():
                 self.residents.complete_leave(model, now)
-            case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
-                self.residents.measured(model, memory, tier)
+            case events.Measured(_, memory, tier, fresh) if tier != AWAKE or model.state is State.READY:
+                self.residents.measured(model, memory, tier, fresh=fresh)
             case events.Outdated(_, reason) if model.state in (State.READY, State.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, reason)
         self._watch(model)
@@ -216,7 +216,7 @@ class Core:
                 continue
             if self.residents.starting() >= self.settings.loaders:
                 return
-            if self.residents.max_memory(model) < model.observed.memory:
+            if not self.residents.fits(model):
                 yield from self._too_large(model)
                 continue
             yield from self._given_up(model)

@@ -67,6 +67,11 @@ class GatewayEndpoint:
             raise UsageError(
                 f"the API key is also the key of {client.name}", hint=f"write another key for {client.name}"
             )
+        if self.api_key is None and self.client_keys is not None and not self.client_keys.clients:
+            raise UsageError(
+                f"client key file {self.client_keys.file}: names no client",
+                hint='write [NAME] and key_file = "FILE" below it, or --api-key-file FILE',
+            )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("TLS needs a certificate and its key.", hint="--tls-cert FILE --tls-key FILE")
         if not self.requires_key and not self.insecure and not is_loopback(self.host):

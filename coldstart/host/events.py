@@ -63,18 +63,23 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measured device memory of a model in a tier, in bytes; for `awake` only while it serves."""
+    """Measured device memory of a model in a tier, in bytes; for `awake` only while it serves.
+
+    `memory` excludes the pages of a runtime template; a `fresh` server shares none.
+    """
 
     model: str
     memory: int
     tier: str = AWAKE
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateHeld:
-    """Device memory of the host's own template process, from which servers are forked, in bytes; 0: no such process."""
+    """Device memory of the host's own template process, in bytes, and whether servers can be forked from a template."""
 
     memory: int
+    forks: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from coldstart.host.memory_accounts import Place
 from coldstart.host.model_state import Model
 from coldstart.host.residents import Residents
-from coldstart.units import format_mib
+from coldstart.units import format_memory
 
 
 def has_room(residents: Residents, model: Model) -> bool:
@@ -48,9 +48,10 @@ def _explain(residents: Residents, model: Model, shortages: dict[Place, int]) ->
     account = residents.device.account(place)
     where = "" if place is None else f" of device {place}"
     free, needed = account.free(), shortages[place] + account.free()
-    why = f"{evicted}, which needs {format_mib(needed)}{where}: {format_mib(free)} of {format_mib(account.capacity)} are free"
+    there = f"{format_memory(free)} of {format_memory(account.capacity)} are free"
+    why = f"{evicted}, which needs {format_memory(needed)}{where}: {there}"
     template = residents.template_memory() if place is None else 0
-    return f"{why}, and the runtime template has {format_mib(template)}" if template else why
+    return f"{why}, and the runtime template has {format_memory(template)}" if template else why
 
 
 def _choose(

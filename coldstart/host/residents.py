@@ -31,7 +31,7 @@ class Residents:
         self.costs: dict[str, ModelCost] = {}
         self.policy = make(settings.policy, self.costs, settings.memory)
         self.pinned: list[str] = []
-        self._retiring = False
+        self._retiring = self._forks = False
         self._draining: dict[str, Model] = {}
         self._starting: set[str] = set()
         self._reprice()
@@ -59,7 +59,7 @@ class Residents:
         for name in gone:
             self.models[name].retired = True
         self._retiring = bool(gone)
-        self._reprice()
+        self._fork(self._forks)
         return gone
 
     def _resettle(self, settings: HostSettings, now: float) -> None:
@@ -126,14 +126,29 @@ class Residents:
         """Return the device bytes of the host's own template process."""
         return self.device.reserved(_OWN)
 
-    def record_template(self, memory: int) -> None:
-        """Record the device bytes of the host's own template process; 0: it has none."""
+    def record_template(self, memory: int, forks: bool) -> None:
+        """Record the device bytes of the host's own template process, and whether servers can be forked from a template."""
         self.device.record(_OWN, memory)
+        self._fork(forks)
+
+    def _fork(self, forks: bool) -> None:
+        self._forks = forks
+        for model in self.models.values():
+            model.observed.forks = forks
+        self._reprice()
+
+    def fits(self, model: Model) -> bool:
+        """Return whether the model can start once all models that are not pinned are evicted."""
+        return self.least_memory(model) <= self.max_memory(model)
+
+    def least_memory(self, model: Model) -> int:
+        """Return the device bytes that the model takes with the host's own process, or without it if that is less."""
+        return min(model.observed.memory + self.template_memory(), model.observed.memory_alone)
 
     def crowded_out(self, model: Model) -> bool:
         """Return whether the model fits only without the host's own process."""
-        memory, most = model.observed.memory, self.max_memory(model)
-        return most - self.template_memory() < memory <= most
+        known, template = model.observed, self.template_memory()
+        return known.memory_alone <= self.max_memory(model) < known.memory + template and template > 0
 
     def memory_with_template(self) -> int:
         """Return the memory limit in bytes with which each model fits beside the host's own process."""
@@ -238,12 +253,14 @@ class Residents:
         self._book_beside(model, 0)
         self.measured(model, model.observed.memory)
 
-    def measured(self, model: Model, memory: int, tier: str = AWAKE) -> None:
+    def measured(self, model: Model, memory: int, tier: str = AWAKE, *, fresh: bool = False) -> None:
         """Record the measured bytes, even above the capacity; those of another tier take effect when the model is in it."""
         if tier not in {one.name for one in model.spec.tiers}:
             return
-        model.observed.measured(tier, memory)
-        if model.state is State.READY or (model.state is State.ASLEEP and model.tier.name == tier):
+        model.observed.measured(tier, memory, fresh=fresh)
+        if model.state is State.READY and tier == AWAKE:
+            self.device.record(model.spec.name, memory)
+        elif model.state is State.ASLEEP and model.tier.name == tier:
             self.device.record(model.spec.name, model.observed.memory_in(model.tier))
         self.price(model)
 

@@ -9,10 +9,12 @@ host                    url, pid, version, uptime_s, stopping (bool), policy,
                         host_memory_bytes, host_memory_used_bytes    the same for host memory
                         max_held, loaders, min_residents, max_residents (or null), default_model (or null)
                         config: {path (or null), loaded_unix_s, error}    error: why the current file is not used
+                        client_keys_error    why the current client key file is not used; empty if it is, or without one
 requests                total, hits, hit_ratio (0 to 1, null before the first), held, in_flight,
                         refused: {HTTP status as text: count}
 starts                  total, failed, seconds (of successful starts), departures
-recent_starts           the last 100, oldest first: {model, at_unix_s, mode, seconds, error}    mode null for a failure
+recent_starts           the last 100, oldest first: {model, at_unix_s, mode, seconds, error, phases: {name: seconds}}
+                        mode is null and phases is empty for a failure
 models                  in order of the configuration, each:
   name, aliases, adapters          names that requests can use
   state                            stopped / starting / ready / draining / asleep / failed
@@ -107,6 +109,7 @@ class HostFacts:
     config_path: str | None = None
     config_loaded_unix_s: float = 0.0
     config_error: str = ""
+    client_keys_error: str = ""
     template_error: str = ""
     failed_starts: int = 0
     start_s: float = 0.0
@@ -173,6 +176,7 @@ def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
             "loaded_unix_s": facts.config_loaded_unix_s,
             "error": facts.config_error,
         },
+        "client_keys_error": facts.client_keys_error,
     }
 
 

@@ -6,6 +6,7 @@ Invariant: every error names the key and what was found there.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -47,7 +48,18 @@ def read_toml(path: Path, kind: str) -> dict[str, Any]:
             f"cannot read the {kind} file {path}: {error.strerror}", hint="name a file that can be read"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the {kind} file {path} is not TOML: {error}", hint="https://toml.io") from error
+        raise UsageError(
+            f"the {kind} file {path} is not TOML: {error}", hint=_describe_fix(path, error)
+        ) from error
+
+
+def _describe_fix(path: Path, error: ValueError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"save {path} as text in UTF-8"
+    line = re.search(r"line \d+", str(error))
+    return (
+        f"fix {line[0] if line else 'the end'} of {path}: write [TABLE] or KEY = VALUE, with text in quotes"
+    )
 
 
 def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:

@@ -5,6 +5,8 @@ Invariant: the last mode is `fresh`, vLLM's ordinary start. A server whose resto
 
 from __future__ import annotations
 
+import re
+import shlex
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,7 +100,7 @@ def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallba
     for mode in modes.attempts(request.mode):
         if (why := _find_obstacle(mode, one)) is None:
             return mode.name, skipped
-        skipped.append(Fallback(mode.name, why.reason, why.hint))
+        skipped.append(_name_model(mode, one, why))
     raise AssertionError("fresh is available everywhere")
 
 
@@ -120,6 +122,12 @@ def _name_first(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
     return availability.find_obstacle(mode) or why
 
 
+def _name_model(mode: StartMode, one: ServerStart, why: Reason) -> Fallback:
+    """Return the fallback of the mode. Some hints belong to the mode: the user can type them with the model of this start."""
+    model = shlex.quote(one.request.lookup.model.argument)
+    return Fallback(mode.name, why.reason, re.sub(r"\bMODEL\b", lambda _: model, why.hint))
+
+
 def _remove_unfinished(plan: LaunchPlan) -> list[Fallback]:
     root = plan.env.get("VLLM_CACHE_ROOT")
     return interrupted.cleared(Path(root)) if root is not None else []
@@ -131,7 +139,7 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServ
         if (why := mode.unavailable(one)) is not None:
             why = _name_first(mode, one, why)
             listed = account.unavailable if one.request.mode == modes.AUTO else account.fallbacks
-            listed += [Fallback(mode.name, why.reason, why.hint)]
+            listed += [_name_model(mode, one, why)]
             return None
         with _weights_ahead(mode, one) as ahead:
             running = mode.launch(one)

@@ -9,7 +9,6 @@ from contextlib import suppress
 
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import CommandFailedError
 from coldstart.system.ipc import addresses
 
 DEFAULT_HOST = "127.0.0.1"
@@ -41,7 +40,7 @@ def find_url(vllm_args: Arguments) -> str:
 
 
 def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
-    """Raise CommandFailedError where another process listens at the address."""
+    """Raise UsageError where another process listens at the address."""
     given = vllm_args.append(*listen)
     port = given.number("port", DEFAULT_PORT)
     if given.gives("uds") or given.gives("headless") or not 0 < port < 65536:
@@ -53,10 +52,7 @@ def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             return  # vLLM reports an address that is not this machine's
-        raise CommandFailedError(
-            f"cannot listen at {host or '0.0.0.0'}:{port}: another process listens there",
-            hint=f"choose another port: --port {addresses.free_port()}",
-        ) from error
+        raise addresses.explain_port_in_use(host or "0.0.0.0", port) from error
 
 
 def is_listening(host: str, asked: str) -> bool:
@@ -65,6 +61,11 @@ def is_listening(host: str, asked: str) -> bool:
         return True
     host, asked = (DEFAULT_HOST if one == "localhost" else one for one in (host, asked))
     return host == asked
+
+
+def requires_key(vllm_args: Arguments, environ: Mapping[str, str]) -> bool:
+    """Return whether vLLM's server requires an API key."""
+    return vllm_args.gives("api_key") or bool(environment.VLLM_API_KEY.read(environ))
 
 
 def is_at_every_address(vllm_args: Arguments) -> bool:
@@ -77,8 +78,7 @@ def is_at_every_address(vllm_args: Arguments) -> bool:
 def describe_exposure(vllm_args: Arguments, environ: Mapping[str, str]) -> str | None:
     """Return a warning for a server that other machines can use without an API key, else None."""
     host = str(vllm_args.value("host") or "")
-    keyed = vllm_args.gives("api_key") or bool(environment.VLLM_API_KEY.read(environ))
-    if keyed or not is_at_every_address(vllm_args):
+    if requires_key(vllm_args, environ) or not is_at_every_address(vllm_args):
         return None
     return (
         f"other machines can use this server without an API key: it listens at {host or '0.0.0.0'};"

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from coldstart.launch.request import ServeRequest
 
 _LIBRARIES = ("import torch", "import vllm", "import engine")
-_LOAD, _FIRST_TOKEN = "load", "first token"
+_LOAD, _FIRST_TOKEN = "read tensors", "first token"
+# Name of _LOAD in the bundles of earlier releases.
+_EARLIER_LOAD = "load"
 # Spans of the server's main thread that contain all others of the engine; the remaining time is process creation.
 _CONTEXT = ("configure", "start engine", "build app")
 
@@ -69,7 +71,7 @@ def terms(spans: Mapping[str, float], ready_s: float) -> tuple[StartCosts, float
     Raises:
         KeyError: A required span is missing.
     """
-    load, prefill = spans[_LOAD], spans.get(_FIRST_TOKEN, 0.0)
+    load, prefill = spans[_EARLIER_LOAD if _EARLIER_LOAD in spans else _LOAD], spans.get(_FIRST_TOKEN, 0.0)
     libraries = sum(spans.get(name, 0.0) for name in _LIBRARIES)
     context = max(0.0, sum(spans[name] for name in _CONTEXT) - load)
     creation = max(0.0, ready_s - context - load - libraries - prefill)

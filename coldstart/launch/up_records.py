@@ -93,6 +93,13 @@ class UpDirectory:
         self.path.mkdir(mode=0o700, exist_ok=True)
         files.write_atomic(self.path / _RECORD, json.dumps(asdict(record)).encode(), mode=0o600)
 
+    def write_phases(self, phases: str) -> None:
+        """Replace the phases; an empty text removes them. Raises OSError."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self.phases.unlink(missing_ok=True)
+        if phases:
+            self.phases.write_text(phases, encoding="utf-8")
+
     def end(self) -> None:
         """Remove the record unless another process that runs supervises the server, and retain the log."""
         if (running := self.read()) is None or running.pid == os.getpid():

@@ -150,7 +150,7 @@ def look_up(
 ) -> Lookup:
     """Compose the key of the model ``word`` on this machine and look it up among accepted bundles.
 
-    Raises the errors of `resolution.resolve`, and UsageError for an option that the installed vLLM does not have.
+    Raises the errors of `resolution.resolve`, and UsageError for an argument that `options.check` refuses.
     """
     cache, given = cache or Cache.at(), Arguments(vllm_args)
     options.check(given)
@@ -201,6 +201,7 @@ def miss(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBun
             hint=f"coldstart trust add FILE, with its maker's public key; or {take}{create}",
         )
     if lookup.nearest is None:
+        create += "; or fetch a bundle: coldstart pull ADDRESS"
         detail = "and none for this model under another key"
         differences: list[str] = []
     else:

@@ -1,6 +1,6 @@
-"""Check the names of vLLM's options before a key is computed, against the installed vLLM's sources; vLLM is not imported.
+"""Check vLLM's options before a key is computed, against the installed vLLM's sources; vLLM is not imported.
 
-vLLM's own parser checks the values at the start. A key of misspelt arguments would miss every bundle.
+A key of misspelt arguments would miss every bundle. `option_values` checks the values.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from coldstart.contract.arguments import SHORT, Arguments
 from coldstart.errors import UsageError
+from coldstart.models import option_values
 from coldstart.system import runtime
 
 # vLLM's engine options are literals; those of its API server are the fields of a class.
@@ -24,13 +25,18 @@ _OPTION = re.compile(r"--([A-Za-z][\w-]*)")
 
 
 def check(given: Arguments) -> None:
-    """Raise UsageError for an option that the installed vLLM does not have. Do nothing if its sources are not found.
+    """Raise UsageError for an option or a value that the installed vLLM rejects. Do nothing if its sources are not found."""
+    if list_options():
+        check_names(given)
+        option_values.check(given)
+
+
+def check_names(given: Arguments) -> None:
+    """Raise UsageError for an option that the installed vLLM does not have.
 
     As in vLLM, an option may be abbreviated, has dashes or underscores, and a plugin may add options.
     """
     known = list_options()
-    if not known:
-        return
     for word in given:
         match = _OPTION.match(word)
         name = match[1].replace("_", "-").lower() if match else ""

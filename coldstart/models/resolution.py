@@ -9,11 +9,13 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.errors import UsageError
 from coldstart.models import checkpoint_files, hub, tiny
 from coldstart.models.aliases import ALIASES, NAMES
@@ -187,10 +189,14 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UsageError(
-            f"Cannot read the model in {directory}: it contains no config.json.",
-            hint="pass a directory that contains config.json",
-        ) from error
+        message = f"Cannot read the model in {directory}: it contains no config.json."
+        hint = "pass a directory that contains config.json"
+        if OciLayout(directory).exists:
+            message, hint = (
+                f"{message} It contains bundles.",
+                f"coldstart pull {shlex.quote(str(directory))}, then name the bundle",
+            )
+        raise UsageError(message, hint=hint) from error
     except ValueError as error:
         raise UsageError(f"{path} is not valid JSON: {error}.", hint="fetch the model again") from error
     if not isinstance(config, dict):

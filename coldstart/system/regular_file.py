@@ -56,6 +56,15 @@ def read_key(file: Path) -> str:
     return key
 
 
+def describe_exposure(file: Path) -> str | None:
+    """Return a warning if other users can read the file of a secret, else None."""
+    try:
+        exposed = file.stat().st_mode & stat.S_IROTH
+    except OSError:
+        return None
+    return f"other users can read {file} (hint: chmod 600 {shlex.quote(str(file))})" if exposed else None
+
+
 def _format_making(file: Path) -> str:
     """Return the command that makes a key file which only its owner can read."""
     name = shlex.quote(str(file))

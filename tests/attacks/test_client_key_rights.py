@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from support.fake_upstream import TWO, Stage, run, staged, wait_until
 from coldstart.host.client_keys import ClientKeys
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.log import Log
+from coldstart.host.live.refusal_log import MAX_PATH, RefusalLog
 
 CLIENTS = {
     "laptop": 'models = ["alpha"]\nrequests_per_minute = 3',
@@ -198,8 +201,53 @@ def test_running_gateway_notices_a_changed_key_and_survives_a_broken_file(tmp_pa
             (tmp_path / "keys.toml").write_text("[ci\n")
             await wait_until(lambda: "client keys refused" in sink.getvalue())
             assert await answers(stage, "rotated") == 200 and "rotated" not in sink.getvalue()
+            assert "is not TOML" in stage.driver.status()["host"]["client_keys_error"]
+            assert b"coldstart_host_client_keys_refused 1.0" in stage.driver.metrics.text()
             write_clients(tmp_path, {"ci": 'models = ["a", "absent"]'})
             await wait_until(lambda: "ci may use absent, but no model has this name" in sink.getvalue())
             assert sink.getvalue().count("but no model") == 1
+            assert not stage.driver.status()["host"]["client_keys_error"]
+            assert b"coldstart_host_client_keys_refused 0.0" in stage.driver.metrics.text()
+            (tmp_path / "ci.key").chmod(0o644)
+            await wait_until(lambda: "chmod 600" in sink.getvalue())
 
     run(work())
+
+
+def test_refusals_are_logged_once_per_client_and_minute_without_the_key(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:
+            sink = io.StringIO()
+            stage.driver.log = Log(sink)
+            for key in ("guessed-1", "guessed-2", "guessed-3"):
+                assert (await _ask(stage, key, "a", "/v1/chat/completions"))[0] == 401
+            for path in ("/status", "/metrics"):
+                assert (await _send(stage, "GET", path, "key-of-ci"))[0] == 403
+            assert (await _ask(stage, "key-of-nothing", "a"))[0] == 403
+            for _ in range(5):
+                status, _, _ = await _ask(stage, "key-of-laptop", "a", "/v1/completions?key=key-of-laptop")
+            assert status == 429
+            lines = [json.loads(line) for line in sink.getvalue().splitlines()]
+            assert [
+                (one["client"], one["path"], one["status"])
+                for one in lines
+                if one["event"] == "request refused"
+            ] == [
+                ("unknown", "/v1/chat/completions", 401),
+                ("ci", "/status", 403),
+                ("nothing", "/v1/completions", 403),
+                ("laptop", "/v1/completions", 429),
+            ]
+            assert "guessed" not in sink.getvalue() and "key-of" not in sink.getvalue()
+
+    run(work())
+
+
+def test_refusals_are_logged_again_after_a_minute_and_with_a_bounded_path() -> None:
+    now, sink = [0.0], io.StringIO()
+    log = RefusalLog(SimpleNamespace(log=Log(sink)), lambda: now[0])  # type: ignore[arg-type]
+    for now[0] in (0.0, 59.0, 60.0):
+        for status in (401, 404, 503):
+            log.record({"path": "/" + "x" * 10_000}, status)
+    lines = [json.loads(line) for line in sink.getvalue().splitlines()]
+    assert [len(line["path"]) for line in lines] == [MAX_PATH, MAX_PATH]

@@ -27,6 +27,7 @@ def key_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     file = home / "key"
     file.write_text(f"{KEY}\n")
+    file.chmod(0o600)
     return file
 
 

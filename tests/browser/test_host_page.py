@@ -35,6 +35,7 @@ def _respond(connection: Any, asked: Asked) -> None:
     status = build_status()
     status["models"][0]["last_start"]["spans"] = SPANS
     status["host"]["runtime_template_error"] = "no <i>room</i>"
+    status["host"]["client_keys_error"] = "no <i>file</i>"
     known = {
         "/ui": ("text/html", ui.page),
         "/status": ("application/json", lambda: json.dumps(status | {"time_unix_s": time.time()})),
@@ -77,11 +78,15 @@ def test_page_shows_the_status_as_text(page: Page, host_url: str) -> None:
     page.open(f"{host_url}/ui")
     page.wait_until("document.querySelectorAll('#models tr').length === 2")
     rows = page.evaluate("[...document.querySelectorAll('#models tr')].map(row => row.innerText)")
-    assert rows[0].startswith(NAME) and "ready" in rows[0] and "10.0 GiB\t9.0 GiB" in rows[0]
+    assert rows[0].startswith(NAME) and "ready" in rows[0] and "10.00 GiB\t9216.0 MiB" in rows[0]
     assert rows[0].endswith("(0 8 * * 1-5)") and "2001" in rows[0] and rows[1].endswith("–")
     assert "failed" in rows[1] and "15.0 ms / 19.5 ms" in rows[1]
     errors = page.evaluate("document.getElementById('errors').innerText")
-    assert errors == "b: it fell <i>over</i>\nno runtime template: no <i>room</i>"
+    assert errors.splitlines() == [
+        "b: it fell <i>over</i>",
+        "client keys not applied, the former ones remain: no <i>file</i>",
+        "no runtime template: no <i>room</i>",
+    ]
 
 
 def test_phases_are_a_waterfall_from_begin_to_end(page: Page, host_url: str) -> None:

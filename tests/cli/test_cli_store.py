@@ -21,6 +21,17 @@ def test_list_names_the_next_command_when_store_is_empty(run: Run) -> None:
     assert "coldstart materialize" in run("list").stderr
 
 
+def test_list_marks_the_bundles_whose_code_does_not_run_here(run: Run, bundle: Bundle, home: Path) -> None:
+    signer = sign.host_key(paths.state_dir())
+    publish(Store(Cache.at().bundles), home / "scratch", key(dtype="float16"), signer=signer)
+    head, *rows = run("list").stdout.splitlines()
+    assert [row[head.index("trusted") :].split()[0] for row in rows] == ["no", "yes"]
+    listed = json.loads(run("list", "--format", "json").stdout)["bundles"]
+    assert [one["trusted"] for one in listed] == [False, True]
+    (sign.trust_dir(paths.state_dir()) / "bad.pub").write_text("no key")
+    assert bundle.ref in run("list", "-q").stdout
+
+
 def test_ls_is_list(run: Run, bundle: Bundle) -> None:
     assert run("ls", "-q").stdout == run("list", "-q").stdout
 
@@ -139,6 +150,24 @@ def test_an_archive_is_imported_first(run: Run, bundle: Bundle, home: Path, comm
         assert f"no bundle matches {archive!r}" in said and f"hint: coldstart import {archive}\n" in said
 
 
+def test_export_to_an_existing_file_names_the_option_that_replaces_it(run: Run, bundle: Bundle) -> None:
+    archive = run("export", "org/tiny").stdout.strip()
+    said = run("export", "org/tiny", code=2).stderr
+    assert f"error: {archive} exists already" in said and "hint: replace it with --force" in said
+    run("export", "org/tiny", "--force")
+
+
+def test_directory_of_bundles_is_pulled_first(run: Run, bundle: Bundle, home: Path) -> None:
+    run("push", "org/tiny", "shared")
+    said = run("validate", "shared", code=2).stderr
+    assert f"hint: coldstart pull {home / 'shared'}, then name the bundle\n" in said
+
+
+@pytest.mark.parametrize("word", ["org/other", "tiny-llama"])
+def test_validate_advises_a_pull_when_the_bundle_does_not_exist(run: Run, word: str) -> None:
+    assert "coldstart pull ADDRESS" in run("validate", word, code=3).stderr
+
+
 def test_export_and_import_elsewhere(run: Run, bundle: Bundle, home: Path) -> None:
     assert run("export", "org/tiny").stdout == "org--tiny-v1.oci.tar\n"
     done = run("import", "org--tiny-v1.oci.tar", "--cache-dir", "other")
@@ -150,6 +179,56 @@ def test_export_and_import_elsewhere(run: Run, bundle: Bundle, home: Path) -> No
 def test_push_and_pull_through_a_directory(run: Run, bundle: Bundle) -> None:
     there = run("push", "org/tiny", "shared").stdout.strip()
     assert run("pull", there, "--cache-dir", "other").stdout.strip() == bundle.ref
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("docker:foo/bar", "./docker:foo/bar"),
+        ("gs:/b", "./gs:/b"),
+        ("C:\\x", "'./C:\\x'"),
+        (" oci://h/x", "'dir:// oci://h/x'"),
+        ("there ", "'dir://there '"),
+        ("registry.example/foo:v1", "oci://registry.example/foo:v1;"),
+        ("localhost:5000/foo", "oci://localhost:5000/foo;"),
+    ],
+)
+def test_push_and_pull_refuse_what_is_no_address(
+    run: Run, bundle: Bundle, home: Path, address: str, hint: str
+) -> None:
+    for words in (("push", "org/tiny"), ("pull",)):
+        before = {path.name for path in home.iterdir()}
+        said = run(*words, address, code=2).stderr
+        assert hint in said.splitlines()[-1]
+        assert {path.name for path in home.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["./docker:foo", "dir://there ", "my.dir/foo", "a/b:c", "a:b"])
+def test_push_and_pull_accept_a_directory_with_an_odd_name(
+    run: Run, bundle: Bundle, home: Path, name: str
+) -> None:
+    (home / "a:b").mkdir()
+    there = run("push", "org/tiny", name).stdout.strip()
+    assert run("pull", f"{name}@{bundle.digest}", "--cache-dir", "other").stdout.strip() == bundle.ref
+    assert there.endswith(f"@{bundle.digest}")
+
+
+def test_pull_names_the_full_path_that_is_no_layout(run: Run, home: Path) -> None:
+    (home / "one/two").mkdir(parents=True)
+    assert f"{home}/one/two is not an image layout" in run("pull", f"{home}/one/two", code=1).stderr
+
+
+def test_archive_commands_hint_push_and_pull_when_they_get_an_address(run: Run, bundle: Bundle) -> None:
+    assert "hint: coldstart push REF ADDRESS" in run("export", "org/tiny", "--to", "oci://h/x", code=2).stderr
+    assert "hint: coldstart pull ADDRESS" in run("import", "docker://foo/bar", code=2).stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "push", "prune"])
+def test_an_absent_version_lists_those_that_exist(run: Run, bundle: Bundle, home: Path, command: str) -> None:
+    publish(Store(Cache.at().bundles), home / "scratch", blocks=9)
+    more = ["there"] if command == "push" else []
+    said = run(command, "org/tiny:v9", *more, code=3).stderr
+    assert "no bundle matches 'org/tiny:v9': org/tiny has v1, v2" in said and "\nhint: " in said
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove"])
@@ -194,14 +273,32 @@ def test_prune_keeps_the_newest_and_drops_the_named(run: Run, bundle: Bundle, ho
     assert run("list", "-q").stdout.strip() == ""
 
 
+def test_prune_dry_run_names_the_command_that_removes_the_same(run: Run, bundle: Bundle, home: Path) -> None:
+    publish(Store(Cache.at().bundles), home / "scratch", blocks=9)
+    noted = run("prune", "org/tiny:v2", "--dry-run").stderr
+    assert noted.endswith("Next: coldstart prune org/tiny:v2\n")
+    assert "Next: coldstart prune\n" in run("prune", "--dry-run").stderr
+    assert "Next: coldstart prune --keep 2\n" in run("prune", "--keep", "2", "--dry-run").stderr
+    other = run("prune", "--cache-dir", "a b", "--dry-run").stderr
+    assert f"Next: coldstart prune --cache-dir '{home / 'a b'}'\n" in other
+
+
 def test_trust_add_accepts_a_public_key(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = json.loads(run("trust", "show", "--format", "json").stdout)
     (home / "friend.pub").write_text(shown["public_key"])
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "elsewhere"))
-    run("trust", "add", "friend.pub", "--name", "friend")
+    added = run("trust", "add", "friend.pub", "--name", "friend").stdout
+    assert added == f"added friend ({shown['fingerprint']})\n"
     keys = json.loads(run("trust", "list", "--format", "json").stdout)["keys"]
     assert {entry["own"] for entry in keys} == {True, False}
     assert shown["fingerprint"] in {entry["fingerprint"] for entry in keys}
+
+
+def test_trust_show_names_the_file_that_it_wrote(run: Run, home: Path) -> None:
+    done = run("trust", "show", "--output", "build farm.pem")
+    assert "Next, on the other machine: coldstart trust add 'build farm.pem'\n" in done.stderr
+    run("trust", "add", "build farm.pem")
+    assert "coldstart trust add FILE\n" in run("trust", "show").stderr
 
 
 def _pem(home: Path, name: str) -> str:
@@ -228,7 +325,7 @@ def test_trust_remove_refuses_a_bundle_when_its_verification_was_remembered(run:
 
 def test_trust_remove_names_its_key_by_name_file_or_fingerprint(run: Run, home: Path) -> None:
     for form in (str, lambda mark: mark[8:20], lambda _: "friend", lambda mark: f"friend-{mark[8:]}.pub"):
-        mark = run("trust", "add", _pem(home, "friend"), "--name", "friend").stdout.strip()
+        mark = run("trust", "add", _pem(home, "friend"), "--name", "friend", "-q").stdout.strip()
         assert mark in run("trust", "remove", form(mark)).stdout
         assert mark not in run("trust", "list").stdout
 
@@ -269,6 +366,11 @@ def test_trust_add_refuses_a_file_without_a_key(run: Run, home: Path) -> None:
     (home / "bad.pub").write_text("nonsense")
     assert "bad.pub" not in run("trust", "list").stdout
     assert run("trust", "add", "bad.pub", code=1).stdout == ""
+
+
+def test_trust_add_names_the_file_without_a_key(run: Run, home: Path) -> None:
+    (home / "f.txt").write_text("not a key")
+    assert "f.txt is not a public key in PEM" in run("trust", "add", "f.txt", code=1).stderr
 
 
 def test_doctor_answers_with_an_exit_code(run: Run) -> None:

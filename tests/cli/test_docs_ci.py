@@ -110,6 +110,18 @@ def test_a_bundle_altered_in_the_store_fails_with_the_finding(
                 alter(Store(tmp_path / variables["COLDSTART_CACHE_DIR"] / "bundles"), runner.bundle)
 
 
+@pytest.mark.slow
+def test_failed_pull_leaves_no_report_of_an_earlier_job(tmp_path: Path) -> None:
+    (job,) = GITLAB.values()
+    runner = Runner(tmp_path, job["variables"])
+    alter(runner.origin, runner.bundle)
+    report = tmp_path / "coldstart.xml"
+    report.write_text("<testsuites/>")
+    code, said = runner.run("\n".join(job["script"]))
+    assert code == 1 and "CS-DIGEST" in said
+    assert not report.exists()
+
+
 @pytest.mark.parametrize(("variables", "lines"), list(jobs()))
 def test_the_wheel_is_the_one_that_make_dist_builds(variables: Mapping[str, str], lines: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -75,7 +75,8 @@ def running(tmp_path: Path) -> Iterator[tuple[str, list[Any]]]:
     """Run a fake gateway of a fleet; yield its URL and the received orders."""
     asked: list[Any] = []
     status = {
-        "gateway": {"url": "u", "pid": 7, "uptime_s": 5.0, "requests": 9, "held": 1, "in_flight": 2, "again": 0, "refused": {}},
+        "gateway": {"url": "u", "pid": 7, "uptime_s": 5.0, "requests": 9, "held": 1, "in_flight": 2, "again": 0, "refused": {},
+                    "client_keys_error": "keys.toml is not TOML"},
         "controller": None,
         "servers": [{"name": "s-1", "free_bytes": [1 << 30], "memory_bytes": 2 << 30, "draining": True,
                      "network_bytes_s": 1e9, "observed_bytes_s": 5e8}],
@@ -106,6 +107,7 @@ def test_commands_show_and_change_a_running_fleet(run: Run, running: tuple[str, 
     shown = run("fleet", "status", *where).stdout
     assert "m#1 serving on s-1:0: in flight 2 of 8, fresh in 2.00 s" in shown
     assert "/s configured" in shown and "/s observed" in shown
+    assert "client keys not applied, the former ones remain: keys.toml is not TOML" in shown
     assert "the controller cannot be reached" in shown and "draining" in shown and "no weights" in shown
     assert (
         json.loads(run("fleet", "status", *where, "--format", "json").stdout)["servers"][0]["name"] == "s-1"
@@ -125,4 +127,6 @@ def test_invalid_arguments_are_reported_at_once(run: Run, tmp_path: Path) -> Non
     assert "--memory" in run("fleet", "join", "127.0.0.1:1", code=2).stderr
     both = run("fleet", "up", "--address", "127.0.0.1:1", "--memory", "1GB", code=2)
     assert "not to the one at --address" in both.stderr
+    unitless = run("fleet", "up", "--memory", "60", code=2)
+    assert "hint: --memory 60MiB" in unitless.stderr
     assert "invalid limits" in run("fleet", "deploy", "m", "--slo", "fast", code=2).stderr

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer
+from coldstart.artifacts.errors import FormatTooNewError
 from coldstart.commands import cli
 from tools.command_line import parse
 from tools.shell import Run
@@ -127,7 +128,7 @@ def test_parse_refuses_invalid_commands(words: list[str]) -> None:
     [
         (("inspect", "/etc"), "pass a directory that contains config.json"),
         (("import", "nofile.tar"), "coldstart export NAME --to nofile.tar"),
-        (("import", "/etc"), "coldstart export NAME --to /etc"),
+        (("import", "/etc"), "for the bundles of a directory: coldstart pull /etc"),
         (
             ("import", "/etc/hostname"),
             "name a file that coldstart export wrote; if it is one, copy the archive again, or write it again where "
@@ -135,9 +136,23 @@ def test_parse_refuses_invalid_commands(words: list[str]) -> None:
         ),
         (("list", "--config", "bad.toml"), "write TOML, such as [serve] and below it port = 8000"),
         (("list", "--config", "/etc"), "name another: --config FILE"),
-        (("trust", "add", "nofile.pem"), ""),
+        (("trust", "add", "nofile.pem"), "name a public key"),
+        (("trust", "add", "bad.toml"), "name a public key"),
+        (("trust", "remove", "host"), "name another key: coldstart trust list"),
+        (
+            ("host", "--host-file", "bad.toml"),
+            "fix line 1 of bad.toml: write [TABLE] or KEY = VALUE, with text in quotes",
+        ),
+        (("host", "--host-file", "latin.toml"), "save latin.toml as text in UTF-8"),
     ],
 )
 def test_each_error_has_a_hint(words: tuple[str, ...], hint: str, run: Run, home: Path) -> None:
     (home / "bad.toml").write_text("[serve\n")
+    (home / "latin.toml").write_bytes(b"memory = '\xe9'\n")
     assert f"\nhint: {hint}" in run(*words, code=None).stderr
+
+
+def test_a_newer_release_is_installed_as_the_tutorial_does() -> None:
+    hint, page = FormatTooNewError.default_hint, (ROOT / "docs/tutorial/install.md").read_text()
+    for command in ("make dist", "pip install dist/coldstart_vllm-*.whl"):
+        assert command in hint and f"\n{command}\n" in page

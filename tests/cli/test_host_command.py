@@ -16,6 +16,7 @@ from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
 from tools.shell import Run
 
+from coldstart.contract.fallback import Fallback
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived, Failed, Started
@@ -23,6 +24,8 @@ from coldstart.host.live.run import ModelHost
 from coldstart.host.running_hosts import own_directory, publish_url
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, LastStart
+
+HOST_FILE = 'memory = "9MiB"\n[models.a]\nargs = []\nmemory = "4MiB"\nstart_s = 1.0\n'
 
 
 def _status_document() -> dict[str, Any]:
@@ -33,10 +36,13 @@ def _status_document() -> dict[str, Any]:
     core.handle(Started("a", 2.0), 2.0)
     core.handle(Arrived("2", "b"), 2.0)
     core.handle(Failed("b", "no weights \x1b[31m"), 3.0)
-    facts.get_model("a").last_start = LastStart(1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25})
+    facts.get_model("a").last_start = LastStart(
+        1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25}, (Fallback("compile", "it is not trusted"),)
+    )
     facts.get_model("a").next_prewarm_unix_s = 1e9
     facts.template_error = "a model fits in 8.0 GiB only without the template"
     facts.config_error = "memory: invalid size 'much'"
+    facts.client_keys_error = "the client key file keys.toml is not TOML"
     return status.document(core, facts, 4.0, 1e9)
 
 
@@ -56,24 +62,28 @@ def host() -> Iterator[str]:
 def test_status_as_a_table(run: Run, host: str) -> None:
     said = run("host", "status", "--url", host)
     lines = said.stdout.splitlines()
-    assert "pid 77" in lines[0] and "memory 3.0 GiB of 8.0 GiB" in lines[0]
-    rows = {line.split()[0]: line for line in lines[3:]}
+    assert "pid 77" in lines[0] and "memory 3072.0 MiB of 8192.0 MiB" in lines[0]
+    assert lines[2] == "http://127.0.0.1:1/ui  page of the host for a browser"
+    rows = {line.split()[0]: line for line in lines[4:]}
     assert "ready" in rows["a"] and "snapshot 2.00 s (load 1.50, thaw 0.25)" in rows["a"]
-    assert "failed" in rows["b"] and "(1.0 GiB)" in rows["b"]
+    assert "failed" in rows["b"] and "(1024.0 MiB)" in rows["b"]
     assert re.search(r"^a: prewarm 0 8 \* \* 1-5, next 2001-09-09 \d\d:46 \S+$", said.stdout, re.MULTILINE)
     assert "b: prewarm" not in said.stdout
+    assert "a: fallback of the last start: compile: it is not trusted\n" in said.stdout
     assert "b: no weights \\x1b[31m" in said.stdout
     assert "no runtime template: a model fits in 8.0 GiB only without the template" in said.stdout
     assert "configuration not applied: memory: invalid size 'much'" in said.stdout
+    refused = "client keys not applied, the former ones remain: the client key file keys.toml is not TOML"
+    assert refused in said.stdout
 
 
 def test_table_has_the_gpu_memory_where_it_is_known() -> None:
     document = _status_document()
     assert "GPU memory" not in render(document)
     document["models"][0]["gpu_memory_bytes"] = 5 << 29
-    head, first, second = render(document).splitlines()[3:6]
+    head, first, second = render(document).splitlines()[4:7]
     assert re.search(r"memory +GPU memory +waiting", head)
-    assert re.search(r"3\.0 GiB +2\.5 GiB +0", first) and re.search(r"\(1\.0 GiB\) +0", second)
+    assert re.search(r"3072\.0 MiB +2560\.0 MiB +0", first) and re.search(r"\(1024\.0 MiB\) +0", second)
 
 
 def test_table_shows_the_progress_of_a_start_if_the_host_reports_it() -> None:
@@ -97,6 +107,7 @@ def test_status_fits_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPat
 def test_status_as_json(run: Run, host: str) -> None:
     said = json.loads(run("host", "status", "--url", host, "--format", "json").stdout)
     assert [model["state"] for model in said["models"]] == ["ready", "failed"]
+    assert said["host"]["client_keys_error"] == "the client key file keys.toml is not TOML"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +128,7 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "run", "tiny-lama"), 2, "hint: coldstart host tiny-llama --memory"),
         (("host", "/etc/hostname"), 2, "hint: coldstart host --host-file /etc/hostname"),
         (("host", "tiny-llama", "--memory", "lots"), 2, "invalid size 'lots'"),
+        (("host", "tiny-llama", "--memory", "920"), 2, "hint: --memory 920MiB"),
         (("host", "tiny-llama", "--memory", "1GiB", "--policy", "x"), 2, "unknown policy"),
         (("host", "tiny-llama", "--memory", "1GiB", "--heartbeat", "0"), 2, "--heartbeat"),
         (("host", "tiny-llama", "--memory", "1GiB", "--on-miss", "x"), 2, "on_miss"),
@@ -154,12 +166,17 @@ def test_keys_that_open_nothing_are_warned_about(
 ) -> None:
     write_clients(tmp_path, {"laptop": lines})
     (tmp_path / "operator.key").write_text("key-of-operator\n")
-    (tmp_path / "host.toml").write_text("memory = 9\n[models.a]\nargs = []\nmemory = 4\nstart_s = 1.0\n")
+    (tmp_path / "operator.key").chmod(0o644)
+    (tmp_path / "laptop.key").chmod(0o600 if warned else 0o644)
+    (tmp_path / "host.toml").write_text(HOST_FILE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         files = ("--host-file", "host.toml", "--client-keys", "keys.toml", "--port", port)
         said = run("host", *files, *options, code=2).stderr
-    assert "cannot listen" in said
+    assert f"cannot listen at 127.0.0.1:{port}: another process listens there" in said
+    assert re.search(r"^hint: choose another port: --port \d+$", said, re.MULTILINE)
+    exposed = ["operator.key"] * bool(options) + ["laptop.key"] * (not warned)
+    assert re.findall(r"other users can read \S+ \(hint: chmod 600 (\S+)\)", said) == exposed
     assert ("(hint: --api-key-file FILE, or admin = true for a client)" in said) == warned
     assert ("the client laptop may use aa, but no model has this name" in said) == warned
 
@@ -168,16 +185,21 @@ def test_first_lines_name_the_address_and_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "host.toml"
-    file.write_text("memory = 9\n[models.a]\nargs = []\nmemory = 4\nstart_s = 1.0\n")
-    reason = "a model fits in 9.0 MiB only without the template's 540.0 MiB (hint: raise memory to 544MiB)"
+    file.write_text(HOST_FILE)
     url = "http://127.0.0.1:1"
-    monkeypatch.setattr(ModelHost, "run", lambda host: host.announce(url, host.file, reason) or 0)
+    monkeypatch.setattr(ModelHost, "run", lambda host: host.announce(url, host.file) or 0)
     cli.load("host").main(["--host-file", str(file)], standalone_mode=False)
     said = capsys.readouterr()
-    assert f"warning: no runtime template: {reason}\n" in said.err
     first, second = said.out.splitlines()
-    assert first == "http://127.0.0.1:1  host of a, memory limit 9 B"
+    assert first == "http://127.0.0.1:1  host of a, memory limit 9.0 MiB"
     assert second.startswith("http://127.0.0.1:1/ui ")
+
+
+def test_a_host_file_with_a_memory_without_its_unit_is_a_usage_error(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "host.toml").write_text("memory = 920\n[models.a]\nargs = []\nmemory = 4\nstart_s = 1.0\n")
+    said = run("host", "--host-file", "host.toml", code=2).stderr
+    assert "host file host.toml: memory: no model fits in 920 bytes" in said
+    assert 'hint: write memory = "920MiB"' in said
 
 
 @pytest.mark.parametrize(("options", "default"), [((), "fail"), (("--on-miss", "warn"), "warn")])
@@ -195,6 +217,33 @@ def test_on_miss_is_the_default_of_the_models_of_the_file(
 def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
     assert "requires an API key" in run("host", "status", "--url", host, "--api-key", "wrong", code=1).stderr
     assert "is not a host" in run("host", "status", "--url", host + "/other", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("reason", "key", "lines"),
+    [
+        (
+            'the host file is invalid (hint: write memory = "9GiB") now',
+            None,
+            'error: the host refuses: the host file is invalid now\nhint: write memory = "9GiB"\n',
+        ),
+        (
+            "no model",
+            "operators",
+            "error: the host refuses: no model\nhint: coldstart host status --url {url} --api-key-file FILE\n",
+        ),
+        ("no model", None, "error: the host refuses: no model\nhint: coldstart host status --url {url}\n"),
+    ],
+)
+def test_hint_of_a_refused_order_works_with_the_key_and_contains_no_other(
+    run: Run, reason: str, key: str | None, lines: str
+) -> None:
+    def respond(connection: socket.socket, asked: Asked) -> None:
+        say(connection, {"error": {"message": reason}}, 400)
+
+    with answering(respond) as server:
+        words = ("host", "reload", "--url", server.url, *(["--api-key", key] if key else []))
+        assert run(*words, code=1).stderr.endswith(lines.format(url=server.url))
 
 
 def test_variable_sets_the_url_of_every_command(run: Run, host: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_dry_run_does_not_materialize(model: str, run: Run) -> None:
 def test_serve_refuses_a_port_in_use_before_it_materializes(model: str, run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
-        done = run("serve", model, "--on-miss", "materialize", "--port", str(port), code=1)
+        done = run("serve", model, "--on-miss", "materialize", "--port", str(port), code=2)
     assert f"cannot listen at 127.0.0.1:{port}: another process listens there" in done.stderr
     assert "hint: choose another port: --port " in done.stderr
     assert not Cache.at().bundles.exists()

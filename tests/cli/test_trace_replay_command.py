@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -95,7 +96,69 @@ def test_a_replay_of_failed_requests_lists_the_causes_and_ends_with_no(run: Run,
     with running(FakeServer("error")) as server:
         url = f"http://127.0.0.1:{server.port}"
         done = run("trace-replay", str(trace), "--target", url, code=1)
+        found = json.loads(run("trace-replay", str(trace), "--target", url, "--format=json", code=1).stdout)
     assert "10 of 10 requests failed: " in done.stderr and "None of the 10 requests succeeded" in done.stderr
+    (cause,) = found["causes"]
+    assert cause["requests"] == 10 and f"10 of 10 requests failed: {cause['error']}" in done.stderr
+
+
+def test_hint_without_a_target_works_when_it_is_followed(run: Run, trace: Path) -> None:
+    for options in ([], ["--profile", "profile.json"]):
+        hint = run("trace-replay", str(trace), *options, code=2).stderr.splitlines()[-1]
+        assert f"coldstart trace-replay {trace} --target URL" in hint
+        command = hint.rpartition("without a server: coldstart ")[2].replace("REF", "profile.json")
+        run(*shlex.split(command))
+
+
+def test_hint_for_a_simulated_fleet_or_host_works_when_it_is_followed(
+    run: Run, trace: Path, home: Path
+) -> None:
+    (home / "a fleet.toml").write_text(FLEET)
+    (home / "host.toml").write_text(HOST)
+    for option, file in (("--fleet", "a fleet.toml"), ("--host", "host.toml")):
+        hint = run("trace-replay", str(trace), option, file, code=2).stderr.splitlines()[-1]
+        run(*shlex.split(hint.partition("hint: coldstart ")[2].replace("REF", "profile.json")))
+
+
+@pytest.mark.parametrize("target", [[], ["--host", "host.toml"], ["--fleet", "fleet.toml"]])
+def test_an_empty_trace_is_reported(run: Run, home: Path, trace: Path, target: list[str]) -> None:
+    (home / "empty.jsonl").touch()
+    (home / "host.toml").write_text(HOST)
+    (home / "fleet.toml").write_text(FLEET)
+    given = ["empty.jsonl", "--simulate", "--profile", "profile.json", *target]
+    done = run("trace-replay", *given, code=2)
+    assert "the trace empty.jsonl contains no rows" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "nofile.jsonl",
+        "--profile=trace.jsonl",
+        "--profile=program",
+        "--slo=foo",
+        "--slo=ttft=x",
+        "--speedup=0",
+        "--speedup=nan",
+        "--limit=0",
+        "--limit=-1",
+        "--duration=-1",
+        "--rate=0",
+        "--models=,",
+        "--models=",
+        "--models=a,,b",
+        "--on-bad-row=x",
+        "--max-prompt=0",
+        "--rate=1 --cv=0",
+    ],
+)
+def test_an_invalid_option_has_a_hint(run: Run, trace: Path, home: Path, given: str) -> None:
+    (home / "program").write_bytes(b"\x7fELF\xff")
+    words = ["trace.jsonl", "--simulate", "--profile=profile.json", *given.split()]
+    if given == "nofile.jsonl":
+        words = [given, *words[1:3]]
+    done = run("trace-replay", *words, code=2)
+    assert "\nhint: " in done.stderr and not done.stdout
 
 
 def test_dead_target_exits_1_with_the_report(run: Run, trace: Path) -> None:
@@ -211,7 +274,7 @@ def test_host_simulation_of_two_models_that_do_not_fit_together(run: Run, trace:
 def test_host_file_needs_simulation_and_its_models(run: Run, trace: Path, home: Path) -> None:
     (home / "host.toml").write_text(HOST)
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--host", "host.toml", code=2)
-    assert "--simulate --host" in live.stderr
+    assert "--simulate --host host.toml --profile REF" in live.stderr
     other = ["--simulate", "--profile", "profile.json", "--host", "host.toml", "--models", "nobody"]
     assert "contains no model nobody" in run("trace-replay", str(trace), *other, code=2).stderr
 
@@ -241,6 +304,6 @@ def test_fleet_simulation_uses_the_times_of_each_model(run: Run, trace: Path, ho
     assert found["models"]["small"]["requests"] == 5 and found["starts"] == 2
     assert "simulated fleet of 2 servers, placement pipeline: 10 requests" in run(*given).stdout
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--fleet", "fleet.toml", code=2)
-    assert "--simulate --fleet" in live.stderr
+    assert "--simulate --fleet fleet.toml" in live.stderr
     assert "give one of them" in run(*given, "--host", "host.toml", code=2).stderr
     assert "contains no model nobody" in run(*given, "--models", "nobody", code=2).stderr

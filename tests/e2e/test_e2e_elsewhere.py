@@ -1,4 +1,6 @@
-"""A bundle moved to another home, store and working directory: its code runs only if trusted, then with every fast path.
+"""A bundle moved to another home, store, working directory and place of torch.
+
+Its code runs only if trusted, then with every fast path.
 
 Three starts on one machine: the signer is unknown, the signer is trusted, a blob is damaged.
 """
@@ -9,6 +11,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +51,12 @@ def elsewhere(machine: Machine, bundle: Any, tmp_path_factory: pytest.TempPathFa
     path = f"{_watched_compilers(scratch / 'bin', calls)}:{os.environ['PATH']}"
     root = machine.root.parent / "elsewhere"
     shutil.rmtree(root, ignore_errors=True)
+    # torch is installed at another path there.
+    (scratch / "packages").mkdir()
+    (scratch / "packages" / "torch").symlink_to(Path(find_spec("torch").origin).parent)
     # vLLM loads no plugins here: a start must not depend on ours.
-    other = Machine(root, {"PATH": path, "VLLM_PLUGINS": ""})
+    more = {"PYTHONPATH": str(scratch / "packages"), "VLLM_PLUGINS": ""}
+    other = Machine(root, {"PATH": path, **more})
     other.run("import", str(scratch / "bundle.tar"))
     return Elsewhere(other, calls)
 

@@ -80,7 +80,7 @@ def test_weights_from_http_answer_vllms_tokens(
         assert source.total(FILE) == size and source.repeated(FILE) == 0
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     spans = {event["name"]: event for event in events}
-    assert {"fetch weights", "import vllm", "configure", "construct", "load"} <= spans.keys()
+    assert {"fetch weights", "import vllm", "configure", "construct model", "read tensors"} <= spans.keys()
     fetched = spans["fetch weights"]
     assert fetched["ts"] < spans["import vllm"]["ts"] + spans["import vllm"]["dur"]
 

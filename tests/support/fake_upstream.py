@@ -77,7 +77,9 @@ class FakeServer:
                 return
             await runner.setup()
             await self._site(runner).start()
-            self.ready.set_result(Ready(self.servers.mode, 4242, {"phases": {"load": 0.5}, "fallbacks": []}))
+            self.ready.set_result(
+                Ready(self.servers.mode, 4242, {"phases": {"read tensors": 0.5}, "fallbacks": []})
+            )
             await self.over.wait()
         finally:
             await runner.cleanup()

@@ -23,14 +23,14 @@ from coldstart.system.paths import Cache
 class Served:
     """Host with fake servers on a free port in this process."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **endpoint: Any) -> None:
         self.file, self.said = directory / "host.toml", io.StringIO()
         self.write(memory=15)
         self.servers = FakeServers(directory)
         self.servers.warm = lambda: None  # type: ignore[attr-defined]
         monkeypatch.setattr(running, "Starter", lambda *_, **__: self.servers)
         monkeypatch.setattr(running, "LOOK_S", 0.01)
-        options = HostOptions(Cache(directory), GatewayEndpoint(port=0), self.file)
+        options = HostOptions(Cache(directory), GatewayEndpoint(port=0, **endpoint), self.file)
         self.urls: list[str] = []
         self.host = ModelHost(
             configuration.load(self.file),

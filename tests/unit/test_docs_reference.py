@@ -14,6 +14,7 @@ from coldstart.commands import cli, config_file
 from coldstart.commands._options import FILE_KEYS, SHARED
 
 from coldstart import errors
+from coldstart.contract.template_levels import ENGINE, RUNTIME
 from coldstart.fleet import configuration as fleet_file
 from coldstart.fleet.live.metrics import FleetCollector, GatewayFigures, ModelLoad
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
@@ -21,7 +22,7 @@ from coldstart.fleet.timing import Costs
 from coldstart.host import configuration as host_file
 from coldstart.host.live import gateway_paths
 from coldstart.host.live.metrics import HostStatus, Metrics
-from coldstart.host.live.start_metrics import StartMetrics
+from coldstart.host.live.start_metrics import STAGES, StartMetrics
 from coldstart.host.model_state import State
 from coldstart.host.policies import POLICIES
 from coldstart.host.specification import HostSettings, Tier
@@ -158,3 +159,17 @@ def test_exit_code_page_names_every_code() -> None:
         130,
         143,
     }
+
+
+def test_page_of_starts_explains_every_phase_that_a_chart_shows() -> None:
+    text = (ROOT / "docs/explanation/starts.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- phases -->")[2].partition("<!-- /phases -->")[0]
+    steps = re.findall(
+        r'(?:phase|timeline\.measure)\(f?"([^"]+)"',
+        "".join(
+            (ROOT / file).read_text(encoding="utf-8")
+            for file in ("coldstart/launch/preparation.py", "commands/up.py")
+        ),
+    )
+    prepared = {step.replace("{level}", level) for step in steps for level in (ENGINE, RUNTIME)}
+    assert len(steps) == 3 and rows(table) == STAGES | prepared

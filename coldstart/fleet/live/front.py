@@ -242,6 +242,7 @@ class FleetFront:
                 "again": self.again_count,
                 "resumed": self.resumed_count,
                 "moved": self.moves.count,
+                "client_keys_error": self.facts.client_keys_error,
             },
             "controller": None,
             "servers": [],

@@ -2,7 +2,8 @@
 
 schema_version    1; members may be added, none is removed or changes its meaning within a version
 gateway           url, pid, version, uptime_s, requests, in_flight, held, refused: {HTTP status: count},
-                  again (requests admitted again), resumed (of these: streams that had begun), moved (streams)
+                  again (requests admitted again), resumed (of these: streams that had begun), moved (streams),
+                  client_keys_error: why the current client key file is not used; empty if it is, or without one
 controller        null if it cannot be reached, else: incarnation, pid, uptime_s, starts (groups), gateways, held
 servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s (as given), draining,
                   observed_bytes_s (of fetches that used the link alone; null: none yet)

@@ -9,12 +9,11 @@ from coldstart.errors import UsageError
 from coldstart.host.client_keys import ClientKey
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.answers import Scope
+from coldstart.host.live.explanation import explain
 from coldstart.host.live.front import Front
 from coldstart.host.live.gateway_paths import HEALTH, MODELS, OPEN, PASSED, READS, find_target
+from coldstart.host.live.refusal_log import CLIENT
 from coldstart.host.live.site_policy import SitePolicy
-
-CLIENT = "coldstart.client"
-"""Member of a scope: the client whose key the request has."""
 
 
 class AccessControl:
@@ -33,8 +32,8 @@ class AccessControl:
         if path == HEALTH or path in self._keyed or self._is_own_key(key):
             return None
         if (client := self._find_client(key)) is not None:
+            scope[CLIENT] = client
             if client.admin or path in OPEN or _is_for_models(scope):
-                scope[CLIENT] = client
                 return None
             return 403, f"the client {client.name} may use models only"
         if self.endpoint.requires_key and path not in OPEN:
@@ -49,17 +48,33 @@ class AccessControl:
         return None if keys is None else keys.find(key)
 
     def refresh_keys(self) -> None:
-        """Read the clients' keys again if their files have changed; log unknown models, or an error, which changes no key."""
+        """Read the clients' keys again if their files have changed."""
         keys = self.endpoint.client_keys
+        if keys is not None and keys.have_changed():
+            self.read_keys()
+
+    def read_keys(self) -> str:
+        """Read the clients' keys again, if there are any; log exposed key files and unknown models.
+
+        Return why the files cannot be used, else an empty text. The former keys then remain, and log and status show it.
+        """
+        facts, log, keys = self.front.facts, self.front.log, self.endpoint.client_keys
         if keys is None:
-            return
+            return ""
         try:
-            changed = keys.refresh()
+            found = {kind: names for kind, names in keys.read().items() if names}
         except UsageError as error:
-            self.front.log.say("client keys refused", reason=error.message)
-            return
-        for note in keys.describe_unknown_models(self.front.catalogue) if changed else ():
-            self.front.log.say("client keys name no model", reason=note)
+            facts.client_keys_error = explain(error) or error.message
+            log.say("client keys refused", reason=facts.client_keys_error)
+            return facts.client_keys_error
+        facts.client_keys_error = ""
+        if found:
+            log.say("client keys read", **found)
+        for note in keys.describe_exposed_files():
+            log.say("client key exposed", reason=note)
+        for note in keys.describe_unknown_models(self.front.catalogue):
+            log.say("client keys name no model", reason=note)
+        return ""
 
 
 def _is_for_models(scope: Scope) -> bool:

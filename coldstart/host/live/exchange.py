@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from coldstart.host.client_keys import ClientKey, ClientKeys
@@ -31,7 +32,8 @@ from coldstart.host.live.upstream import (
 class Exchange:
     """One request and its answer. `model` replaces the one that the body names; `client` of `keys` may use some models only.
 
-    `wait_s`: seconds until the client may send a request; 0: this request was counted towards its rate.
+    `wait_s`: seconds until the client may send a request; 0: this request was counted towards its rate. `count_refusal` is
+    called with the status of a request that its client may not send.
     """
 
     def __init__(
@@ -47,10 +49,11 @@ class Exchange:
         client: ClientKey | None = None,
         keys: ClientKeys | None = None,
         wait_s: float = 0.0,
+        count_refusal: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
         self.memory, self.heartbeat_s, self.model = memory, heartbeat_s, model
-        self.client, self.keys, self.wait_s = client, keys, wait_s
+        self.client, self.keys, self.wait_s, self._count_refusal = client, keys, wait_s, count_refusal
         self.id = headers.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
@@ -93,13 +96,13 @@ class Exchange:
             if self.keys is not None and not self.wait_s:
                 self.keys.give_back(self.client)
             self.front.metrics.count_client(self.client.name, "other_model")
-            self.front.facts.refused[403] += 1
+            self._count_refusal(403)
             reason = f"the client {self.client.name} may not use the model `{asked}`"
             await self._refused(AdmissionRefusedError(403, reason))
             return
         if self.client is not None and self.wait_s:
             self.front.metrics.count_client(self.client.name, "rate_limited")
-            self.front.facts.refused[429] += 1
+            self._count_refusal(429)
             await self._refused(AdmissionRefusedError(429, self.client.describe_rate(), self.wait_s))
             return
         try:

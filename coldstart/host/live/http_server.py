@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import resource
 import socket
 import ssl
@@ -126,8 +128,12 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
         )[0]
         sock = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise addresses.explain_port_in_use(host, port) from error
+        # Python adds the address to the text of `strerror`, except for a name that is not found.
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise UsageError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}",
+            f"cannot listen at {host}:{port}: {reason}",
             hint="choose another: --host ADDRESS, --port NUMBER",
         ) from error
     with sock:

@@ -7,7 +7,7 @@ leave order in Left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from coldstart.host import events
 from coldstart.host.core import Core
@@ -22,6 +22,7 @@ from coldstart.host.live.tasks import Tasks
 from coldstart.host.live.templates import TEMPLATE_DROPPED, Templates
 from coldstart.host.model_state import State
 from coldstart.host.specification import TEMPLATE
+from coldstart.launch.modes.fresh import FRESH
 
 STOPPING = "the host is stopping"
 Order = events.Start | events.Leave | events.Abort | events.GiveUp
@@ -55,6 +56,7 @@ class Lifecycle:
             log=self.log,
             facts=self.facts,
             assumed_bytes=template_bytes,
+            find_free=core.residents.device.free,
         )
         self._tasks = Tasks(self.log)
 
@@ -171,19 +173,21 @@ class Lifecycle:
 
     def report_memory(self, model: str, memory: int) -> None:
         """Implement ServerObserver: report the measured memory of a server."""
-        self.record.record_memory(self.core.residents, model, memory)
-        self.emit(events.Measured(model, memory))
+        residence = self.residences.get(model)
+        fresh = residence is not None and residence.ready.mode == FRESH.name
+        self.record.record_memory(self.core.residents, model, memory, fresh=fresh)
+        self.emit(events.Measured(model, memory, fresh=fresh))
 
     async def measure(self, model: str, pid: int) -> int | None:
         """Implement ServerObserver: record its GPU memory; return the memory of its process tree and its template."""
         self.record.record_gpu_memory(model, await asyncio.to_thread(self.meter.gpu_memory, pid))
-        # The assumed memory of the runtime template has the pages that the server's own figure has, too.
-        await self.templates.settle_memory()
-        return await asyncio.to_thread(self._measure, model, pid)
+        return await asyncio.to_thread(self._measure, model, pid, self.templates.list_sharers(model))
 
-    def _measure(self, model: str, pid: int) -> int | None:
-        server = self.meter.tree(pid)
-        return None if server is None else server + self.templates.memory_beside(model)
+    def _measure(self, model: str, pid: int, sharers: Collection[Residence]) -> int | None:
+        if (server := self.meter.tree(pid)) is None:
+            return None
+        own = server - self.templates.measure_lent(sharers)
+        return max(1, own) + self.templates.memory_beside(model)
 
     def _is_outdated(self, launch: Launch) -> bool:
         """Return whether a server of `launch` would now be started with other arguments."""

@@ -29,6 +29,7 @@ async def respond(driver: Driver, request: Request) -> Response:
         ticket = driver.enter(request.path_params["name"], counted=False)
     except AdmissionRefusedError as refused:
         return answers.refuse(refused.status, refused.reason, refused.retry_after_s)
+    was_ready = ticket.granted.done()  # or it is refused at once
     ticket.keep_s = keep_s
     ticket.granted.add_done_callback(lambda _: _end(driver, ticket))
     if waits == "true":
@@ -38,7 +39,7 @@ async def respond(driver: Driver, request: Request) -> Response:
             return Response(status_code=499)
         finally:
             ticket.granted.cancel()  # does nothing once it is done
-    return _describe(driver, ticket)
+    return _describe(driver, ticket, was_ready=was_ready)
 
 
 def _end(driver: Driver, ticket: Ticket) -> None:
@@ -46,7 +47,7 @@ def _end(driver: Driver, ticket: Ticket) -> None:
     driver.leave(ticket)
 
 
-def _describe(driver: Driver, ticket: Ticket) -> Response:
+def _describe(driver: Driver, ticket: Ticket, *, was_ready: bool) -> Response:
     model = ticket.route.model
     if not ticket.granted.done():
         return JSONResponse({"model": model, "state": driver.state(model)}, status_code=202)
@@ -58,6 +59,7 @@ def _describe(driver: Driver, ticket: Ticket) -> Response:
         {
             "model": model,
             "state": "ready",
+            "was_ready": was_ready,
             "mode": replica.mode,
             "waited_s": ticket.queued_s or 0.0,
             "evicted": ticket.evicted,

@@ -88,6 +88,11 @@ class HostStatus(Collector):
             "Reserved memory of the runtime template.",
             host["runtime_template_bytes"],
         )
+        yield GaugeMetricFamily(
+            f"{_PREFIX}client_keys_refused",
+            "1 while the client key file cannot be used and the former keys remain, else 0.",
+            float(bool(host["client_keys_error"])),
+        )
         yield CounterMetricFamily(
             f"{_PREFIX}requests", "Number of requests for a known model.", requests["total"]
         )

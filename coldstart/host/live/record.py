@@ -13,7 +13,7 @@ from coldstart.host.configuration import HostFile
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import HostStatus, Metrics
 from coldstart.host.live.servers import Ready
-from coldstart.host.live.start_metrics import StartMetrics
+from coldstart.host.live.start_metrics import StartMetrics, sum_stages
 from coldstart.host.residents import Residents
 from coldstart.host.status import HostFacts, LastStart
 
@@ -35,7 +35,7 @@ class Record:
         phases, fallbacks = document.get("phases", {}), fallback.decode(document.get("fallbacks"))
         spans = document.get("spans", ())
         facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks), spans)
-        self._remember(name, mode, seconds, None)
+        self._remember(name, mode, seconds, None, sum_stages(phases))
         self.facts.start_s += seconds
         self._starts.count_start(name, mode, seconds, phases)
         self.log.say("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
@@ -46,7 +46,7 @@ class Record:
     def record_failed_start(self, name: str, reason: str, seconds: float) -> None:
         """Record that a start failed."""
         self.facts.failed_starts += 1
-        self._remember(name, None, seconds, reason)
+        self._remember(name, None, seconds, reason, {})
         self._starts.count_failed_start(name)
         self.log.say("start failed", model=name, seconds=round(seconds, 4), reason=reason)
 
@@ -55,11 +55,14 @@ class Record:
         self._starts.count_missed_prewarming(name)
         self.log.say("prewarm missed", model=name, reason=reason)
 
-    def record_memory(self, residents: Residents, name: str, memory: int) -> None:
+    def record_memory(self, residents: Residents, name: str, memory: int, *, fresh: bool = False) -> None:
         """Record the measured memory of a server; log once that the host has less, because later requests are refused."""
         self.facts.get_model(name).memory_source = "observed"
         model = residents.models.get(name)
-        if model is None or not model.observed.memory <= (most := residents.max_memory(model)) < memory:
+        if model is None or not residents.fits(model):
+            return
+        most = residents.max_memory(model) - (0 if fresh else residents.template_memory())
+        if memory <= most:
             return
         self.log.say(
             "model too large",
@@ -101,6 +104,8 @@ class Record:
         for name in self.facts.models.keys() - models:
             del self.facts.models[name]
 
-    def _remember(self, name: str, mode: str | None, seconds: float, error: str | None) -> None:
+    def _remember(
+        self, name: str, mode: str | None, seconds: float, error: str | None, phases: Mapping[str, float]
+    ) -> None:
         row = {"model": name, "at_unix_s": time.time(), "mode": mode, "seconds": seconds, "error": error}
-        self.facts.recent_starts.append(row)
+        self.facts.recent_starts.append({**row, "phases": phases})

@@ -14,11 +14,12 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.host.changes import describe_changes
+from coldstart.host.changes import KINDS, Configuration, describe_changes, has_changes
 from coldstart.host.configuration import HostFile
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
@@ -58,10 +59,7 @@ class HostOptions:
 
 
 class ModelHost:
-    """One run of the host. `source` reads the configuration again; `announce` gets the URL once the host listens.
-
-    It also gets the reason why the host has no runtime template; "" if it has one.
-    """
+    """One run of the host. `source` reads the configuration again; `announce` gets the URL once the host listens."""
 
     def __init__(
         self,
@@ -69,12 +67,13 @@ class ModelHost:
         source: Callable[[], HostFile],
         options: HostOptions,
         log: Log,
-        announce: Callable[[str, HostFile, str], None],
+        announce: Callable[[str, HostFile], None],
     ) -> None:
         self.file, self.source, self.options = file, source, options
         self.log, self.announce = log, announce
         self.caught: list[int] = []
-        self._last_change: tuple[dict[str, Any], float] | None = None
+        # The operator has seen this configuration, or knows it from the start; `_changed_at` is the last change of the file.
+        self._shown, self._changed_at = self._get_configuration(), -inf
         # Here and not in the watcher: a change before its first look must be seen.
         self._known = options.config and find_state(options.config)
 
@@ -97,14 +96,13 @@ class ModelHost:
         meter = ProcessorMemory() if on_cpu else GpuMemory()
         template_bytes = RUNTIME_TEMPLATE_BYTES if on_cpu else 0
         self.driver = Driver(self.file, starter, log=self.log, meter=meter, template_bytes=template_bytes)
-        self.server = create_server(
-            Gateway(
-                self.driver,
-                heartbeat_s=self.options.heartbeat_s,
-                endpoint=self.options.endpoint,
-                routes=[*host_routes(self.driver), *process_routes(self.reload, self._stop_on_request)],
-            )
+        self.gateway = Gateway(
+            self.driver,
+            heartbeat_s=self.options.heartbeat_s,
+            endpoint=self.options.endpoint,
+            routes=[*host_routes(self.driver), *process_routes(self.reload, self._stop_on_request)],
         )
+        self.server = create_server(self.gateway)
         self._facts(sock)
         publish_url(directory, self.driver.facts.url)
         loop = asyncio.get_running_loop()
@@ -116,7 +114,7 @@ class ModelHost:
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         watcher = loop.create_task(self._watch())
         self.driver.begin()
-        self.announce(self.driver.facts.url, self.file, self.driver.facts.template_error)
+        self.announce(self.driver.facts.url, self.file)
         self.log.say("listening", url=self.driver.facts.url, models=list(self.file.catalogue.launches))
         try:
             await self.server.serve(sockets=[sock])
@@ -169,22 +167,37 @@ class ModelHost:
             self._reread.clear()
             self._known = seen
             with suppress(UsageError):
-                await self.reload()
+                # An older reading of the file must not replace a newer one.
+                async with self._reloading:
+                    await self._read()
 
     async def reload(self) -> dict[str, Any]:
-        """Apply the current configuration; return the changes.
+        """Apply the current configuration and client keys; return the changes.
 
-        `last_change` has the changes of the last reading before this one that found any, and its age in seconds: the
-        watcher often reads a changed file before the operator's order arrives.
+        `last_change` has the changes since the last answer that the host had already read, and the age of the last of
+        them in seconds: the host often reads a changed file before the operator's order arrives.
 
         Raises:
-            UsageError: The host is stopping, or the configuration is invalid. The host retains the previous configuration.
+            UsageError: The host is stopping, or a file is invalid. The host retains what it has read from that file before.
         """
-        # An older reading of the file must not replace a newer one.
         async with self._reloading:
-            return await self._reload()
+            before, keys = self._get_configuration(), self.options.endpoint.client_keys
+            earlier, refused = describe_changes(self._shown, before), self.gateway.access.read_keys()
+            await self._read()
+            if refused:
+                raise UsageError(refused)
+            self._shown = self._get_configuration()
+            changed_at = max(self._changed_at, keys.changed_at if keys else -inf)
+            last_change = {**earlier, "age_s": self.driver.clock() - changed_at}
+            changes = describe_changes(before, self._shown)
+            return {**changes, "last_change": last_change if has_changes(earlier) else None}
 
-    async def _reload(self) -> dict[str, Any]:
+    def _get_configuration(self) -> Configuration:
+        keys = self.options.endpoint.client_keys
+        return Configuration(self.file, keys.clients if keys else ())
+
+    async def _read(self) -> None:
+        """Read the configuration and apply it. Raises UsageError if it is invalid."""
         facts = self.driver.facts
         try:
             # Look-ups of bundles are slow: run them in a thread so that the loop is not blocked.
@@ -194,20 +207,20 @@ class ModelHost:
         except Exception as error:  # an invalid configuration must not stop running servers
             facts.config_error = explain(error) or f"{type(error).__name__}: {error}"
             self.log.say("configuration refused", reason=facts.config_error)
+            # The corrected file is compared with the configuration that runs, not with an earlier one.
+            self._shown = self._get_configuration()
             raise UsageError(facts.config_error) from error
         if facts.stopping:
             raise UsageError(STOPPING)
-        changes, self.file = describe_changes(self.file, file), file
-        earlier, now = self._last_change, self.driver.clock()
-        found = {kind: names for kind, names in changes.items() if names and kind != "models"}
-        if found:
-            self._last_change = found, now
+        changes, self.file = describe_changes(Configuration(self.file), Configuration(file)), file
+        if has_changes(changes):
+            self._changed_at = self.driver.clock()
+        found = {kind: changes[kind] for kind in KINDS if changes[kind]}
         facts.config_error, facts.config_loaded_unix_s = "", time.time()
         self.log.say("configuration read", models=changes["models"], **found)
         for name in {*changes["added"], *changes["changed"]} & file.lenders.keys():
             args = list(file.catalogue.launches[name].args)
             self.log.say("arguments of a bundle", model=name, bundle=file.lenders[name] or None, args=args)
-        return {**changes, "last_change": {**earlier[0], "age_s": now - earlier[1]} if earlier else None}
 
 
 async def _within(work: Awaitable[object], seconds: float) -> bool:

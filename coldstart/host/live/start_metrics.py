@@ -21,7 +21,7 @@ STAGES = frozenset(
         "canary batch",
         "coldstart",
         "configure",
-        "construct",
+        "construct model",
         "fetch weights",
         "first token",
         "fork the server",
@@ -30,7 +30,7 @@ STAGES = frozenset(
         "import torch",
         "import vllm",
         "load weights",
-        "load",
+        "read tensors",
         "restore compiled forward",
         "start engine",
         "wait for the template",
@@ -83,11 +83,7 @@ class StartMetrics:
     def count_start(self, model: str, mode: str, seconds: float, phases: Mapping[str, float]) -> None:
         """Count a start of `model` that took `seconds`; `phases` are seconds by the name of a span."""
         self._starts.labels(model, mode).observe(seconds)
-        stages: dict[str, float] = {}
-        for name, spent_s in phases.items():
-            stage = find_stage(name)
-            stages[stage] = stages.get(stage, 0.0) + spent_s
-        for stage, spent_s in stages.items():
+        for stage, spent_s in sum_stages(phases).items():
             self._stages.labels(stage, mode).observe(spent_s)
 
     def count_fallbacks(self, fallbacks: Iterable[Fallback]) -> None:
@@ -102,6 +98,15 @@ class StartMetrics:
     def count_missed_prewarming(self, model: str) -> None:
         """Count a scheduled moment at which the model did not start."""
         self._missed.labels(model).inc()
+
+
+def sum_stages(phases: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each stage from those of the spans. There are few stages, while each CUDA graph is a span."""
+    stages: dict[str, float] = {}
+    for name, spent_s in phases.items():
+        stage = find_stage(name)
+        stages[stage] = stages.get(stage, 0.0) + spent_s
+    return stages
 
 
 def find_stage(span: str) -> str:

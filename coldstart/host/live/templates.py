@@ -18,13 +18,13 @@ from coldstart.host.launches import EARLIER, FORKED, Launch
 from coldstart.host.limits import MIB
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter
-from coldstart.host.live.residence import MEASURE_FIRST_S, Residence, end_by_force
+from coldstart.host.live.residence import Residence, end_by_force
 from coldstart.host.live.servers import Ready, Servers, StartFailedError
 from coldstart.host.live.tasks import Tasks
 from coldstart.host.live.template_process import TemplateProcess
 from coldstart.host.specification import TEMPLATE, HostSettings
 from coldstart.host.status import HostFacts
-from coldstart.units import format_mib
+from coldstart.units import format_memory
 
 RUNTIME, ENGINE = "runtime", "engine"
 TEMPLATE_DROPPED = "its template is dropped"
@@ -32,15 +32,14 @@ TEMPLATE_DROPPED = "its template is dropped"
 AGAIN_S, STABLE_S = 60.0, 5.0
 # Interval in seconds at which a start looks whether the template that failed is replaced.
 SETTLE_S = 0.05
-# Interval in seconds between measurements: pages that the template shares with its servers are not its own.
-LOOK_S = 10.0
+NO_TEMPLATE = events.TemplateHeld(0, forks=False)
 
 
 class Templates:
     """Template processes of one host.
 
-    `emit` sends an event to the core, `residences` are the host's servers by model, and `assumed_bytes` is the
-    assumed memory of a runtime template before its first measurement.
+    `emit` sends an event to the core, and `residences` are the host's servers by model. A runtime template counts with
+    `assumed_bytes`; `find_free` returns the free bytes of all devices.
     """
 
     def __init__(
@@ -54,16 +53,15 @@ class Templates:
         log: Log,
         facts: HostFacts,
         assumed_bytes: int,
+        find_free: Callable[[], int],
     ) -> None:
         self.servers, self.settings, self.residences = servers, settings, residences
         self.emit, self.meter, self.log, self.facts = emit, meter, log, facts
-        self.assumed_bytes = assumed_bytes
+        self.assumed_bytes, self.find_free = assumed_bytes, find_free
         self.runtime: TemplateProcess | None = None
         self._launches: Collection[Launch] = ()
         # By model: whether its last start used a mode that is tried before a runtime template.
         self._passed_by: dict[str, bool] = {}
-        # The servers beside which the runtime template was last measured.
-        self._beside: list[Residence] = []
         # With those that are stopped and retired, whose servers still run.
         self._runtimes: set[TemplateProcess] = set()
         self._engines: dict[str, TemplateProcess] = {}
@@ -107,13 +105,15 @@ class Templates:
         if not forkable or not self.settings.runtime_template or self._draining:
             return
         self._given_up, self.facts.template_error = False, ""
+        if self.residences and (free := self.find_free()) < self.assumed_bytes:
+            self._postpone(free)
+            return
         self.emit(events.TemplateHeld(self.assumed_bytes))
         if self._given_up:
             self.log.say("no runtime template", reason=self.facts.template_error)
-            self.emit(events.TemplateHeld(0))
+            self.emit(NO_TEMPLATE)
             return
         # Use another model's arguments at the next attempt, in case these are the cause of a failure.
-        self._beside = []
         launch, self._tried = forkable[self._tried % len(forkable)], self._tried + 1
         self.runtime = self._begin(launch, RUNTIME)
         if self.runtime is not None:
@@ -127,61 +127,62 @@ class Templates:
         if template is not None:
             if await self._ready(template, RUNTIME):
                 ready_s = loop.time()
-                await self._measure(template)
+                if not template.pid:  # of another process, which has its own memory
+                    self.emit(events.TemplateHeld(0))
+                await template.gone
                 again_s = 0.0 if loop.time() - ready_s > STABLE_S else AGAIN_S
             await template.gone
             again_s = 0.0 if template.process.was_killed or not template.process.ended.done() else again_s
             self.runtime = None
-        self.emit(events.TemplateHeld(0))
+        self.emit(NO_TEMPLATE)
         if not self._given_up and not self._draining:
             self.log.say("template gone", level=RUNTIME, again_s=again_s)
             if again_s:
-                self._again = loop.call_later(again_s, self._retry_runtime)
+                self._retry_in(again_s)
             else:
                 self._begin_runtime()
+
+    def _postpone(self, free: int) -> None:
+        """Begin the template later: it stops no running server."""
+        needed = format_memory(self.assumed_bytes)
+        self.facts.template_error = (
+            f"the running models leave {format_memory(free)}, and the template needs {needed}"
+        )
+        self.log.say("no runtime template yet", reason=self.facts.template_error, again_s=AGAIN_S)
+        self._retry_in(AGAIN_S)
+
+    def _retry_in(self, seconds: float) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        self._again = asyncio.get_running_loop().call_later(seconds, self._retry_runtime)
 
     def _retry_runtime(self) -> None:
         if self.runtime is None:
             self._begin_runtime()
 
-    async def _measure(self, template: TemplateProcess) -> None:
-        if not template.pid:
-            self.emit(events.TemplateHeld(0))
-        wait = MEASURE_FIRST_S
-        while not template.gone.done():
-            await asyncio.wait([template.gone], timeout=wait)
-            wait = LOOK_S if self._forked() else MEASURE_FIRST_S
-            await self._measure_runtime()
+    def list_sharers(self, model: str) -> list[Residence]:
+        """Return the servers that share the runtime template's pages, if the model's server is one of them."""
+        found = [one for one in self.residences.values() if one.serves and _is_forked(one.ready)]
+        return found if any(one.name == model for one in found) else []
 
-    async def settle_memory(self) -> None:
-        """Measure the runtime template, unless that was done beside the servers that share its pages now."""
-        if self._forked() != self._beside:
-            await self._measure_runtime()
+    def measure_lent(self, sharers: Collection[Residence]) -> int:
+        """Return the template's bytes that are part of a sharer's proportional set size. Blocks.
 
-    async def _measure_runtime(self) -> None:
-        template, beside = self.runtime, self._forked()
-        if template is None or not template.pid or not beside or template.process.ended.done():
-            return
-        memory = await asyncio.to_thread(self.meter.alone, template.pid)
-        if beside == self._forked():
-            self._beside = beside
-            self.emit(events.TemplateHeld(memory or 0))
-
-    def _forked(self) -> list[Residence]:
-        """Return the servers that share the runtime template's pages.
-
-        The template is measured only while such servers run. Alone it owns all shared pages, which are already
-        counted with the servers; that measurement could leave too little memory for any model.
+        The template always counts with `assumed_bytes`. What its measured size lacks is part of its servers' sizes, so the
+        sum of all is what the processes hold.
         """
-        found = self.residences.values()
-        return [one for one in found if one.serves and _is_forked(one.ready)]
+        template = self.runtime
+        if not sharers or template is None or not template.pid:
+            return 0
+        memory = self.meter.alone(template.pid)
+        return max(0, self.assumed_bytes - memory) // len(sharers) if memory else 0
 
     def crowd_out(self, memory: int, needed: int) -> None:
         """Drop the runtime template, which takes `memory` bytes: a model fits only without it, as the status then says.
 
         `needed` is the memory limit in bytes with which every model fits beside it.
         """
-        limit, own = format_mib(self.settings.memory), format_mib(memory)
+        limit, own = format_memory(self.settings.memory), format_memory(memory)
         self.facts.template_error = (
             f"a model fits in {limit} only without the template's {own} "
             f"(hint: raise memory to {-(-needed // MIB)}MiB, or run coldstart template freeze)"

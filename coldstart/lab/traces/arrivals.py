@@ -15,7 +15,10 @@ from coldstart.lab.traces.request import TraceError, TraceRequest
 def gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:
     """Yield endless gaps in seconds. Raises TraceError unless rate > 0 and cv > 0."""
     if rate <= 0 or cv <= 0:
-        raise TraceError(f"arrivals need a rate and a CV above zero, got rate {rate} and CV {cv}")
+        raise TraceError(
+            f"arrivals need a rate and a CV above zero, got rate {rate} and CV {cv}",
+            hint="write --rate 1 --cv 1, or larger values",
+        )
     shape = 1 / cv**2
     while True:
         yield random.gammavariate(shape, 1 / (rate * shape))

@@ -51,7 +51,9 @@ def _read(
     try:
         handle = path.open(newline="", encoding="utf-8-sig", errors="replace")
     except OSError as problem:
-        raise TraceError(f"cannot read the trace {path}: {problem.strerror}") from problem
+        raise TraceError(
+            f"cannot read the trace {path}: {problem.strerror}", hint="name a trace file that can be read"
+        ) from problem
     with handle:
         for line, found in _rows(handle, trace_format, columns, tokens):
             if isinstance(found, ValueError):

@@ -30,7 +30,10 @@ def sort_by_arrival(rows: Iterable[TraceRequest], window: int = 4096) -> Iterato
 def speed_up(rows: Iterable[TraceRequest], factor: float) -> Iterator[TraceRequest]:
     """Divide every arrival time by `factor`."""
     if factor <= 0:
-        raise TraceError(f"the speed-up must be above zero, got {factor}")
+        raise TraceError(
+            f"the speed-up must be above zero, got {factor}",
+            hint="write --speedup 1, or another factor above 0",
+        )
     return (replace(row, arrival_s=row.arrival_s / factor) for row in rows)
 
 

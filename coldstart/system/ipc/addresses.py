@@ -8,6 +8,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from coldstart.errors import UsageError
+
 _ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -20,6 +22,14 @@ def url(host: str, port: object, scheme: str = "http") -> str:
     """Return the URL, without a path, at which a local client reaches `host`."""
     name = reachable(host)
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
+
+
+def explain_port_in_use(host: str, port: int) -> UsageError:
+    """Return the error for an address at which another process listens; its hint names a free port."""
+    return UsageError(
+        f"cannot listen at {host}:{port}: another process listens there",
+        hint=f"choose another port: --port {free_port()}",
+    )
 
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -18,7 +19,12 @@ VARIABLE = environment.CRIU
 # Capabilities as bits of CapEff: CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE; CAP_SYS_RESOURCE.
 _CAPABILITIES = (1 << 21) | (1 << 40)
 _RESOURCE = 1 << 24
+# CRIU 3.17, which Debian 12 has, cannot freeze a process on a recent kernel.
+_OLDEST = (4, 2)
 _NR_OPEN = Path("/proc/sys/fs/nr_open")
+_BUILD = (
+    f"build CRIU 4.2 or newer from https://github.com/checkpoint-restore/criu, then export {VARIABLE}=PATH"
+)
 
 
 def command() -> list[str]:
@@ -44,11 +50,11 @@ def hint() -> str | None:
 def _lacking() -> tuple[str, str] | None:
     """Return the reason and the hint of the first requirement that this machine does not fulfil."""
     try:
-        command()
+        (program,) = command()
     except FileNotFoundError as error:
-        # Debian 12 has 3.17, which cannot freeze a process on a recent kernel.
-        how = f"build CRIU 4.2 or newer from https://github.com/checkpoint-restore/criu, then export {VARIABLE}=PATH"
-        return f"{error} was not found: install criu (4.2 or newer for Linux 6.18), or set {VARIABLE}", how
+        return f"{error} was not found: install criu (4.2 or newer), or set {VARIABLE}", _BUILD
+    if (found := _read_version(program)) is not None and found < _OLDEST:
+        return f"{program} is CRIU {'.'.join(map(str, found))}: 4.2 or newer is required", _BUILD
     if shutil.which("unshare") is None:
         return "unshare (util-linux) was not found", "apt-get install util-linux"
     held = int(_status("CapEff") or "0", 16)
@@ -59,6 +65,17 @@ def _lacking() -> tuple[str, str] | None:
             how,
         )
     return None
+
+
+@functools.cache
+def _read_version(program: str) -> tuple[int, ...] | None:
+    """Return the version that the program reports, None if it reports none: its own error then names the reason."""
+    try:
+        report = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return None
+    match = re.search(r"\d+(?:\.\d+)+", report)
+    return tuple(map(int, match[0].split("."))) if match else None
 
 
 def list_options() -> list[str]:

@@ -8,12 +8,13 @@ each start the import of a cryptography library.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 from coldstart.artifacts import files
-from coldstart.artifacts.bundle import Bundle, TrustResult
+from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.system import paths
@@ -21,16 +22,35 @@ from coldstart.system import paths
 
 def judge(bundle: Bundle) -> TrustResult:
     """Return whether a trusted key signed `bundle`. Raises InvalidSignatureError for a malformed trusted key file."""
-    record = paths.state_dir() / "verdicts" / bundle.digest.removeprefix("sha256:")
-    if known := _remembered(record):
+    if known := _remembered(_record(bundle)):
         return known
     from coldstart.artifacts import sign  # cryptography
 
-    result = sign.trusted(bundle, paths.state_dir() / "trust")
+    return _judge(bundle, sign.TrustStore(paths.state_dir() / "trust"))
+
+
+def judge_each(bundles: Sequence[Bundle]) -> list[TrustResult]:
+    """Return the result for each bundle of one store. Each signature is read once. Raises as `judge`."""
+    known = [_remembered(_record(bundle)) for bundle in bundles]
+    if all(known):
+        return [one for one in known if one]
+    from coldstart.artifacts import bundle_source, sign  # cryptography
+
+    signatures = bundle_source.group_signatures(bundles[0].layout)
+    store = sign.TrustStore(paths.state_dir() / "trust", signatures)
+    return [one or _judge(bundle, store) for one, bundle in zip(known, bundles, strict=True)]
+
+
+def _judge(bundle: Bundle, trust: Trust) -> TrustResult:
+    result, record = trust(bundle), _record(bundle)
     if result.ok and result.signer:
         with suppress(OSError, BundleError):  # without a writable state directory, each start verifies again
             _remember(record, result.signer)
     return result
+
+
+def _record(bundle: Bundle) -> Path:
+    return paths.state_dir() / "verdicts" / bundle.digest.removeprefix("sha256:")
 
 
 def _remembered(record: Path) -> TrustResult | None:

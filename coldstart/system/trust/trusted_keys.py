@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coldstart.artifacts import selection, sign
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.artifacts.errors import BundleError, named_os_errors
+from coldstart.artifacts.errors import BundleError, InvalidSignatureError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.sign import JudgedSignature
 from coldstart.artifacts.store import Store
@@ -60,11 +60,15 @@ def add(file: Path, name: str) -> TrustedKey:
             hint="--name build-farm",
         )
     state = paths.state_dir()
+    hint = "name a public key, as printed on the other machine by: coldstart trust show"
     try:
         pem = read_regular(file, LIMITS.signature)
+        added = sign.trust(sign.trust_dir(state), pem, name=name, source=str(file))
     except UsageError as error:
-        raise UsageError(error.message, hint="on the other machine: coldstart trust show") from error
-    return _read(sign.trust(sign.trust_dir(state), pem, name=name), sign.host_key(state).fingerprint)
+        raise UsageError(error.message, hint=hint) from error
+    except InvalidSignatureError as error:
+        raise InvalidSignatureError(error.message, hint=hint) from error
+    return _read(added, sign.host_key(state).fingerprint)
 
 
 def remove(word: str) -> list[TrustedKey]:
@@ -91,7 +95,10 @@ def remove(word: str) -> list[TrustedKey]:
             hint="coldstart trust remove FINGERPRINT",
         )
     if any(key.own for key in called):
-        raise UsageError(f"{word!r} is this machine's own key, which signs what is made here.")
+        raise UsageError(
+            f"{word!r} is this machine's own key, which signs what is made here.",
+            hint="name another key: coldstart trust list",
+        )
     doomed = [key for key in keys if key in called or key.fingerprint in marks]
     with named_os_errors("removing a trusted key"):
         for key in doomed:

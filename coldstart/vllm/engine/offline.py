@@ -29,7 +29,7 @@ from coldstart.system import runtime, start_progress, timeline
 from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm import compat
 from coldstart.vllm.compat.report import check_compatibility
-from coldstart.vllm.engine import compiled, server, stepdowns
+from coldstart.vllm.engine import compiled, kernel_names, server, stepdowns
 from coldstart.vllm.graphs import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
@@ -202,6 +202,8 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
         SystemExit: This vLLM does not support it.
     """
     begin(plan)
+    if runtime.targets_cpu():
+        kernel_names.install()
     with timeline.measure("start engine, compile", track="offline"):
         engine = OfflineEngine(synchronous(plan.vllm_args))
     info: dict[str, Any] = {

@@ -24,7 +24,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import timeline
 from coldstart.vllm import compat
-from coldstart.vllm.engine import compiled
+from coldstart.vllm.engine import compiled, kernel_names
 from coldstart.vllm.weights import entry
 from coldstart.weights.load import report
 
@@ -94,6 +94,7 @@ class ColdWorker(CPUWorker):
 
     def _restore(self, directory: Path) -> None:
         kernels = compiled.kernels(directory)
+        kernel_names.install()
         try:
             compiled.restore(self.model_runner.model, directory)
             self.restored = self.fast_path["compile"] = True
@@ -101,7 +102,7 @@ class ColdWorker(CPUWorker):
             self._fall_back("compile", f"{type(error).__name__}: {error}")
         if built := len(compiled.kernels(directory) - kernels):
             self._fall_back(
-                "compile", f"{built} kernels were built again: Python or its packages have another path"
+                "compile", f"{built} kernels were built again: Inductor's compile command differs here"
             )
 
     def _fall_back(self, section: str, reason: str) -> None:

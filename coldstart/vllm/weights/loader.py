@@ -58,7 +58,7 @@ class ColdLoader(DefaultModelLoader):
 
     def create_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
         """Create the model as vLLM does, and measure it."""
-        with timeline.measure("construct", track="engine"):
+        with timeline.measure("construct model", track="engine"):
             return super().create_model(*args, **kwargs)
 
     def load_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
@@ -85,7 +85,7 @@ class ColdLoader(DefaultModelLoader):
         if not self.whole_load:
             self.in_place = None
         self.report.seconds = timeline.now() - began
-        timeline.emit("load", began, timeline.now(), track="engine", args=self.report.document())
+        timeline.emit("read tensors", began, timeline.now(), track="engine", args=self.report.document())
         logger.info("coldstart: %s", self.report)
 
     def get_all_weights(

@@ -19,11 +19,11 @@ from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
 
 __all__ = ["home", "publish"]
-SPANS = {"import torch": 3.5, "configure": 1.5, "start engine": 4.0, "load": 2.0, "build app": 0.0}
+SPANS = {"import torch": 3.5, "configure": 1.5, "start engine": 4.0, "read tensors": 2.0, "build app": 0.0}
 STAGES = {"ready_s": 10.0, "spans": SPANS}
 WEIGHTS = {"files": [{"tensors": [{"size": 1000}]}]}
 TEMPLATE = Fallback("template-engine", "none runs", "coldstart template start tiny --level engine")
-SNAPSHOT = Fallback("snapshot", "the bundle has none", "coldstart materialize MODEL --snapshot")
+SNAPSHOT = Fallback("snapshot", "the bundle has none", "coldstart materialize tiny --snapshot")
 FREEZE = Fallback("runtime-snapshot", "no runtime is frozen", "coldstart template freeze")
 FOREIGN = Fallback("snapshot", "no CUDA state", "vllm snapshot create MODEL")
 
@@ -100,3 +100,20 @@ def test_advise_claims_no_gain_that_the_figures_do_not_show(cache: Cache) -> Non
     start_history.record_start(key().digest, "template-engine", 70.0, cache)
     assert "instead" not in str(advise(look_up(), 65.26, [TEMPLATE]))
     assert "instead" not in str(advise(look_up(), 65.26, [SNAPSHOT]))
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "longest"),
+    [
+        (("start engine", 60.0), ("compile the model", 50.0), "compile the model"),
+        (("fork the server", 3.0), ("compile the model", 0.6), "fork the server"),
+        (("start engine", 6.0), ("load weights", 5.0), "start engine"),
+        (None, ("load weights", 5.0), "load weights"),
+        (("start engine", 6.0), None, "start engine"),
+    ],
+)
+def test_longest_phase_is_a_step_of_vllm_that_no_phase_contains_alone(
+    phase: tuple[str, float] | None, step: tuple[str, float] | None, longest: str
+) -> None:
+    found = _serving._choose_longest(phase, step, {"start engine", "fork the server", "load weights"})
+    assert found is not None and found[0] == longest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,12 @@ __all__ = ["fake_engine", "home", "model", "publish"]
             True,
             "Stop it: coldstart down tiny-llama --keep-template (the next up takes about 0.6 s),"
             " or coldstart down tiny-llama (frees 540.0 MiB; the next up prepares again, in about 23 s)",
+        ),
+        (
+            StopCosts(True, 0.62, 36.6, was_first=True),
+            True,
+            "Stop it: coldstart down tiny-llama --keep-template (the next up takes about 0.6 s),"
+            " or coldstart down tiny-llama (the next up prepares again, which took 37 s the first time)",
         ),
         (
             StopCosts(True),
@@ -69,8 +76,17 @@ def test_costs_come_from_the_template_and_its_last_preparation(
     costs = find_costs(lookup, first, 0.5, server.pid)
     assert costs.kept_s is None and costs.built_s == pytest.approx(first.seconds, abs=0.01)
     assert costs.freed_bytes
+    assert costs.was_first
     second = prepare()
     again = find_costs(lookup, second, 0.5, server.pid)
     assert not second.is_new and (again.kept_s, again.built_s) == (0.5, costs.built_s)
     template_pool.stop(warm, force=True)
     assert find_costs(lookup, second, 0.5, server.pid) == StopCosts()
+    # The first preparation fills caches, so a later one shows the time of the next.
+    record_preparation(lookup, replace(first, seconds=7.0))
+    third = prepare()
+    warm = preparation.find_template(lookup, third)
+    assert warm is not None and third.is_new
+    costs = find_costs(lookup, third, 0.5, server.pid)
+    assert not costs.was_first and costs.built_s == pytest.approx(third.seconds, abs=0.01)
+    template_pool.stop(warm, force=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +27,7 @@ from tools.bundles import key
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
 from coldstart.launch import preparation, up_records
+from coldstart.launch.request import ServeRequest
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.ipc.addresses import free_port
@@ -189,20 +193,87 @@ def test_down_stops_the_template_unless_it_is_to_be_kept(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "built_bundle", "whole"),
+    ("seconds", "built_bundle", "is_new", "whole"),
     [
-        (0.5, False, ""),
-        (27.1, False, ", 28.0 s with the preparation of template-engine"),
-        (60, True, ", 60.9 s with the build of the bundle and the preparation of template-engine"),
+        (0.5, False, True, ""),
+        (2.1, False, False, ", 3.0 s in all"),
+        (27.1, False, True, ", 28.0 s with the preparation of template-engine"),
+        (60, True, True, ", 60.9 s with the build of the bundle and the preparation of template-engine"),
     ],
 )
 def test_up_names_the_whole_time_of_a_start_with_a_long_preparation(
-    seconds: float, built_bundle: bool, whole: str, common: Common, capsys: pytest.CaptureFixture[str]
+    seconds: float,
+    built_bundle: bool,
+    is_new: bool,
+    whole: str,
+    common: Common,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    prepared = {"mode": "template-engine", "seconds": seconds, "built_bundle": built_bundle}
+    prepared = {"mode": "template-engine", "seconds": seconds, "built_bundle": built_bundle, "is_new": is_new}
     report = {"url": "http://x:1", "mode": "template-engine", "ready_s": 0.91, "fallbacks": []}
-    up._announce(common, report | {"predicted": None, "preparation": prepared}, "coldstart down")
+    up._announce(common, report | {"predicted": None, "preparation": prepared}, None, "coldstart down")
     assert capsys.readouterr().out == f"http://x:1  template-engine, ready in 0.91 s{whole}\n"
+
+
+def bring_one_up(lookup: Lookup, common: Common, out: Output) -> None:
+    """Start a server of the look-up in the background, as `up` does after its preparation."""
+    request = ServeRequest(lookup, ("--host", "127.0.0.1", "--port", str(free_port())), without_bundle=True)
+    prepared, directory = preparation.Preparation(None, False, ()), up_records.find_directory(lookup)
+    directory.write(up_records.describe_own(lookup))
+    common, began = replace(common, out=out), time.monotonic()
+    start = up._Start(common, began, False, directory, request, lambda: None, True, prepared, "")
+    assert up._bring_up(start) == 0
+
+
+def test_up_counts_its_time_once_and_from_the_start_of_the_command(
+    lookup: Lookup, common: Common, fake_engine: Callable[[str], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake_engine("serves")
+    bring_one_up(lookup, common, Output(started=time.monotonic() - 100))
+    shown = capfd.readouterr()
+    (whole,) = re.findall(r"(\d+\.\d) s in all", shown.out)
+    assert float(whole) >= 100 and not re.search(r"\d s\)", shown.err)
+    down()
+
+
+@pytest.mark.parametrize(
+    ("how", "shows"), [({}, True), ({"quiet": True}, False), ({"format": "json"}, False)]
+)
+def test_up_names_a_request_that_works(
+    how: dict[str, Any],
+    shows: bool,
+    lookup: Lookup,
+    common: Common,
+    fake_engine: Callable[[str], None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    fake_engine("serves")
+    bring_one_up(lookup, common, Output(**how))
+    found = re.findall(r"^Try: (.*)$", capfd.readouterr().err, re.M)
+    assert bool(found) == shows
+    if shows:
+        record = up_records.find_directory(lookup).read()
+        program, url, *options = shlex.split(found[0])
+        assert record is not None and (program, url) == ("curl", f"{record.url}/v1/completions")
+        assert json.loads(options[-1])["model"] == "tiny"
+    down()
+
+
+@pytest.mark.parametrize(
+    ("report", "words", "part"),
+    [
+        ({}, ("--served-model-name", "a", "b"), '\'{"model": "a", '),
+        ({}, ("--served-model-name", "a", "--api-key", "very-secret"), "-H 'Authorization: Bearer KEY'"),
+        ({"tokens": []}, ("--served-model-name", "a"), None),
+        ({"url": "unix:/run/x"}, ("--served-model-name", "a"), None),
+    ],
+)
+def test_request_fits_the_server(report: dict[str, Any], words: tuple[str, ...], part: str | None) -> None:
+    ready = {"url": "http://x:1", "tokens": [1]}
+    found = _serving.describe_request(ready | report, Arguments(words))
+    assert (
+        (found is None) if part is None else (found is not None and part in found and "secret" not in found)
+    )
 
 
 def run_up(*words: str) -> int | str | None:
@@ -438,7 +509,7 @@ def test_up_without_v_records_phases_that_v_shows_later(
     assert "preparation\n" in capsys.readouterr().err
     directory.phases.unlink()
     _phases.show(replace(common, out=Output(verbose=True)), directory)
-    assert "were not recorded" in capsys.readouterr().err
+    assert "No phases of a start are recorded" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("detached", [False, True])

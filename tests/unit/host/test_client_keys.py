@@ -38,7 +38,6 @@ def test_no_representation_shows_a_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "names no client"),
         ("[a]\n", "missing key key_file"),
         ("[a]\nkey_file = 3\n", "a.key_file: expected a string"),
         ('[a]\nkey_file = "absent"\n', "absent: No such file"),
@@ -81,6 +80,17 @@ def test_key_of_the_operator_is_refused_as_a_clients_key(tmp_path: Path) -> None
         GatewayEndpoint(api_key="key-of-laptop", client_keys=keys).check()
 
 
+def test_file_without_a_client_is_valid_beside_the_key_of_the_operator_only(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text("# all revoked\n")
+    endpoint = GatewayEndpoint(api_key="operators-key", client_keys=ClientKeys(file))
+    endpoint.check()
+    assert endpoint.requires_key
+    with pytest.raises(UsageError, match=f"{file}: names no client") as caught:
+        GatewayEndpoint(client_keys=ClientKeys(file)).check()
+    assert 'key_file = "FILE"' in str(caught.value.hint)
+
+
 def test_clients_keys_permit_to_listen_for_other_machines(tmp_path: Path) -> None:
     GatewayEndpoint("0.0.0.0", client_keys=ClientKeys(write_clients(tmp_path, {"laptop": ""}))).check()
 
@@ -109,28 +119,46 @@ def test_admitted_requests_stay_below_the_rate_and_a_told_wait_suffices(
         assert admitted <= per_minute + now[0] * per_minute / 60 + 1e-6
 
 
-def test_refresh_reads_changed_keys_and_retains_the_former_ones_after_an_error(tmp_path: Path) -> None:
+def test_changed_keys_are_read_and_the_former_ones_remain_after_an_error(tmp_path: Path) -> None:
     file = write_clients(tmp_path, {"laptop": ""})
     keys = ClientKeys(file)
+    assert not keys.have_changed()
     (tmp_path / "laptop.key").write_text("another-key\n")
-    keys.refresh()
+    assert keys.have_changed() and keys.read()["changed"] == ["laptop"]
     assert keys.find(b"key-of-laptop") is None and keys.find(b"another-key")
     file.write_text("[laptop\n")
     with pytest.raises(UsageError, match="is not TOML"):
-        keys.refresh()
-    keys.refresh()  # an error is reported once
+        keys.read()
+    assert not keys.have_changed()  # an error is reported once
     assert keys.find(b"another-key")
     write_clients(tmp_path, {"ci": ""})
-    keys.refresh()
+    assert keys.have_changed()
+    assert keys.read() == {"added": ["ci"], "removed": ["laptop"], "changed": []}
     assert keys.find(b"another-key") is None and keys.find(b"key-of-ci")
 
 
-def test_refresh_reads_a_key_file_that_appears_after_its_table(tmp_path: Path) -> None:
+def test_read_revokes_the_last_client_when_its_table_is_removed(tmp_path: Path) -> None:
+    file = write_clients(tmp_path, {"laptop": ""})
+    keys = ClientKeys(file)
+    file.write_text("")
+    assert keys.read()["removed"] == ["laptop"] and keys.find(b"key-of-laptop") is None
+
+
+def test_a_key_file_that_other_users_can_read_is_named_with_a_remedy(tmp_path: Path) -> None:
+    keys = ClientKeys(write_clients(tmp_path, {"laptop": "", "ci": ""}))
+    (exposed := tmp_path / "laptop.key").chmod(0o644)
+    (note,) = keys.describe_exposed_files()
+    assert f"chmod 600 {exposed}" in note
+    exposed.chmod(0o640)
+    assert not list(keys.describe_exposed_files())
+
+
+def test_read_finds_a_key_file_that_appears_after_its_table(tmp_path: Path) -> None:
     keys = ClientKeys(write_clients(tmp_path, {"laptop": ""}))
     write_clients(tmp_path, {"laptop": "", "ci": ""})
     (tmp_path / "ci.key").unlink()
     with pytest.raises(UsageError, match=r"ci\.key"):
-        keys.refresh()
+        keys.read()
     (tmp_path / "ci.key").write_text("key-of-ci\n")
-    keys.refresh()
+    assert keys.have_changed() and keys.read()["added"] == ["ci"]
     assert keys.find(b"key-of-ci")

@@ -114,9 +114,9 @@ def test_forked_model_counts_its_private_memory() -> None:
         return Profile(10, 8.0, "bundle", 0.5, shared=6)
 
     file = parse({"memory": 20, "models": models}, profile)
-    assert [spec.tiers[0].memory for spec in file.models] == [4, 7]
+    assert [(spec.tiers[0].memory, spec.shared) for spec in file.models] == [(4, 6), (7, 0)]
     file = parse({"memory": 20, "runtime_template": False, "models": models}, profile)
-    assert [spec.tiers[0].memory for spec in file.models] == [10, 7]
+    assert [(spec.tiers[0].memory, spec.shared) for spec in file.models] == [(10, 0), (7, 0)]
     with pytest.raises(UsageError, match="runtime_template"):
         parse({"memory": 20, "runtime_template": 1, "models": models}, profile)
 
@@ -175,6 +175,8 @@ def test_describe_limits_names_the_machine_and_each_model_that_the_limit_does_no
     above, _ = configuration.describe_limits(file, 24 << 30)
     assert above == "the memory limit is 60.00 GiB, and this machine has 24.00 GiB"
     assert len(list(configuration.describe_limits(file, None))) == 1
+    (above, *_) = configuration.describe_limits(parse(table | {"memory": "1200MiB"}), 1 << 30)
+    assert above == "the memory limit is 1200.0 MiB, and this machine has 1024.0 MiB"
 
 
 SIZES = {"small": "60GiB", "large": "61GiB"}

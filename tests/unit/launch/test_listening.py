@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import CommandFailedError
+from coldstart.errors import UsageError
 from coldstart.launch import listening
 
 
@@ -52,9 +52,9 @@ def test_require_free_port_refuses_one_in_use(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as sock:
         taken = ["--host", host, "--port", str(sock.getsockname()[1])]
-        with pytest.raises(CommandFailedError, match="another process listens there"):
+        with pytest.raises(UsageError, match="another process listens there"):
             listening.require_free_port(Arguments(), taken)
-        with pytest.raises(CommandFailedError, match="another process listens there"):
+        with pytest.raises(UsageError, match="another process listens there"):
             listening.require_free_port(Arguments(taken), [])
         listening.require_free_port(Arguments(["--uds", "/run/s"]), taken)
     listening.require_free_port(Arguments(), taken)

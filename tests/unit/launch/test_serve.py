@@ -100,6 +100,7 @@ def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> N
         "template-runtime",
         "runtime-snapshot",
     ]
+    assert document["absent"][0]["hint"].endswith("/tiny --level engine")
     assert "no template-engine runs for tiny" in document["absent"][1]["reason"]
     assert document["absent"][1]["hint"].endswith("/tiny --level engine")
     assert document["absent"][2]["reason"] == "the bundle has no snapshot"

@@ -30,7 +30,7 @@ SPANS = {
     "import engine": 0.5,
     "configure": 1.0,
     "start engine": 4.0,
-    "load": 2.0,
+    "read tensors": 2.0,
     "build app": 0.5,
     "first token": 0.25,
 }
@@ -51,10 +51,15 @@ def test_the_terms_add_up_to_the_start_they_come_from() -> None:
     assert costs.creation == 10.0 - 3.5 - 3.5 - 2.0 - 0.25 and costs.waiting == costs.transfer == 0
 
 
-@pytest.mark.parametrize("name", ["load", "configure", "start engine", "build app"])
+@pytest.mark.parametrize("name", ["read tensors", "configure", "start engine", "build app"])
 def test_no_term_is_guessed(name: str) -> None:
     with pytest.raises(KeyError, match=name):
         prediction.terms({k: v for k, v in SPANS.items() if k != name}, 10.0)
+
+
+def test_a_bundle_of_an_earlier_release_calls_the_load_by_another_name() -> None:
+    earlier = {"load" if name == "read tensors" else name: seconds for name, seconds in SPANS.items()}
+    assert prediction.terms(earlier, 10.0) == prediction.terms(SPANS, 10.0)
 
 
 def test_no_term_is_negative() -> None:
@@ -100,7 +105,7 @@ def test_fetching_counts_where_it_is_slower_than_everything_else(
         {"stages": {"spans": SPANS}, "weights": WEIGHTS},
         {"stages": {"ready_s": 10.0, "spans": {}}, "weights": WEIGHTS},
         {"stages": {"ready_s": "long", "spans": SPANS}, "weights": WEIGHTS},
-        {"stages": {"ready_s": 10.0, "spans": SPANS | {"load": 0.0}}, "weights": WEIGHTS},
+        {"stages": {"ready_s": 10.0, "spans": SPANS | {"read tensors": 0.0}}, "weights": WEIGHTS},
         {"stages": [], "weights": WEIGHTS},
         {"stages": STAGES, "weights": {"files": [{"name": "pytorch_model.bin", "tensors": []}]}},
         {"stages": STAGES, "weights": {"files": []}},

@@ -33,10 +33,10 @@ from coldstart.system.snapshot import criu
 FakeEngine = Callable[[str], None]
 PLAN = LaunchPlan([])
 FAKE_CRIU = """#!/bin/sh
-echo "$@" >> "{calls}"
 case "$1" in
 --version) echo "Version: 9.8.7"; exit 0 ;;
 esac
+echo "$@" >> "{calls}"
 while [ $# -gt 0 ]; do
   case "$1" in -D|-W) place="$2" ;; -o) log="$2" ;; esac
   shift
@@ -50,7 +50,7 @@ exit {code}
 
 @pytest.fixture
 def fake_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
-    """Return fake_criu(code), which installs a CRIU with that exit code and returns the file of its calls."""
+    """Return fake_criu(code), which installs a CRIU with that exit code and returns the file of its calls but --version."""
     calls = tmp_path / "calls"
 
     def make(code: int) -> Path:

@@ -41,3 +41,26 @@ def test_criu_keeps_its_limit_of_open_files_where_it_may_not_raise_it(
 ) -> None:
     _hold(monkeypatch, held, hard)
     assert criu.missing() is None and criu.list_options() == options
+
+
+@pytest.mark.parametrize(
+    ("report", "is_accepted"),
+    [
+        ("Version: 3.17", False),
+        ("Version: 4.1.1", False),
+        ("Version: 4.2", True),
+        ("Version: 4.10\nGitID: v4.10", True),
+        ("Version: 5.0", True),
+        ("nothing", True),
+    ],
+)
+def test_missing_names_the_version_when_criu_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report: str, is_accepted: bool
+) -> None:
+    _hold(monkeypatch, ALL, 1048576)
+    (tmp_path / "criu").write_text(f"#!/bin/sh\necho '{report}'\n")
+    if is_accepted:
+        assert criu.missing() is None and criu.hint() is None
+        return
+    assert f"CRIU {report.removeprefix('Version: ')}: 4.2 or newer is required" in str(criu.missing())
+    assert "build CRIU 4.2 or newer" in str(criu.hint())

@@ -141,3 +141,9 @@ def test_modes_follow_the_probes() -> None:
     assert allowed == ["template-engine", "template-runtime", "fresh"]
     bad = [Probe("vllm", "missing", "x", required=True), Probe("criu", "ok", "x")]
     assert not any(availability.permitted(bad).values())
+
+
+def test_probe_reports_an_old_criu(program: Path) -> None:
+    program.write_text("#!/bin/sh\necho 'Version: 3.17.1'\n")
+    probe = probes.criu()
+    assert probe.status == "missing" and "3.17.1" in probe.found and "build CRIU 4.2" in str(probe.hint)

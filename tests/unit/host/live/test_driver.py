@@ -35,7 +35,8 @@ def test_a_model_makes_room_for_another_and_comes_back(tmp_path: Path) -> None:
             said: Any = stage.driver.status()
             assert (said["starts"]["total"], said["starts"]["departures"]) == (4, 3)
             assert [one["mode"] for one in said["recent_starts"]] == ["fake"] * 4
-            assert stage.model("b")["last_start"]["phases"] == {"load": 0.5}
+            assert [one["phases"] for one in said["recent_starts"]] == [{"read tensors": 0.5}] * 4
+            assert stage.model("b")["last_start"]["phases"] == {"read tensors": 0.5}
 
     run(work())
 

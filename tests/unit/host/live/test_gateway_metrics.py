@@ -29,9 +29,9 @@ def test_metrics_contain_counters_and_status() -> None:
     metrics = Metrics(HostStatus(lambda: status.document(core, facts, 1.0, 1e9)))
     starts = StartMetrics(metrics.registry)
     starts.count_start(
-        "a", "fresh", 2.0, {"load": 0.5, "graphs: 8": 0.25, "graphs: 16": 0.5, "swap out": 0.1}
+        "a", "fresh", 2.0, {"read tensors": 0.5, "graphs: 8": 0.25, "graphs: 16": 0.5, "swap out": 0.1}
     )
-    starts.count_start("b", "fresh", 1.0, {"load": 0.25})
+    starts.count_start("b", "fresh", 1.0, {"read tensors": 0.25})
     starts.count_failed_start("a")
     starts.count_fallbacks([Fallback("kv", "no room"), Fallback("kv", "again")])
     samples = {
@@ -48,8 +48,8 @@ def test_metrics_contain_counters_and_status() -> None:
     stages = {
         key[2]: value for key, value in samples.items() if key[0] == "coldstart_start_stage_seconds_sum"
     }
-    assert stages == {"load": 0.75, "graphs": 0.75, "other": 0.1}
-    assert samples[("coldstart_start_stage_seconds_count", "fresh", "load")] == 2
+    assert stages == {"read tensors": 0.75, "graphs": 0.75, "other": 0.1}
+    assert samples[("coldstart_start_stage_seconds_count", "fresh", "read tensors")] == 2
     assert samples[("failed_starts_total", "a")] == 1
     assert samples[("coldstart_fallbacks_total", "kv")] == 2
     assert samples[("memory_limit_bytes",)] == 15

@@ -15,6 +15,7 @@ from coldstart.host.events import Arrived, Ended, Failed, Started
 from coldstart.host.live import ui
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.front import Front
+from coldstart.host.live.log import Log
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, LastStart
 
@@ -48,7 +49,8 @@ def test_page_is_self_contained_and_requests_its_host_only() -> None:
 
 
 def test_page_needs_no_key() -> None:
-    front = cast("Front", SimpleNamespace(status=build_status, facts=HostFacts(url="", pid=7, version="1")))
+    facts = HostFacts(url="", pid=7, version="1")
+    front = cast("Front", SimpleNamespace(status=build_status, facts=facts, log=Log(quiet=True)))
     endpoint = GatewayEndpoint(api_key="k", allow_hosts=("testserver",))
     client = TestClient(Gateway(front, endpoint=endpoint))
     answer = client.get("/ui")

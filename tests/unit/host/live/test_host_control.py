@@ -14,10 +14,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.client_key_files import write_clients
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 from support.hosted import Served
 from tools.forked import coldstart
 
+from coldstart.host.client_keys import ClientKeys
 from coldstart.host.endpoint import GatewayEndpoint
 
 
@@ -161,8 +163,13 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
 
 
 async def _command(served: Served, *words: str, code: int = 0) -> str:
-    """Run `coldstart host WORDS` against the host; return its output."""
-    arguments = ["host", *words, "--url", served.urls[0]]
+    """Run `coldstart host WORDS` against the host with the operator's key, if it has one; return its output."""
+    key = served.host.options.endpoint.api_key
+    file = served.file.with_name("operator.key")
+    if key is not None:
+        file.touch(0o600)
+        file.write_text(key)
+    arguments = ["host", *words, "--url", served.urls[0], *(["--api-key-file", str(file)] if key else [])]
     done = await asyncio.to_thread(coldstart, arguments, Path.cwd())
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -176,6 +183,7 @@ async def _start_command(served: Served, *words: str) -> asyncio.subprocess.Proc
 def test_commands_control_a_running_host(served: Served) -> None:
     async def work(served: Served) -> None:
         assert "a is ready after" in await _command(served, "load", "a")
+        assert "a was already ready\n" in await _command(served, "load", "a")
         assert "a said so" in await _command(served, "logs", "a")
         assert "No server of b" in await _command(served, "logs", "b", code=1)
         assert "`nobody` does not exist" in await _command(served, "load", "nobody", code=1)
@@ -222,13 +230,67 @@ def test_reload_returns_the_changes_that_the_watcher_read_before(served: Served)
         await wait_until(lambda: served.host.driver.core.settings.max_held == 3)
         text = await _command(served, "reload")
         assert re.fullmatch(r"already read \d+\.\d s ago: settings memory, max_held\n", text)
+        assert await _command(served, "reload") == "nothing changed\n"
+        served.write(memory=20, max_held=4)
+        await wait_until(lambda: served.host.driver.core.settings.max_held == 4)
         said = json.loads(await _command(served, "reload", "--format", "json"))
-        assert said["settings"] == [] and said["last_change"]["settings"] == ["memory", "max_held"]
+        assert said["settings"] == [] and said["last_change"]["settings"] == ["max_held"]
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert served.run(work) == 143
     read = [line for line in map(json.loads, served.said.getvalue().splitlines()) if "read" in line["event"]]
-    assert [line.get("settings") for line in read] == [["memory", "max_held"], None, None]
+    assert [line.get("settings") for line in read] == [["memory", "max_held"], None, None, ["max_held"], None]
+
+
+def test_reload_names_no_change_when_a_refused_file_is_as_before_again(served: Served) -> None:
+    async def work(served: Served) -> None:
+        served.write(memory=20, max_held=3)
+        await wait_until(lambda: served.host.driver.core.settings.max_held == 3)
+        served.write(memory="much")
+        assert "invalid size 'much'" in await _command(served, "reload", code=1)
+        served.write(memory=20, max_held=3)
+        assert await _command(served, "reload") == "nothing changed\n"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert served.run(work) == 143
+
+
+def test_reload_revokes_the_keys_of_clients_and_reports_a_file_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    keys = ClientKeys(write_clients(tmp_path, {"laptop": "", "ci": ""}))
+    served = Served(tmp_path, monkeypatch, api_key="operators-key", client_keys=keys)
+    refused = "client keys not applied, the former ones remain: "
+
+    def expect(text: str) -> str:
+        return rf"(already read \d+\.\d s ago: )?{text}\n"
+
+    async def work(served: Served) -> None:
+        write_clients(tmp_path, {"laptop": ""})
+        assert re.fullmatch(expect("clients: removed ci"), await _command(served, "reload"))
+        keys.file.unlink()
+        assert "cannot read the client key file" in await _command(served, "reload", code=1)
+        assert f"{refused}cannot read the client key file" in await _command(served, "status")
+        write_clients(tmp_path, {"laptop": ""})
+        (tmp_path / "laptop.key").unlink()
+        assert f"cannot read {tmp_path / 'laptop.key'}" in await _command(served, "reload", code=1)
+        document = json.loads(await _command(served, "status", "--format", "json"))
+        assert "laptop.key" in document["host"]["client_keys_error"] and keys.find(b"key-of-laptop")
+        write_clients(tmp_path, {"laptop": ""})
+        assert await _command(served, "reload") == "nothing changed\n"
+        assert refused not in await _command(served, "status")
+        keys.file.write_text("# nobody\n")
+        assert re.fullmatch(expect("clients: removed laptop"), await _command(served, "reload"))
+        headers = {"Authorization": "Bearer key-of-laptop"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as client,
+            client.get(served.urls[0] + "/v1/models") as answer,
+        ):
+            assert answer.status == 401
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert served.run(work) == 143
 
 
 def test_stop_lets_a_stream_end_and_a_second_stop_changes_nothing(served: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
@@ -19,7 +20,18 @@ def test_listen_names_the_address_and_a_hint_when_the_port_is_taken() -> None:
             listen(GatewayEndpoint(port=port)),
         ):
             pass
-        assert "--port" in str(error.value.hint)
+        assert str(error.value.message).endswith("another process listens there")
+        other = re.fullmatch(r"choose another port: --port (\d+)", str(error.value.hint))
+        assert other is not None
+        with listen(GatewayEndpoint(port=int(other[1]))):
+            pass
+
+
+def test_listen_names_the_reason_once_when_the_address_is_of_another_machine() -> None:
+    endpoint = GatewayEndpoint("192.0.2.77", 0, insecure=True)
+    with pytest.raises(UsageError) as error, listen(endpoint):
+        pass
+    assert error.value.message == "cannot listen at 192.0.2.77:0: Cannot assign requested address"
 
 
 def test_url_of_is_what_a_client_of_this_machine_writes_when_all_addresses_are_bound() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,64 +77,105 @@ def test_wait_for_the_template_is_the_first_span_of_a_start() -> None:
     assert document["attempts"] == 1
 
 
-@asynccontextmanager
-async def _metered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> AsyncIterator[tuple[Stage, Fixed]]:
-    """Yield a stage whose servers start in that mode, and its meter."""
-    monkeypatch.setattr(templates, "MEASURE_FIRST_S", 0.0)
-    meter = Fixed()
-    async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20, meter=meter) as stage:
-        stage.servers.mode = mode
-        yield stage, meter
-
-
-def test_template_memory_excludes_pages_shared_with_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def work() -> None:
-        async with _metered(tmp_path, monkeypatch, "template-runtime") as (stage, meter):
-            # Alone the template holds all pages shared with servers; adding a server's share might leave no memory for a model.
-            await wait_until(lambda: stage.driver.lifecycle.templates.runtime.pid)
-            await asyncio.sleep(0.05)
-            assert _kept(stage) == 4 and meter.asked == 0
-            await stage.ask(model="a", prompt=1)
-            await wait_until(lambda: _kept(stage) == 3)
-
-    run(work())
-
-
-def test_template_is_measured_before_the_first_measurement_of_its_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(templates, "MEASURE_FIRST_S", 60.0)
+@pytest.fixture
+def measured_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server be measured every hundredth of a second."""
     monkeypatch.setattr(residence, "MEASURE_FIRST_S", 0.01)
     monkeypatch.setattr(residence, "MEASURE_EVERY_S", 0.01)
+
+
+@pytest.mark.usefixtures("measured_often")
+def test_pages_that_the_template_lends_are_counted_once(tmp_path: Path) -> None:
     meter = Fixed()
 
     async def work() -> None:
-        # The assumed 4 bytes of the template and the 6 of the server exceed the limit, the measured 3 do not.
+        # The assumed 4 bytes of the template and the 6 of the server exceed the limit; 1 of both is the same page.
         one = {"a": {"memory": 5, "start_s": 1.0}}
         limits = staged(tmp_path, one, runtime_template=True, template_bytes=4, memory=9, meter=meter)
         async with asyncio.timeout(30), limits as stage:
             stage.servers.mode = "template-runtime"
             await stage.ask(model="a", prompt=1)
-            await wait_until(lambda: stage.model("a")["memory_bytes"] == 6)
-            assert (stage.model("a")["state"], _kept(stage)) == ("ready", 3)
             await wait_until(lambda: meter.trees > 3)
-            assert meter.asked == 1  # it is measured again at its own interval
+            assert (stage.model("a")["state"], _kept(stage), stage.model("a")["held_bytes"]) == (
+                "ready",
+                4,
+                5,
+            )
 
     run(work())
 
 
-def test_unrelated_server_shares_no_memory_with_the_template(
+@pytest.mark.usefixtures("measured_often")
+def test_a_server_of_its_own_shares_no_memory_with_the_template(tmp_path: Path) -> None:
+    meter = Fixed()
+
+    async def work() -> None:
+        async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20, meter=meter) as stage:
+            stage.servers.mode = "fresh"
+            await stage.ask(model="a", prompt=1)
+            await wait_until(lambda: meter.trees > 3)
+            assert (_kept(stage), stage.model("a")["held_bytes"], meter.asked) == (4, 6, 0)
+
+    run(work())
+
+
+class Shared(Meter):
+    """Proportional set sizes of a template of 300 bytes and of servers that add 100 each."""
+
+    servers = trees = 0
+
+    def tree(self, pid: int) -> int:
+        self.trees += 1
+        return 100 + self.alone(pid)
+
+    def alone(self, pid: int) -> int:
+        return 300 // (1 + self.servers)
+
+
+def test_a_new_server_does_not_make_the_earlier_measurements_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(residence, "MEASURE_FIRST_S", 0.01)
+    meter = Shared()
+    models = {name: {"memory": 100, "start_s": 1.0} for name in "ab"}
+
     async def work() -> None:
-        async with _metered(tmp_path, monkeypatch, "fresh") as (stage, meter):
-            await stage.ask(model="a", prompt=1)
-            await asyncio.sleep(0.05)
-            assert _kept(stage) == 4 and meter.asked == 0
+        limits = {"runtime_template": True, "template_bytes": 300, "memory": 505}
+        async with asyncio.timeout(30), staged(tmp_path, models, **limits, meter=meter) as stage:
+            stage.servers.mode = "template-runtime"
+            for meter.servers, name in enumerate("ab", 1):
+                await stage.ask(model=name, prompt=1)
+                await wait_until(lambda: meter.trees == meter.servers)
+            await wait_until(lambda: stage.model("b")["memory_source"] == "observed")
+            assert [stage.model(name)["state"] for name in "ab"] == ["ready", "ready"]
+            assert [stage.model(name)["held_bytes"] for name in "ab"] == [100, 100]
+
+    run(work())
+
+
+def test_a_template_stops_no_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "AGAIN_S", 0.02)
+
+    def file(memory: int) -> configuration.HostFile:
+        models = {"a": {"memory": 8, "start_s": 1.0}}
+        return configuration.parse({"memory": memory, "runtime_template": True, "models": models})
+
+    async def work() -> None:
+        async with (
+            asyncio.timeout(30),
+            staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage,
+        ):
+            stage.driver.configure(file(9))
+            assert (await stage.ask(model="a", prompt=1))[0] == 200
+            await wait_until(lambda: not _kept(stage))
+            assert "only without the template" in _error(stage)
+            stage.driver.configure(file(11))
+            assert "the running models leave 0.0 MiB, and the template needs 0.0 MiB" in _error(stage)
+            await asyncio.sleep(0.1)
+            assert (stage.model("a")["state"], _kept(stage)) == ("ready", 0)
+            stage.driver.configure(file(12))
+            await wait_until(lambda: _kept(stage) == 4)
+            assert (stage.model("a")["state"], _error(stage)) == ("ready", "")
 
     run(work())
 
