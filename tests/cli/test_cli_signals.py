@@ -61,7 +61,7 @@ class TerminalHost:
     def __init__(self, home: Path, *prefix: str) -> None:
         file = home / "host.toml"
         file.write_text(
-            "memory = 9\nruntime_template = false\n[models.a]\nargs = []\nmemory = 4\nstart_s = 1.0\n"
+            "memory = '9GiB'\nruntime_template = false\n[models.a]\nargs = []\nmemory = '4GiB'\nstart_s = 1.0\n"
         )
         self.log = home / "host.log"
         self.master, slave = os.openpty()

@@ -207,8 +207,8 @@ def test_on_miss_is_the_default_of_the_models_of_the_file(
     options: tuple[str, ...], default: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, found = tmp_path / "host.toml", {}
-    figures = "args = []\nmemory = 4\nstart_s = 1.0\n"
-    file.write_text(f'memory = 9\n[models.a]\n{figures}[models.b]\non_miss = "fail"\n{figures}')
+    figures = "args = []\nmemory = '4GiB'\nstart_s = 1.0\n"
+    file.write_text(f'memory = "9GiB"\n[models.a]\n{figures}[models.b]\non_miss = "fail"\n{figures}')
     monkeypatch.setattr(ModelHost, "run", lambda host: found.update(host.file.catalogue.launches) or 0)
     cli.load("host").main(["--host-file", str(file), *options], standalone_mode=False)
     assert {name: launch.on_miss for name, launch in found.items()} == {"a": default, "b": "fail"}
