@@ -73,7 +73,9 @@ def status() -> dict[str, Any]:
         "gpu_memory_bytes": 0,
         "state": State.READY,
     }
-    host = dict.fromkeys(("memory_bytes", "memory_used_bytes", "runtime_template_bytes"), 0)
+    host = dict.fromkeys(("memory_bytes", "memory_used_bytes", "runtime_template_bytes"), 0) | {
+        "client_keys_error": ""
+    }
     requests = {"total": 0, "hits": 0, "refused": {"429": 1}}
     return {"host": host, "requests": requests, "starts": {"departures": 0}, "models": [model]}
 

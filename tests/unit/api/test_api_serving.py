@@ -52,7 +52,8 @@ def test_serve_raises_with_a_command_when_no_bundle_fits(model: str, requests: l
     with pytest.raises(NoBundleError) as raised:
         api.serve(model, ["--max-model-len", "512"])
         server.planning.plan(requests[0])
-    assert raised.value.hint == f"coldstart materialize {model} -- --max-model-len 512"
+    command = f"coldstart materialize {model} -- --max-model-len 512"
+    assert raised.value.hint == f"{command}; or fetch a bundle: coldstart pull ADDRESS"
 
 
 def test_serve_builds_the_bundle_when_on_miss_is_materialize(

@@ -76,5 +76,5 @@ def test_a_limit_below_a_server_of_its_own_is_reported() -> None:
         return Profile(748 << 20, 8.0, "bundle", shared=540 << 20)
 
     (note,) = describe_limits(parse({"memory": "700MiB", "models": {"a": {}}}, profile), None)
-    assert note.startswith("a needs 0.73 GiB (bundle)")
+    assert note.startswith("a needs 748.0 MiB (bundle)")
     assert not list(describe_limits(parse({"memory": "748MiB", "models": {"a": {}}}, profile), None))

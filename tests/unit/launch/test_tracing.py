@@ -86,7 +86,7 @@ def serve(lookup: Lookup, fake_engine: FakeEngine, handlers: None) -> Callable[[
             wait()
             os.kill(pid, signal.SIGTERM)
 
-        def announce(report: dict[str, Any]) -> None:
+        def announce(report: dict[str, Any], _: str) -> None:
             enders.append(Thread(target=end, args=(report["pid"],)))
             enders[0].start()
 
