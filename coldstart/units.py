@@ -25,10 +25,10 @@ def parse_size(given: object) -> int:
     return round(float(found[1]) * _UNITS[found[2] or "B"])
 
 
-def require_unit(size: int, place: str, *, hint: str) -> None:
-    """Raise UsageError for a memory limit in bytes that no model fits in, as when its unit is missing."""
-    if 0 < size < _UNITS["MiB"]:
-        raise UsageError(f"{place}: no model fits in {size} bytes; the unit may be missing", hint=hint)
+def require_unit(given: object, place: str, *, hint: str) -> None:
+    """Raise UsageError for a memory limit without a unit that no model fits in."""
+    if str(given).strip().isdigit() and 0 < int(str(given)) < _UNITS["MiB"]:
+        raise UsageError(f"{place}: no model fits in {given} bytes; the unit may be missing", hint=hint)
 
 
 def format_memory(size: int) -> str:

@@ -178,7 +178,7 @@ def _server(memory: str, devices: int, network: str, load: str) -> "ServerSpec":
     from coldstart.units import parse_size, require_unit
 
     size = parse_size(memory)
-    require_unit(size, "--memory", hint=f"--memory {size}MiB")
+    require_unit(memory, "--memory", hint=f"--memory {memory.strip()}MiB")
     return ServerSpec("here", size, float(parse_size(network)), float(parse_size(load)), devices)
 
 

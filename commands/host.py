@@ -197,8 +197,8 @@ def run(
     own: dict[str, Any] = {} if idle is None else {"idle_s": idle}
     # Without `--` each model has the arguments of its newest trusted bundle.
     own |= {"args": list(common.vllm_args)} if common.typed_args else {}
-    if (size := typed.get("memory")) is not None:
-        require_unit(size, "--memory", hint=f"--memory {size}MiB")
+    if memory is not None:
+        require_unit(memory, "--memory", hint=f"--memory {memory.strip()}MiB")
     typed["models"] = dict.fromkeys(models or (), own)
 
     known = create_profiles(common.cache, offline=common.offline, typed=typed["models"])

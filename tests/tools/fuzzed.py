@@ -258,7 +258,7 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
     from coldstart.scheduling.settings import SchedulerSettings
 
     def listed(store: Store) -> object:
-        return list_command._text([list_command._data(bundle) for bundle in store.list()])
+        return list_command._text([list_command._data(bundle, trusted=True) for bundle in store.list()])
 
     def inspected(store: Store) -> object:
         bundle = store.get("org/tiny")

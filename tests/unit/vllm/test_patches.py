@@ -28,6 +28,7 @@ ON_CLASSES_AND_MODULES = {
     "graphs/record.py": {"torch.cuda.CUDAGraph"},
     "engine/executor.py": {"torch.set_num_threads"},
     "engine/compiled.py": {"AOTCompilePickler.reducer_override"},
+    "engine/kernel_names.py": {"codecache.write"},
 }  # fmt: skip
 """Changes for the lifetime of the process; hook.py, record.py, application.py, executor.py and compiled.py undo theirs."""
 

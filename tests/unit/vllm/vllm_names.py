@@ -58,12 +58,12 @@ _KINDS = (
 )  # fmt: skip
 # Of torch, numpy, uvicorn, prometheus_client and tqdm, which need not be installed where this runs.
 _WORDS = """
-    __dataclass_fields__ _storage_Use_Count _unpickle_nested_function
+    __dataclass_fields__ __wrapped__ _storage_Use_Count _unpickle_nested_function
     CUDAGraph Config Event Module MultiProcessValue Parameter Stream Tensor UntypedStorage ValueClass _C
     _buffers _cdata _init_logs _parameters _record_memory_history aten bfloat16 bool clone code code_ compiler content
     copy_ cuda current_stream data data_ptr default device disable_guard_check dtype element_size empty
     exec_module float16 float32 float64 float8_e4m3fn float8_e5m2 float8_e8m0fnu forward from_buffer
-    frombuffer get_num_threads id inlined_sources int16 int32 int64 int8 is_contiguous is_cuda
+    frombuffer get_hash get_num_threads get_path id inlined_sources int16 int32 int64 int8 is_contiguous is_cuda
     is_floating_point is_inference is_inference_mode_enabled is_view labels layout load load_compiled_function
     loader memory module modules monitor_interval name named_buffers named_modules named_parameters nbytes nn
     numel ops parameters pin_memory prod random record_event record_stream save_compiled_function seed set
