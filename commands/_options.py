@@ -50,7 +50,7 @@ Untrusted = Annotated[
     bool,
     typer.Option(
         "--untrusted",
-        help="Use a bundle without a trusted signature, except its code.",
+        help="Use a bundle without a trusted signature, except its code and the arguments that it records.",
     ),
 ]
 OnMissing = Annotated[

@@ -50,6 +50,7 @@ def _data(bundle: Bundle, trusted: bool) -> dict[str, object]:
         return {
             "name": annotations.get(oci.NAME),
             **known,
+            "trusted": False,
             "key": annotations.get(oci.KEY),
             "problem": problem,
         }

@@ -92,6 +92,7 @@ def why(
     """Explain why a bundle is trusted or not. Lists each signature, and the version that is selected."""
     store = common.store()
     bundle = common.get_bundle(ref)
+    _ = bundle.manifest  # raises for a damaged one: a signature of its digest says nothing then
     verdict = trust.why(store, bundle)
     data = {
         "ref": bundle.ref,

@@ -226,6 +226,8 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
     if lookup.bundle is not None:
         common.out.note(f"Using the bundle {lookup.bundle.name}:v{lookup.bundle.version}")
         return lookup
+    if lookup.untrusted is not None:
+        _report_untrusted(common, lookup)
     try:
         with timeline.measure("build the bundle", track="preparation"):
             return _serving.materialize(common, lookup)
@@ -236,6 +238,19 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
         first, *more = getattr(error, "lines", [str(error)])
         common.out.warn(f"no bundle was built: {first}" + (f" (hint: {hint})" if hint else ""), *more)
         return lookup
+
+
+def _report_untrusted(common: Common, lookup: "Lookup") -> None:
+    """Warn that a bundle is built although an untrusted one has its key.
+
+    Raises NoBundleError where only the untrusted bundle knows the arguments: without them another bundle would be built.
+    """
+    from coldstart.models import inspection
+
+    found = inspection.miss(lookup)
+    if lookup.untrusted is None or lookup.untrusted.key != lookup.key:
+        raise found
+    common.out.warn(f"{found.message} Building one (hint: {found.hint})")
 
 
 def _serve(

@@ -301,6 +301,17 @@ def test_trust_show_names_the_file_that_it_wrote(run: Run, home: Path) -> None:
     assert "coldstart trust add FILE\n" in run("trust", "show").stderr
 
 
+def test_a_damaged_manifest_is_not_called_trusted(run: Run) -> None:
+    with Store(Cache.at().bundles).begin(key()) as draft:
+        draft.add_json("kv", {"blocks": 3})
+        bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+    assert json.loads(run("list", "--format", "json").stdout)["bundles"][0]["trusted"]
+    flip(blob_path(bundle.layout.root, bundle.digest), 3)
+    assert not json.loads(run("list", "--format", "json").stdout)["bundles"][0]["trusted"]
+    said = run("trust", "why", bundle.ref, code=1)
+    assert "CS-DIGEST" in said.stderr and "is trusted" not in said.stdout
+
+
 def _pem(home: Path, name: str) -> str:
     (home / f"{name}.pub").write_bytes(sign.public_pem(home / f"state-of-{name}"))
     return f"{name}.pub"

@@ -150,6 +150,16 @@ def test_the_next_command_of_pull_shows_a_bundle_that_cannot_start(
     assert "--max-model-len 512" in run(*following).stdout
 
 
+@pytest.mark.parametrize("words", [("up",), ("host", "--memory", "2GiB")])
+def test_an_untrusted_bundle_is_named_before_another_one_is_built(
+    words: tuple[str, ...], model: str, run: Run
+) -> None:
+    publish_recorded(model, ARGUMENTS, signed=False)
+    said = run(words[0], model, *words[1:], code=3).stderr
+    assert "The only bundle for tiny-llama" in said and "is not trusted" in said
+    assert "hint: coldstart trust add FILE" in said
+
+
 @pytest.mark.parametrize(("arguments", "end"), [((), ["--"]), (ARGUMENTS, ["--", *ARGUMENTS])])
 def test_the_next_command_of_materialize_starts_the_bundle_that_was_found(
     arguments: tuple[str, ...], end: list[str], model: str, run: Run, next_command: Callable[..., list[str]]

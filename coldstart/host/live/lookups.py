@@ -34,7 +34,7 @@ def look_up_model(
 def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:
     """Return the arguments of the newest trusted bundle of the launch's model, and that bundle; none and "" without one.
 
-    Raises the errors of `inspection.look_up`.
+    Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail" and the only bundle is not trusted.
     """
     asked = look_up_model(
         launch.model,
@@ -45,6 +45,8 @@ def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arg
         offline=offline,
     )
     found = recorded.adopt_arguments(asked)
+    if found.bundle is None and found.untrusted is not None and launch.on_miss == FAIL:
+        raise inspection.miss(found)
     lender = found.lender
     return found.vllm_args, "" if lender is None else f"{lender.name}:v{lender.version}"
 
