@@ -14,7 +14,6 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -106,10 +105,13 @@ class UpDirectory:
             (self.path / _RECORD).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the files, unless a process starts a server of this model now."""
+        """Remove record and log, unless a process starts a server of this model now. The phases remain for a later question."""
         if (handle := files.try_lock(self._lock)) is not None:
             if self.read() is None:
-                shutil.rmtree(self.path, ignore_errors=True)
+                for file in (self.path / _RECORD, self.log):
+                    file.unlink(missing_ok=True)
+                with suppress(OSError):  # it has phases
+                    self.path.rmdir()
             os.close(handle)
 
     def try_lock(self, stack: ExitStack) -> bool:

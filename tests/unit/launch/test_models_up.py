@@ -153,3 +153,12 @@ def test_models_with_one_key_have_separate_records(lookup: Lookup, tmp_path: Pat
     other = replace(lookup, model=replace(lookup.model, path=tmp_path / "other"))
     assert up_records.find_directory(lookup) != up_records.find_directory(other)
     assert up_records.find_directory(lookup).path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_phases_of_a_start_remain_after_its_server_was_stopped(lookup: Lookup) -> None:
+    directory = up_records.find_directory(lookup)
+    directory.write_phases("start engine 1.0 s\n")
+    directory.log.touch()
+    directory.remove()
+    assert directory.phases.read_text(encoding="utf-8") == "start engine 1.0 s\n"
+    assert not directory.log.exists()
