@@ -148,7 +148,8 @@ def test_validate_reports_a_bundle_that_serve_would_not_use(
     bundle: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_models.place("tiny-llama", Cache.at(bundle.layout.root.parent).models)
-    assert validate(bundle, "--model", "tiny-llama", "--level", "load", "--format", "junit") == 1
+    words = ("--model", "tiny-llama", "--level", "load", "--format", "junit", "--", "--max-model-len", "64")
+    assert validate(bundle, *words) == 1
     (failure,) = ElementTree.fromstring(capsys.readouterr().out).iter("failure")
     assert failure.attrib["type"] == "CS-NOT-SERVED"
 

@@ -32,7 +32,7 @@ def key(**engine: str | int | float | bool | None) -> Key:
 def provenance(name: str = NAME) -> Provenance:
     """Return a fixed provenance."""
     return Provenance(
-        "2026-01-02T03:04:05Z", {"coldstart": "0.1.0"}, ("--max-model-len", "64"), {"load": 1.5}, name
+        "2026-01-02T03:04:05Z", {"coldstart": "0.1.0"}, ("materialize", name), {"load": 1.5}, name
     )
 
 
