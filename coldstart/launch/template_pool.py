@@ -169,9 +169,13 @@ def _lock(directory: Path) -> Path:
 
 
 def _choose_directory(name: str, root: Path | None) -> Path:
-    """Return the directory of a new template; below a `root`, a hidden one retains its own until its servers end."""
+    """Return the directory of a new template. One of another installation of this user retains its own.
+
+    Below a `root`, a hidden one retains its own until its servers end.
+    """
     names = (name if number == 0 else f"{name}-{number}" for number in count())
-    retained = {warm.directory for warm in listed(root) if root and warm.pid and not warm.ready}
+    alive = [warm for warm in listed(root) if warm.pid]
+    retained = {one.directory for one in alive if (root and not one.ready) or one.python != sys.executable}
     return next(path for one in names if (path := _root(root) / one) not in retained)
 
 

@@ -63,6 +63,21 @@ def test_a_runtime_template_serves_every_key_of_its_own_interpreter(
     template_pool.stop(warm)
 
 
+def test_two_installations_of_one_user_have_a_template_each(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    first = template_pool.start("engine", PLAN, "tiny", 20)
+    about = json.loads((first.directory / "about.json").read_text()) | {"python": "/another/venv/bin/python"}
+    (first.directory / "about.json").write_text(json.dumps(about))
+    assert template_pool.find("engine", KEY) is None
+    second = template_pool.start("engine", PLAN, "tiny", 20)
+    assert template_pool.find("engine", KEY) == second and second.directory != first.directory
+    template_pool.stop(second)
+    assert next(template_pool.listed()).ready
+    template_pool.stop(first)
+
+
 def test_a_second_start_is_refused(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
     warm = template_pool.start("engine", PLAN, "tiny", 20)
