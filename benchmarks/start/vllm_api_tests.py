@@ -53,7 +53,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cs-") as scratch:
         directory = Path(scratch)
         vllm_test_files.unpack(vllm_test_files.fetch(directory), directory, model)
-        command = [*console(), "materialize", model, "--profile-seconds", "1", "-q", *subject.passed_args]
+        taken = ["--snapshot"] if "snapshot" in given.starts else []
+        command = [*console(), "materialize", model, "--profile-seconds", "1", "-q", *taken, *subject.passed_args]
         subprocess.run(command, check=True)
         for start in given.starts:
             with started(subject, start, directory / start) as url:
