@@ -54,8 +54,8 @@ def main() -> None:
         directory = Path(scratch)
         vllm_test_files.unpack(vllm_test_files.fetch(directory), directory, model)
         taken = ["--snapshot"] if "snapshot" in given.starts else []
-        command = [*console(), "materialize", model, "--profile-seconds", "1", "-q", *taken, *subject.passed_args]
-        subprocess.run(command, check=True)
+        materialize = ["materialize", model, "--profile-seconds", "1", "-q", *taken]
+        subprocess.run([*console(), *materialize, *subject.passed_args], check=True)
         for start in given.starts:
             with started(subject, start, directory / start) as url:
                 store(start, vllm_test_files.run(directory, url, model))
