@@ -103,6 +103,7 @@ def start_host(home: Path) -> Iterator[Callable[..., TerminalHost]]:
         host.end()
 
 
+@pytest.mark.slow
 def test_host_stops_in_order_when_its_terminal_closes(start_host: Callable[..., TerminalHost]) -> None:
     host = start_host()
     host.process.send_signal(signal.SIGHUP)
@@ -112,6 +113,7 @@ def test_host_stops_in_order_when_its_terminal_closes(start_host: Callable[..., 
     assert "SIGHUP" in host.log.read_text() and '"ended"' in host.log.read_text()
 
 
+@pytest.mark.slow
 def test_host_of_nohup_reloads_when_its_terminal_closes(start_host: Callable[..., TerminalHost]) -> None:
     host = start_host("nohup")
     host.close_terminal()
