@@ -30,7 +30,7 @@ from coldstart.validate.launchers import Subject, console
 
 RESULT = RESULTS / "vllm-api-tests-cpu.json"
 PLAIN, HOSTED, PASSED = "vLLM", "host", "passed"
-STARTS = (PLAIN, "fresh", "runtime-snapshot", "template-runtime", "snapshot", "template-engine", HOSTED)
+STARTS = (PLAIN, "fresh", "template-runtime", "snapshot", "template-engine", HOSTED)
 START_S = 600.0
 # Every argument that one of the test files gives to its server and that needs no other model.
 VLLM_ARGS = (
