@@ -163,8 +163,9 @@ def reload(common: Common, url: Annotated[str, _declare_url("RELOAD")] = URL, ap
 
 
 def _list_changes(found: Mapping[str, Any]) -> str:
-    kinds = ("added", "removed", "changed", "settings")
-    listed = [f"{kind} {', '.join(found[kind])}" for kind in kinds if found.get(kind)]
+    from coldstart.host.changes import KINDS
+
+    listed = [f"{kind} {', '.join(found[kind])}" for kind in KINDS if found.get(kind)]
     listed += [
         f"clients: {kind} {', '.join(names)}" for kind, names in found.get("clients", {}).items() if names
     ]

@@ -31,12 +31,12 @@ def _data(bundle: Bundle, trusted: bool) -> dict[str, object]:
     known: dict[str, object] = {
         "version": bundle.version,
         "digest": bundle.digest,
-        "trusted": trusted,
     }
     try:
         return {
             "name": bundle.name,
             **known,
+            "trusted": trusted,
             "key": bundle.key_digest,
             "size": bundle.size,
             "created": bundle.manifest.provenance.created,

@@ -20,6 +20,8 @@ from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.system import secrets, timeline
 
 if TYPE_CHECKING:
+    from coldstart.artifacts.bundle import Bundle
+
     from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.preparation import Preparation
     from coldstart.launch.request import ServeRequest
@@ -227,7 +229,7 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
         common.out.note(f"Using the bundle {lookup.bundle.name}:v{lookup.bundle.version}")
         return lookup
     if lookup.untrusted is not None:
-        _report_untrusted(common, lookup)
+        _report_untrusted(common, lookup, lookup.untrusted)
     try:
         with timeline.measure("build the bundle", track="preparation"):
             return _serving.materialize(common, lookup)
@@ -240,7 +242,7 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
         return lookup
 
 
-def _report_untrusted(common: Common, lookup: "Lookup") -> None:
+def _report_untrusted(common: Common, lookup: "Lookup", untrusted: "Bundle") -> None:
     """Warn that a bundle is built although an untrusted one has its key.
 
     Raises NoBundleError where only the untrusted bundle knows the arguments: without them another bundle would be built.
@@ -248,7 +250,7 @@ def _report_untrusted(common: Common, lookup: "Lookup") -> None:
     from coldstart.models import inspection
 
     found = inspection.miss(lookup)
-    if lookup.untrusted is None or lookup.untrusted.key != lookup.key:
+    if untrusted.key != lookup.key:
         raise found
     common.out.warn(f"{found.message} Building one (hint: {found.hint})")
 

@@ -130,7 +130,7 @@ class Model:
         """Apply a new specification; measured values are retained if the tiers are unchanged."""
         if (spec.tiers, spec.shared) != (self.spec.tiers, self.spec.shared):
             names = {tier.name: tier for tier in spec.tiers}
-            self.observed = Observed(spec, self.observed.forks)
+            self.observed = Observed(spec)
             self.tier = names.get(self.tier.name, spec.tiers[-1])
             self.target = None if self.target is None else names.get(self.target.name, spec.tiers[-1])
         self.spec, self.retired = spec, False

@@ -45,11 +45,11 @@ class Exchange:
         *,
         memory: BoundedBody,
         heartbeat_s: float,
+        count_refusal: Callable[[int], None],
         model: str | None = None,
         client: ClientKey | None = None,
         keys: ClientKeys | None = None,
         wait_s: float = 0.0,
-        count_refusal: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
         self.memory, self.heartbeat_s, self.model = memory, heartbeat_s, model

@@ -125,14 +125,13 @@ class Templates:
         """Supervise the runtime template until it has ended."""
         again_s, loop = AGAIN_S, asyncio.get_running_loop()
         if template is not None:
-            if await self._ready(template, RUNTIME):
-                ready_s = loop.time()
-                if not template.pid:  # of another process, which has its own memory
-                    self.emit(events.TemplateHeld(0))
-                await template.gone
-                again_s = 0.0 if loop.time() - ready_s > STABLE_S else AGAIN_S
+            is_ready, since = await self._ready(template, RUNTIME), loop.time()
+            if is_ready and not template.pid:  # of another process, which has its own memory
+                self.emit(events.TemplateHeld(0))
             await template.gone
-            again_s = 0.0 if template.process.was_killed or not template.process.ended.done() else again_s
+            was_stable = is_ready and loop.time() - since > STABLE_S
+            if was_stable or template.process.was_killed or not template.process.ended.done():
+                again_s = 0.0
             self.runtime = None
         self.emit(NO_TEMPLATE)
         if not self._given_up and not self._draining:
