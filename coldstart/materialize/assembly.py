@@ -85,9 +85,6 @@ class Assembly:
         plan = LaunchPlan(self._arguments(), key=self.key, env=env)
         with self._stage("run the engine offline"):
             self._engine("offline", plan, str(self.out), str(self.profile_s))
-            if (self.out / "compatibility.json").exists():
-                for reason in self._read("compatibility").values():
-                    self._say(reason)
         if (self.out / f"{NOT_MADE}.json").exists():
             self.not_made |= self._read(NOT_MADE)
         if not runtime.targets_cpu():

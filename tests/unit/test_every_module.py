@@ -86,7 +86,7 @@ THROUGH = {
     },
     "coldstart.vllm": {
         "engine.recorder": GPU, "import_check": "unit/system/test_installation.py", "scheduling.events": SCHEDULER,
-        "scheduling.queue": SCHEDULER, "compat.scheduling": "unit/vllm/test_compat_table.py",
+        "scheduling.queue": SCHEDULER,
         "scheduling.started": SCHEDULER, "scheduling.states": SCHEDULER,
         "scheduling.view": SCHEDULER, "weights.device": "unit/vllm/weights/test_loader_in_place.py",
     },

@@ -28,7 +28,6 @@ from coldstart.scheduling import profiling
 from coldstart.system import runtime, start_progress, timeline
 from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm import compat
-from coldstart.vllm.compat.report import check_compatibility
 from coldstart.vllm.engine import compiled, kernel_names, server, stepdowns
 from coldstart.vllm.graphs import kv_plan
 
@@ -223,8 +222,6 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
         if reason:
             stepdowns.say([Fallback("compile", reason)])
             _write(out / f"{NOT_MADE}.json", {"compile": reason})
-    # Last, because its imports would distort the measurements.
-    report_compatibility(out)
 
 
 def require() -> None:
@@ -235,15 +232,6 @@ def require() -> None:
 
 def _import_engine() -> None:
     from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
-
-
-def report_compatibility(out: Path) -> None:
-    """Compare the installed vLLM with every integration point, and write and log the differences."""
-    with timeline.measure("check vLLM compatibility", track="offline"):
-        reasons = check_compatibility()
-    if reasons:
-        stepdowns.say([Fallback(feature, reason) for feature, reason in reasons.items()])
-        _write(out / "compatibility.json", reasons)
 
 
 def not_compiled(engine: OfflineEngine) -> str | None:

@@ -171,25 +171,6 @@ def test_bundle_contains_the_reason_of_a_missing_section(
     }
 
 
-def test_an_incompatible_vllm_is_reported_while_the_engine_runs(
-    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-
-    @contextmanager
-    def phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
-        yield said.append
-
-    def engine(module: str, plan: LaunchPlan, *arguments: str) -> None:
-        (materialization.out / "compatibility.json").write_text('{"tails": "It differs."}')
-
-    materialization.phase = phase
-    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    monkeypatch.setattr(materialization, "_engine", engine)
-    materialization.offline()
-    assert said[-1] == "It differs."
-
-
 def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
     materialization: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:

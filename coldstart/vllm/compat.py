@@ -1,7 +1,6 @@
 """Decide at a start whether a feature can use the installed vLLM.
 
-A start compares the version with those that the tables were checked for, and guards the imports of the feature. The full
-check of every name and signature is `report.check_compatibility`, which `materialize` and the tests run.
+It compares the version with those that the end-to-end tests ran with, and guards the imports of the feature.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ Versions = tuple[tuple[int, int], tuple[int, int]]
 CHECKED: dict[Feature, Versions] = dict.fromkeys(
     ("graphs", "collector", "late-interaction"), ((0, 32), (0, 33))
 )
-"""Versions that a feature's table was checked for, where they are fewer than the supported ones."""
-
+"""Versions that a feature was checked with, where they are fewer than the supported ones."""
 
 log = logging.getLogger("vllm.coldstart")
 fallbacks: list[Fallback] = []

