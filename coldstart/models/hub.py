@@ -1,24 +1,43 @@
 """Access the Hugging Face hub through huggingface_hub, and convert its errors.
 
-A request to the hub is not repeated. If the hub does not answer, a complete copy in the local cache is used; an incomplete copy
-is an error that names the missing files. huggingface_hub is imported on first use, so a local model does not need it. It
-reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
+A request to the hub is not repeated. If the hub gives no usable answer (none, an error, or one that is not a hub's), a complete
+copy in the local cache is used, with a warning that names the answer; an incomplete copy is an error that names the missing
+files. This is the same for a commit, whose files cannot change, and for a branch, which starts at the commit that was cached
+last. It includes the answers of a repository that was deleted, made private or gated since: its files are on this machine, and
+the pods of a service must start without the hub.
+
+huggingface_hub is imported on first use, so a local model does not need it. It reads HF_HOME, HF_TOKEN, HF_ENDPOINT and
+HF_HUB_OFFLINE itself.
 """
+
+from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
+from functools import lru_cache
+from http import HTTPStatus
 from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
 
+from coldstart.artifacts.files import replacing
 from coldstart.errors import AuthRequiredError, ColdstartError
+from coldstart.system import secrets
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
 
 _PAGE = "https://huggingface.co/{repo_id}"
 # vLLM needs one form of the weights, and cannot load the formats of other frameworks.
 _IGNORE = ["*.msgpack", "*.h5", "*.onnx", "*.tflite", "original/*", "consolidated*", "*.ot", "*.mlmodel"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 5.0
+# For the whole answer: _TIMEOUT_S limits each read, and nothing limits the search for the address.
+_ANSWER_S = 10.0
+_NO_COPY = "it is not in the local hub cache"
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
@@ -28,34 +47,48 @@ class ModelNotFoundError(Exception):
 
 
 class HubUnreachableError(ColdstartError):
-    """The hub does not answer, and the local cache has no complete copy (exit code 2)."""
+    """The hub gives no usable answer, and the local cache has no complete copy (exit code 2)."""
+
+
+class _HubFailure(Exception):
+    """The hub gave no usable answer: `cause` is huggingface_hub's error."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 def config_dir(repo_id: str, revision: str | None, offline: bool) -> Path:
     """Return the local snapshot directory that holds config.json.
 
     Raises:
-        ModelNotFoundError: the hub has no such repository or revision.
-        AuthRequiredError: the repository is gated, or not cached and the network is off.
-        HubUnreachableError: the repository is not cached, and the hub does not answer.
+        ModelNotFoundError: the hub has no such repository or revision, and it is not cached.
+        AuthRequiredError: the repository is not cached, and the hub denies access or the network is off.
+        HubUnreachableError: the repository is not cached, and the hub gives no usable answer.
     """
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import errors, hf_hub_download
 
-    offline = offline or _is_offline()
-    cached = isinstance(try_to_load_from_cache(repo_id, "config.json", revision=revision), str)
-    pinned = revision is not None and _COMMIT.fullmatch(revision)
-    # huggingface_hub tries for half a minute to reach the hub for a file that is not cached.
-    if not offline and not cached and _list_files(repo_id, revision) is None:
-        raise _unreachable(repo_id, "the local cache holds no copy")
-    download = partial(hf_hub_download, repo_id, "config.json", revision=revision, etag_timeout=_TIMEOUT_S)
-    with _named_errors(repo_id):
-        try:
-            file = download(local_files_only=offline or bool(cached and pinned))
-        except Exception as error:
-            # huggingface_hub uses the cache if no connection is made, not if it breaks.
-            if not cached or not _is_unreachable(error):
-                raise
-            file = download(local_files_only=True)
+    try:
+        cached = _find_cached(repo_id, revision)
+        if cached is not None and (offline or _is_offline() or (revision and _COMMIT.fullmatch(revision))):
+            return cached
+        if offline or _is_offline():
+            raise _not_cached(repo_id, _NO_COPY)
+        commit = str(_ask(repo_id, revision).sha)
+        if cached is not None and cached.name == commit:
+            return cached
+        # Ask for the commit: for a branch, huggingface_hub would hide an error and return the last copy.
+        with _failures():
+            file = hf_hub_download(repo_id, "config.json", revision=commit, etag_timeout=_TIMEOUT_S)
+    except errors.HFValidationError as error:
+        raise ModelNotFoundError(str(error)) from error
+    except _HubFailure as failure:
+        if cached is not None:
+            return _use(cached, repo_id, failure)
+        if _is_missing(failure.cause):
+            raise ModelNotFoundError(_describe(repo_id, failure.cause)) from failure.cause
+        raise _convert(repo_id, failure, _NO_COPY) from failure.cause
+    _record(Path(file).parent, revision)
     return Path(file).parent
 
 
@@ -63,21 +96,42 @@ def snapshot(repo_id: str, revision: str | None, offline: bool, *, weights: bool
     """Return the local directory of the repository (or all but its `weights`) at `revision`, downloading what is missing.
 
     Raises:
-        ModelNotFoundError: the hub has no such repository or revision.
-        AuthRequiredError: the repository is gated, or its copy is incomplete and the network is off.
-        HubUnreachableError: the copy in the local cache is incomplete, and the hub does not answer.
+        AuthRequiredError: the copy in the local cache is incomplete, and the hub denies access or the network is off.
+        HubUnreachableError: the copy in the local cache is incomplete, and the hub gives no usable answer.
     """
+    failure = None
+    if not (offline or _is_offline()):
+        try:
+            return _download(repo_id, _ask(repo_id, revision), weights)
+        except _HubFailure as error:
+            failure = error
+    directory = _find_cached(repo_id, revision)
+    missing = [] if directory is None else list_missing(directory, weights=weights)
+    if directory is not None and not missing:
+        return directory if failure is None else _use(directory, repo_id, failure)
+    lacks = f"its copy in the local hub cache lacks {', '.join(missing)}" if missing else _NO_COPY
+    if failure is None:
+        raise _not_cached(repo_id, lacks)
+    raise _convert(repo_id, failure, lacks) from failure.cause
+
+
+def _download(repo_id: str, info: ModelInfo, weights: bool) -> Path:
+    """Return the directory of a commit with all its files, after the download of missing ones. Raises _HubFailure."""
     from huggingface_hub import snapshot_download
 
-    offline = offline or _is_offline()
-    files = None if offline else _list_files(repo_id, revision)
-    ignore = [*_IGNORE, *(() if weights else WEIGHT_PATTERNS)]
-    if files is not None and weights and any(file.endswith(".safetensors") for file in files):
-        ignore += ["*.bin", "*.pt", "*.pth"]
-    if files is None:
-        return _cached(repo_id, revision, offline, weights)
-    with _named_errors(repo_id):
-        return Path(snapshot_download(repo_id, revision=revision, ignore_patterns=ignore))
+    with _failures():
+        files = [file.rfilename for file in info.siblings or ()]
+        ignore = [*_IGNORE, *(() if weights else WEIGHT_PATTERNS)]
+        if weights and any(file.endswith(".safetensors") for file in files):
+            ignore += ["*.bin", "*.pt", "*.pth"]
+        wanted = [file for file in files if not any(fnmatch(file, pattern) for pattern in ignore)]
+        directory = _find_cached(repo_id, info.sha)
+        if directory is None or not all((directory / name).exists() for name in wanted):
+            directory = Path(snapshot_download(repo_id, revision=info.sha, ignore_patterns=ignore))
+            # huggingface_hub returns a part of the files if it cannot ask for their names.
+            if lacking := [name for name in wanted if not (directory / name).exists()]:
+                raise ValueError(f"{lacking[0]} was not downloaded")
+    return directory
 
 
 def list_missing(directory: Path, *, weights: bool = True) -> list[str]:
@@ -112,39 +166,62 @@ def _read_index(index: Path) -> set[str]:
         return {index.name}
 
 
-def _cached(repo_id: str, revision: str | None, offline: bool, weights: bool) -> Path:
-    path = config_dir(repo_id, revision, offline=True)
-    missing = list_missing(path, weights=weights)
-    if not missing:
-        return path
-    reason = f"its copy in the local hub cache lacks {', '.join(missing)}"
-    raise _not_cached(repo_id, reason) if offline else _unreachable(repo_id, reason)
+def _find_cached(repo_id: str, revision: str | None) -> Path | None:
+    """Return the snapshot directory in the local cache, None without a config.json."""
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(repo_id, "config.json", revision=revision)
+    return Path(file).parent if isinstance(file, str) else None
 
 
-def _list_files(repo_id: str, revision: str | None) -> list[str] | None:
-    """Return the names of the repository's files, or None if the hub does not answer."""
+def _record(directory: Path, revision: str | None) -> None:
+    """Record the commit of a branch in the cache as huggingface_hub does, for a start without the hub."""
+    reference = directory.parents[1] / "refs" / (revision or "main")
+    with suppress(OSError):  # of a cache that cannot be written
+        if directory.name != revision:
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(reference, durable=False) as file:
+                file.write(directory.name.encode())
+
+
+def _ask(repo_id: str, revision: str | None) -> ModelInfo:
+    """Return the hub's description of the repository with its commit. Raises _HubFailure."""
+    from concurrent.futures import Future
+
     from huggingface_hub import model_info
 
-    with _named_errors(repo_id):
+    answer: Future[ModelInfo] = Future()
+
+    def ask() -> None:
         try:
             found = model_info(repo_id, revision=revision, timeout=_TIMEOUT_S)
-        except Exception as error:
-            if not _is_unreachable(error):
-                raise
-            return None
-    return [file.rfilename for file in found.siblings or ()]
+            if not _COMMIT.fullmatch(str(found.sha)):
+                raise ValueError("it names no commit")
+            answer.set_result(found)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            answer.set_exception(error)
+
+    Thread(target=ask, name="hub", daemon=True).start()
+    with _failures():
+        return answer.result(_ANSWER_S)
 
 
-def _is_unreachable(error: Exception) -> bool:
-    from huggingface_hub.errors import HfHubHTTPError
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Raise the errors of a request as _HubFailure: all but those of this machine's files and of the arguments."""
+    from huggingface_hub import errors
 
-    if isinstance(error, HfHubHTTPError):
-        return error.response.status_code >= 500
-    # The name of the package of huggingface_hub's HTTP client depends on its release.
-    return any(
-        kind.__name__ == "TransportError" and kind.__module__.startswith("httpx")
-        for kind in type(error).__mro__
-    )
+    try:
+        yield
+    except errors.HFValidationError:
+        raise
+    except Exception as error:
+        is_local = isinstance(error, OSError) and error.errno is not None
+        if is_local and not isinstance(error, (errors.HfHubHTTPError, TimeoutError)):
+            raise
+        # huggingface_hub reports a failed request as a file that is not cached.
+        cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None
+        raise _HubFailure(cause if isinstance(cause, Exception) else error) from error
 
 
 def _is_offline() -> bool:
@@ -153,45 +230,93 @@ def _is_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-@contextmanager
-def _named_errors(repo_id: str) -> Iterator[None]:
+@lru_cache(maxsize=64)
+def _warn(message: str) -> None:
+    # Once: a start asks for the configuration and for the weights.
+    import logging
+
+    logging.getLogger("coldstart").warning("%s", secrets.text(message))
+
+
+def _use(directory: Path, repo_id: str, failure: _HubFailure) -> Path:
+    _warn(
+        f"{_describe(repo_id, failure.cause)}: the copy of {repo_id} in the local cache is used (commit {directory.name})"
+    )
+    return directory
+
+
+def _status(cause: Exception) -> int:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return cause.response.status_code if isinstance(cause, HfHubHTTPError) else 0
+
+
+def _is_missing(cause: Exception) -> bool:
     from huggingface_hub import errors
 
-    page = _PAGE.format(repo_id=repo_id)
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise AuthRequiredError(
-            f"Cannot download {repo_id}: it is gated, and the hub did not accept your login.",
-            hint=f"request access at {page}, then run hf auth login",
-        ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise _not_cached(repo_id, "it is not in the local hub cache") from error
-    except errors.HFValidationError as error:
-        raise ModelNotFoundError(str(error)) from error
-    except (errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError) as error:
-        raise ModelNotFoundError(str(error).splitlines()[0]) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ModelNotFoundError(
-            f"the hub has no public repository {repo_id}; if it is private, run hf auth login"
-        ) from error
-    except errors.HfHubHTTPError as error:
-        raise ColdstartError(f"The hub failed for {repo_id}: {str(error).splitlines()[0]}") from error
-    except Exception as error:
-        if not _is_unreachable(error):
-            raise
-        raise _unreachable(repo_id, f"the download stopped: {type(error).__name__}") from error
+    named = isinstance(cause, (errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError))
+    return named or (_status(cause) == 404 and not isinstance(cause, errors.GatedRepoError))
+
+
+def _describe(repo_id: str, cause: Exception) -> str:
+    """Return what the hub did, as a clause."""
+    from huggingface_hub import errors
+
+    status = _status(cause)
+    phrase = f" {HTTPStatus(status).phrase}" if status in {*HTTPStatus} else ""
+    answered = f"the hub answered {status}{phrase}"
+    if isinstance(cause, errors.GatedRepoError):
+        return f"{answered} ({repo_id} is gated, and the hub did not accept your login)"
+    if isinstance(cause, errors.RevisionNotFoundError):
+        return f"{answered} (it has no such revision)"
+    if isinstance(cause, errors.RemoteEntryNotFoundError):
+        return f"{answered} (it has no such file)"
+    if isinstance(cause, errors.RepositoryNotFoundError):
+        return f"{answered} (it has no repository {repo_id}, or a private one)"
+    if status:
+        return answered
+    # The name of the package of huggingface_hub's HTTP client depends on its release.
+    kinds = {kind.__name__ for kind in type(cause).__mro__ if kind.__module__.startswith("httpx")}
+    if "TransportError" in kinds or isinstance(cause, TimeoutError):
+        return f"the hub does not answer ({_one_line(cause)})"
+    return f"the hub gave an answer that is not one of a hub ({_one_line(cause)})"
+
+
+def _one_line(error: Exception) -> str:
+    text = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
+    """Return the error for a user whose cache has no complete copy, which `local` says."""
+    from huggingface_hub import errors
+
+    cause, page = failure.cause, _PAGE.format(repo_id=repo_id)
+    if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
+        return _not_cached(repo_id, _NO_COPY)
+    message = f"cannot fetch {repo_id}: {_describe(repo_id, cause)}, and {local}."
+    elsewhere = f"or on another machine: hf download {repo_id}"
+    status = _status(cause)
+    if isinstance(cause, errors.GatedRepoError):
+        return AuthRequiredError(message, hint=f"request access at {page}, then run hf auth login")
+    if status in {401, 403}:
+        return AuthRequiredError(
+            message,
+            hint=f"check the name; run hf auth login, or set HF_TOKEN to a token that may read {page}",
+        )
+    if isinstance(cause, errors.HfHubHTTPError) and status == 429:
+        after = str(cause.response.headers.get("retry-after", ""))
+        wait = f"wait {after} seconds" if after.isdecimal() else "wait some minutes"
+        hint = (
+            f"{wait}, then try again; a token (hf auth login, HF_TOKEN) has a limit of its own; {elsewhere}"
+        )
+    else:
+        hint = f"check the network, HF_ENDPOINT and the proxy; {elsewhere}"
+    return HubUnreachableError(message, hint=hint)
 
 
 def _not_cached(repo_id: str, reason: str) -> AuthRequiredError:
     return AuthRequiredError(
         f"cannot use {repo_id} offline: {reason}.",
         hint=f"on a machine with network: hf download {repo_id}; or name a local directory",
-    )
-
-
-def _unreachable(repo_id: str, reason: str) -> HubUnreachableError:
-    return HubUnreachableError(
-        f"cannot fetch {repo_id}: the hub does not answer, and {reason}.",
-        hint=f"check the network, HF_ENDPOINT and the proxy; or on another machine: hf download {repo_id}",
     )

@@ -28,7 +28,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = SimpleNamespace(siblings=[SimpleNamespace(rfilename="config.json")])
+    answer = SimpleNamespace(siblings=[SimpleNamespace(rfilename="config.json")], sha=COMMIT)
     monkeypatch.setattr(huggingface_hub, "model_info", lambda *_, **__: answer)
 
 
@@ -39,9 +39,9 @@ def failing(error: Exception) -> Callable[..., str]:
     return download
 
 
-def http(kind: type[errors.HfHubHTTPError], text: str) -> errors.HfHubHTTPError:
+def http(kind: type[errors.HfHubHTTPError], status: int) -> errors.HfHubHTTPError:
     request = httpx.Request("GET", "https://hub.example/config.json")
-    return kind(text, response=httpx.Response(403, request=request))
+    return kind("said", response=httpx.Response(status, request=request))
 
 
 def test_the_ten_models_of_the_paper_have_aliases() -> None:
@@ -65,8 +65,8 @@ def test_a_snapshot_directory_knows_repository_and_commit(tmp_path: Path) -> Non
 
 
 def test_alias_and_repository_are_one_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / COMMIT / "config.json"
-    file.parent.mkdir()
+    file = tmp_path / "snapshots" / COMMIT / "config.json"
+    file.parent.mkdir(parents=True)
     file.write_text("{}")
     asked: list[str] = []
 
@@ -86,7 +86,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
 
 
 def test_resolve_reports_a_gated_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", failing(http(errors.GatedRepoError, "gated")))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", failing(http(errors.GatedRepoError, 403)))
     with pytest.raises(AuthRequiredError) as caught:
         resolution.resolve("llama2-7b")
     assert "https://huggingface.co/meta-llama/Llama-2-7b-hf" in str(caught.value.hint)
@@ -99,9 +99,10 @@ def test_resolve_reports_a_gated_repository(monkeypatch: pytest.MonkeyPatch) -> 
     [
         (errors.LocalEntryNotFoundError("not cached"), 4),
         (errors.OfflineModeIsEnabled("offline"), 4),
-        (http(errors.RepositoryNotFoundError, "404"), 2),
-        (http(errors.RevisionNotFoundError, "404"), 2),
-        (http(errors.HfHubHTTPError, "500"), 2),
+        (http(errors.RepositoryNotFoundError, 404), 2),
+        (http(errors.RevisionNotFoundError, 404), 2),
+        (http(errors.HfHubHTTPError, 500), 2),
+        (http(errors.HfHubHTTPError, 403), 4),
     ],
 )
 def test_exit_codes_of_hub_failures(monkeypatch: pytest.MonkeyPatch, error: Exception, code: int) -> None:
