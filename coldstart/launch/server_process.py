@@ -220,8 +220,10 @@ def forked(
         "env": {**os.environ, START_PROGRESS: "1"},
         "now": timeline.now(),
     }
+    # Arguments and variables contain secrets: they travel where the server reads them, and the template does not.
+    private = json_lines.sealed(json.dumps(request).encode())
     try:
-        connection.send(request, (0, 2, 2, writer, leave))
+        connection.send({}, (private, 0, 2, 2, writer, leave))
         judge()
         leased = Leased(connection, guardian)
         os.write(give_leave, b"1")
@@ -233,7 +235,7 @@ def forked(
             raise peers.PeerError(f"the template did not accept the request: {error.strerror}") from error
         raise
     finally:
-        for descriptor in (writer, leave, give_leave):
+        for descriptor in (writer, leave, give_leave, private):
             os.close(descriptor)
 
 

@@ -75,15 +75,13 @@ def arguments(argv: Sequence[str]) -> list[str]:
 
 
 def drop_secret_options(argv: Sequence[str]) -> list[str]:
-    """Return `argv` without secret options, for a template or a snapshot, whose memory must not contain them."""
-    kept: list[str] = []
-    dropping = False
+    """Return `argv` without options that contain secrets, for a template or a snapshot, whose memory must not contain them."""
+    options: list[list[str]] = [[]]
     for word in argv:
         if word.startswith("-") and not re.fullmatch(r"-\d.*", word):
-            dropping = named(word.partition("=")[0])
-        if not dropping:
-            kept.append(word)
-    return kept
+            options.append([])
+        options[-1].append(word)
+    return [word for option in options if arguments(option) == option for word in option]
 
 
 def document(value: object) -> object:
@@ -154,6 +152,8 @@ def _word(word: str) -> str:
     if word[:1] not in "{[" or not word:
         return text(word)
     try:
-        return json.dumps(document(json.loads(word)))
+        given = json.loads(word)
     except ValueError:
         return text(word)
+    shown = document(given)
+    return word if shown == given else json.dumps(shown)

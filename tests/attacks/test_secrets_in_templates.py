@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import process_memory
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
@@ -21,6 +22,12 @@ NAMES = (
 PLANTED = {name: f"PLANTED-{number:02}" for number, name in enumerate(NAMES)}
 PLANTED["VLLM_OF_A_URL"] = "https://user:PLANTED-17@host/"
 ARGUMENTS = ["serves", "--api-key", "PLANTED-18", "--hf-token=PLANTED-19"]
+ARGUMENTS += [
+    "--allowed-origins",
+    "https://user:PLANTED-22@host",
+    "--hf-overrides",
+    '{"s3_secret": "PLANTED-23"}',
+]
 
 
 def plan(*arguments: str) -> LaunchPlan:
@@ -46,11 +53,21 @@ def test_template_holds_no_secret_of_its_starter(warm: template_pool.Warm) -> No
     try:
         for name in ("environ", "cmdline"):
             assert b"PLANTED" not in Path(f"/proc/{warm.pid}/{name}").read_bytes()
-        assert not [path for path, data in _memory(warm.pid or 0) if b"PLANTED-" in data]
+        assert process_memory.find(warm.pid or 0, b"PLANTED-") == []
         kept = [
             path for path in warm.directory.rglob("*") if path.is_file() and b"PLANTED-" in path.read_bytes()
         ]
         assert kept == []
+    finally:
+        template_pool.stop(warm, force=True)
+
+
+def test_template_holds_no_secret_of_a_server_that_it_forks(warm: template_pool.Warm) -> None:
+    try:
+        process, reader = server_process.forked(plan(*ARGUMENTS), warm.socket)
+        report = server_process.acknowledged(process, reader, time.monotonic(), 20).report
+        assert report["args"] == ARGUMENTS[1:]
+        assert process_memory.find(warm.pid or 0, b"PLANTED-") == []
     finally:
         template_pool.stop(warm, force=True)
 
@@ -97,20 +114,3 @@ def test_template_record_holds_no_secret(warm: template_pool.Warm) -> None:
         assert about["environment"]["OMP_NUM_THREADS"] == "1" and "PLANTED" not in json.dumps(about)
     finally:
         template_pool.stop(warm, force=True)
-
-
-def _memory(pid: int) -> list[tuple[str, bytes]]:
-    """Return every readable anonymous memory range of a process."""
-    found = []
-    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-            place, mode, _, _, inode, *name = line.split(maxsplit=5)
-            first, last = (int(part, 16) for part in place.split("-"))
-            if (
-                "r" in mode
-                and inode == "0"
-                and not any("vvar" in part or "vsyscall" in part for part in name)
-            ):
-                memory.seek(first)
-                found.append((line, memory.read(last - first)))
-    return found

@@ -70,8 +70,14 @@ def test_arguments_that_hold_none_are_left_alone() -> None:
 
 
 def test_template_environment_contains_no_secret() -> None:
-    argv = ["--api-key", "a", "b", "--seed", "-1", "--hf-token=c", "--max-model-len", "5"]
-    assert secrets.drop_secret_options(argv) == ["--seed", "-1", "--max-model-len", "5"]
+    argv = ["--api-key", "a", "b", "--seed", "-1", "--hf-token=c", "--max-model-len", "5", "-cc", '{"n":3}']
+    hidden = [
+        "--allowed-origins",
+        "a",
+        "https://user:S3CRET@host/",
+        '--hf-overrides={"auth_token": "S3CRET"}',
+    ]
+    assert secrets.drop_secret_options([*argv, *hidden]) == ["--seed", "-1", *argv[6:]]
 
 
 def test_scrub_hides_secrets_in_texts() -> None:

@@ -156,6 +156,11 @@ def sealed(*parts: bytes) -> int:
     return descriptor
 
 
+def read_document(descriptor: int) -> dict[str, Any]:
+    """Read the JSON object in a `sealed` memfd and close it. Raises MalformedMessageError for any other descriptor."""
+    return _object(body(descriptor)[0])
+
+
 def body(descriptor: int) -> tuple[bytes, bytes]:
     """Read the two parts of a `sealed` memfd and close it. Raises MalformedMessageError for any other descriptor."""
     try:

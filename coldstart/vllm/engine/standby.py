@@ -22,6 +22,7 @@ from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.system import fingerprint, start_progress, timeline
+from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
 from coldstart.system.proc.scratch import scratch
@@ -111,7 +112,8 @@ class Standby:
     async def _lend(self, connection: Channel) -> None:
         with connection:
             try:
-                request = await asyncio.to_thread(connection.request)
+                await asyncio.to_thread(connection.request)
+                request = json_lines.read_document(connection.take())
                 plan = LaunchPlan.parse_document(request["plan"])
                 descriptors = [connection.take() for _ in range(5)]
             except (PeerError, ValueError, KeyError) as error:

@@ -24,7 +24,7 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.contract.template_levels import ENGINE, SLEEP_LEVELS
 from coldstart.system import fingerprint, runtime, timeline
 from coldstart.system.devices import amx_tiles
-from coldstart.system.ipc import addresses
+from coldstart.system.ipc import addresses, json_lines
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
 from coldstart.system.proc import memory, randomness
@@ -128,7 +128,7 @@ class Template:
             return
         connection = Channel(accepted)
         try:
-            request = connection.request()
+            connection.request()
         except PeerError as error:
             self._refuse(connection, str(error))
             return
@@ -142,7 +142,7 @@ class Template:
             self._refuse(connection, str(error))
             return
         if pid == 0:
-            self._become_server(request, received, connection)
+            self._become_server(received, connection)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         connection.close_descriptors()
         self.servers[pid] = connection
@@ -153,10 +153,14 @@ class Template:
         _tell(connection, {"error": reason})
         connection.close()
 
-    def _become_server(self, request: dict[str, Any], received: float, connection: Channel) -> None:
-        """Drop the template's state in the child, take over the client's streams and environment, serve, and never return."""
+    def _become_server(self, received: float, connection: Channel) -> None:
+        """Drop the template's state in the child, take over the client's streams and environment, serve, and never return.
+
+        Only the child reads the request: it contains the secrets of the start, and the template outlives the start.
+        """
         code = 1
         try:
+            request = json_lines.read_document(connection.take())
             descriptors = [connection.take() for _ in range(5)]
             self._shed(connection)
             die_with_parent()

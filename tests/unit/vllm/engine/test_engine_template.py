@@ -17,7 +17,7 @@ from support.shortage import busy_s, exhaust_descriptors
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import server_process, template_pool
-from coldstart.system.ipc import peers
+from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.validate import process_tree
 
@@ -56,6 +56,13 @@ def exit_check(pid: int) -> Callable[[], bool]:
     return lambda: (now := process_tree.snapshot().get(pid)) is None or now.ended
 
 
+def send_request(connection: Channel, request: object, *descriptors: int) -> None:
+    """Send the request of a server as a client does: only the forked server reads it."""
+    private = json_lines.sealed(json.dumps(request).encode())
+    connection.send({}, (private, *descriptors))
+    os.close(private)
+
+
 @contextmanager
 def raw(warm: template_pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, int]]:
     """Open a server as a raw client, without launch.Leased."""
@@ -64,7 +71,7 @@ def raw(warm: template_pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, in
     os.write(give_leave, b"1")
     request = {"plan": plan(*behaviour).document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
     with Channel(peers.connect(warm.socket)) as connection:
-        connection.send(request, (0, 2, 2, writer, leave))
+        send_request(connection, request, 0, 2, 2, writer, leave)
         for descriptor in (writer, leave, give_leave):
             os.close(descriptor)
         assert select.select([reader], [], [], 20)[0]
@@ -157,7 +164,7 @@ def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.Wa
         with Channel(peers.connect(warm.socket)) as connection:
             request = {"plan": plan("serves").document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
             reader, writer = os.pipe()
-            connection.send(request, (0, 2, 2, writer, reader))
+            send_request(connection, request, 0, 2, 2, writer, reader)
         os.close(reader)
         os.close(writer)
     assert eventually(lambda: children(warm) == 0)
@@ -192,9 +199,10 @@ def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: templ
         {},
         {"cwd": "/nowhere", "env": {}, "plan": {}, "now": 0},
         {"cwd": "/", "env": {}, "plan": {"x": 1}},
+        [],
     ):
         with Channel(peers.connect(warm.socket)) as client:
-            client.send(request)
+            send_request(client, request)
             answers = list(client.replies())
             assert answers[-1] == {"exit": 1}
     assert start(warm, "serves").process.poll() is None
