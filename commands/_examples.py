@@ -89,10 +89,6 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "coldstart fleet simulate fleet.toml --rate 2",
         "coldstart fleet simulate fleet.toml --duration 600 --format json",
     ),
-    "fleet manifest": (
-        "coldstart fleet manifest llama2-7b --for lws --image IMAGE",
-        "coldstart fleet manifest --for kuberay --image IMAGE --device-memory 24GB",
-    ),
     "fleet up": (
         "coldstart fleet up",
         "coldstart fleet up --host 0.0.0.0 --api-key-file key --devices 4 --memory 60GiB",

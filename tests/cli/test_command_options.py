@@ -16,19 +16,18 @@ from tools.command_line import parse
 
 # Options that have another meaning in another command.
 ELSEWHERE = {
-    "--admin-key", "--api-key", "--batch", "--devices", "--dry-run", "--duration", "--force", "--host", "--idle", "--level",
-    "--hang-timeout", "--load",
-    "--max-held", "--memory", "--model", "--name", "--network", "--on-miss", "--port", "--ranks", "--rate",
+    "--admin-key", "--api-key", "--batch", "--dry-run", "--duration", "--force", "--host", "--idle", "--level",
+    "--hang-timeout", "--max-held", "--memory", "--model", "--name", "--on-miss", "--port", "--rate",
     "--ready-timeout", "--slo", "--url", "--wait", "--weights-from",
 }  # fmt: skip
 # Help texts that state what happens without the option.
 STATED = re.compile(r"[Dd]efault|[Oo]nly |else |instead of |repeatable|Repeatable|several times")
 # Options without a default and without an effect when they are not given.
 ABSENT = {
-    "--address", "--admin-key", "--against", "--api-key", "--baseline", "--bundle", "--bundle-image", "--columns", "--diff",
-    "--device-memory", "--fleet", "--host", "--host-file", "--hub-claim", "--kv-blocks", "--kv-host-memory", "--max",
-    "--memory", "--min", "--model", "--models", "--name", "--ready-file", "--record", "--repair-from", "--secret", "--slo",
-    "--state", "--state-claim", "--timeline", "--watch", "--weights-from", "--for", "--image",
+    "--address", "--admin-key", "--against", "--api-key", "--baseline", "--columns", "--diff",
+    "--fleet", "--host", "--host-file", "--kv-blocks", "--kv-host-memory", "--max",
+    "--memory", "--min", "--model", "--models", "--name", "--ready-file", "--record", "--repair-from", "--slo",
+    "--state", "--timeline", "--watch", "--weights-from",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`coldstart fleet`: plans and simulations from a file, manifests, and requests to a running fleet."""
+"""`coldstart fleet`: plans and simulations from a file, and requests to a running fleet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tools.raw_server import HEAD_END, Asked, answering, say
 from tools.shell import Run
 
@@ -51,23 +50,6 @@ def test_simulate_reports_requests_and_starts(run: Run, file: str) -> None:
 def test_plan_and_simulate_report_a_missing_file(run: Run) -> None:
     assert "cannot read the fleet file" in run("fleet", "plan", "none.toml", code=2).stderr
     assert "cannot read the fleet file" in run("fleet", "simulate", "none.toml", code=2).stderr
-
-
-def test_manifest_of_either_operator(run: Run) -> None:
-    common = ["--image", "example.com/coldstart:1", "--bundle", "oci://example.com/a:v1"]
-    shown = run(
-        "fleet", "manifest", "--for", "kuberay", *common, "--device-memory", "24GB", "--gpus", "1"
-    ).stdout
-    ray, service = yaml.safe_load_all(shown)
-    assert (ray["kind"], service["kind"]) == ("RayCluster", "Service")
-    assert ray["spec"]["workerGroupSpecs"][0]["labels"]["coldstart-memory"] == str(24 * 10**9)
-    given = ["fleet", "manifest", "m", "--for", "lws", *common, "--ranks", "2", "--format", "json"]
-    lws = json.loads(run(*given, "--", "--max-model-len", "64").stdout)["documents"][0]
-    assert lws["spec"]["leaderWorkerTemplate"]["size"] == 2
-    assert "needs a model" in run("fleet", "manifest", "--for", "lws", *common, code=2).stderr
-    assert "--device-memory" in run("fleet", "manifest", "--for", "kuberay", *common, code=2).stderr
-    wrong = run("fleet", "manifest", "m", "--for", "kuberay", *common, "--device-memory", "1GB", code=2)
-    assert "takes no model" in wrong.stderr
 
 
 @pytest.fixture

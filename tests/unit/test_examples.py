@@ -12,9 +12,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -26,6 +28,7 @@ from tools.command_line import parse
 
 from coldstart.contract import environment
 from coldstart.fleet import configuration as fleet_configuration
+from coldstart.fleet import labels
 from coldstart.host import configuration
 from coldstart.host.configuration import Profile
 
@@ -33,7 +36,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 ROOT = EXAMPLES.parent
 UNIT = EXAMPLES / "systemd" / "coldstart-host.service"
 UNITS = sorted((EXAMPLES / "systemd").iterdir())
-MANIFESTS = sorted((EXAMPLES / "kubernetes").iterdir())
+DEPLOYMENTS = sorted((EXAMPLES / "kubernetes").glob("deployment-*"))
+CUSTOM = sorted({*(EXAMPLES / "kubernetes").iterdir()} - {*DEPLOYMENTS})
+# Of the definition of a custom kind its own members are kept there (tests/tools/crd_facts.py made them).
+FACTS = Path(__file__).parents[1] / "support" / "kubernetes"
 KUBERNETES = "1.37.0"
 
 
@@ -82,7 +88,9 @@ def test_the_key_is_read_from_the_variable_that_the_examples_name() -> None:
     texts = [path.read_text() for path in EXAMPLES.rglob("*") if path.is_file()]
     assert name == "COLDSTART_HOST_RUN_API_KEY" and sum(name in text for text in texts) == 4
     named = {word for text in texts for word in re.findall(r"COLDSTART_[A-Z_]+", text)} - {name}
-    assert named == {environment.CACHE_DIR}
+    up = load("fleet").commands["up"]
+    assert {"api_key", "admin_key"} <= {parameter.name for parameter in up.params}
+    assert named == {environment.CACHE_DIR, "COLDSTART_FLEET_UP_API_KEY", "COLDSTART_FLEET_UP_ADMIN_KEY"}
 
 
 def test_compose_mounts_and_builds_existing_files() -> None:
@@ -130,7 +138,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path, unit: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", DEPLOYMENTS, ids=lambda file: file.stem)
 def test_kubernetes_accepts_the_deployment(file: Path) -> None:
     deployment, service = yaml.safe_load_all(file.read_text())
     for document in (deployment, service):
@@ -150,7 +158,65 @@ def test_kubernetes_accepts_the_deployment(file: Path) -> None:
         parse(words)
 
 
-@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
+def _check(document: Any) -> list[Any]:
+    """Return the pod templates of a custom resource. Raises a ValidationError if the API server would refuse it."""
+    facts = {one["kind"]: one for one in (json.loads(path.read_text()) for path in FACTS.glob("*.json"))}
+    own = facts[document["kind"]]
+    assert document["apiVersion"] == f"{own['group']}/{own['version']}"
+    jsonschema.validate(document, own["schema"])
+    templates = list(_templates(document, own["schema"]))
+    for template in templates:
+        whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
+        kubernetes_validate.validate(whole, KUBERNETES, strict=True)
+    return templates
+
+
+def _templates(document: Any, schema: Any) -> Iterator[Any]:
+    if schema.get("x-pod-template"):
+        yield document
+    elif isinstance(document, list):
+        for one in document:
+            yield from _templates(one, schema.get("items", {}))
+    elif isinstance(document, dict):
+        for name, members in schema.get("properties", {}).items():
+            if name in document:
+                yield from _templates(document[name], members)
+
+
+@pytest.mark.parametrize("file", CUSTOM, ids=lambda file: file.stem)
+def test_operators_of_kubernetes_accept_the_custom_resources(file: Path) -> None:
+    custom, service = yaml.safe_load_all(file.read_text())
+    kubernetes_validate.validate(service, KUBERNETES, strict=True)
+    templates = _check(custom)
+    assert len(templates) == 2
+    for spec in (template["spec"] for template in templates):
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        containers = [*spec.get("initContainers", []), *spec["containers"]]
+        assert {mount["name"] for one in containers for mount in one["volumeMounts"]} == volumes
+        for container in containers:
+            words = [*container["command"], *container.get("args", [])]
+            if words[0] == "/bin/bash":
+                words = re.findall(r"coldstart [^&]*", words[2])[0].split() if "coldstart" in words[2] else []
+            if words:
+                assert words[0] == "coldstart"
+                parse(words[1:])
+    bad = copy.deepcopy(custom)
+    bad["spec"]["colour"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        _check(bad)
+    templates[0]["spec"]["containers"][0]["port"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        _check(custom)
+
+
+def test_the_workers_of_the_fleet_are_servers() -> None:
+    cluster, _ = yaml.safe_load_all((EXAMPLES / "kubernetes/fleet-kuberay.yaml").read_text())
+    (workers,) = cluster["spec"]["workerGroupSpecs"]
+    found = labels.server("server", workers["labels"])
+    assert found is not None and (found.memory, found.devices) == (70 * 10**9, 1)
+
+
+@pytest.mark.parametrize("file", DEPLOYMENTS, ids=lambda file: file.stem)
 def test_init_containers_provide_a_trusted_bundle(file: Path, tmp_path: Path) -> None:
     """Run the commands of the init containers with local directories and a directory as the registry."""
     maker = tmp_path / "maker"

@@ -54,6 +54,19 @@ def test_export_and_import_keep_digest_and_signature(store: Store, tmp_path: Pat
     assert import_archive(other, tmp_path / "one.tar") == [found] and len(other.list()) == 1
 
 
+def test_extracted_archive_is_a_readable_store(store: Store, tmp_path: Path) -> None:
+    """Extract the archive as in an image and make it read-only like the mounted volume."""
+    bundle = publish(store, tmp_path / "scratch")
+    archive, root = tmp_path / "bundles.tar", tmp_path / "mounted"
+    export_archive([bundle], archive)
+    with tarfile.open(archive) as tar:
+        tar.extractall(root, filter="data")
+    for place in (root, *root.rglob("*")):
+        place.chmod(0o555 if place.is_dir() else 0o444)
+    assert [found.digest for found in Store(root).list()] == [bundle.digest]
+    assert Store(root).list()[0].verify("checksum") == []
+
+
 def test_a_damaged_bundle_is_not_exported(store: Store, tmp_path: Path) -> None:
     bundle = _signed(store, tmp_path)
     blob_path(store.root, bundle.entry("kv").digest).write_bytes(b"{}")

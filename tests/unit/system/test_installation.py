@@ -133,7 +133,6 @@ def test_extras_expands_a_reference_to_another_extra() -> None:
 def test_find_extras_names_the_extras_of_a_module_when_one_provides_it() -> None:
     assert installation.find_extras("uvicorn") == ["host", "fleet"]
     assert installation.find_extras("prometheus_client") == ["host", "fleet"]
-    assert installation.find_extras("yaml") == ["fleet"]
     assert installation.find_extras("vllm") == installation.find_extras("unknown") == []
 
 

@@ -1,1 +1,0 @@
-"""Kubernetes manifests of a fleet: generates documents, and does not apply them."""
