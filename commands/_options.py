@@ -22,6 +22,7 @@ from coldstart.commands._output import Format, Output, Progress
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import AuthRequiredError, UsageError
+from coldstart.system import paths
 from coldstart.system.paths import Cache
 
 if TYPE_CHECKING:
@@ -252,6 +253,9 @@ def command(
                 raise UsageError(f"{ctx.info_name} takes no arguments after --, found {' '.join(rest)!r}.")
             typed = frozenset(name for name in given if _keys.is_typed(ctx, name))
             common = _common(**{name: given.pop(name) for name in SHARED})
+            # Servers and templates take these arguments, and they need sockets.
+            if takes_vllm_args and (notice := paths.describe_other_runtime_dir()):
+                common[0].note(notice)
             _keys.resolve(ctx, given, common[0])
             if chooses_scheduler:
                 given["choice"] = _choice(given)

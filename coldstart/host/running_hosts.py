@@ -9,6 +9,8 @@ from coldstart.system import paths
 from coldstart.system.proc import locked_directory
 
 _PREFIX, _GATE, _URL = "host-", "host.lock", "url"
+# Path of the longest socket below the base in bytes: that of a server.
+_BELOW = len(f"/{_PREFIX}12345678/99999.sock")
 
 
 def own_directory() -> AbstractContextManager[Path]:
@@ -16,7 +18,7 @@ def own_directory() -> AbstractContextManager[Path]:
 
     It also removes the directories of hosts that were killed. Raises OSError.
     """
-    base = paths.runtime_dir()
+    base = paths.runtime_dir(_BELOW)
     return locked_directory.owned(base, base / _GATE, _PREFIX)
 
 
@@ -27,6 +29,6 @@ def publish_url(directory: Path, url: str) -> None:
 
 def list_urls() -> list[str]:
     """Return the URLs of the hosts that run. Raises OSError, or UsageError without a directory for sockets."""
-    base = paths.runtime_dir()
+    base = paths.runtime_dir(_BELOW)
     locked_directory.sweep(base, base / _GATE, _PREFIX)
     return sorted(text for file in base.glob(f"{_PREFIX}*/{_URL}") if (text := file.read_text()))

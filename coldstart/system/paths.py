@@ -4,12 +4,15 @@ Everything that can be rebuilt (bundles, tiny models) is below one cache directo
 ``COLDSTART_CACHE_DIR`` moves. Keys and trust settings are in the state directory, which does not move with the cache: a cache
 copied from another machine must not bring its own trust. Only ``runtime_dir``, ``temporary_dir`` and ``frozen_dir`` create
 directories, with mode 0700. If another user owns the name, they create another directory and record it in the state directory.
+A runtime or temporary directory in which no private directory can be is not used, but another place.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +20,11 @@ from coldstart.artifacts import files
 from coldstart.contract import environment
 from coldstart.contract.environment import Variable
 from coldstart.errors import UsageError
+from coldstart.system.ipc.peers import LONGEST_PATH
 from coldstart.system.trust import ownership
+
+# Other places for sockets and temporary files: in a container any of them may be the only one that can be written.
+_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def _xdg(variable: Variable[str], fallback: str) -> Path:
@@ -68,8 +75,7 @@ class Cache:
 
         A cache on a read-only volume or of another user provides its bundles. Starts neither write to it nor run code from it.
         """
-        nearest = next(place for place in (self.root, *self.root.parents) if place.exists())
-        if os.access(nearest, os.W_OK | os.X_OK) and ownership.fault(self.root) is None:
+        if os.access(_find_nearest(self.root), os.W_OK | os.X_OK) and ownership.fault(self.root) is None:
             return self.root
         return frozen_dir() / "cache"
 
@@ -108,20 +114,35 @@ def config_file() -> Path:
     return _xdg(environment.XDG_CONFIG_HOME, ".config") / "config.toml"
 
 
-def runtime_dir() -> Path:
+def runtime_dir(below: int = 0) -> Path:
     """Return the directory for sockets, owned by this user with mode 0700. Create it if it is missing.
+
+    It is below XDG_RUNTIME_DIR or the temporary directory, or in another place if that one is not safe, cannot be written or is
+    too long for a socket.
+
+    Args:
+        below: Bytes of the path of the longest socket, relative to the directory, that another program binds there.
 
     Raises:
         UsageError: No private directory can be created.
     """
-    base = environment.XDG_RUNTIME_DIR.read()
-    fallback = Path(tempfile.gettempdir()) / f"coldstart-{os.getuid()}"
-    return _private(Path(base) / "coldstart" if Path(base).is_absolute() else fallback)
+    return _choose([*_list_xdg(), *_list_temporary()], below)
 
 
-def temporary_dir() -> Path:
-    """Return the private directory for temporary files of servers. Raises UsageError as `runtime_dir`."""
-    return _private(Path(tempfile.gettempdir()).absolute() / f"coldstart-{os.getuid()}")
+def temporary_dir(below: int = 0) -> Path:
+    """Return the private directory for temporary files of servers, the temporary directory before others; as `runtime_dir`."""
+    own, *more = _list_temporary()
+    return _choose([own, *_list_xdg(), *more], below)
+
+
+def describe_other_runtime_dir() -> str | None:
+    """Return why the sockets are not in XDG_RUNTIME_DIR but in another directory, or None."""
+    for wanted in _list_xdg():
+        with suppress(UsageError):  # where a socket is needed, the error has the reasons
+            if (place := runtime_dir()).parent != wanted.parent:
+                reason = _find_obstacle(wanted, 0) or ownership.private(wanted)
+                return f"XDG_RUNTIME_DIR is not used: {reason}. Sockets are in {place}."
+    return None
 
 
 def frozen_dir() -> Path:
@@ -131,6 +152,55 @@ def frozen_dir() -> Path:
     Raises UsageError as `runtime_dir`.
     """
     return _private(Path("/var/tmp") / f"coldstart-{os.getuid()}")
+
+
+def _list_xdg() -> list[Path]:
+    base = environment.XDG_RUNTIME_DIR.read()
+    return [Path(base) / "coldstart"] if Path(base).is_absolute() else []
+
+
+def _list_temporary() -> list[Path]:
+    name = f"coldstart-{os.getuid()}"
+    temporary = Path(tempfile.gettempdir()).absolute()
+    # A server's temporary directory is in that of its user (system/proc/scratch.py), whose sockets it shares.
+    is_server = f"{temporary.parent.name}-".startswith(f"{name}-")
+    own = temporary.parent if is_server else temporary / name
+    return list(dict.fromkeys([own, *(Path(base, name) for base in _PLACES)]))
+
+
+def _choose(places: Sequence[Path], below: int) -> Path:
+    """Return the first of `places` that is or can become private, or its replacement. Raises UsageError."""
+    reasons = list[str]()
+    for place in places:
+        if (reason := _find_obstacle(place, below)) is None:
+            try:
+                if (reason := _find_excess(chosen := _private(place), below)) is None:
+                    return chosen
+            except UsageError as error:
+                reason = error.message
+        reasons.append(reason)
+    raise UsageError(
+        ["Cannot create a private directory for sockets:", *reasons],
+        hint="set XDG_RUNTIME_DIR to a directory that only you can write to",
+    )
+
+
+def _find_obstacle(place: Path, below: int) -> str | None:
+    """Return why a private directory cannot be at `place`, without creating it: its length, or its parent."""
+    if (reason := _find_excess(place, below) or ownership.fault(place.parent)) is not None:
+        return reason
+    nearest = _find_nearest(place.parent)
+    return None if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written"
+
+
+def _find_excess(place: Path, below: int) -> str | None:
+    fits = below == 0 or len(os.fsencode(place)) + below <= LONGEST_PATH
+    return None if fits else f"{place} is too long for a unix socket"
+
+
+def _find_nearest(place: Path) -> Path:
+    """Return `place`, or the nearest of its parents that exists as far as this user can see."""
+    return next(one for one in (place, *place.parents) if os.path.exists(one))  # noqa: PTH110 - never raises
 
 
 def _private(wanted: Path) -> Path:
@@ -144,7 +214,7 @@ def _private(wanted: Path) -> Path:
     except OSError as error:
         raise UsageError(
             f"Cannot create a private directory: {reason}, and creating one beside it failed: {error.strerror}.",
-            hint=f"rm -r {wanted}, or set XDG_RUNTIME_DIR",
+            hint=f"rm -r {wanted}" if ownership.fault(wanted.parent) is None else None,
         ) from error
 
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from coldstart.errors import CommandFailedError
 from coldstart.system.ipc.addresses import free_port
-from coldstart.system.proc import logs
+from coldstart.system.proc import logs, scratch
 from coldstart.validate import process_tree
 from coldstart.validate.completions import NoAnswerError
 
@@ -179,10 +179,13 @@ class LaunchedServer:
         return [pid] if isinstance(pid, int) else []
 
 
-def launch(launcher: Launcher, files: RunFiles) -> LaunchedServer:
-    """Start a server in a new session, without waiting. Raises OSError if it cannot be executed."""
+def launch(launcher: Launcher, files: RunFiles, sockets: Path) -> LaunchedServer:
+    """Start a server in a new session, without waiting. Raises OSError if it cannot be executed.
+
+    vLLM's sockets are in the directory `sockets`, because the run's own directory can be too long for them.
+    """
     command = launcher.command(files)
-    environment = {**os.environ, **command.environment}
+    environment = {scratch.SOCKETS_VARIABLE: str(sockets), **os.environ, **command.environment}
     before = process_tree.snapshot()
     with files.log.open("wb") as log:
         launched_s = time.monotonic()
@@ -203,20 +206,21 @@ def serving(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
 
     Raises ServerDiedError, or CommandFailedError where it does not answer a request of the block.
     """
-    server = launch(launcher, RunFiles.make(directory))
-    try:
-        yield server
-    except NoAnswerError as error:
-        server.check()
-        raise CommandFailedError(
-            [
-                f"the {launcher.mode} server gave no answer: {error}; the end of its log:",
-                *server.tail().splitlines(),
-            ],
-            hint="coldstart doctor",
-        ) from error
-    finally:
-        server.stop()
+    with scratch.private_directory(scratch.PREFIX) as sockets:
+        server = launch(launcher, RunFiles.make(directory), sockets)
+        try:
+            yield server
+        except NoAnswerError as error:
+            server.check()
+            raise CommandFailedError(
+                [
+                    f"the {launcher.mode} server gave no answer: {error}; the end of its log:",
+                    *server.tail().splitlines(),
+                ],
+                hint="coldstart doctor",
+            ) from error
+        finally:
+            server.stop()
 
 
 def read_readiness(launcher: Launcher, server: LaunchedServer) -> Mapping[str, object]:

@@ -29,7 +29,6 @@ from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
 from coldstart.system.proc.processes import is_stopped
 
-_LONGEST_SOCKET = 107
 # Interval in seconds at which the starter process is checked; it is replaced if it is stopped at two checks in a row.
 CHECK_S = 1.0
 # Time in seconds in which it must begin an order: at the first one it still imports modules, on a busy machine.
@@ -55,11 +54,6 @@ class Starter:
         """`in_file` returns whether a host file has the model's arguments, which hints then name."""
         self.env = os.environ if env is None else env
         self.directory, self.cache, self.offline, self.in_file = directory, cache, offline, in_file
-        if len(str(directory / "99999.sock")) > _LONGEST_SOCKET:
-            raise UsageError(
-                f"the path {directory} is too long for a unix socket",
-                hint="set XDG_RUNTIME_DIR to a shorter path",
-            )
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: json_lines.Channel | None = None
         self._number = 0

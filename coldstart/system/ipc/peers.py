@@ -7,9 +7,12 @@ import os
 import socket
 import struct
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+LONGEST_PATH = 107
+"""Bytes of the longest path of a unix socket."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 0.1
 
@@ -31,7 +34,8 @@ class Listener:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         previous = os.umask(0o177)
         try:
-            self.socket.bind(str(path))
+            with _shorten(path) as address:
+                self.socket.bind(address)
         finally:
             os.umask(previous)
         self.socket.listen(16)
@@ -79,6 +83,19 @@ class Listener:
         self.close()
 
 
+@contextmanager
+def _shorten(path: Path) -> Iterator[str]:
+    """Yield an address of the socket at `path` that the kernel accepts, for a longer path one that names its open directory."""
+    if len(os.fsencode(path)) <= LONGEST_PATH:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
 def _reserve() -> int | None:
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -110,7 +127,8 @@ def connect(path: Path) -> socket.socket:
     """Connect to a server of this user. Raises PeerError if no process listens, or one of another user."""
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        client.connect(str(path))
+        with _shorten(path) as address:
+            client.connect(address)
     except OSError as error:
         client.close()
         raise PeerError(f"cannot connect to {path}: {error.strerror}") from error

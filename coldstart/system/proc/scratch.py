@@ -1,7 +1,8 @@
 """Temporary directory of one server, private and removed with it.
 
 vLLM creates sockets and a rendezvous file in the temporary directory and does not remove them. So each server has its own
-directory (`owned`). If a server is killed, its supervisor or the next server removes the directory.
+directory (`owned`), whose path is short enough for them. If a server is killed, its supervisor or the next server removes the
+directory.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from coldstart.system.proc.locked_directory import owned, remove_dead
 SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 PREFIX, RECORDING, PROOF = "server-", "recording-", "proof-"
 _GATE = "scratch.lock"
-# A unix socket's path can have 107 bytes. vLLM's socket names are UUIDs.
-_LONGEST = 107 - 1 - 36
+# Path of the longest socket below the base in bytes: vLLM's socket names are UUIDs.
+_BELOW = len(f"/{PREFIX}12345678/") + 36
 _PATIENCE_S = 10.0
 
 
@@ -83,6 +84,4 @@ def _put_back(before: tuple[str | None, dict[str, str | None]]) -> None:
 
 
 def _base() -> Path:
-    wanted = paths.temporary_dir()
-    fits = len(os.fsencode(wanted / f"{PREFIX}12345678")) <= _LONGEST
-    return wanted if fits else paths.runtime_dir()
+    return paths.temporary_dir(_BELOW)

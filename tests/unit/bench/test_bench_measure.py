@@ -50,8 +50,8 @@ def test_reported_phases_join_the_harness_own(
     object_of = launch.LaunchedServer.tail
     started = launch.launch
 
-    def launching(launcher: launch.Launcher, files: launch.RunFiles) -> launch.LaunchedServer:
-        server = started(launcher, files)
+    def launching(launcher: launch.Launcher, files: launch.RunFiles, sockets: Path) -> launch.LaunchedServer:
+        server = started(launcher, files, sockets)
         events(server)
         return server
 

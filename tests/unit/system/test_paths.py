@@ -1,13 +1,20 @@
 """Directories follow XDG and the two overrides, and a socket directory is never shared."""
 
+import os
+import socket
 import stat
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from coldstart.errors import UsageError
+from coldstart.host import running_hosts
 from coldstart.system import paths
 from coldstart.system.paths import Cache
+from coldstart.system.proc import scratch
 
 
 def test_override_wins_over_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -47,13 +54,128 @@ def test_writable_runtime_dir_is_replaced_by_a_private_one(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["coldstart", own.name, "state"])
 
 
-def test_runtime_dir_reports_reason_and_hint_without_a_private_place(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a short private directory, without a runtime directory and a temporary directory of the user."""
+    for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with tempfile.TemporaryDirectory(prefix="cs-", dir="/tmp") as name:
+        monkeypatch.setenv("XDG_STATE_HOME", f"{name}/state")
+        monkeypatch.chdir(name)
+        yield Path(name)
+
+
+def _use(monkeypatch: pytest.MonkeyPatch, variable: str, value: Path | str) -> None:
+    monkeypatch.setenv(variable, str(value))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+def _make(place: Path, length: int) -> Path:
+    """Create a directory whose path has `length` bytes, with a space and a letter of two bytes in it."""
+    start = len(os.fsencode(place / "a é"))
+    directory = place / ("a é" + "x" * (length - start))
+    while len(directory.name) > 200:
+        directory = directory.with_name(directory.name[:200]) / directory.name[201:]
+    directory.mkdir(parents=True, mode=0o700)
+    assert len(os.fsencode(directory)) == length
+    return directory
+
+
+def _bind(path: Path) -> None:
+    """Bind a socket at `path` as another program does, which knows no other name of it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    path.unlink()
+
+
+@pytest.mark.parametrize("length", [41, 42, 43, 70, 71, 107, 108, 200, 300])
+@pytest.mark.parametrize("variable", ["TMPDIR", "XDG_RUNTIME_DIR"])
+def test_servers_have_room_for_vllms_sockets(
+    place: Path, monkeypatch: pytest.MonkeyPatch, variable: str, length: int
 ) -> None:
-    (tmp_path / "state").write_text("a file")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    paths.runtime_dir().chmod(0o777)
-    with pytest.raises(UsageError, match="mode 0777") as caught:
+    _use(monkeypatch, variable, _make(place, length))
+    monkeypatch.delenv(scratch.SOCKETS_VARIABLE, raising=False)
+    with scratch.scratch() as own:
+        _bind(Path(os.environ[scratch.SOCKETS_VARIABLE]) / str(uuid4()))
+        assert Path(tempfile.gettempdir()) == own and own.stat().st_mode & 0o777 == 0o700
+    assert not own.exists()
+    with running_hosts.own_directory() as directory:
+        _bind(directory / "99999.sock")
+        running_hosts.publish_url(directory, f"http://{length}")
+        assert f"http://{length}" in running_hosts.list_urls()
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "XDG_RUNTIME_DIR"])
+def test_a_private_directory_of_any_length_is_used_where_it_fits(
+    place: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for length in (41, 200):
+        wanted = _make(place, length)
+        _use(monkeypatch, variable, wanted)
+        assert paths.runtime_dir().parent == wanted and paths.describe_other_runtime_dir() is None
+
+
+def _forbid(place: Path) -> None:
+    place.chmod(0o777)
+
+
+def _give_away(place: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("giving a directory to another user needs root")
+    os.chown(place, 64321, 64321)
+
+
+def _replace_by_file(place: Path) -> None:
+    place.rmdir()
+    place.write_text("")
+
+
+@pytest.mark.parametrize("spoil", [_forbid, _give_away, _replace_by_file])
+@pytest.mark.parametrize("variable", ["TMPDIR", "XDG_RUNTIME_DIR"])
+def test_an_unsafe_place_is_replaced_and_stays_as_it_is(
+    place: Path, monkeypatch: pytest.MonkeyPatch, variable: str, spoil: Callable[[Path], None]
+) -> None:
+    bad = place / "bad"
+    bad.mkdir()
+    spoil(bad)
+    _use(monkeypatch, variable, bad)
+    for own in (paths.runtime_dir(), paths.temporary_dir()):
+        assert not own.is_relative_to(bad) and own.stat().st_mode & 0o777 == 0o700
+        assert own.stat().st_uid == os.getuid()
+    assert not bad.is_dir() or list(bad.iterdir()) == []
+    said = paths.describe_other_runtime_dir()
+    if variable == "TMPDIR":
+        assert said is None
+    else:
+        assert said is not None and str(bad) in said and str(paths.runtime_dir()) in said
+
+
+@pytest.mark.parametrize("value", ["missing", "relative", "/proc/nothing/x"])
+@pytest.mark.parametrize("variable", ["TMPDIR", "XDG_RUNTIME_DIR"])
+def test_a_place_that_cannot_be_used_is_replaced(
+    place: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    _use(monkeypatch, variable, place / value if value == "missing" else value)
+    assert paths.runtime_dir().stat().st_mode & 0o777 == 0o700
+    assert not Path("relative").exists()
+
+
+def test_a_server_shares_the_sockets_of_its_user(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _use(monkeypatch, "TMPDIR", place)
+    own = paths.runtime_dir()
+    with scratch.scratch() as mine:
+        assert mine.parent == own == paths.runtime_dir() == paths.temporary_dir()
+
+
+def test_without_a_private_place_every_reason_is_reported(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use(monkeypatch, "XDG_RUNTIME_DIR", place)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UsageError, match="/dev/shm cannot be written") as caught:
         paths.runtime_dir()
+    assert f"{place} cannot be written" in str(caught.value)
     assert "set XDG_RUNTIME_DIR" in str(caught.value.hint)
+    assert paths.describe_other_runtime_dir() is None

@@ -50,6 +50,20 @@ def test_connect_reports_that_no_process_listens(tmp_path: Path) -> None:
         peers.connect(tmp_path / "file")
 
 
+@pytest.mark.parametrize("length", [107, 108, 300])
+def test_a_path_of_any_length_has_a_socket(home: Path, length: int) -> None:
+    directory = home
+    while (left := length - len(os.fsencode(directory / "é/s")) - 1) > 0:
+        directory /= "x" * min(left, 200)
+    path = directory / "é" / "s"
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208
+    with Listener(path) as listener, peers.connect(path):
+        accepted = listener.accept()
+        assert accepted is not None and path.stat().st_mode & 0o777 == 0o600
+        accepted.close()
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
 def test_only_this_user_reaches_the_socket(home: Path) -> None:
     with Listener(home / "sub" / "socket") as listener:
         assert (home / "sub" / "socket").stat().st_mode & 0o777 == 0o600

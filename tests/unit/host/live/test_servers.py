@@ -15,7 +15,6 @@ import pytest
 from support.fake_upstream import run, wait_until
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import UsageError
 from coldstart.host.launches import Launch
 from coldstart.host.live import starter_client, supervised
 from coldstart.host.live.servers import StartFailedError
@@ -251,8 +250,3 @@ def test_end_names_the_kernel_when_memory_ran_out(tmp_path: Path, monkeypatch: p
         assert not leased.server.was_killed
 
     run(work())
-
-
-def test_a_directory_too_deep_for_sockets_is_refused() -> None:
-    with pytest.raises(UsageError, match="too long for a unix socket"):
-        Starter(Path("/" + "x" * 110), Cache(Path("/cache")), offline=False)

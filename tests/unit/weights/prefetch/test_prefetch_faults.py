@@ -198,7 +198,7 @@ def test_failed_start_of_the_prefetcher_is_reported(
     monkeypatch.setenv("COLDSTART_PREFETCH_STREAMS", "many")
     with pytest.raises(client.PrefetchLostError, match="invalid COLDSTART_PREFETCH_STREAMS: 'many'"):
         client.attach("/nowhere", weights.plan, directory=runtime)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
+    monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(client.PrefetchError, match="Cannot find a directory for"):
         client.attach("/nowhere", weights.plan)
 
