@@ -56,7 +56,8 @@ def stored(host: str, environment: Mapping[str, str] = os.environ) -> Login | No
 
 def _config(environment: Mapping[str, str]) -> Mapping[str, Any]:
     directory = environment.get("DOCKER_CONFIG")
-    path = (Path(directory) if directory else Path.home() / ".docker") / "config.json"
+    # Unlike Path.home, expanduser does not fail for a user without a home directory.
+    path = Path(directory or os.path.expanduser("~/.docker"), "config.json")  # noqa: PTH111
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):

@@ -320,8 +320,8 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 @contextmanager
-def named_os_errors(what: str) -> Iterator[None]:
-    """Turn errors of a full disk and of refused writes into NoSpaceError and ReadOnlyStoreError.
+def named_os_errors(what: str, unwritable: str | None = None) -> Iterator[None]:
+    """Turn errors of a full disk and of refused writes into NoSpaceError and ReadOnlyStoreError, with the hint `unwritable`.
 
     Other errors pass unchanged.
     """
@@ -331,5 +331,5 @@ def named_os_errors(what: str) -> Iterator[None]:
         if error.errno in _FULL:
             raise NoSpaceError(f"no space left while {what}") from error
         if error.errno in _READ_ONLY:
-            raise ReadOnlyStoreError(f"not writable while {what}") from error
+            raise ReadOnlyStoreError(f"not writable while {what}", hint=unwritable) from error
         raise

@@ -67,7 +67,9 @@ def host_key(state_dir: Path) -> HostKey:
     NoSpaceError.
     """
     path = _host_pem(state_dir)
-    with named_os_errors("creating the signing key"):
+    with named_os_errors(
+        "creating the signing key", f"let this user write to {state_dir}, or set XDG_STATE_HOME"
+    ):
         if not path.exists():
             _create_private(path)
     key = read_key(path)

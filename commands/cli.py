@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 import coldstart
 from coldstart.contract import environment, service_variables
 from coldstart.errors import ERROR, ColdstartError
+from coldstart.system import paths
 
 # name: (module, help in one line, heading)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
@@ -80,6 +81,7 @@ _HINTS: Mapping[int, str] = {
     errno.EROFS: "use a disk that can be written: --cache-dir DIR",
     errno.ENOSPC: "free space with coldstart prune, or use another disk: --cache-dir DIR",
 }
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
 HEADINGS = ("Cold start", "Bundles", "Measure", "Machine")
 
 
@@ -332,7 +334,10 @@ def _explain(error: Exception) -> tuple[Sequence[str], str | None, int]:
         return [describe()], f"{context.command_path} --help" if context else None, ERROR
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
-        return [f"{place}{error.strerror}."], _HINTS.get(error.errno or 0), ERROR
+        hint = _HINTS.get(error.errno or 0)
+        if isinstance(error.filename, str) and paths.is_below_home(error.filename):
+            hint = paths.HOMELESS if error.errno in _UNWRITABLE else hint
+        return [f"{place}{error.strerror}."], hint, ERROR
     return (
         [f"internal error: {type(error).__name__}: {error}"],
         "run it again with COLDSTART_DEBUG=1 and report what it prints",

@@ -33,7 +33,10 @@ def locate(argv: Sequence[str]) -> Path | None:
     Raises UsageError if a named file does not exist.
     """
     named = _flag(argv) or environment.CONFIG.read()
-    path = paths.expand(named) if named else paths.config_file()
+    try:
+        path = paths.expand(named) if named else paths.config_file()
+    except UsageError:  # without a home directory there is no such file
+        return None
     if path.is_file():
         return path
     if named:

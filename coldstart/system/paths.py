@@ -27,19 +27,36 @@ from coldstart.system.trust import ownership
 _PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
 
+HOMELESS = "set HOME, or COLDSTART_CACHE_DIR, XDG_STATE_HOME and, for models of the hub, HF_HOME"
+"""Hint for a user without a home directory to write to, as containers have."""
+
+
 def _xdg(variable: Variable[str], fallback: str) -> Path:
     value = variable.read()
     # The specification declares relative values invalid; they are ignored.
-    base = Path(value) if Path(value).is_absolute() else Path.home() / fallback
-    return base / "coldstart"
+    if Path(value).is_absolute():
+        return Path(value) / "coldstart"
+    home = expand("~")
+    if not home.is_absolute():
+        raise UsageError(
+            f"Cannot choose a directory for ~/{fallback}/coldstart: user {os.getuid()} has no home directory.",
+            hint=HOMELESS,
+        )
+    return home / fallback / "coldstart"
 
 
 def expand(path: str | Path) -> Path:
-    """Return ``path`` with ~ and ~user replaced, unchanged if the user does not exist."""
+    """Return ``path`` with ~ and ~user replaced, unchanged if the user does not exist or has no home directory."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def is_below_home(path: str | Path) -> bool:
+    """Return whether `path` is where files are if no variable names a directory."""
+    home = expand("~")
+    return Path(path) == home or any(Path(path).is_relative_to(home / name) for name in (".cache", ".local"))
 
 
 @dataclass(frozen=True)
@@ -50,7 +67,11 @@ class Cache:
 
     @classmethod
     def at(cls, override: Path | None = None) -> Cache:
-        """Return the cache at ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
+        """Return the cache at ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart.
+
+        Raises:
+            UsageError: None is set, and the user has no home directory.
+        """
         chosen = override or environment.CACHE_DIR.read()
         return cls(expand(chosen).absolute() if chosen else _xdg(environment.XDG_CACHE_HOME, ".cache"))
 
@@ -100,7 +121,7 @@ class Cache:
 
 
 def state_dir() -> Path:
-    """Return the directory of this machine's signing key and the trusted keys."""
+    """Return the directory of this machine's signing key and the trusted keys. Raises UsageError as `Cache.at`."""
     return _xdg(environment.XDG_STATE_HOME, ".local/state")
 
 
@@ -110,7 +131,10 @@ def compiled_dir() -> Path:
 
 
 def config_file() -> Path:
-    """Return the configuration file that is read if neither ``--config`` nor COLDSTART_CONFIG names one."""
+    """Return the configuration file that is read if neither ``--config`` nor COLDSTART_CONFIG names one.
+
+    Raises UsageError as `Cache.at`.
+    """
     return _xdg(environment.XDG_CONFIG_HOME, ".config") / "config.toml"
 
 

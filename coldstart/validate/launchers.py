@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.contract import environment
+from coldstart.system import paths
 from coldstart.system.timeline import EVENTS_VARIABLE
 from coldstart.validate.launch import HOST, Command, RunFiles
 from coldstart.vllm.stock import ENTRY_POINT
@@ -142,5 +143,5 @@ def cache_variables(root: Path) -> Mapping[str, str]:
 
 def hub_home() -> Path:
     """Return the directory of the hub's downloads, as set before XDG_CACHE_HOME is changed."""
-    cache = Path(environment.XDG_CACHE_HOME.read() or Path.home() / ".cache")
+    cache = Path(environment.XDG_CACHE_HOME.read() or paths.expand("~/.cache"))
     return Path(environment.HF_HOME.read() or cache / "huggingface")

@@ -7,10 +7,10 @@ the read is retried; SourceUnusableError is permanent.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from coldstart.artifacts.net.origin import redact_url
+from coldstart.system import paths
 
 Count = Callable[[int], None]
 SCHEMES = ("http", "https", "s3", "hf")
@@ -71,7 +71,7 @@ def origin(address: str) -> str:
 
 def normalise(address: str) -> str:
     """Return the address in the prefetcher's form: absolute for a directory, otherwise without a trailing slash."""
-    return str(Path(address).expanduser().absolute()) if is_local(address) else address.rstrip("/")
+    return str(paths.expand(address).absolute()) if is_local(address) else address.rstrip("/")
 
 
 def redact(address: str) -> str:

@@ -1,6 +1,7 @@
 """Directories follow XDG and the two overrides, and a socket directory is never shared."""
 
 import os
+import pwd
 import socket
 import stat
 import tempfile
@@ -9,12 +10,16 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from coldstart.artifacts import credentials
+from coldstart.commands import cli, config_file
 
 from coldstart.errors import UsageError
 from coldstart.host import running_hosts
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
+from coldstart.validate.launchers import hub_home
+from coldstart.weights.prefetch.range_source import normalise
 
 
 def test_override_wins_over_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -179,3 +184,54 @@ def test_without_a_private_place_every_reason_is_reported(
     assert f"{place} cannot be written" in str(caught.value)
     assert "set XDG_RUNTIME_DIR" in str(caught.value.hint)
     assert paths.describe_other_runtime_dir() is None
+
+
+@pytest.fixture
+def homeless(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Be a user without a home directory, as with a random user id in a container."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in (
+        "HOME",
+        "COLDSTART_CACHE_DIR",
+        "XDG_CACHE_HOME",
+        "XDG_STATE_HOME",
+        "XDG_CONFIG_HOME",
+        "HF_HOME",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    return place
+
+
+def test_without_a_home_the_error_names_the_variables(homeless: Path) -> None:
+    for find in (Cache.at, paths.state_dir, paths.config_file):
+        with pytest.raises(UsageError, match="has no home directory") as caught:
+            find()
+        assert all(
+            name in str(caught.value.hint) for name in ("HOME", "COLDSTART_CACHE_DIR", "XDG_STATE_HOME")
+        )
+
+
+def test_without_a_home_the_directories_that_are_set_suffice(
+    homeless: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_CACHE_DIR", str(homeless / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(homeless / "state"))
+    assert Cache.at().writable == homeless / "cache" and paths.state_dir() == homeless / "state/coldstart"
+    assert paths.runtime_dir().is_dir() and config_file.locate([]) is None
+    assert credentials.stored("registry.example", {}) is None
+    assert hub_home() == Path("~/.cache/huggingface")  # as huggingface_hub chooses it
+    assert normalise("~/weights") == str(homeless / "~/weights")
+
+
+def test_a_home_that_cannot_be_written_is_named(
+    homeless: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", "/proc")  # where not even root creates a directory
+    for words in (["inspect", "tiny-llama"], ["trust", "list"]):
+        with pytest.raises(SystemExit):
+            cli.main(words)
+        assert "XDG_STATE_HOME" in capsys.readouterr().err
