@@ -177,7 +177,7 @@ class Bundle:
         if declared.encoding != "tar.zst":
             raise SectionUnsupportedError(f"section {name} is not a tree", hint="read it with Bundle.json")
         if declared.executable:
-            self._require(trust, name)
+            self.require_trust(name, trust)
         with self.open_blob(name) as reader:
             return unpack.extract(reader, entry, dest, plain=not declared.executable)
 
@@ -220,7 +220,8 @@ class Bundle:
             raise SectionMissingError(f"{self.name} v{self.version} has no section {name}")
         return entry
 
-    def _require(self, trust: Trust | None, name: str) -> None:
+    def require_trust(self, name: str, trust: Trust | None) -> None:
+        """Raise UntrustedError unless `trust` accepts the bundle as the source of the code in section `name`."""
         if trust is None:
             raise UntrustedError(f"section {name} is code and no trust was given")
         result = trust(self)

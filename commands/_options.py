@@ -8,6 +8,7 @@ import functools
 import inspect
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,7 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import AuthRequiredError, UsageError
 from coldstart.system import paths
+from coldstart.system.dry_run import dry_run
 from coldstart.system.paths import Cache
 
 if TYPE_CHECKING:
@@ -265,7 +267,8 @@ def command(
                 from coldstart.commands import _listen
 
                 given["endpoint"] = _listen.create_endpoint(given, common[0])
-            function(Common(*common, rest, ctx.obj is not None, typed), **given)
+            with dry_run() if given.get("dry_run") else nullcontext():
+                function(Common(*common, rest, ctx.obj is not None, typed), **given)
 
         own = [one for one in list_parameters(function) if one.name not in _GIVEN]
         own += _endpoint_options() if listens else []

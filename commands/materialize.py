@@ -109,6 +109,8 @@ def command(
 
 def _show(common: Common, model: str, planned: "MaterializationPlan") -> None:
     """Render the plan for --dry-run."""
+    from coldstart.models import resolution
+
     fields, sections = dict(planned.key.fields), planned.sections
     existing = planned.existing.ref if planned.existing else None
     data: dict[str, object] = {
@@ -117,9 +119,12 @@ def _show(common: Common, model: str, planned: "MaterializationPlan") -> None:
         "key_digest": planned.key.digest,
     }
     data |= {"sections": list(sections), "existing": existing}
-    common.out.result(
-        data, lambda: table(("field", "value"), list(fields.items())) + f"\nsections: {', '.join(sections)}"
-    )
+    data["downloads"] = downloads = resolution.list_missing(planned.lookup.model)
+    lines = [
+        f"sections: {', '.join(sections)}",
+        *([f"download: {', '.join(downloads)}"] if downloads else []),
+    ]
+    common.out.result(data, lambda: "\n".join([table(("field", "value"), list(fields.items())), *lines]))
     options = planned.options
     typed = [
         name for name, given in (("--graphs", options.graphs), ("--snapshot", options.snapshot)) if given

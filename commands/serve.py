@@ -144,8 +144,11 @@ def command(
 
 def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
     from coldstart.launch import ladder, planning
+    from coldstart.models import resolution
+    from coldstart.system.dry_run import find_directory
 
     bundle, document = request.lookup.bundle, plan.document()
+    temporary, models = str(find_directory()), str(request.lookup.cache.models)
     mode, skipped = ladder.find_mode(request, plan)
     if request.mode != modes.AUTO:
         document["fallbacks"] += encode(skipped)
@@ -156,7 +159,8 @@ def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
         "url": planning.url(plan),
         **document,
         "absent": encode(skipped) if request.mode == modes.AUTO else [],
-        "vllm_args": secrets.arguments(plan.vllm_args),
+        "downloads": resolution.list_missing(request.lookup.model, weights=plan.weights_from is None),
+        "vllm_args": [word.replace(temporary, models) for word in secrets.arguments(plan.vllm_args)],
     }
 
 
@@ -165,6 +169,8 @@ def _dry_run_text(planned: Mapping[str, Any], where: str) -> str:
     name = (planned["bundle"] or absent).partition("@")[0]
     bundle = f"{name}:v{planned['version']}" if planned["bundle"] else absent
     fallbacks = [f"fallback  {one}" for one in decode(planned["fallbacks"])]
+    if planned["downloads"]:
+        fallbacks.append(f"download  {', '.join(planned['downloads'])}")
     return "\n".join(
         [f"mode    {planned['mode']}", f"bundle  {bundle}", f"url     {planned['url']}{where}", *fallbacks]
     )

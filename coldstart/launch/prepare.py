@@ -26,6 +26,7 @@ from coldstart.launch import caches, fetch
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths, runtime
+from coldstart.system.dry_run import is_dry_run
 from coldstart.system.proc.processes import available_memory
 from coldstart.system.trust import ownership
 from coldstart.system.trust.unpacked import unpacked
@@ -125,11 +126,13 @@ class _Preparation:
     def compiled(self, section: Path) -> None:
         """Copy the unpacked `compile` section to a private directory, where a GPU engine's compilers can write."""
         root = paths.compiled_dir()
-        if (fault := ownership.private(root)) is not None:
+        laid = root / section.name
+        if not is_dry_run() and (fault := ownership.private(root)) is not None:
             self.give_up("compile", f"cannot create its caches: {fault}")
             return
         try:
-            laid = caches.lay(section, root / section.name)
+            if not is_dry_run():
+                caches.lay(section, laid)
         except OSError as error:
             self.give_up("compile", f"cannot create its caches: {error}")
             return
@@ -186,7 +189,7 @@ class _Preparation:
         directory = Path(env["VLLM_CACHE_ROOT"]) / "modelinfos"
         for name, content in _texts(info.get("vllm_modelinfos")).items():
             target = directory / name
-            if not target.exists():
+            if not target.exists() and not is_dry_run():
                 directory.mkdir(parents=True, exist_ok=True)
                 files.write_atomic(target, content.encode())
         return info

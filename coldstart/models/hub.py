@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from coldstart.artifacts.files import replacing
 from coldstart.errors import AuthRequiredError, ColdstartError
 from coldstart.system import secrets
+from coldstart.system.dry_run import is_dry_run
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
@@ -107,7 +108,7 @@ def snapshot(repo_id: str, revision: str | None, offline: bool, *, weights: bool
             failure = error
     directory = _find_cached(repo_id, revision)
     missing = [] if directory is None else list_missing(directory, weights=weights)
-    if directory is not None and not missing:
+    if directory is not None and (not missing or is_dry_run()):
         return directory if failure is None else _use(directory, repo_id, failure)
     lacks = f"its copy in the local hub cache lacks {', '.join(missing)}" if missing else _NO_COPY
     if failure is None:
@@ -227,7 +228,7 @@ def _failures() -> Iterator[None]:
 def _is_offline() -> bool:
     from huggingface_hub import constants
 
-    return bool(constants.HF_HUB_OFFLINE)
+    return bool(constants.HF_HUB_OFFLINE) or is_dry_run()
 
 
 @lru_cache(maxsize=64)
@@ -316,6 +317,11 @@ def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
 
 
 def _not_cached(repo_id: str, reason: str) -> AuthRequiredError:
+    if is_dry_run():
+        return AuthRequiredError(
+            f"cannot describe a start of {repo_id}: {reason}, and a dry run downloads nothing.",
+            hint=f"hf download {repo_id} config.json, or name a local directory",
+        )
     return AuthRequiredError(
         f"cannot use {repo_id} offline: {reason}.",
         hint=f"on a machine with network: hf download {repo_id}; or name a local directory",

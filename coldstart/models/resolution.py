@@ -20,6 +20,7 @@ from coldstart.errors import UsageError
 from coldstart.models import checkpoint_files, hub, tiny
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.system import paths
+from coldstart.system.dry_run import is_dry_run
 from coldstart.system.paths import Cache
 
 _REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -91,7 +92,7 @@ def is_local(word: str) -> bool:
 
 
 def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedModel:
-    """Return ``model`` with a ``path`` that contains its weights and tokenizer. Download missing files.
+    """Return ``model`` with a ``path`` that contains its weights and tokenizer. Download missing files, but in a dry run.
 
     Raises:
         AuthRequiredError: As in ``resolve``.
@@ -99,6 +100,8 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
     """
     if model.repo_id is not None:
         model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline))
+        if is_dry_run():
+            return model  # perhaps without files that a start downloads: `list_missing`
     if not model.weight_files:
         raise UsageError(
             f"Cannot load {model.name}: it has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)}).",
@@ -118,6 +121,13 @@ def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> Resolved
     if model.repo_id is not None:
         model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline, weights=False))
     return model
+
+
+def list_missing(model: ResolvedModel, *, weights: bool = True) -> list[str]:
+    """Return the names of files that a start of a hub model would download, as far as the cached files show."""
+    return (
+        [] if model.repo_id is None or model.path is None else hub.list_missing(model.path, weights=weights)
+    )
 
 
 def weight_files(directory: Path) -> list[Path]:

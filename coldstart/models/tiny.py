@@ -21,6 +21,7 @@ from typing import Any
 from coldstart.artifacts import files
 from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import aliases
+from coldstart.system.dry_run import find_directory
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_supervisor
 
 GENERATION = 1
@@ -40,7 +41,7 @@ _CHAT_TEMPLATE = (
 
 
 def build(name: str, models: Path) -> Path:
-    """Return the directory of the tiny model ``name`` under ``models``. Build it on first use.
+    """Return the directory of the tiny model ``name`` under ``models``. Build it on first use, in a dry run elsewhere.
 
     Several processes can call this at once: one builds under a lock, and a rename publishes the complete model.
 
@@ -53,6 +54,8 @@ def build(name: str, models: Path) -> Path:
     final = models / f"tiny-v{GENERATION}" / name
     if final.is_dir():
         return final
+    if (temporary := find_directory()) is not None:
+        final = temporary / final.relative_to(models)
     final.parent.mkdir(parents=True, exist_ok=True)
     with files.locked(final.parent / f".{name}.lock"):
         if not final.is_dir():

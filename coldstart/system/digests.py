@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from coldstart.artifacts.files import make_private
 from coldstart.system import paths
+from coldstart.system.dry_run import is_dry_run
 from coldstart.system.file_state import RACY_S
 
 _MARK = "  "
@@ -87,6 +88,8 @@ def _record(listed: str) -> Path:
 
 
 def _write(record: Path, text: str) -> None:
+    if is_dry_run():
+        return
     with suppress(OSError):  # a read-only home directory compares at every start
         make_private(record.parent)
         partial = record.with_name(f".{record.name}.{os.getpid()}")

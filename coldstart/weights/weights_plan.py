@@ -20,6 +20,7 @@ from typing import Any
 from coldstart.artifacts.files import replacing, write_atomic
 from coldstart.models import checkpoint_files, safetensors
 from coldstart.models.resolution import weight_files
+from coldstart.system.dry_run import is_dry_run
 from coldstart.system.file_state import read_state
 from coldstart.weights.checkpoint import Checkpoint, CheckpointFile, Tensor
 
@@ -51,9 +52,9 @@ def digest(weights_plan: Mapping[str, Any]) -> str:
 
 
 def keep(weights_plan: Mapping[str, Any], place: Path) -> Path:
-    """Write the plan below `place` if it is missing there; return its file. Raises OSError."""
+    """Write the plan below `place` if it is missing there, but not in a dry run; return its file. Raises OSError."""
     path = place / f"{digest(weights_plan).removeprefix('sha256:')}.json"
-    if not path.exists():
+    if not path.exists() and not is_dry_run():
         place.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(weights_plan).encode())
     return path
@@ -61,6 +62,8 @@ def keep(weights_plan: Mapping[str, Any], place: Path) -> Path:
 
 def identity(directory: Path, cache: Path) -> str:
     """Return `digest(plan(directory))`; compute it only if the size, time or inode of a file or the index has changed.
+
+    A dry run computes nothing, and returns "" for a digest that is not known.
 
     Args:
         directory: Model directory.
@@ -76,6 +79,8 @@ def identity(directory: Path, cache: Path) -> str:
             return str(known["digest"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # The record is missing or from another release: compute the digest.
+    if is_dry_run():
+        return ""
     plan_digest = digest(_plan(files, checkpoint_files.read_index(directory)))
     cache.mkdir(parents=True, exist_ok=True)
     with replacing(record, durable=False) as file:

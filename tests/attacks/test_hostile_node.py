@@ -24,6 +24,8 @@ from tools.bundles import publish
 from tools.shell import Run
 
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
+from coldstart.launch import planning
+from coldstart.launch.request import ServeRequest
 from coldstart.materialize import materialize
 from coldstart.materialize.options import Options
 from coldstart.models import inspection, relevance, resolution
@@ -99,10 +101,11 @@ def test_bundle_is_served_from_a_read_only_volume(
         subprocess.run(["mount", "-o", "remount,bind,ro", root], check=True)
         with pytest.raises(OSError, match="Read-only"):
             (root / "x").touch()
-        planned = json.loads(run("serve", str(model), "--dry-run", "--format", "json").stdout)
-        assert planned["bundle"] is not None and Path(planned["compile_dir"]).is_dir()
-        assert not planned["compile_dir"].startswith(str(root))
-        assert not planned["env"]["VLLM_CACHE_ROOT"].startswith(str(root))
+        planned = planning.plan(ServeRequest(inspection.look_up(str(model))))
+        assert planned.compile_dir is not None and Path(planned.compile_dir).is_dir()
+        assert not planned.compile_dir.startswith(str(root))
+        assert not planned.env["VLLM_CACHE_ROOT"].startswith(str(root))
+        assert run("serve", str(model), "--dry-run").stdout.startswith("mode    fresh\n")
     finally:
         subprocess.run(["umount", root], check=True)
 

@@ -18,6 +18,7 @@ from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.system import paths
+from coldstart.system.dry_run import is_dry_run
 
 
 def judge(bundle: Bundle) -> TrustResult:
@@ -43,7 +44,7 @@ def judge_each(bundles: Sequence[Bundle]) -> list[TrustResult]:
 
 def _judge(bundle: Bundle, trust: Trust) -> TrustResult:
     result, record = trust(bundle), _record(bundle)
-    if result.ok and result.signer:
+    if result.ok and result.signer and not is_dry_run():
         with suppress(OSError, BundleError):  # without a writable state directory, each start verifies again
             _remember(record, result.signer)
     return result

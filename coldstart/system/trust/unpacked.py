@@ -22,6 +22,7 @@ from pathlib import Path
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.system import fingerprint, paths
+from coldstart.system.dry_run import is_dry_run
 from coldstart.system.trust import directory_fingerprint, ownership, section_claims
 
 FORMAT = 2
@@ -40,6 +41,8 @@ def unpacked(
 ) -> Path:
     """Return the directory with `section` of `bundle`: below `root`, or in a private place if others could write to `root`.
 
+    A dry run returns it without the section, if a start would have to unpack that.
+
     Args:
         bundle: The bundle.
         section: Name of a section that contains code.
@@ -55,6 +58,10 @@ def unpacked(
     digest = bundle.entry(section).digest.removeprefix("sha256:")
     place = (root if exact else _fit(root)) / digest
     record = directory_fingerprint.record("unpacked", place)
+    if is_dry_run():
+        if _obstacle(record, place) is not None:
+            bundle.require_trust(section, trust)
+        return place
     with suppress(OSError):  # a state directory that cannot be written costs a later prune its work only
         section_claims.claim(digest, bundle.layout.root)
     if (reason := _obstacle(record, place)) is None:

@@ -1,0 +1,147 @@
+"""A dry run changes no file, sends no request, and reports what the command would do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.store import Store
+from tools import tiny_models
+from tools.bundles import CODE, KV, provenance, publish, write_tree
+from tools.shell import Run
+
+from coldstart.models import inspection
+from coldstart.system import paths, runtime
+from coldstart.system.paths import Cache
+from coldstart.weights import weights_plan
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+Listing = dict[str, tuple[int, ...]]
+
+
+@pytest.fixture
+def before(run: Run, monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[list[Listing]]:
+    """Check after the test that the home is as in the listing of `note`, and that the hub received no connection."""
+    if runtime.vllm_distribution() is None:
+        pytest.skip("a key needs an installed vLLM")
+    noted: list[Listing] = []
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.setblocking(False)
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        yield noted
+        with pytest.raises(BlockingIOError):
+            hub.accept()
+    assert noted and noted[0] == _list(home)
+
+
+def _list(home: Path) -> Listing:
+    """Return what shows a change of each file and directory; those of sockets are no result of a command."""
+    found = [path for path in home.rglob("*") if path.relative_to(home).parts[0] != "coldstart"]
+    states = ((str(path.relative_to(home)), path.lstat()) for path in found)
+    return {name: (one.st_ino, one.st_size, one.st_mtime_ns, one.st_mode) for name, one in states}
+
+
+@pytest.fixture
+def model(home: Path, run: Run) -> Path:
+    """A local model with a signed bundle that nothing has looked at yet."""
+    model = Path(shutil.copytree(tiny_models.shared("tiny-llama"), home / "my-model"))
+    wanted = inspection.look_up(str(model)).key
+    with Store(Cache.at().bundles).begin(wanted) as draft:
+        draft.add_json("kv", KV)
+        draft.add_json("modelinfo", {"vllm_modelinfos": {"llama.json": "{}"}})
+        draft.add_json("weights", weights_plan.plan(model))
+        draft.add_tree("compile", write_tree(home / "code", CODE))
+        draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+    shutil.rmtree(paths.state_dir() / "verdicts", ignore_errors=True)
+    shutil.rmtree(paths.state_dir() / "compared", ignore_errors=True)
+    return model
+
+
+@pytest.mark.parametrize("options", [(), ("--weights-from", "my-model"), ("--mode", "fresh", "-v")])
+def test_serve_describes_a_start_from_a_bundle(
+    before: list[Listing], model: Path, run: Run, home: Path, options: tuple[str, ...]
+) -> None:
+    before.append(_list(home))
+    planned = json.loads(run("serve", str(model), "--dry-run", "--format", "json", *options).stdout)
+    assert planned["bundle"] and planned["mode"] == "fresh" and planned["downloads"] == []
+    assert str(Cache.at().unpacked) in planned["compile_dir"]
+    assert not [one for one in planned["fallbacks"] if one["section"] == "compile"]
+    assert "mode    fresh\n" in run("serve", str(model), "--dry-run", *options).stdout
+
+
+def test_serve_reports_the_code_of_a_bundle_that_is_not_trusted(
+    before: list[Listing], model: Path, run: Run, home: Path
+) -> None:
+    shutil.rmtree(paths.state_dir() / "trust")
+    before.append(_list(home))
+    done = run("serve", str(model), "--dry-run", "--untrusted", "--format", "json")
+    planned = json.loads(done.stdout)
+    assert planned["compile_dir"] is None
+    assert sorted(one["section"] for one in planned["fallbacks"] if "trusted" in one["reason"]) == [
+        "compile",
+        "modelinfo",
+    ]
+
+
+def test_a_dry_run_builds_a_tiny_model_elsewhere(
+    before: list[Listing], run: Run, home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    before.append(_list(home))
+    missing = run("serve", "tiny-llama", "--dry-run", "--on-miss", "materialize", "--format", "json")
+    planned = json.loads(missing.stdout)
+    assert planned["materializes"] and str(Cache.at().models) in " ".join(planned["vllm_args"])
+    assert "model.architecture" in run("materialize", "tiny-llama", "--dry-run").stdout
+
+
+@pytest.fixture
+def cached(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub model whose configuration alone is in the hub's cache."""
+    monkeypatch.setenv("HF_HOME", str(home / "hf"))
+    root = home / "hf" / "hub" / "models--acme--tiny"
+    directory = root / "snapshots" / COMMIT
+    directory.mkdir(parents=True)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(COMMIT)
+    (directory / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    )
+    return directory
+
+
+@pytest.mark.parametrize("revision", [(), ("--revision", "main"), ("--revision", COMMIT)])
+def test_what_a_hub_model_lacks_is_named_and_not_downloaded(
+    before: list[Listing], cached: Path, run: Run, home: Path, revision: tuple[str, ...]
+) -> None:
+    before.append(_list(home))
+    words = ("serve", "acme/tiny", "--dry-run", "--on-miss", "warn", *revision)
+    assert "\ndownload  weights (*.safetensors" in run(*words).stdout
+    (named,) = json.loads(run(*words, "--format", "json").stdout)["downloads"]
+    assert "safetensors" in named
+    assert f"download: {named}" in run("materialize", "acme/tiny", "--dry-run", *revision).stdout
+
+
+def test_a_hub_model_without_a_configuration_is_an_error_that_says_so(
+    before: list[Listing], cached: Path, run: Run, home: Path
+) -> None:
+    before.append(_list(home))
+    said = run("serve", "acme/other", "--dry-run", code=4).stderr
+    assert (
+        "cannot describe a start of acme/other" in said and "hint: hf download acme/other config.json" in said
+    )
+
+
+def test_prune_removes_and_records_nothing(before: list[Listing], run: Run, home: Path) -> None:
+    store = Store(Cache.at().bundles)
+    old = publish(store, home / "scratch")
+    publish(store, home / "scratch", blocks=9)
+    left = Cache.at().unpacked / ("a" * 64)
+    left.mkdir(parents=True)
+    before.append(_list(home))
+    listed = json.loads(run("prune", "--dry-run", "--format", "json").stdout)
+    assert listed["removed"] == [old.digest] and os.fspath(left) in json.dumps(listed)
