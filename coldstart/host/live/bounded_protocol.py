@@ -1,8 +1,11 @@
-"""HTTP/1.1 protocol of a client connection, with the limits that uvicorn's own protocol lacks.
+"""HTTP/1.1 protocol of a client connection, with the limits and checks that uvicorn's own protocol lacks.
 
 This module limits the size and number of headers, the size of a body, the time until headers and body are complete,
 pipelined requests, and connections in total and by address. The kernel ends a connection whose client does
 not read (TCP_USER_TIMEOUT). This module does not look into bodies.
+
+A request whose end, host or key a proxy in front could read differently is refused (request smuggling), and its
+connection is closed. Headers after the body (trailers) are ignored.
 """
 
 from __future__ import annotations
@@ -13,13 +16,19 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coldstart.host.limits import GatewayLimits
 from coldstart.host.live import answers
 from coldstart.host.live.shares import Shares
+from coldstart.host.live.site_policy import KEY_HEADERS
 
+# A request has each of these headers once.
+_SINGLE = (b"host", b"origin", b"content-length", b"transfer-encoding", b"upgrade", *KEY_HEADERS)
+# Protocols that HTTP libraries offer by default on plain connections: Java's and curl's (h2c), and Apache's (TLS).
+_OFFERS = (b"h2c", b"tls/1.2")
 MAX_PIPELINED = 16
 MAX_UNSENT = 128 << 10
 
@@ -71,6 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # Bytes that have arrived since the parser last completed headers, a part of a body or a message.
         self._unparsed = 0
         self._head_bytes = self._body_bytes = 0
+        self._in_head = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows the type
@@ -95,12 +105,28 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._expect("headers", self._limits.head_s)
         self._unparsed += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._unparsed > self._limits.head_bytes and not self.transport.is_closing():
             self._end(*self._head_refusal())
 
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                data = b""
+            except httptools.HttpParserError:
+                self._end(*self._refusal)
+                data = b""
+            except httptools.HttpParserUpgrade as offer:
+                # The parser would take the body for the next request, so it gets the head again, without the offer.
+                kept = [b"%b: %b\r\n" % one for one in self.headers if one[0] != b"upgrade"]
+                head = b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, b"".join(kept))
+                data = head + data[offer.args[0] :]
+
     def on_message_begin(self) -> None:
         self._head_bytes = self._body_bytes = 0
+        self._in_head = True
         if self._deadline is None:
             self._expect("headers", self._limits.head_s)
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -115,10 +141,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._add_to_head(len(name) + len(value) + 4)
         if len(self.headers) >= self._limits.headers:
             self._refuse(431, f"the request has more than {self._limits.headers} headers")
-        super().on_header(name, value)
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._unparsed = 0
+        self._in_head = False
+        if (fault := self._find_fault()) is not None:
+            self._refuse(400, fault)
+        if self.parser.should_upgrade():
+            return
         self._expect("body", self._limits.body_s)
         for name, value in self.headers:
             if name == b"content-length" and value.isdigit():
@@ -132,6 +164,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._unparsed = 0
         self._clear_deadline()
         super().on_message_complete()
@@ -142,9 +176,27 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect("body", self._limits.head_s)
         super().on_response_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer a request that the parser or a limit rejected, and close the connection."""
-        self._end(*self._refusal)
+    def _find_fault(self) -> str | None:
+        """Return why a head is ambiguous; None for any other."""
+        names = [name for name, _ in self.headers]
+        given = {name: value.strip().lower() for name, value in self.headers}
+        version, host = self.parser.get_http_version(), given.get(b"host")
+        for name in _SINGLE:
+            if names.count(name) > 1:
+                return f"the request has more than one header {name.decode()}"
+        if version not in ("1.0", "1.1") or self.parser.get_method() == b"CONNECT":
+            return "the gateway serves HTTP/1.0 and HTTP/1.1 without CONNECT"
+        if version == "1.1" and host is None:
+            return "the request has no header host"
+        if not self.url.startswith(b"/") and _find_authority(self.url) != host:
+            return "the request's target is neither a path nor an address at the header host"
+        if version == "1.0" and (b"transfer-encoding" in given or self.parser.should_upgrade()):
+            return "a request of HTTP/1.0 has neither transfer-encoding nor upgrade"
+        if given.get(b"transfer-encoding", b"chunked") != b"chunked":
+            return "the request's transfer-encoding is not chunked"
+        if self.parser.should_upgrade() and given[b"upgrade"] not in _OFFERS:
+            return "the gateway serves no other protocol by upgrade"
+        return None
 
     def _add_to_head(self, size: int) -> None:
         self._head_bytes += size
@@ -159,7 +211,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(413, f"the request body has more than {self._limits.body_bytes} bytes")
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Make the parser stop, which calls `send_400_response`."""
+        """Make the parser stop; `_parse` then sends the answer."""
         self._refusal = status, reason
         raise _LimitExceededError(reason)
 
@@ -198,3 +250,8 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
+
+
+def _find_authority(target: bytes) -> bytes:
+    """Return host and port of an absolute request target; empty for another."""
+    return target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()

@@ -17,7 +17,8 @@ from coldstart.host.live.tickets import Ticket
 from coldstart.host.live.upstream import Replica
 
 _HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers transfer-encoding upgrade".split()
+    b"connection http2-settings keep-alive proxy-authenticate proxy-authorization te trailer trailers transfer-encoding"
+    b" upgrade".split()
 )
 # A client's keys and cookies are for the gateway alone.
 _SECRET = frozenset((b"authorization", b"x-api-key", b"cookie", b"x-coldstart-admin-key"))
