@@ -96,7 +96,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "fleet join": ("coldstart fleet join", "coldstart fleet join head.example.com:6379 --devices 4"),
     "fleet deploy": (
         f"coldstart fleet deploy tiny-llama -- {_TINY}",
-        "coldstart fleet deploy llama2-7b --name llama --slo ttft=2,tpot=0.1",
+        "coldstart fleet deploy llama2-7b --name llama --slo ttft=2",
     ),
     "fleet status": ("coldstart fleet status", "coldstart fleet status --format json"),
     "fleet scale": (

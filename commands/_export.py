@@ -101,12 +101,6 @@ class Exports:
         """Return all forms, of files and of the result."""
         return {*(self.files or {}).values(), *([self.form] if self.form else [])}
 
-    def and_files(self, files: Mapping[Path, str]) -> "Exports":
-        """Return these exports with further files. Raises UsageError for one that cannot be written."""
-        for path, form in files.items():
-            _check(form, str(path))
-        return replace(self, files={**(self.files or {}), **files})
-
     def write(self, result: Result) -> list[str]:
         """Write every file and return their names. Raises UsageError for one that cannot be written."""
         for path, form in (self.files or {}).items():

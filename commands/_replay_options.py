@@ -8,6 +8,7 @@ from typing import Any
 from coldstart.errors import UsageError
 from coldstart.lab.replay import Slo
 from coldstart.lab.replay.compare import compare
+from coldstart.scheduling import settings
 
 
 def check_target(
@@ -35,11 +36,68 @@ def check_target(
         )
 
 
+_LIVE, _ENGINE = "replay on servers (--target)", "replay on the simulated engine (--simulate)"
+_HOST, _FLEET = "replay on a simulated host (--host)", "replay on a simulated fleet (--fleet)"
+# Options, by parameter, that have an effect only in some kinds of replay; the others have one in each.
+_KINDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("model", "balance", "vocabulary", "timeout"), (_LIVE,)),
+    **dict.fromkeys(("kv_blocks", *(one.option for _, one in settings.options())), (_ENGINE,)),
+    **dict.fromkeys(("slo", "baseline"), (_LIVE, _ENGINE)),
+    "export": (_LIVE, _ENGINE, _HOST),
+    "profile": (_ENGINE, _HOST, _FLEET),
+}
+
+
+def check_effect(
+    typed: frozenset[str],
+    *,
+    simulate: bool,
+    host: Path | None,
+    fleet: Path | None,
+    profile: str | None,
+    rate: float | None,
+    trace_format: str,
+    models: str | None,
+    target: list[str] | None,
+) -> None:
+    """Raise UsageError for a typed option without effect in this kind of replay, or without another option."""
+    kind = _HOST if host else _FLEET if fleet else _ENGINE if simulate else _LIVE
+    for name in sorted(typed & _KINDS.keys()):
+        if kind not in _KINDS[name]:
+            raise UsageError(
+                f"{_flag(name)} has no effect in a {kind}",
+                hint=f"omit it; it applies to a {', or a '.join(_KINDS[name])}",
+            )
+    without = {
+        "cv": (rate is None, "without --rate", "add --rate"),
+        "columns": (
+            trace_format in ("mooncake", "azure-functions"),
+            f"with --trace-format {trace_format}",
+            "add --trace-format csv",
+        ),
+        "mapping": (kind in (_LIVE, _ENGINE) and models is None, "without --models", "add --models"),
+        "model": (models is not None, "with --models", "omit one of them"),
+        "balance": (len(target or ()) == 1, "with one --target", "add a second --target"),
+        "max_prompt": (
+            kind == _FLEET and profile is None,
+            f"in a {_FLEET} without --profile",
+            "add --profile",
+        ),
+    }
+    for name, (useless, circumstance, hint) in without.items():
+        if name in typed and useless:
+            raise UsageError(f"{_flag(name)} has no effect {circumstance}", hint=f"omit it, or {hint}")
+
+
+def _flag(parameter: str) -> str:
+    return "--model-mapping" if parameter == "mapping" else f"--{parameter.replace('_', '-')}"
+
+
 def check_positive(**given: float | None) -> None:
     """Raise UsageError for an option, named by its keyword, whose value is not above 0. None means not given."""
     for option, value in given.items():
         if value is not None and not value > 0:
-            flag = f"--{option.replace('_', '-')}"
+            flag = _flag(option)
             raise UsageError(
                 f"{flag} {value:g}: expected a number above 0", hint=f"write {flag} 1, or omit it"
             )

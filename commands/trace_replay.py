@@ -29,7 +29,6 @@ from coldstart.lab.scheduling import SimSettings
 from coldstart.lab.traces import TraceReport
 from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings, make_policy
 from coldstart.scheduling.profile import FALLBACK_PROFILE
-from coldstart.scheduling.settings import KvStrategy
 
 INTERRUPTED = 130
 # Number of causes of failed requests in the result.
@@ -118,20 +117,25 @@ def command(
     fleet: Annotated[
         Path | None, _flag("--fleet", metavar="FILE", help="TOML file of a fleet of servers to simulate.")
     ] = None,
-    policy: Annotated[str | None, _flag("--policy", hidden=True, help="Now --scheduler.")] = None,
-    strategy: Annotated[
-        KvStrategy | None, _flag("--strategy", hidden=True, help="Now --kv-strategy.")
-    ] = None,
     slo: Annotated[
         str, _flag("--slo", help="Limits in seconds, such as ttft=2,tpot=0.1,normalized=0.3.")
     ] = "",
     baseline: Baseline = None,
-    csv: Annotated[Path | None, _flag("--csv", hidden=True, help="Replaced by --export csv=FILE.")] = None,
-    html: Annotated[Path | None, _flag("--html", hidden=True, help="Replaced by --export html=FILE.")] = None,
 ) -> None:
     """Replay the trace, write the reports and print the result."""
     _replay_options.check_target(
         file, simulate=simulate, target=bool(target), host=host, fleet=fleet, profile=profile
+    )
+    _replay_options.check_effect(
+        common.typed,
+        simulate=simulate,
+        host=host,
+        fleet=fleet,
+        profile=profile,
+        rate=rate,
+        trace_format=trace_format,
+        models=models,
+        target=target,
     )
     _replay_options.check_positive(
         speedup=speedup,
@@ -144,7 +148,6 @@ def command(
     if on_bad_row not in ("skip", "refuse"):
         raise UsageError(f"unknown --on-bad-row {on_bad_row!r}", hint="write --on-bad-row skip, or refuse")
     limits, before = _replay_options.parse_slo(slo), _replay_options.read_baseline(baseline)
-    exports = _moved(exports, {"csv": csv, "html": html}, common)
     plan = TracePlan(
         file,
         trace_format,
@@ -176,7 +179,7 @@ def command(
 
     with common.out.phase("replay the trace"):
         if simulate:
-            settings, machine = _engine(_renamed(choice, policy, strategy, common), kv_blocks)
+            settings, machine = _engine(choice, kv_blocks)
             done = run_simulated(plan, _profile(profile, common), settings, machine, report, keep)
         else:
             client = ReplaySettings(seed, vocabulary, timeout, balance)
@@ -253,18 +256,7 @@ def _engine(choice: SchedulerSettings, kv_blocks: int | None) -> tuple[Scheduler
             machine = replace(machine, host_blocks=choice.host_bytes // machine.block_bytes)
         return choice, machine
     except ValueError as problem:
-        raise UsageError(str(problem)) from problem
-
-
-def _renamed(
-    choice: SchedulerSettings, policy: str | None, strategy: KvStrategy | None, common: Common
-) -> SchedulerSettings:
-    """Accept the options of the previous release for one more release."""
-    if policy is not None:
-        common.out.warn("--policy is now --scheduler, as for serve")
-    if strategy is not None:
-        common.out.warn("--strategy is now --kv-strategy, as for serve")
-    return replace(choice, policy=policy or choice.policy, strategy=strategy or choice.strategy)
+        raise UsageError(str(problem), hint="coldstart trace-replay --help") from problem
 
 
 def _profile(given: str | None, common: Common) -> IterationProfile:
@@ -278,14 +270,6 @@ def _profile(given: str | None, common: Common) -> IterationProfile:
     except (ProfileError, ValueError) as problem:
         hint = "name a bundle, or a JSON file with iteration times: --profile REF"
         raise UsageError(f"--profile {given}: {problem}", hint=hint) from problem
-
-
-def _moved(exports: Exports, files: dict[str, Path | None], common: Common) -> Exports:
-    """Accept the options of the previous release for one more release."""
-    given = {path: form for form, path in files.items() if path is not None}
-    for form in given.values():
-        common.out.warn(f"--{form} FILE is now --export {form}=FILE")
-    return exports.and_files(given)
 
 
 def _show(

@@ -13,7 +13,7 @@ class Setting(NamedTuple):
     """Help, command-line option and range of one field.
 
     `flag` is the option, `unit` the placeholder of its value. A value lies between `least` and `most`, both included, and
-    above `above`. `fcfs` marks settings that vLLM's own scheduler has too.
+    above `above`. The policies in `unused_by` ignore the setting.
     """
 
     about: str
@@ -23,7 +23,7 @@ class Setting(NamedTuple):
     most: float | None = None
     above: float | None = None
     choices: tuple[str, ...] = ()
-    fcfs: bool = False
+    unused_by: tuple[str, ...] = ()
 
     @property
     def option(self) -> str:

@@ -29,6 +29,10 @@ REMOVED = "express"
 KvStrategy = Literal["proactive", "reactive", "recompute"]
 STRATEGIES = get_args(KvStrategy)
 
+_WITHOUT_QUEUES = (FCFS, "fixed-priority", "srpt")
+# The reserve limits loads ahead of need, and recompute stores nothing on the host.
+_STRATEGIES_WITH = {"reserve_quantile": STRATEGIES[:1], "host_bytes": STRATEGIES[:2]}
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
@@ -46,7 +50,6 @@ class SchedulerSettings:
         " auto selects fcfs.",
         "--scheduler",
         "NAME",
-        fcfs=True,
     )
     batch: int | None = setting(
         None,
@@ -54,7 +57,6 @@ class SchedulerSettings:
         "--batch",
         "N",
         least=1,
-        fcfs=True,
     )
     first_quantum_s: float | None = setting(
         None,
@@ -62,11 +64,17 @@ class SchedulerSettings:
         "--quantum",
         "SECONDS",
         above=0,
+        unused_by=_WITHOUT_QUEUES,
     )
     levels: int | None = setting(None, "Number of queues (default: enough for the longest prefill).", least=1)
     growth: float = setting(2.0, "Quantum of a queue divided by that of the queue before it.", above=1)
     eta: int = setting(
-        1, "Minimum number of queues that a demotion moves a request down.", "--eta", "N", least=1
+        1,
+        "Minimum number of queues that a demotion moves a request down.",
+        "--eta",
+        "N",
+        least=1,
+        unused_by=(*_WITHOUT_QUEUES, "naive-mlfq"),
     )
     alpha_s: float = setting(
         0.3,
@@ -74,6 +82,7 @@ class SchedulerSettings:
         "--alpha",
         "SECONDS",
         least=0,
+        unused_by=_WITHOUT_QUEUES,
     )
     alpha_scale: float = setting(4.0, "Factor by which the starvation limit grows with load.", least=0)
     promoted_cap: float | None = setting(
@@ -87,6 +96,7 @@ class SchedulerSettings:
         "SHARE",
         least=0,
         most=1,
+        unused_by=(FCFS,),
     )
     reserve_quantile: float = setting(
         0.9,
@@ -95,6 +105,7 @@ class SchedulerSettings:
         "QUANTILE",
         least=0,
         most=1,
+        unused_by=(FCFS,),
     )
     load_latency_s: float = setting(
         0.05, "Time in seconds that a load from host memory takes; window of the reserve.", above=0
@@ -105,6 +116,7 @@ class SchedulerSettings:
         " drops it (default: proactive; with fcfs recompute, or proactive if --kv-host-memory is set).",
         "--kv-strategy",
         choices=STRATEGIES,
+        unused_by=(FCFS,),
     )
     host_bytes: int | None = setting(
         None,
@@ -112,7 +124,6 @@ class SchedulerSettings:
         "--kv-host-memory",
         "BYTES",
         least=0,
-        fcfs=True,
     )
     profile: Mapping[str, object] | None = setting(None, "Iteration times by size, in seconds.")
 
@@ -167,13 +178,22 @@ class SchedulerSettings:
             one.require(name, getattr(self, name))
 
     def check_command_line(self) -> None:
-        """Raise ValueError for a value out of range, or for a changed setting that fcfs would ignore."""
+        """Raise ValueError for a value out of range, or for a changed setting that the policy or the KV strategy ignores."""
         self.check()
         default = type(self)()
-        for name, one in options() if self.policy == FCFS else ():
-            if not one.fcfs and getattr(self, name) != getattr(default, name):
+        changed = [(name, one) for name, one in options() if getattr(self, name) != getattr(default, name)]
+        for name, one in changed:
+            if self.policy in one.unused_by:
+                *rest, last = [o.flag for _, o in options() if self.policy not in o.unused_by][1:]
                 raise ValueError(
-                    f"cannot use {one.flag} with fcfs, which accepts only --batch and --kv-host-memory; use --scheduler {MLFQ}"
+                    f"cannot use {one.flag} with {self.policy}, which accepts only {', '.join(rest)} and {last};"
+                    f" use --scheduler {MLFQ}"
+                )
+            strategies = _STRATEGIES_WITH.get(name, STRATEGIES)
+            if self.policy != FCFS and self.kv_strategy not in strategies:
+                raise ValueError(
+                    f"cannot use {one.flag} with --kv-strategy {self.kv_strategy}, which ignores it;"
+                    f" use --kv-strategy {strategies[0]}"
                 )
 
 

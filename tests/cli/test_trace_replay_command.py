@@ -49,16 +49,6 @@ def test_simulated_replay_writes_every_report(run: Run, trace: Path, home: Path)
     assert (home / "out.parquet").read_bytes()[:4] == b"PAR1"
 
 
-def test_options_of_the_previous_release_are_accepted_with_a_warning(
-    run: Run, trace: Path, home: Path
-) -> None:
-    given = ["--simulate", "--profile", "profile.json", "--csv", "o.csv", "--html", "o.html"]
-    done = run("trace-replay", str(trace), *given)
-    assert "now --export csv=FILE" in done.stderr and "now --export html=FILE" in done.stderr
-    assert len((home / "o.csv").read_text().splitlines()) == 11 and (home / "o.html").exists()
-    assert "SLO" not in done.stdout
-
-
 def test_baseline_compares_two_policies(run: Run, trace: Path) -> None:
     common = ("trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--batch", "1")
     run(*common, "--scheduler", "fcfs", "--format", "json", "-o", "fcfs.json")

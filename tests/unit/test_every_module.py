@@ -44,7 +44,6 @@ THROUGH = {
         "_fleet_live": "cli/test_fleet_command.py",
         "_host_live": "unit/host/live/test_host_control.py",
         "_received": "cli/test_cli_store.py",
-        "_replay_options": "cli/test_trace_replay_command.py",
         "inspect": "cli/test_cli_store.py",
         "pull": REGISTRY, "push": REGISTRY,
     },

@@ -27,11 +27,11 @@ from coldstart.weights.load import stage, tensors
 
 @dataclass(frozen=True, slots=True)
 class DeployArguments:
-    """Arguments of `fleet deploy` as typed; sizes as text, `limits_s` are TTFT and TPOT in seconds."""
+    """Arguments of `fleet deploy` as typed; sizes as text, `ttft_s` is the limit on TTFT in seconds."""
 
     least: int
     most: int
-    limits_s: tuple[float, float]
+    ttft_s: float
     idle_s: float
     batch: int
     memory: str | None = None
@@ -39,19 +39,23 @@ class DeployArguments:
     start_s: float | None = None
 
 
-def limits(text: str | None) -> tuple[float, float]:
-    """Parse TTFT and TPOT limits in seconds from `ttft=2,tpot=0.1`; infinite if omitted. Raises UsageError."""
-    found = {"ttft": inf, "tpot": inf}
-    for word in filter(None, (text or "").split(",")):
-        name, _, value = word.partition("=")
-        try:
-            seconds = float(value)
-            if name not in found or seconds <= 0:
-                raise ValueError
-        except ValueError as error:
-            raise UsageError(f"--slo: invalid limits {text!r}", hint="--slo ttft=2,tpot=0.1") from error
-        found[name] = seconds
-    return found["ttft"], found["tpot"]
+def ttft_limit(text: str | None) -> float:
+    """Parse the limit on TTFT in seconds from `ttft=2`; infinite if omitted. Raises UsageError."""
+    if not text:
+        return inf
+    name, _, value = text.partition("=")
+    if "tpot" in text:
+        raise UsageError(
+            f"--slo {text!r}: a limit on TPOT has no effect, because the decode time of a deployed model is not known",
+            hint="--slo ttft=2",
+        )
+    try:
+        seconds = float(value)
+        if name != "ttft" or not seconds > 0:
+            raise ValueError
+    except ValueError as error:
+        raise UsageError(f"--slo: invalid limits {text!r}", hint="--slo ttft=2") from error
+    return seconds
 
 
 def build_deployment(
@@ -84,7 +88,7 @@ def build_deployment(
         weights,
         max(memory, weights),
         Costs(library_s=start_s),
-        *wanted.limits_s,
+        wanted.ttft_s,
         batch=wanted.batch,
         least=wanted.least,
         most=wanted.most,

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from coldstart.errors import UsageError
 from coldstart.lab.scheduling.placed import PlacedScheduler
 from coldstart.lab.scheduling.settings import CONTEXT_SHARE, SimSettings
 from coldstart.lab.scheduling.state import Arrival, Outcome, SimJob, Step
@@ -57,7 +58,7 @@ class Engine:
         self._context_s = CONTEXT_SHARE * profile.decode(1) if given is None else given
 
     def run(self, trace: Iterable[Arrival]) -> Outcome:
-        """Run the trace. Raises ValueError for a request whose KV never fits the device."""
+        """Run the trace. Raises ValueError or UsageError for a request whose KV never fits the device."""
         arrivals = _Arrivals(trace, self.machine.request_s)
         while self.live or arrivals.next_s < math.inf:
             if not self.live:
@@ -73,10 +74,7 @@ class Engine:
         return self.outcome
 
     def _admit(self, job: SimJob) -> None:
-        needed, capacity = (
-            self.machine.blocks(job.job.prompt_tokens + job.output),
-            self.scheduler.pool.capacity,
-        )
+        needed, capacity = self._blocks(job), self.scheduler.pool.capacity
         if needed > capacity:
             raise ValueError(
                 f"request {job.job.id} needs {needed} KV blocks, more KV blocks than the device's {capacity}"
@@ -158,13 +156,31 @@ class Engine:
         if not math.isfinite(until) or until <= self.now:
             self._stuck += 1
             if self._stuck > MOST_EMPTY:
-                raise RuntimeError(
-                    f"the scheduler chose none of {len(self.live)} unfinished jobs {self._stuck} times in a row"
-                )
+                raise self._deadlock()
             return
         self.outcome.stalled_s += until - self.now
         self._hold_up(until - self.now)
         self.now = until
+
+    def _deadlock(self) -> Exception:
+        """Return the error of a scheduler that runs no job.
+
+        Placement counts one block beyond the tokens of an evicted job, so a job as large as the device may not return.
+        """
+        blocks, capacity = max(map(self._blocks, self.live)), self.scheduler.pool.capacity
+        if blocks < capacity:
+            return RuntimeError(
+                f"the scheduler chose none of {len(self.live)} unfinished jobs {self._stuck} times in a row"
+            )
+        return UsageError(
+            f"{self.settings.policy} cannot continue any of {len(self.live)} requests: one of them needs all {capacity} KV"
+            " blocks of the device",
+            hint=f"--kv-blocks {blocks + 1}, or shorter requests: --max-prompt, --max-output",
+        )
+
+    def _blocks(self, job: SimJob) -> int:
+        """Return the number of KV blocks of a job at its end."""
+        return self.machine.blocks(job.job.prompt_tokens + job.output)
 
 
 def scheduler(

@@ -13,7 +13,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.fleet import events
 from coldstart.fleet.live import wire
-from coldstart.fleet.live.deployments import limits
+from coldstart.fleet.live.deployments import ttft_limit
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
@@ -76,9 +76,11 @@ def test_state_refuses_a_foreign_file(tmp_path: Path, text: str) -> None:
 
 
 def test_limits_as_they_are_typed() -> None:
-    assert limits(None) == (inf, inf)
-    assert limits("ttft=2") == (2.0, inf)
-    assert limits("tpot=0.1,ttft=2") == (2.0, 0.1)
-    for wrong in ("ttft", "ttft=0", "latency=1", "ttft=x"):
+    assert ttft_limit(None) == inf and ttft_limit("ttft=2") == 2.0
+    for wrong in ("ttft", "ttft=0", "ttft=nan", "latency=1", "ttft=x"):
         with pytest.raises(UsageError, match="invalid limits"):
-            limits(wrong)
+            ttft_limit(wrong)
+    for ignored in ("tpot=0.1", "ttft=2,tpot=0.1", "tpot=0.1,ttft=2", "tpot="):
+        with pytest.raises(UsageError, match="TPOT has no effect") as caught:
+            ttft_limit(ignored)
+        assert caught.value.hint == "--slo ttft=2"

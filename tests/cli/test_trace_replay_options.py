@@ -1,0 +1,155 @@
+"""Every option of trace-replay in each kind of replay: one without effect there is an error that names both."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from coldstart.commands import cli
+
+PROFILE = "--profile profile.json"
+KINDS = {
+    "servers": "--target http://127.0.0.1:1 --target http://127.0.0.1:2",
+    "engine": f"--simulate {PROFILE}",
+    "host": f"--simulate --host host.toml {PROFILE}",
+    "fleet": "--simulate --fleet fleet.toml",
+}
+ALL = tuple(KINDS)
+MLFQ = "--scheduler skip-join-mlfq"
+# Options as typed, and the kinds in which they have an effect.
+EFFECTS = {
+    "--trace-format burstgpt": ALL,
+    "--columns time=t,prompt=p,output=o --trace-format csv": ALL,
+    "--on-bad-row refuse": ALL,
+    "--speedup 2": ALL,
+    "--duration 1": ALL,
+    "--limit 1": ALL,
+    "--rate 1": ALL,
+    "--cv 2 --rate 1": ALL,
+    "--seed 1": ALL,
+    "--max-prompt 9": ("servers", "engine", "host"),
+    f"{PROFILE} --max-prompt 9": ("engine", "host", "fleet"),
+    "--max-output 9": ALL,
+    "--models a,b": ALL,
+    "--model-mapping zipf --models a,b": ALL,
+    "--target http://127.0.0.1:3": ("servers",),
+    "--model m": ("servers",),
+    "--balance random": ("servers",),
+    "--vocabulary 99": ("servers",),
+    "--timeout 9": ("servers",),
+    "--simulate": ("engine", "host", "fleet"),
+    PROFILE: ("engine", "host", "fleet"),
+    "--kv-blocks 9": ("engine",),
+    "--host host.toml": ("engine", "host"),
+    "--fleet fleet.toml": ("engine", "fleet"),
+    "--slo ttft=1": ("servers", "engine"),
+    "--baseline before.json": ("servers", "engine"),
+    MLFQ: ("engine",),
+    "--batch 2": ("engine",),
+    f"--quantum 1 {MLFQ}": ("engine",),
+    f"--eta 2 {MLFQ}": ("engine",),
+    f"--alpha 1 {MLFQ}": ("engine",),
+    f"--oldest-share 0.5 {MLFQ}": ("engine",),
+    f"--reserve 0.5 {MLFQ}": ("engine",),
+    f"--kv-strategy recompute {MLFQ}": ("engine",),
+    "--kv-host-memory 1000": ("engine",),
+    "--export json": ("servers", "engine", "host"),
+}
+# Options that have no effect beside others, or without them: kind, options, and the words of the error.
+BESIDE = [
+    ("engine", "--cv 2", "--cv has no effect without --rate"),
+    ("host", "--columns a", "--columns has no effect with --trace-format mooncake"),
+    ("servers", "--columns a --trace-format azure-functions", "no effect with --trace-format azure-functions"),
+    ("servers", "--model-mapping zipf", "--model-mapping has no effect without --models"),
+    ("engine", "--model-mapping zipf", "--model-mapping has no effect without --models"),
+    ("servers", "--model m --models a,b", "--model has no effect with --models"),
+    ("", "--target http://127.0.0.1:1 --balance random", "--balance has no effect with one --target"),
+    ("fleet", "--max-prompt 9", "--max-prompt has no effect in a replay on a simulated fleet (--fleet) without"),
+    *(("engine", f"{option} --scheduler {name}", f"cannot use {option.split()[0]} with {name}")
+      for option in ("--quantum 1", "--eta 2", "--alpha 1") for name in ("fcfs", "fixed-priority", "srpt")),
+    *(("engine", option, f"cannot use {option.split()[0]} with fcfs")
+      for option in ("--oldest-share 0.5", "--reserve 0.5", "--kv-strategy reactive")),
+    ("engine", "--eta 2 --scheduler naive-mlfq", "cannot use --eta with naive-mlfq"),
+    ("engine", f"{MLFQ} --reserve 0.5 --kv-strategy reactive", "cannot use --reserve with --kv-strategy reactive"),
+    ("engine", f"{MLFQ} --kv-host-memory 9 --kv-strategy recompute", "cannot use --kv-host-memory with --kv-strategy"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    profile = {"prefill": [[1, 0.01], [512, 0.05]], "decode": [[1, 0.01], [16, 0.012]]}
+    (home / "profile.json").write_text(json.dumps(profile))
+    models = "".join(f'[models.{name}]\nmemory = "2GB"\nsize = "1GB"\n' for name in "ab")
+    (home / "host.toml").write_text('memory = "8GB"\n' + models.replace('size = "1GB"', "start_s = 1"))
+    server = '[servers.s]\nmemory = "24GB"\nnetwork = "1GB"\nload = "10GB"\n'
+    (home / "fleet.toml").write_text(server + models)
+
+
+def replay(words: str, capsys: pytest.CaptureFixture[str], trace: str = "absent.jsonl") -> str:
+    """Replay a trace and return what was said."""
+    with pytest.raises(SystemExit):
+        cli.main(["trace-replay", trace, *shlex.split(words)])
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("option", EFFECTS)
+def test_an_option_has_an_effect_or_is_refused(
+    option: str, kind: str, capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    if "--baseline" in option:
+        (home / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 9, "output_length": 3}\n')
+        replay(f"{KINDS['engine']} --format json -o before.json", capsys, "trace.jsonl")
+    said = replay(f"{KINDS[kind]} {option}", capsys)
+    if kind in EFFECTS[option]:
+        assert "absent.jsonl" in said and "No such file" in said
+    else:
+        other = {"servers": "--target", "engine": "--simulate", "host": "--host", "fleet": "--fleet"}[kind]
+        assert option.split()[0] in said and (other in said or "--simulate" in said)
+        assert "\nhint: " in said and "No such file" not in said
+
+
+def test_the_table_has_every_option() -> None:
+    group = typer.main.get_command(cli.app)
+    command = group.get_command(typer.Context(group), "trace-replay")  # type: ignore[attr-defined]
+    common = {
+        "--format",
+        "--output",
+        "--quiet",
+        "--verbose",
+        "--progress",
+        "--offline",
+        "--cache-dir",
+        "--config",
+    }
+    own = {one.opts[0] for one in command.params if one.opts[0].startswith("--")} - common - {"--help"}
+    assert own == {option.split()[0] for option in EFFECTS}
+
+
+@pytest.mark.parametrize(("kind", "options", "words"), BESIDE)
+def test_an_option_without_effect_beside_others_is_refused(
+    kind: str, options: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in replay(f"{KINDS.get(kind, '')} {options}", capsys)
+
+
+def test_an_option_of_the_environment_may_have_no_effect(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_TRACE_REPLAY_BATCH", "4")
+    assert "No such file" in replay(KINDS["fleet"], capsys)
+
+
+def test_a_device_that_one_request_fills_is_an_error_where_the_scheduler_cannot_continue(
+    capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    sizes = [(40, 14), (31, 10), (9, 14), (35, 4), (17, 10)]
+    rows = [{"timestamp": 0, "input_length": prompt, "output_length": output} for prompt, output in sizes]
+    (home / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = f"{KINDS['engine']} {MLFQ} --rate 50 --batch 4 --kv-blocks 3 --max-prompt 30 --alpha 0"
+    said = replay(words, capsys, "trace.jsonl")
+    assert "skip-join-mlfq cannot continue any of 3 requests: one of them needs all 3 KV blocks" in said
+    assert "hint: --kv-blocks 4" in said
+    assert "Replayed 5 requests" in replay(f"{words} --kv-blocks 4", capsys, "trace.jsonl")
