@@ -167,7 +167,7 @@ class Bundle:
         An executable section is unpacked only if `trust` accepts the bundle; `anyone` is the explicit override. Returns the
         number of members. Raises UntrustedError, DestinationExistsError, DigestMismatchError, MissingBlobError,
         ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError,
-        PickleFoundError, CodeFoundError, NoSpaceError.
+        NoSpaceError.
         """
         from coldstart.artifacts import (
             unpack,
@@ -179,7 +179,7 @@ class Bundle:
         if declared.executable:
             self.require_trust(name, trust)
         with self.open_blob(name) as reader:
-            return unpack.extract(reader, entry, dest, plain=not declared.executable)
+            return unpack.extract(reader, entry, dest)
 
     def open_blob(self, name: str) -> blobs.VerifiedReader:
         """Open a section as stored; reading to the end raises DigestMismatchError if it is damaged."""

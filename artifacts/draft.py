@@ -81,7 +81,6 @@ class Draft:
                 cast("BinaryIO", file),
                 level=level,
                 threads=threads,
-                executable=declared.executable,
                 follow_symlinks=follow_symlinks,
             )
         counted = {UNPACKED: str(packed.unpacked), MEMBERS: str(packed.members)}

@@ -197,20 +197,6 @@ class InvalidTreeError(BundleError):
     code = "CS-TREE"
 
 
-class PickleFoundError(BundleError):
-    """Pickle in a section that is not executable."""
-
-    code = "CS-PICKLE"
-    default_hint = "remove pickles from this section; only executable, signed sections may contain code"
-
-
-class CodeFoundError(BundleError):
-    """Program code in a section that is not executable."""
-
-    code = "CS-CODE"
-    default_hint = "remove code from this section; only executable, signed sections may contain code"
-
-
 class UntrustedError(BundleError):
     """Executable section of a bundle without a trusted signature."""
 

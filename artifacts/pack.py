@@ -15,9 +15,10 @@ from typing import BinaryIO
 
 import zstandard
 from coldstart.artifacts import tar
-from coldstart.artifacts.content import HEAD, check_plain
 from coldstart.artifacts.errors import InvalidTreeError, UnsafeLinkError, UnsafeMemberError
 from coldstart.artifacts.member_names import MemberNames, check_name
+
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,12 @@ def pack(
     *,
     level: int,
     threads: int,
-    executable: bool,
     follow_symlinks: bool = False,
 ) -> Packed:
     """Write `directory` to `sink`. With `follow_symlinks`, links to files are stored as their target files.
 
-    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, PickleFoundError, CodeFoundError, ArchiveBombError (too many
-    members or too long names), InvalidTreeError (a file changed).
+    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, ArchiveBombError (too many members or too long
+    names), InvalidTreeError (a file changed).
     """
     compressor = zstandard.ZstdCompressor(level=level, threads=threads, write_checksum=False)
     with compressor.stream_writer(sink, closefd=False) as writer:
@@ -60,7 +60,7 @@ def pack(
             names.add(member.name, is_directory=member.is_directory)
             counter.write(tar.header(member))
             if not member.is_directory:
-                _write_file(path, member, counter, plain=not executable)
+                _write_file(path, member, counter)
         counter.write(tar.END)
     return Packed(members, counter.seen)
 
@@ -94,16 +94,14 @@ def _member(path: Path, name: str, follow: bool) -> tar.Member:
     return tar.Member(name, status.st_size, executable=bool(status.st_mode & 0o100))
 
 
-def _write_file(path: Path, member: tar.Member, counter: _Counter, *, plain: bool) -> None:
+def _write_file(path: Path, member: tar.Member, counter: _Counter) -> None:
     with path.open("rb") as file:
-        data = file.read(min(HEAD, member.size))
-        if plain:
-            check_plain(member.name, data)
+        data = file.read(min(_PIECE, member.size))
         left = member.size
         while data:
             counter.write(data)
             left -= len(data)
-            data = file.read(min(HEAD, left))
+            data = file.read(min(_PIECE, left))
     if left:
         raise InvalidTreeError(
             f"{member.name} shrank while it was read", hint="stop the programs that write to the tree"

@@ -54,6 +54,5 @@ def blob_mode(media_type: str) -> int:
 
 SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType(
     _declare(("kv", "modelinfo", "weights", "iterations", "stages"), executable=False, encoding="json")
-    | _declare(("tokenizer",), executable=False, encoding="tar.zst")
     | _declare(("compile", "snapshot", "graphs"), executable=True, encoding="tar.zst")
 )

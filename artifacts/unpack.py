@@ -17,7 +17,6 @@ from uuid import uuid4
 import zstandard
 from coldstart.artifacts import tar
 from coldstart.artifacts.blobs import VerifiedReader
-from coldstart.artifacts.content import HEAD, check_plain
 from coldstart.artifacts.errors import (
     ArchiveBombError,
     BundleError,
@@ -62,22 +61,21 @@ def budget(entry: SectionEntry) -> int:
     return min(allowed, int(declared)) if _is_count(declared) else allowed
 
 
-def scan(reader: VerifiedReader, entry: SectionEntry, *, plain: bool) -> int:
+def scan(reader: VerifiedReader, entry: SectionEntry) -> int:
     """Read a tree to its end without writing and return the number of members. Raises the errors of `extract`."""
-    return _consume(reader, entry, plain=plain, target=None)
+    return _consume(reader, entry, None)
 
 
-def extract(reader: VerifiedReader, entry: SectionEntry, dest: Path, *, plain: bool) -> int:
-    """Unpack to the new directory `dest` and return the number of members. `plain` rejects pickles and code.
+def extract(reader: VerifiedReader, entry: SectionEntry, dest: Path) -> int:
+    """Unpack to the new directory `dest` and return the number of members.
 
     Raises DestinationExistsError, DigestMismatchError, ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError,
-    UnsafeMemberError,
-    DuplicateMemberError, PickleFoundError, CodeFoundError, NoSpaceError, ReadOnlyStoreError.
+    UnsafeMemberError, DuplicateMemberError, NoSpaceError, ReadOnlyStoreError.
     """
     if dest.exists() or dest.is_symlink():
         raise DestinationExistsError(f"{dest.name} exists already")
     with named_os_errors(f"extracting {entry.type}"), _partial(dest) as partial:
-        count = _consume(reader, entry, plain=plain, target=partial)
+        count = _consume(reader, entry, partial)
         _rename(partial, dest)
     return count
 
@@ -104,9 +102,9 @@ def _rename(partial: Path, dest: Path) -> None:
         raise
 
 
-def _consume(reader: VerifiedReader, entry: SectionEntry, *, plain: bool, target: Path | None) -> int:
+def _consume(reader: VerifiedReader, entry: SectionEntry, target: Path | None) -> int:
     try:
-        count = _members(Budgeted(reader, budget(entry)), plain=plain, target=target)
+        count = _members(Budgeted(reader, budget(entry)), target)
     except BundleError:
         # Damage shows first as a malformed stream; the digest distinguishes damage from malice.
         reader.drain()
@@ -118,27 +116,16 @@ def _consume(reader: VerifiedReader, entry: SectionEntry, *, plain: bool, target
     return count
 
 
-def _members(stream: Budgeted, *, plain: bool, target: Path | None) -> int:
+def _members(stream: Budgeted, target: Path | None) -> int:
     count, tree = 0, Tree(target) if target else None
     for member, body in tar.members(stream):
         count += 1
-        if not member.is_directory:
-            _file(member, body, plain=plain, tree=tree)
-        elif tree:
+        if tree and member.is_directory:
             tree.make_directory(member.name)
+        elif tree:
+            with tree.create_file(member) as file:
+                tar.copy(body, file)
     return count
-
-
-def _file(member: tar.Member, body: tar.Body, *, plain: bool, tree: Tree | None) -> None:
-    head = body.read(HEAD)
-    while len(head) < HEAD and (more := body.read(HEAD - len(head))):
-        head += more
-    if plain:
-        check_plain(member.name, head)
-    if tree:
-        with tree.create_file(member) as file:
-            file.write(head)
-            tar.copy(body, file)
 
 
 class Tree:

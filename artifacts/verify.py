@@ -89,7 +89,7 @@ def _open(bundle: BundleContent, entry: SectionEntry) -> None:
     declared = SECTION_TYPES[entry.type]
     with blobs.open_verified(bundle.layout.root, entry.digest, entry.size) as reader:
         if declared.encoding == "tar.zst":
-            unpack.scan(reader, entry, plain=not declared.executable)
+            unpack.scan(reader, entry)
             return
     data = blobs.read(bundle.layout.root, entry.digest, entry.size, cap=LIMITS.json_section)
     canonical.loads(data, cap=LIMITS.json_section, what=f"section {entry.type}")

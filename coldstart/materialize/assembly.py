@@ -40,14 +40,6 @@ from coldstart.weights import weights_plan as weights
 
 # Sections that a start restores and that can fail the proof, the most likely cause first.
 _RESTORED = ("graphs", "compile")
-_TOKENIZER = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-)
 
 
 class Assembly:
@@ -222,21 +214,11 @@ class Assembly:
 
     def add(self, draft: Draft, name: str) -> None:
         """Add one section to the draft, if this model has it."""
-        if name == "tokenizer":
-            self._collect_tokenizer()
         path = self.out / name
         if path.is_dir():
             draft.add_tree(name, path)
         elif path.with_suffix(".json").exists():
             draft.add_json(name, self._read(name))
-
-    def _collect_tokenizer(self) -> None:
-        assert self.model.path is not None
-        target = self.out / "tokenizer"
-        target.mkdir()
-        for pattern in (*_TOKENIZER, "config.json", "generation_config.json"):
-            for file in self.model.path.glob(pattern):
-                shutil.copyfile(file, target / file.name)
 
     def provenance(self) -> Provenance:
         """Return who built the bundle, with which tools and arguments, and the seconds of each stage."""

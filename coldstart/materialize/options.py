@@ -13,7 +13,7 @@ from coldstart.scheduling import profiling
 if TYPE_CHECKING:
     from coldstart.materialize.graphs import Kernels
 
-SECTIONS = ("kv", "compile", "graphs", "modelinfo", "tokenizer", "weights", "iterations", "stages")
+SECTIONS = ("kv", "compile", "graphs", "modelinfo", "weights", "iterations", "stages")
 
 
 @dataclass(frozen=True)

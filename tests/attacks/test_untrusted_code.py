@@ -52,10 +52,6 @@ def test_extract_accepts_unsigned_code_when_overridden(store: Store, tmp_path: P
     assert publish(store, tmp_path).extract("compile", tmp_path / "out", trust=anyone) == 3
 
 
-def test_plain_sections_need_no_trust(store: Store, tmp_path: Path) -> None:
-    assert publish(store, tmp_path).extract("tokenizer", tmp_path / "out") == 3
-
-
 def test_extract_refuses_signature_of_an_unknown_key(store: Store, tmp_path: Path) -> None:
     bundle = _bundle(store, tmp_path, sign.host_key(tmp_path / "stranger"))
     sign.host_key(tmp_path / "state")

@@ -65,7 +65,7 @@ class Runner:
 
 
 def alter(store: Store, bundle: Bundle) -> None:
-    path = blobs.blob_path(store.root, bundle.entry("tokenizer").digest)
+    path = blobs.blob_path(store.root, bundle.entry("compile").digest)
     path.chmod(0o600)
     bundles.flip(path, 20)
 
@@ -103,7 +103,7 @@ def test_a_bundle_altered_in_the_store_fails_with_the_finding(
         if "coldstart validate" in line:
             code, said = runner.run(line)
             assert code == 1, f"{line}: {said}"
-            assert "CS-DIGEST" in said and "tokenizer" in said
+            assert "CS-DIGEST" in said and "compile" in said
         else:
             assert runner.run(line)[0] == 0
             if "coldstart pull" in line:

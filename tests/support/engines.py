@@ -14,7 +14,7 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from tools.bundles import CODE, TOKENIZER, key, provenance, write_tree
+from tools.bundles import CODE, key, provenance, write_tree
 
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths
@@ -84,12 +84,11 @@ def model(tmp_path: Path) -> ResolvedModel:
 
 @pytest.fixture
 def publish(home: Path, store: Store, tmp_path: Path) -> Publish:
-    """Return publish(**sections), which creates a bundle with tokenizer, code and JSON sections, signed by this user's key."""
+    """Return publish(**sections), which creates a bundle with code and JSON sections, signed by this user's key."""
 
     def make(signer: sign.HostKey | None = None, **sections: object) -> Bundle:
         scratch = tmp_path / "scratch"
         with store.begin(key()) as draft:
-            draft.add_tree("tokenizer", write_tree(scratch / "tokenizer", TOKENIZER))
             draft.add_tree("compile", write_tree(scratch / "compile", CODE))
             for name, value in sections.items():
                 draft.add_json(name, value)

@@ -19,7 +19,7 @@ from coldstart.artifacts.store import Store
 
 NAME = "org/tiny"
 KV = {"blocks": 7, "bytes_per_block": 4096.5}
-TOKENIZER = {"tokenizer.json": b'{"a":1}', "sub/merges.txt": b"a b\n"}
+TREE = {"tokenizer.json": b'{"a":1}', "sub/merges.txt": b"a b\n"}
 CODE = {"kernel.so": b"\x7fELF" + bytes(64), "cache/graph.py": b"def f(): ...\n"}
 
 
@@ -54,13 +54,11 @@ def publish(
     created: str | None = None,
     **kv: object,
 ) -> Bundle:
-    """Publish a bundle with a JSON section, a plain tree and an executable tree."""
+    """Publish a bundle with a JSON section and a tree."""
     with store.begin(wanted or key()) as draft:
         draft.add_json("kv", KV | kv)
-        if not (scratch / "tokenizer").exists():
-            write_tree(scratch / "tokenizer", TOKENIZER)
+        if not (scratch / "compile").exists():
             write_tree(scratch / "compile", CODE)
-        draft.add_tree("tokenizer", scratch / "tokenizer")
         draft.add_tree("compile", scratch / "compile")
         made = provenance() if created is None else replace(provenance(), created=created)
         return draft.publish(made, signer=signer)
@@ -69,7 +67,7 @@ def publish(
 def forge(
     store: Store,
     blob: bytes,
-    section: str = "tokenizer",
+    section: str = "compile",
     annotations: Mapping[str, str] | None = None,
     media_type: str | None = None,
 ) -> Bundle:

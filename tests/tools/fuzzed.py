@@ -76,7 +76,7 @@ PLAIN: dict[str, Json] = {
     },
 }
 DOCUMENTS = ("config", "manifest", "index")
-TARGETS = (*PLAIN, "tokenizer", *DOCUMENTS)
+TARGETS = (*PLAIN, "compile", *DOCUMENTS)
 
 
 def mutated(value: Json, chance: random.Random, times: int) -> Json:
@@ -159,7 +159,7 @@ def write(root: Path, target: str, chance: random.Random, key: dict[str, Json]) 
         name: dump(mutated(value, chance, times), chance) if name == target else canonical.dumps(value)
         for name, value in PLAIN.items()
     }
-    sections["tokenizer"] = tree(chance) if target == "tokenizer" else zstandard.compress(bytes(1024))
+    sections["compile"] = tree(chance) if target == "compile" else zstandard.compress(bytes(1024))
     table = [_section(name, data) for name, data in sorted(sections.items())]
     provenance = {
         "created": "2026-01-02T03:04:05Z",

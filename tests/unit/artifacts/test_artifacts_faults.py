@@ -321,13 +321,13 @@ def test_a_read_only_store_is_read_and_refuses_writes_by_name(read_only: Store, 
     bundle = read_only.find(key())
     assert read_only.list() == [bundle] and read_only.get(bundle.digest) == bundle
     assert bundle.verify("checksum") == [] and bundle.json("kv") == KV
-    bundle.extract("tokenizer", tmp_path / "out")
+    bundle.extract("compile", tmp_path / "out", trust=anyone)
     with pytest.raises(ReadOnlyStoreError), read_only.begin(key()):
         pass
     with pytest.raises(ReadOnlyStoreError):
         read_only.prune()
     with pytest.raises(ReadOnlyStoreError):
-        bundle.extract("tokenizer", read_only.root / "out")
+        bundle.extract("compile", read_only.root / "out", trust=anyone)
 
 
 def test_reading_attempts_no_write(store: Store, tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_reading_attempts_no_write(store: Store, tmp_path: Path) -> None:
         sys.addaudithook(watch)
         bundle = store.find(key())
         bundle.verify("checksum")
-        bundle.extract("tokenizer", tmp_path / "out")
+        bundle.extract("compile", tmp_path / "out", trust=anyone)
         store.get(bundle.ref)
         assert not attempts
 

@@ -47,7 +47,7 @@ def test_pushing_again_uploads_nothing_and_keeps_both_signatures(
     assert remote.push(bundle, address) == remote.push(bundle, address)
     for state in ("one", "two"):
         with store.begin(bundle.key) as draft:
-            for name in ("kv", "tokenizer", "compile"):
+            for name in ("kv", "compile"):
                 draft.keep(bundle, name)
             signed = draft.publish(provenance(), signer=sign.host_key(tmp_path / state))
     assert signed == bundle

@@ -21,7 +21,7 @@ from coldstart.artifacts.errors import (
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import BundleNotFoundError, Store
-from tools.bundles import CODE, KV, NAME, TOKENIZER, key, provenance, publish
+from tools.bundles import CODE, KV, NAME, key, provenance, publish
 
 
 def test_missing_store_is_empty_and_is_not_created(store: Store) -> None:
@@ -36,12 +36,11 @@ def test_published_bundle_is_read_back(store: Store, tmp_path: Path) -> None:
     found = Store(store.root).find(key())
     assert found == bundle and found.version == 1 and found.name == NAME
     assert found.json("kv") == KV
-    assert found.extract("tokenizer", tmp_path / "t") == 3
     assert found.extract("compile", tmp_path / "c", trust=anyone) == 3
-    for directory, files in ((tmp_path / "t", TOKENIZER), (tmp_path / "c", CODE)):
-        assert {
-            str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()
-        } == files
+    files = {
+        p.relative_to(tmp_path / "c"): p.read_bytes() for p in (tmp_path / "c").rglob("*") if p.is_file()
+    }
+    assert {str(path): data for path, data in files.items()} == CODE
     assert found.verify("checksum") == []
     assert found.manifest.provenance == provenance()
 
@@ -217,7 +216,7 @@ def test_extraction_never_overwrites(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     (tmp_path / "out").mkdir()
     with pytest.raises(DestinationExistsError):
-        bundle.extract("tokenizer", tmp_path / "out")
+        bundle.extract("compile", tmp_path / "out", trust=anyone)
 
 
 def test_a_directory_with_other_things_is_not_a_store(store: Store, tmp_path: Path) -> None:
@@ -249,10 +248,10 @@ def test_symlinked_files_are_packed_only_on_request(store: Store, tmp_path: Path
     (tmp_path / "tree" / "vocab.txt").symlink_to(tmp_path / "blob")
     with store.begin(key()) as draft:
         with pytest.raises(UnsafeLinkError):
-            draft.add_tree("tokenizer", tmp_path / "tree")
-        draft.add_tree("tokenizer", tmp_path / "tree", follow_symlinks=True)
+            draft.add_tree("compile", tmp_path / "tree")
+        draft.add_tree("compile", tmp_path / "tree", follow_symlinks=True)
         bundle = draft.publish(provenance())
-    bundle.extract("tokenizer", tmp_path / "out")
+    bundle.extract("compile", tmp_path / "out", trust=anyone)
     assert (tmp_path / "out" / "vocab.txt").read_text() == "content"
     assert not (tmp_path / "out" / "vocab.txt").is_symlink()
 

@@ -12,7 +12,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from tools.bundles import CODE, TOKENIZER, flip, key, provenance, write_tree
+from tools.bundles import CODE, flip, key, provenance
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
@@ -73,7 +73,6 @@ def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
     store: Store, model: ResolvedModel, tmp_path: Path
 ) -> None:
     with store.begin(key()) as draft:
-        draft.add_tree("tokenizer", write_tree(tmp_path / "tokenizer", TOKENIZER))
         draft.add_json("kv", KV)
         draft.add_json("modelinfo", {"canary": CANARY})
         draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})

@@ -21,7 +21,7 @@ def bundle(store: Store, tmp_path: Path) -> Bundle:
 @pytest.fixture
 def reports() -> list[ValidationReport]:
     findings = (
-        Finding("CS-DIGEST", "error", NASTY, "coldstart pull, again", "tokenizer"),
+        Finding("CS-DIGEST", "error", NASTY, "coldstart pull, again", "compile"),
         Finding("CS-FALLBACK", "warning", "slow", "coldstart doctor", "serve"),
         Finding("CS-SECTION-UNKNOWN", "note", "new", "", "future"),
     )

@@ -37,10 +37,10 @@ def test_a_sound_bundle_has_no_findings(bundle: Bundle, level: Level) -> None:
 
 
 def test_damage_is_found_by_checksum_and_not_by_manifest(bundle: Bundle) -> None:
-    damage(bundle, "tokenizer")
+    damage(bundle, "compile")
     assert Validation("manifest").run(bundle).findings == ()
     report = Validation("checksum").run(bundle)
-    assert [finding.subject for finding in report.findings] == ["tokenizer"]
+    assert [finding.subject for finding in report.findings] == ["compile"]
     assert report.fails("error")
 
 
@@ -57,14 +57,14 @@ def test_findings_of_a_start_are_reported(bundle: Bundle) -> None:
 def test_repair_restores_only_the_damaged_section(bundle: Bundle, store: Store, tmp_path: Path) -> None:
     other = Store(tmp_path / "other")
     bundles.publish(other, tmp_path / "scratch")
-    damage(bundle, "tokenizer")
+    damage(bundle, "compile")
     (note,) = repair(store, bundle, [source(str(other.root))])
-    assert (note.code, note.severity, note.subject) == ("CS-REPAIRED", "note", "tokenizer")
+    assert (note.code, note.severity, note.subject) == ("CS-REPAIRED", "note", "compile")
     assert Validation("checksum").run(bundle).findings == ()
 
 
 def test_repair_without_a_source_is_reported(bundle: Bundle, store: Store) -> None:
-    damage(bundle, "tokenizer")
+    damage(bundle, "compile")
     (found,) = repair(store, bundle, [])
     assert (found.code, found.severity) == ("CS-UNREPAIRED", "error")
     assert "--repair-from" in found.hint
