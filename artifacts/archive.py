@@ -27,7 +27,6 @@ from coldstart.artifacts.errors import (
     named_os_errors,
 )
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.ranges import read_full
 from coldstart.artifacts.store import Store
 
 _BLOBS = "blobs/sha256/"
@@ -69,11 +68,11 @@ def import_archive(store: Store, path: Path) -> list[Bundle]:
             return [store.receive(source, entry) for entry in source.bundles()]
     except (DigestMismatchError, InvalidManifestError, MissingBlobError, NotALayoutError) as error:
         if error.hint == error.default_hint:  # which concerns a stored bundle, or another path
-            error.hint = _explain_repair(path, is_archive=not isinstance(error, NotALayoutError))
+            error.hint = _explain_damage(path, is_archive=not isinstance(error, NotALayoutError))
         raise
 
 
-def _explain_repair(path: Path, *, is_archive: bool) -> str:
+def _explain_damage(path: Path, *, is_archive: bool) -> str:
     """Return how to get the archive whole."""
     export = f"coldstart export NAME --to {shlex.quote(path.name)} --force"
     again = f"copy the archive again, or write it again where the bundle is whole: {export}"
@@ -102,13 +101,13 @@ class ArchiveSource:
         """Return the bundles that the archive's index lists."""
         return [entry for entry in self.entries if self._kind(entry) == oci.BUNDLE_TYPE]
 
-    def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
+    def open(self, blob: oci.Descriptor) -> BinaryIO:
         """Open a blob's bytes in place. Raises MissingBlobError."""
         name = _BLOBS + fields.digest(blob.digest, "digest").removeprefix("sha256:")
         if name not in self._found:
             raise MissingBlobError(f"blob {blob.digest} is not in the archive")
         start, size = self._found[name]
-        return _slice(self._file, start + min(offset, size), start + size)
+        return _slice(self._file, start, start + size)
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """Return the payloads that the archive's index lists."""
@@ -138,7 +137,7 @@ class ArchiveSource:
             raise NotALayoutError(f"the archive has no {name}")
         start, size = self._found[name]
         self._file.seek(start)
-        return read_full(self._file, min(size, cap + 1))
+        return files.read_full(self._file, min(size, cap + 1))
 
 
 class _Slice(io.RawIOBase):

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from coldstart.artifacts import blobs, canonical, manifest, oci
 from coldstart.artifacts.errors import (
     IndexMismatchError,
-    InvalidReferenceError,
     ProcessMemoryError,
     SectionMissingError,
     SectionUnsupportedError,
@@ -23,7 +22,6 @@ from coldstart.artifacts.errors import (
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import Manifest, SectionEntry, supported
-from coldstart.artifacts.ranges import read_range
 from coldstart.artifacts.section import SECTION_TYPES, holds_memory
 
 if TYPE_CHECKING:
@@ -92,8 +90,7 @@ class Bundle:
     def manifest(self) -> Manifest:
         """Return key, provenance and section table.
 
-        Raises the errors of `image`, IndexMismatchError, SectionTableError, FormatTooNewError and
-        FormatTooOldError.
+        Raises the errors of `image`, IndexMismatchError, SectionTableError and FormatTooNewError.
         """
         config = self.image.config
         data = blobs.read(self.layout.root, config.digest, config.size, cap=LIMITS.config)
@@ -185,20 +182,6 @@ class Bundle:
         """Open a section as stored; reading to the end raises DigestMismatchError if it is damaged."""
         entry = self._stored(name)
         return blobs.open_verified(self.layout.root, entry.digest, entry.size)
-
-    def read_range(self, name: str, offset: int, length: int) -> bytes:
-        """Read `length` bytes of a section as stored, from `offset`; only the 16 MiB chunks they touch are hashed.
-
-        Raises InvalidReferenceError for a range outside the section, DigestMismatchError, MissingBlobError.
-        """
-        entry = self._stored(name)
-        if offset < 0 or length < 0 or offset + length > entry.size:
-            raise InvalidReferenceError(
-                f"bytes {offset}+{length} of {entry.size} do not exist",
-                hint="request bytes inside the section",
-            )
-        with blobs.open_unverified(self.layout.root, entry.digest) as file:
-            return read_range(file, entry, offset, length)
 
     def may_leave(self, memory: bool) -> None:
         """Raise ProcessMemoryError if the bundle holds process memory and `memory` does not allow it elsewhere."""

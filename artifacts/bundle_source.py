@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO, Protocol
 
-from coldstart.artifacts import blobs, canonical, oci
+from coldstart.artifacts import blobs, canonical, files, oci
 from coldstart.artifacts.errors import BundleError, DigestMismatchError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.ranges import read_full
 
 # Limit of the signatures that are read: each one costs a request. A store's index may list many of other bundles.
 MAX_SIGNATURES, _MAX_LISTED = 64, 8192
@@ -21,8 +20,8 @@ _SIGNATURE_MANIFEST = 64 << 10
 class BundleSource(Protocol):
     """Source that bundles are copied from; the receiver verifies the bytes."""
 
-    def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
-        """Open the bytes of `blob` from `offset`. Raises MissingBlobError or RemoteFailedError."""
+    def open(self, blob: oci.Descriptor) -> BinaryIO:
+        """Open the bytes of `blob`. Raises MissingBlobError or RemoteFailedError."""
         ...
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
@@ -36,11 +35,9 @@ class LayoutSource:
 
     layout: OciLayout
 
-    def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
-        """Open the blob's file at `offset`."""
-        file = blobs.open_unverified(self.layout.root, blob.digest)
-        file.seek(offset)
-        return file
+    def open(self, blob: oci.Descriptor) -> BinaryIO:
+        """Open the blob's file."""
+        return blobs.open_unverified(self.layout.root, blob.digest)
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """Return the payloads that the index lists."""
@@ -86,7 +83,7 @@ def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
     if blob.size > cap:
         raise TooLargeError(f"blob {blob.digest} is {blob.size} bytes, the cap is {cap}")
     with source.open(blob) as file:
-        data = read_full(file, blob.size + 1)
+        data = files.read_full(file, blob.size + 1)
     if len(data) != blob.size or canonical.digest(data) != blob.digest:
         raise DigestMismatchError(
             f"blob {blob.digest} of {blob.size} bytes hashes to {canonical.digest(data)}"

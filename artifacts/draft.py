@@ -128,7 +128,6 @@ class Draft:
             file.size,
             declared.media_type,
             annotations,
-            file.chunks,
         )
         self.sections[declared.name] = entry
         return entry

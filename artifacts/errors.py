@@ -81,7 +81,9 @@ class DigestMismatchError(BundleError):
     """Bytes on disk or from the network that differ from their sha256."""
 
     code = "CS-DIGEST"
-    default_hint = "fetch the damaged blob again: coldstart validate REF --repair-from ADDRESS"
+    default_hint = (
+        "fetch the bundle again: coldstart pull ADDRESS; or build it again: coldstart materialize MODEL"
+    )
 
 
 class MissingBlobError(BundleError):
@@ -95,9 +97,7 @@ class UnreadableError(BundleError):
     """Blob that the operating system cannot read: permissions, or a failing disk."""
 
     code = "CS-UNREADABLE"
-    default_hint = (
-        "check the permissions and the disk, or fetch it again: coldstart validate REF --repair-from ADDRESS"
-    )
+    default_hint = "check the permissions and the disk, or fetch the bundle again: coldstart pull ADDRESS"
 
 
 class InvalidManifestError(BundleError):
@@ -135,12 +135,6 @@ class FormatTooNewError(BundleError):
     default_hint = (
         "install a newer release: git pull in the checkout, make dist, pip install dist/coldstart_vllm-*.whl"
     )
-
-
-class FormatTooOldError(BundleError):
-    """Bundle of an older major version without a migration."""
-
-    code = "CS-FORMAT-OLD"
 
 
 class NotALayoutError(BundleError):

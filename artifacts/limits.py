@@ -40,4 +40,3 @@ class Limits:
 
 
 LIMITS = Limits()
-CHUNK = 16 * MiB

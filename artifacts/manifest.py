@@ -12,12 +12,14 @@ from itertools import zip_longest
 from typing import cast
 
 from coldstart.artifacts import canonical, fields, oci
-from coldstart.artifacts.errors import InvalidManifestError, SectionTableError
+from coldstart.artifacts.errors import FormatTooNewError, InvalidManifestError, SectionTableError
 from coldstart.artifacts.key import Key, Scalar
-from coldstart.artifacts.limits import CHUNK, LIMITS
-from coldstart.artifacts.migrate import FORMAT_VERSION, migrate
+from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.section import SECTION_TYPES, SectionType
 
+# MAJOR.MINOR: a newer minor version may only add members and section types, which this release ignores.
+FORMAT_VERSION = "1.0"
+_VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|\+00:00)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _TYPE = re.compile(r"[a-z][a-z0-9-]{0,63}")
@@ -58,10 +60,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class SectionEntry:
-    """Entry of one section.
-
-    `size` in bytes as stored; `chunks` are the sha256 hex digests of each 16 MiB of the blob.
-    """
+    """Entry of one section; `size` in bytes as stored."""
 
     type: str
     version: int
@@ -69,7 +68,6 @@ class SectionEntry:
     size: int
     media_type: str
     annotations: Mapping[str, str] = field(default_factory=dict)
-    chunks: tuple[str, ...] = ()
 
     @property
     def layer(self) -> oci.Descriptor:
@@ -78,7 +76,7 @@ class SectionEntry:
 
     def document(self) -> dict[str, object]:
         """Return the JSON object."""
-        document: dict[str, object] = {
+        return {
             "type": self.type,
             "version": self.version,
             "digest": self.digest,
@@ -86,7 +84,6 @@ class SectionEntry:
             "media_type": self.media_type,
             "annotations": dict(self.annotations),
         }
-        return document | ({"chunks": list(self.chunks)} if self.chunks else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,21 +127,31 @@ class Manifest:
 def parse(config: bytes, image: oci.ImageManifest) -> Manifest:
     """Parse the manifest in `config` and check it against the layers of `image`.
 
-    Raises InvalidManifestError, SectionTableError, FormatTooNewError, FormatTooOldError, InvalidKeyError, TooLargeError,
-    InvalidJsonError,
+    Raises InvalidManifestError, SectionTableError, FormatTooNewError, InvalidKeyError, TooLargeError, InvalidJsonError,
     DuplicateKeyError.
     """
     raw = canonical.loads(config, cap=LIMITS.config, what="config")
-    document = migrate(fields.mapping(raw, "config"))
+    document = fields.mapping(raw, "config")
+    version = fields.text(document.get("format_version"), "config.format_version")
+    _check_version(version)
     table = fields.items(document.get("sections"), "config.sections", cap=LIMITS.sections)
     manifest = Manifest(
         key=Key(cast("Mapping[str, Scalar]", fields.mapping(document.get("key"), "config.key"))),
         sections=tuple(_section(item, f"config.sections[{n}]") for n, item in enumerate(table)),
         provenance=_provenance(fields.mapping(document.get("provenance"), "config.provenance")),
-        format_version=fields.text(document.get("format_version"), "config.format_version"),
+        format_version=version,
     )
     _check(manifest, image)
     return manifest
+
+
+def _check_version(version: str) -> None:
+    matched = _VERSION.fullmatch(version)
+    major = FORMAT_VERSION.partition(".")[0]
+    if not matched or int(matched[1]) < int(major):
+        raise InvalidManifestError(f"format_version {version!r} is not {major}.MINOR")
+    if matched[1] != major:
+        raise FormatTooNewError(f"format {version} is newer than {FORMAT_VERSION}")
 
 
 def _check(manifest: Manifest, image: oci.ImageManifest) -> None:
@@ -166,23 +173,14 @@ def _section(value: object, where: str) -> SectionEntry:
     name = fields.text(members.get("type"), f"{where}.type")
     if not _TYPE.fullmatch(name):
         raise InvalidManifestError(f"{where}.type {name!r} is not a section name")
-    section = SectionEntry(
+    return SectionEntry(
         type=name,
         version=fields.count(members.get("version"), f"{where}.version", cap=1 << 16),
         digest=fields.digest(members.get("digest"), f"{where}.digest"),
         size=fields.count(members.get("size"), f"{where}.size", cap=LIMITS.blob),
         media_type=fields.text(members.get("media_type"), f"{where}.media_type"),
         annotations=fields.texts(members.get("annotations"), f"{where}.annotations"),
-        chunks=_chunks(members.get("chunks"), f"{where}.chunks"),
     )
-    if section.chunks and len(section.chunks) != -(-section.size // CHUNK):
-        raise InvalidManifestError(f"{where} lists {len(section.chunks)} chunks for {section.size} bytes")
-    return section
-
-
-def _chunks(value: object, where: str) -> tuple[str, ...]:
-    listed = fields.items([] if value is None else value, where, cap=-(-LIMITS.blob // CHUNK))
-    return tuple(fields.digest(f"sha256:{item}", where).removeprefix("sha256:") for item in listed)
 
 
 def _provenance(members: Mapping[str, object]) -> Provenance:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from coldstart.artifacts import canonical, fields
-from coldstart.artifacts.errors import InvalidManifestError, NotALayoutError, TooLargeError
+from coldstart.artifacts.errors import InvalidManifestError, NotALayoutError
 from coldstart.artifacts.limits import LIMITS
 
 LAYOUT_FILE = "oci-layout"
@@ -118,7 +118,7 @@ def parse_manifest(data: bytes) -> ImageManifest:
     if "artifactType" not in members:
         raise InvalidManifestError(
             "the manifest is of a container image, not of a bundle",
-            hint="mount the image at the path of the store, or pull a bundle that was pushed without --as-image",
+            hint="mount the image at the path of the store, or pull what coldstart push sent",
         )
     layers = fields.items(members.get("layers"), "manifest.layers", cap=LIMITS.sections)
     subject = members.get("subject")
@@ -139,38 +139,9 @@ def index_document(entries: list[Descriptor]) -> bytes:
 
 def parse_index(data: bytes) -> list[Descriptor]:
     """Return the entries in file order. Raises TooLargeError, InvalidJsonError or InvalidManifestError."""
-    return [parse_descriptor(item, f"index.manifests[{n}]") for n, item in enumerate(_listed(data)[1])]
-
-
-def readable_entries(data: bytes) -> tuple[list[Descriptor], int]:
-    """Return the entries of an index that this release knows, and the number of others. Raises as `parse_index`."""
-    listed = _listed(data)[1]
-    entries = [entry for item in listed if (entry := _entry(item)) is not None]
-    return entries, len(listed) - len(entries)
-
-
-def updated_index(data: bytes, entries: list[Descriptor]) -> bytes:
-    """Return the index `data` with `entries` in place of those that this release knows; other content is retained.
-
-    The entries of a newer release, and members that it added to other entries, must not be lost.
-    """
-    members, listed = _listed(data)
-    known = {entry.digest: item for item in listed if (entry := _entry(item)) is not None}
-    strange = [item for item in listed if _entry(item) is None]
-    documents = [known.get(entry.digest, entry.document()) for entry in entries]
-    return canonical.dumps({**members, "manifests": [*documents, *strange]})
-
-
-def _listed(data: bytes) -> tuple[Mapping[str, object], list[object]]:
     members = fields.mapping(canonical.loads(data, cap=LIMITS.index, what="index"), "index")
-    return members, fields.items(members.get("manifests"), "index.manifests", cap=100_000)
-
-
-def _entry(item: object) -> Descriptor | None:
-    try:
-        return parse_descriptor(item, "index.manifests")
-    except (InvalidManifestError, TooLargeError):
-        return None
+    listed = fields.items(members.get("manifests"), "index.manifests", cap=100_000)
+    return [parse_descriptor(item, f"index.manifests[{n}]") for n, item in enumerate(listed)]
 
 
 def check_layout(data: bytes) -> None:

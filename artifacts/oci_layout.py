@@ -54,18 +54,14 @@ class OciLayout:
                 files.write_atomic(self.root / oci.LAYOUT_FILE, oci.LAYOUT)
 
     def entries(self) -> list[oci.Descriptor]:
-        """Return the entries of index.json that this release knows; none for a store that does not exist yet.
+        """Return the entries of index.json; none for a store that does not exist yet.
 
         Raises NotALayoutError for a directory with other content, InvalidJsonError or InvalidManifestError for an invalid
         index.
         """
         if not self.exists:
             return []
-        return oci.readable_entries(self._index())[0]
-
-    def strange(self) -> int:
-        """Return the number of unknown entries, which a newer release wrote. Raises as `entries`."""
-        return oci.readable_entries(self._index())[1] if self.exists else 0
+        return oci.parse_index(self._index())
 
     def _index(self) -> bytes:
         try:
@@ -95,6 +91,5 @@ class OciLayout:
             files.sync_directory(self.blobs)
 
     def write_index(self, entries: list[oci.Descriptor]) -> None:
-        """Replace the entries of index.json that this release knows. Call under the index lock."""
-        path = self.root / oci.INDEX_FILE
-        files.write_atomic(path, oci.updated_index(files.read_capped(path, LIMITS.index), entries))
+        """Replace the entries of index.json. Call under the index lock."""
+        files.write_atomic(self.root / oci.INDEX_FILE, oci.index_document(entries))

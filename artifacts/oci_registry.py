@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 from urllib.parse import urljoin, urlsplit
 
-from coldstart.artifacts import blobs, fields, oci
+from coldstart.artifacts import blobs, fields, files, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, list_signatures, payloads
 from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
@@ -19,7 +19,6 @@ from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.net import origin
 from coldstart.artifacts.net.http_client import Answer, RemoteUnreachableError
 from coldstart.artifacts.net.pace import Bounds
-from coldstart.artifacts.ranges import read_full
 from coldstart.artifacts.registry_auth import RegistrySession
 from coldstart.artifacts.tar import Readable
 
@@ -45,18 +44,15 @@ class Repository:
         """Return an address below this repository."""
         return f"{self.session.base(self.host)}/v2/{self.name}/{kind}/{what}"
 
-    def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
-        """Stream a manifest or blob from `offset`. Raises MissingBlobError, RemoteDeniedError or RemoteFailedError."""
+    def open(self, blob: oci.Descriptor) -> BinaryIO:
+        """Stream a manifest or blob. Raises MissingBlobError, RemoteDeniedError or RemoteFailedError."""
         kind = "manifests" if blob.media_type in (oci.MANIFEST_TYPE, oci.INDEX_TYPE) else "blobs"
-        headers = _ACCEPT if kind == "manifests" else {"Range": f"bytes={offset}-"}
+        headers = _ACCEPT if kind == "manifests" else {}
         answer = self.session.ask("GET", self.url(kind, blob.digest), headers=headers)
         if answer.status == 404:
             raise MissingBlobError(f"{blob.digest} is not in {self.host}/{self.name}")
-        _expect(answer, 200, 206)
-        body = cast("BinaryIO", _Body(answer))
-        if offset and answer.status == 200:
-            _skip(body, offset)  # The registry ignored the range.
-        return body
+        _expect(answer, 200)
+        return cast("BinaryIO", _Body(answer))
 
     def resolve(self) -> oci.Descriptor:
         """Return the manifest of the tag or digest.
@@ -194,7 +190,7 @@ def repository(reference: str, bounds: Bounds | None = None) -> Repository:
 
 def _document(answer: Answer, cap: int) -> bytes:
     with _Body(answer) as body:
-        return read_full(cast("BinaryIO", body), cap + 1)
+        return files.read_full(cast("BinaryIO", body), cap + 1)
 
 
 def _fallback(digest: str) -> str:
@@ -210,8 +206,3 @@ def _expect(answer: Answer, *statuses: int) -> Answer:
     except RemoteUnreachableError as error:
         body = str(error)
     raise RemoteFailedError(f"{where} answered {answer.status}: {body}")
-
-
-def _skip(body: BinaryIO, count: int) -> None:
-    while count and (data := body.read(min(count, 1 << 20))):
-        count -= len(data)

@@ -101,10 +101,6 @@ def _image(layout: OciLayout, entry: oci.Descriptor) -> oci.ImageManifest:
 
 def _garbage(layout: OciLayout, kept: list[oci.Descriptor], dropped: list[oci.Descriptor]) -> _Garbage:
     leftovers = [*abandoned(layout), *layout.root.glob(".*.partial"), *layout.blobs.glob(".*.partial")]
-    if strange := layout.strange():
-        return _Garbage(
-            leftovers, note=f"no blob was removed, because {strange} entries are of a newer release"
-        )
     try:
         alive = {blob.digest for entry in kept for blob in (entry, *_image(layout, entry).blobs)}
     except BundleError as error:

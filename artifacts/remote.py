@@ -8,17 +8,14 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import BundleSource, LayoutSource
+from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import (
     DigestMismatchError,
     InvalidReferenceError,
     MissingBlobError,
-    NotALayoutError,
 )
-from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.store import Store
 
 if TYPE_CHECKING:
@@ -53,19 +50,6 @@ def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
     return f"{target.root}@{target.receive(LayoutSource(bundle.layout), bundle.descriptor).digest}"
 
 
-def push_image(bundle: Bundle, address: str, *, memory: bool = False) -> str:
-    """Send a bundle as a container image, which is mounted and not pulled; return its address by digest.
-
-    Raises InvalidReferenceError if the address is not a registry, and the errors of `image.push`.
-    """
-    from coldstart.artifacts import image
-
-    if not address.startswith(OCI):
-        raise InvalidReferenceError(f"{address} is not a registry", hint="use an address oci://HOST/NAME:TAG")
-    place = _repository(address)
-    return f"{place.host}/{place.name}@{image.push(bundle, place, memory=memory)}"
-
-
 def pull(store: Store, address: str) -> Bundle:
     """Fetch a bundle with its signatures. From a directory, DIR@sha256:... selects one of several.
 
@@ -91,27 +75,6 @@ def _pull(store: Store, address: str) -> Bundle:
         return hub.pull(store, address.removeprefix(HUB))
     path, _, digest = address.partition("@sha256:")
     return pull_directory(store, _directory(path), f"sha256:{digest}" if digest else None)
-
-
-def source(address: str) -> BundleSource:
-    """Return a source of blobs for a repair: a directory, an archive file, or a registry.
-
-    Raises InvalidReferenceError for the hub, which does not serve single blobs; NotALayoutError, RemoteFailedError.
-    """
-    if address.startswith(OCI):
-        return _repository(address)
-    if address.startswith(HUB):
-        raise InvalidReferenceError(
-            "cannot fetch single blobs from the hub", hint="pull into a directory first"
-        )
-    path = _directory(address)
-    if path.is_file():
-        from coldstart.artifacts.archive import ArchiveSource
-
-        return ArchiveSource(path)
-    if not (path / oci.LAYOUT_FILE).exists():
-        raise NotALayoutError(f"{path} does not exist, or is not an image layout or archive")
-    return LayoutSource(OciLayout(path))
 
 
 def is_address(archive: Path) -> bool:

@@ -18,19 +18,18 @@ from uuid import uuid4
 
 from coldstart.artifacts import files, oci
 from coldstart.artifacts.errors import TooLargeError, named_os_errors
-from coldstart.artifacts.limits import CHUNK, LIMITS
+from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
 
 _LOCK = "lock"
 
 
 class HashingFile:
-    """New file that hashes its bytes: all of them, and each 16 MiB chunk."""
+    """New file that hashes its bytes."""
 
     def __init__(self, file: BinaryIO, cap: int) -> None:
         self._file, self._cap, self.size = file, cap, 0
-        self._hash, self._chunk = sha256(), sha256()
-        self._chunks: list[str] = []
+        self._hash = sha256()
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of `data`. Raises TooLargeError above the limit."""
@@ -39,22 +38,14 @@ class HashingFile:
             raise TooLargeError(f"more than {self._cap} bytes")
         self._file.write(view)
         self._hash.update(view)
-        while view:
-            room = CHUNK - self.size % CHUNK
-            part, view = view[:room], view[room:]
-            self._chunk.update(part)
-            self.size += len(part)
-            if self.size % CHUNK == 0:
-                self._close_chunk()
-        return len(data)
+        self.size += len(view)
+        return len(view)
 
     def flush(self) -> None:
         """Do nothing: writes are not buffered here."""
 
     def finish(self) -> None:
         """Write the bytes to the disk."""
-        if self.size % CHUNK:
-            self._close_chunk()
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -62,15 +53,6 @@ class HashingFile:
     def digest(self) -> str:
         """Return sha256:<hex> of all written bytes."""
         return "sha256:" + self._hash.hexdigest()
-
-    @property
-    def chunks(self) -> tuple[str, ...]:
-        """Return the chunk digests in hex; empty for a blob of at most one chunk."""
-        return tuple(self._chunks) if self.size > CHUNK else ()
-
-    def _close_chunk(self) -> None:
-        self._chunks.append(self._chunk.hexdigest())
-        self._chunk = sha256()
 
 
 @dataclass(slots=True)

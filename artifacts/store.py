@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from coldstart.artifacts.bundle_source import BundleSource
     from coldstart.artifacts.draft import Draft
     from coldstart.artifacts.prune import Pruned
-    from coldstart.artifacts.repair import Repair
-
-    Repairs = list[Repair]
 Bundles = list[Bundle]
 Mismatches = list[Mismatch]
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
@@ -164,15 +161,6 @@ class Store:
             return old | {bundle.digest for bundle in drop}
 
         return prune.prune(self.layout, doomed, dry_run=dry_run)
-
-    def repair(self, bundle: Bundle, sources: Sequence[BundleSource]) -> Repairs:
-        """Fetch each damaged blob, or only its damaged chunks, from the first source that has it.
-
-        Intact blobs are not changed.
-        """
-        from coldstart.artifacts import repair
-
-        return repair.repair(self.layout, bundle, sources)
 
     def receive(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
         """Copy a bundle from another store, an archive, a registry or the hub."""

@@ -59,7 +59,6 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "import": ("coldstart import tiny-llama.tar", "coldstart import tiny-llama.tar --format json"),
     "push": (
         "coldstart push tiny-llama oci://registry.example.com/llm/tiny-llama:v1",
-        "coldstart push tiny-llama oci://registry.example.com/images/tiny-llama:v1 --as-image",
         "coldstart push tiny-llama /mnt/bundles",
     ),
     "pull": (

@@ -21,8 +21,6 @@ def command(common: Common) -> None:
     listed = [_data(bundle, trusted) for bundle, trusted in zip(bundles, _judge(bundles), strict=True)]
     brief = "\n".join(f"{data['name']}@{data['digest']}" for data in listed if data["name"])
     common.out.result({"store": str(store.root), "bundles": listed}, lambda: _text(listed), brief=brief)
-    if strange := store.layout.strange():
-        common.out.warn(f"{strange} entries of a newer release are not listed; upgrade coldstart to use them")
     if not bundles:
         common.out.note(f"No bundle in {store.root}. Next: coldstart materialize tiny-llama")
 

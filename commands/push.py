@@ -1,7 +1,4 @@
-"""Copy a bundle with its signatures to a directory, an OCI registry (oci://) or the Hugging Face hub (hf://).
-
-With --as-image, the result is a container image with a store, which a pod mounts as an image volume.
-"""
+"""Copy a bundle with its signatures to a directory, an OCI registry (oci://) or the Hugging Face hub (hf://)."""
 
 from typing import Annotated
 
@@ -24,22 +21,12 @@ def command(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="DIR, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG].")
     ],
-    as_image: Annotated[
-        bool,
-        typer.Option("--as-image", help="Write a container image that pods mount as a volume (oci:// only)."),
-    ] = False,
     include_snapshot: Annotated[bool, typer.Option("--include-snapshot", help=SNAPSHOT)] = False,
 ) -> None:
     """Push the bundle and print the command that pulls it."""
     common.require_network(address)
     bundle = common.get_bundle(ref)
-    send = remote.push_image if as_image else remote.push
     with common.out.phase(f"send {bundle.name}:v{bundle.version}"):
-        there = send(bundle, address, memory=include_snapshot)
+        there = remote.push(bundle, address, memory=include_snapshot)
     common.out.result({"ref": bundle.ref, "address": there}, there)
-    then = (
-        "mount it read-only at the path of the store ($COLDSTART_CACHE_DIR/bundles)"
-        if as_image
-        else f"coldstart pull {there}"
-    )
-    common.out.success(f"Pushed {bundle.name}:v{bundle.version}", where=there, then=then)
+    common.out.success(f"Pushed {bundle.name}:v{bundle.version}", where=there, then=f"coldstart pull {there}")

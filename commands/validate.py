@@ -89,16 +89,11 @@ def command(
         int,
         typer.Option("--max-tokens", metavar="N", min=1, help="Number of tokens of each answer in replay."),
     ] = 64,
-    repair: Annotated[bool, typer.Option("--repair", help="Repair damaged blobs first.")] = False,
-    repair_from: Annotated[
-        list[str] | None,
-        typer.Option("--repair-from", metavar="ADDRESS", help="Source of intact blobs; implies --repair."),
-    ] = None,
 ) -> None:
     """Check every bundle and print the findings; fail if a finding reaches --fail-level."""
     source = Source(common.vllm_args, model, revision, common.offline, common.cache)
     replay = parse_replay(prompts, concurrency, max_tokens)
-    request = ValidationRequest(words, level, against, repair, repair_from or (), source, replay)
+    request = ValidationRequest(words, level, against, source, replay)
     with common.out.phase(f"validating {count(len(words), 'bundle')} at level {level}"):
         try:
             reports = api.validate_all(request)

@@ -80,11 +80,11 @@ class World:
         bundle = self.store.get("org/tiny", trust=inspection.trust)
         return unpacked.unpacked(bundle, "compile", self.root / "unpacked", inspection.trust)
 
-    def repair(self) -> object:
-        self.store.repair(self.first, [LayoutSource(self.other.layout)])
+    def pull_again(self) -> object:
+        self.store.receive(LayoutSource(self.other.layout), self.first.descriptor)
         return self.first.verify("checksum")
 
-    operations = ("publish", "pull", "prune", "unpack", "repair")
+    operations = ("publish", "pull", "prune", "unpack", "pull_again")
 
     def prepare(self, operation: str) -> None:
         """Create the input of an operation."""
@@ -95,7 +95,7 @@ class World:
             self.store.prune(drop=[b for b in self.store.list() if b.digest == self.theirs.digest])
         if operation == "unpack":
             shutil.rmtree(self.root / "unpacked", ignore_errors=True)
-        if operation == "repair":
+        if operation == "pull_again":
             self.first = self.store.get("org/tiny", trust=inspection.trust)
             self.other.receive(LayoutSource(self.store.layout), self.first.descriptor)
             path = blob_path(self.store.root, self.first.entry("compile").digest)
@@ -109,8 +109,8 @@ class World:
             place = self.unpack()
             found = {str(p.relative_to(place)): p.read_bytes() for p in place.rglob("*") if p.is_file()}
             assert found == CODE, f"unpacked {sorted(found)}"
-        elif operation == "repair":
-            assert self.repair() == []
+        elif operation == "pull_again":
+            assert self.pull_again() == []
         else:
             getattr(self, operation)()
 
@@ -119,7 +119,9 @@ class World:
         bundles = self.store.list()
         for bundle in bundles:
             faults = bundle.verify("checksum")
-            assert not faults or (operation == "repair" and bundle == self.first), f"{bundle.ref}: {faults}"
+            assert not faults or (operation == "pull_again" and bundle == self.first), (
+                f"{bundle.ref}: {faults}"
+            )
         assert operation == "prune" or before <= {bundle.digest for bundle in bundles}, "a bundle is gone"
         assert bundles, "the store is empty"
 

@@ -21,8 +21,6 @@ def validate(
     vllm_args: Sequence[str] = (),
     model: str | None = None,
     against: str | None = None,
-    repair: bool = False,
-    repair_from: Sequence[str] = (),
     replay: PromptSettings = REPLAY,
     revision: str | None = None,
     offline: bool = False,
@@ -36,8 +34,6 @@ def validate(
         vllm_args: Command-line arguments of vLLM; empty: those of the bundle.
         model: Directory of the model, for a bundle of a model directory at levels "load" and "replay".
         against: "host" or a fingerprint file: the machine whose hardware and versions the bundle must match.
-        repair: Fetch damaged blobs again first.
-        repair_from: Addresses with undamaged blobs; implies `repair`.
         replay: Prompts, answer length and numbers of concurrent requests for level "replay".
         revision: Commit, branch or tag of a hub model.
         offline: Download nothing.
@@ -52,7 +48,7 @@ def validate(
     check_choice("level", level, LEVELS)
     source = Source(check_arguments(vllm_args), model, revision, offline, open_cache(cache_dir))
     words = [model_or_reference]
-    (report,) = validate_all(ValidationRequest(words, level, against, repair, repair_from, source, replay))
+    (report,) = validate_all(ValidationRequest(words, level, against, source, replay))
     return report
 
 

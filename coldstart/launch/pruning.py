@@ -87,8 +87,6 @@ def _reclaim_unpacked(
         if bundle.digest not in removed
         for blob in _layers(bundle)
     }
-    if store.layout.strange():
-        return reclaim.Reclaimed((), 0)  # whose sections these are is not known here
     records, shared = paths.state_dir() / "unpacked", [paths.compiled_dir()]
     if any(records.glob("*")):
         with suppress(UsageError):  # A directory of another user contains nothing of this store.

@@ -6,14 +6,12 @@ the earlier levels: a damaged bundle, or one for another machine, is not started
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import BundleSource
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding, check
 from coldstart.validate import against
 
@@ -55,8 +53,7 @@ class Validation:
         return ValidationReport(report.ref, self.level, tuple(findings))
 
     def _stored(self, bundle: Bundle) -> list[Finding]:
-        found = check(bundle, "manifest" if self.level == "manifest" else "checksum")
-        return [replace(one, hint=one.hint.replace(" REF ", f" {_ref(bundle)} ")) for one in found]
+        return check(bundle, "manifest" if self.level == "manifest" else "checksum")
 
     def _fits(self, bundle: Bundle) -> list[Finding]:
         if self.fingerprint is None:
@@ -66,37 +63,6 @@ class Validation:
         except BundleError:
             return []  # the check of the manifest has reported it
         return against.compare(fields, self.fingerprint, bundle.name)
-
-
-def repair(store: Store, bundle: Bundle, sources: Iterable[BundleSource]) -> list[Finding]:
-    """Fetch the damaged blobs again. A repaired blob is a note, any other damaged blob an error.
-
-    Raises ReadOnlyStoreError and NoSpaceError.
-    """
-    return [
-        Finding(
-            "CS-REPAIRED",
-            "note",
-            f"{item.digest} was repaired, {item.fetched} bytes fetched",
-            "",
-            item.subject,
-        )
-        if item.repaired
-        else Finding("CS-UNREPAIRED", "error", item.reason, _REPAIR_HINT, item.subject)
-        for item in store.repair(bundle, list(sources))
-    ]
-
-
-def prepend_notes(report: ValidationReport, notes: Sequence[Finding]) -> ValidationReport:
-    """Return `report` with the findings of a repair before its own, which do not advise a repair that has just failed."""
-    failed = {note.subject for note in notes if note.code == "CS-UNREPAIRED"}
-    own = [replace(one, hint="") if one.subject in failed else one for one in report.findings]
-    return ValidationReport(report.ref, report.level, (*notes, *own))
-
-
-_REPAIR_HINT = (
-    "pass an address that has the blob with --repair-from ADDRESS, or run coldstart materialize MODEL"
-)
 
 
 def _ref(bundle: Bundle) -> str:

@@ -1,4 +1,4 @@
-"""Run one validation: find the bundles, repair them on demand, and check each."""
+"""Run one validation: find the bundles, and check each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.artifacts import remote
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
@@ -32,8 +31,6 @@ class ValidationRequest:
     words: Sequence[str]
     level: checks.Level = "checksum"
     against: str | None = None
-    repair: bool = False
-    repair_from: Sequence[str] = ()
     source: Source = field(default_factory=Source)
     replay: PromptSettings = REPLAY
 
@@ -46,24 +43,10 @@ def run(store: Store, request: ValidationRequest) -> list[checks.ValidationRepor
     """
     fingerprint = _fingerprint(request.against)
     found = [(word, subject.find_bundle(store, word, request.source)) for word in request.words]
-    return [_one(store, word, bundle, fingerprint, request) for word, bundle in found]
-
-
-def _one(
-    store: Store,
-    word: str,
-    bundle: Bundle,
-    fingerprint: dict[str, checks.Scalar] | None,
-    request: ValidationRequest,
-) -> checks.ValidationReport:
-    validation = checks.Validation(request.level, fingerprint, _starter(word, request))
-    if not request.repair and not request.repair_from:
-        return validation.run(bundle)
-    sources = [remote.source(address) for address in request.repair_from]
-    notes = checks.repair(store, bundle, sources)
-    # Bytes that were read before the repair may be damaged: open the bundle again.
-    fresh = Bundle(store.layout, bundle.descriptor, bundle.version)
-    return checks.prepend_notes(validation.run(fresh), notes)
+    return [
+        checks.Validation(request.level, fingerprint, _starter(word, request)).run(bundle)
+        for word, bundle in found
+    ]
 
 
 def _fingerprint(wanted: str | None) -> dict[str, checks.Scalar] | None:

@@ -42,7 +42,7 @@ def test_store_makes_snapshot_private(store: Store, tmp_path: Path) -> None:
     assert _mode(bundle, "snapshot") == 0o600 and _mode(bundle, "kv") & 0o044
 
 
-def test_snapshot_stays_private_when_exported_pushed_pulled_or_repaired(store: Store, tmp_path: Path) -> None:
+def test_snapshot_stays_private_when_exported_pushed_or_pulled(store: Store, tmp_path: Path) -> None:
     bundle = _frozen(store, tmp_path)
     archive = tmp_path / "b.tar"
     export_archive([bundle], archive, memory=True)
@@ -52,8 +52,8 @@ def test_snapshot_stays_private_when_exported_pushed_pulled_or_repaired(store: S
     for other in (imported, remote.pull(Store(tmp_path / "pulled"), pushed)):
         assert _mode(other, "snapshot") == 0o600
     flip(blob_path(store.root, bundle.entry("snapshot").digest), 3)
-    (repaired,) = store.repair(bundle, [remote.source(str(archive))])
-    assert repaired.repaired and _mode(bundle, "snapshot") == 0o600
+    (again,) = import_archive(store, archive)
+    assert again.replaced == 1 and _mode(again, "snapshot") == 0o600
 
 
 def test_export_and_push_need_include_snapshot(run: Run, home: Path) -> None:

@@ -1,4 +1,4 @@
-"""Entries of a newer bundle format neither break list and serve nor are they removed by prune."""
+"""Bundles of a newer format neither break list and serve nor are they removed by prune."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import canonical, oci
+from coldstart.artifacts import canonical
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from tools.bundles import NAME, config, key, plant, publish
@@ -23,21 +23,6 @@ def store(home: Path) -> Store:
 def _newer(store: Store) -> Bundle:
     """Publish a bundle of format 2.0 with the same key."""
     return plant(store, canonical.dumps(config(format_version="2.0")))
-
-
-def _strange(store: Store) -> dict[str, object]:
-    """Add an index entry and a member of another entry that only a newer release understands."""
-    entry: dict[str, object] = {
-        "mediaType": "application/vnd.example.v9",
-        "digest": "blake3:ab",
-        "size": "large",
-    }
-    path = store.root / oci.INDEX_FILE
-    index = json.loads(path.read_text())
-    index["manifests"][0]["platform"] = {"os": "linux"}
-    index["manifests"].append(entry)
-    path.write_text(json.dumps({**index, "annotations": {"new": "yes"}}))
-    return entry
 
 
 def test_list_shows_all_bundles_when_one_is_newer(run: Run, store: Store, home: Path) -> None:
@@ -63,23 +48,3 @@ def test_prune_retains_readable_and_newer_bundle(run: Run, store: Store, home: P
     run("prune")
     assert store.list() == [mine, newer] and old not in store.list()
     assert mine.verify("checksum") == [] and newer.image_bytes()
-
-
-def test_prune_retains_unreadable_entry(run: Run, store: Store, home: Path) -> None:
-    publish(store, home / "s")
-    entry = _strange(store)
-    assert NAME in run("list").stdout and "newer release" in run("list").stderr
-    publish(store, home / "s", blocks=9)
-    done = run("prune")
-    assert "newer release" in done.stderr
-    index = json.loads((store.root / oci.INDEX_FILE).read_text())
-    assert entry in index["manifests"] and index["annotations"] == {"new": "yes"}
-    assert len(store.list()) == 1
-
-
-def test_publish_retains_unknown_members_of_entries(store: Store, home: Path) -> None:
-    publish(store, home / "s")
-    _strange(store)
-    publish(store, home / "s", blocks=9)
-    index = json.loads((store.root / oci.INDEX_FILE).read_text())
-    assert index["manifests"][0]["platform"] == {"os": "linux"} and len(index["manifests"]) == 3

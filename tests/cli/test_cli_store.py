@@ -244,7 +244,7 @@ def test_pull_advises_another_source_when_its_source_is_damaged(
     )
     assert run("list", "-q", "--cache-dir", "other").stdout.strip() == ""
     flip(blob_path(bundle.layout.root, bundle.entry("kv").digest), 3)
-    assert "coldstart validate REF --repair-from" in run("push", "org/tiny", "third", code=1).stderr
+    assert "fetch the bundle again: coldstart pull ADDRESS" in run("push", "org/tiny", "third", code=1).stderr
 
 
 def test_pull_reports_the_damaged_blobs_that_it_replaces(run: Run, bundle: Bundle) -> None:

@@ -26,7 +26,7 @@ STATED = re.compile(r"[Dd]efault|[Oo]nly |else |instead of |repeatable|Repeatabl
 ABSENT = {
     "--address", "--admin-key", "--against", "--api-key", "--baseline", "--columns", "--diff",
     "--fleet", "--host", "--host-file", "--kv-blocks", "--kv-host-memory", "--max",
-    "--memory", "--min", "--model", "--models", "--name", "--ready-file", "--record", "--repair-from", "--slo",
+    "--memory", "--min", "--model", "--models", "--name", "--ready-file", "--record", "--slo",
     "--state", "--timeline", "--watch", "--weights-from",
 }  # fmt: skip
 

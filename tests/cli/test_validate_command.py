@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import blobs
+from coldstart.artifacts import blobs, remote
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.commands import cli
@@ -76,29 +76,15 @@ def test_junit_file_has_the_error_of_a_model_that_does_not_exist(bundle: Bundle,
     assert error.attrib["type"] == "BundleNotFoundError" and "no/such" in error.attrib["message"]
 
 
-def test_repair_from_another_store(
+def test_a_damaged_bundle_is_whole_after_another_pull(
     bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundles.publish(Store(tmp_path / "other"), tmp_path / "scratch")
     damage(bundle)
     assert validate(bundle) == 1
-    advised = f"hint: fetch the damaged blob again: coldstart validate {bundle.ref} --repair-from ADDRESS\n"
-    assert advised in capsys.readouterr().out
-    assert validate(bundle, "--repair") == 1
-    assert "--repair-from" in capsys.readouterr().out
-    assert validate(bundle, "--repair-from", str(tmp_path / "other")) == 0
-    assert "CS-REPAIRED" in capsys.readouterr().out
+    assert "hint: fetch the bundle again: coldstart pull ADDRESS;" in capsys.readouterr().out
+    assert remote.pull(Store(bundle.layout.root), str(tmp_path / "other")) == bundle
     assert validate(bundle) == 0
-
-
-def test_junit_has_no_hint_of_a_finding_without_one(
-    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundles.publish(Store(tmp_path / "other"), tmp_path / "scratch")
-    damage(bundle)
-    assert validate(bundle, "--repair-from", str(tmp_path / "other"), "--format", "junit") == 0
-    (case,) = ElementTree.fromstring(capsys.readouterr().out).iter("testcase")
-    assert case.attrib["name"] == "CS-REPAIRED kv" and "hint" not in case.findtext("system-out", "hint")
 
 
 def test_a_foreign_fingerprint_fails_at_its_level(bundle: Bundle, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ FETCHING = "unit/weights/prefetch/test_prefetch_fetching.py"
 THROUGH = {
     "coldstart.artifacts": {
         "fields": "unit/artifacts/test_artifacts_documents.py",
-        "net.origin": REGISTRY, "oci_layout": MOVING, "receive": MOVING, "repair": REGISTRY, "selection": STORE,
+        "net.origin": REGISTRY, "oci_layout": MOVING, "receive": MOVING, "selection": STORE,
         "staging": STORE,
     },
     "coldstart.fleet.live": {

@@ -39,14 +39,6 @@ def test_validate_reports_a_damaged_blob_at_the_level_that_reads_it(bundle: Bund
     assert (finding.severity, finding.subject) == ("error", "kv")
 
 
-def test_validate_repairs_from_another_store(bundle: Bundle, tmp_path: Path) -> None:
-    publish(Store(tmp_path / "other"), tmp_path / "scratch")
-    _damage(bundle)
-    report = api.validate(NAME, repair_from=[str(tmp_path / "other")], cache_dir=tmp_path)
-    assert [finding.code for finding in report.findings] == ["CS-REPAIRED"]
-    assert api.validate(NAME, cache_dir=tmp_path).findings == ()
-
-
 def test_validate_all_returns_the_reports_in_order(bundle: Bundle, tmp_path: Path) -> None:
     other = publish(Store(bundle.layout.root), tmp_path / "scratch", key(eager=True))
     source = api.Source(cache=Cache.at(tmp_path))

@@ -9,10 +9,9 @@ from importlib.resources import files
 
 import jsonschema
 import pytest
-from coldstart.artifacts import canonical, errors, limits, manifest, migrate, oci, store
+from coldstart.artifacts import canonical, errors, limits, manifest, oci, store
 from coldstart.artifacts.errors import (
     BundleError,
-    FormatTooOldError,
     InvalidJsonError,
     InvalidKeyError,
     InvalidManifestError,
@@ -90,15 +89,7 @@ def test_format_lists_every_section_type_with_its_executability() -> None:
 
 
 def test_format_names_the_current_version() -> None:
-    assert f"version {migrate.FORMAT_VERSION}" in _FORMAT.splitlines()[0]
-
-
-def test_an_older_major_migrates_where_a_step_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = config(format_version="0.1")
-    with pytest.raises(FormatTooOldError):
-        _parse(old)
-    monkeypatch.setitem(migrate.STEPS, 0, lambda document: {**document, "format_version": "1.0"})
-    assert _parse(old) == _parse(config())
+    assert f"version {manifest.FORMAT_VERSION}" in _FORMAT.splitlines()[0]
 
 
 def test_a_newer_minor_is_read_and_its_members_ignored() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import hub, oci, remote, sign
-from coldstart.artifacts.archive import ArchiveSource, export_archive, import_archive
+from coldstart.artifacts.archive import export_archive, import_archive
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import (
@@ -97,16 +97,6 @@ def test_export_does_not_overwrite(store: Store, tmp_path: Path) -> None:
     assert export_archive([bundle], tmp_path / "one.tar", replace=True) > 0
 
 
-def test_repair_from_an_archive(store: Store, tmp_path: Path) -> None:
-    bundle = _signed(store, tmp_path)
-    export_archive([bundle], tmp_path / "one.tar")
-    blob_path(store.root, bundle.entry("compile").digest).unlink()
-    assert [f.code for f in bundle.verify()] == ["CS-BLOB-MISSING"]
-    outcome = store.repair(bundle, [ArchiveSource(tmp_path / "one.tar")])
-    assert [(r.subject, r.repaired) for r in outcome] == [("compile", True)]
-    assert bundle.verify() == []
-
-
 def test_push_to_and_pull_from_a_directory(store: Store, tmp_path: Path) -> None:
     bundle = _signed(store, tmp_path)
     address = remote.push(bundle, str(tmp_path / "layout"))
@@ -140,7 +130,7 @@ def test_remote_refuses_an_address_when_its_scheme_is_unknown(
     monkeypatch.chdir(tmp_path)
     bundle = publish(store, tmp_path)
     before = set(tmp_path.iterdir())
-    for use in (partial(remote.push, bundle), partial(remote.pull, store), remote.source):
+    for use in (partial(remote.push, bundle), partial(remote.pull, store)):
         with pytest.raises(InvalidReferenceError, match="unknown scheme") as caught:
             use(address)
         assert all(scheme in (caught.value.hint or "") for scheme in ("oci://", "hf://", "dir://"))
@@ -257,19 +247,6 @@ def test_prune_touches_no_blob_while_a_manifest_cannot_be_read(store: Store, tmp
 
 def test_prune_of_a_store_that_does_not_exist(store: Store) -> None:
     assert store.prune().files == 0 and not store.root.exists()
-
-
-def test_ranged_reads_agree_with_the_blob_and_check_bounds(store: Store, tmp_path: Path) -> None:
-    bundle = publish(store, tmp_path)
-    with bundle.open_blob("kv") as reader:
-        whole = reader.read()
-    assert whole and bundle.read_range("kv", 3, 9) == whole[3:12]
-    assert bundle.read_range("kv", len(whole), 0) == b""
-    with pytest.raises(InvalidReferenceError):
-        bundle.read_range("kv", 0, len(whole) + 1)
-    blob_path(store.root, bundle.entry("kv").digest).write_bytes(whole[:-1] + b"!")
-    with pytest.raises(DigestMismatchError):
-        bundle.read_range("kv", 0, 1)
 
 
 def test_names_of_imported_bundles_answer(store: Store, tmp_path: Path) -> None:

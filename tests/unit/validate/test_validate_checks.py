@@ -1,4 +1,4 @@
-"""Damage, foreign machines and repair, as findings."""
+"""Damage and foreign machines, as findings."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,11 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import blobs
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.remote import source
-from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
-from tools import bundles
 
 from coldstart.errors import UsageError
 from coldstart.validate import against
-from coldstart.validate.checks import Level, Validation, repair
+from coldstart.validate.checks import Level, Validation
 
 FITS = {"hardware.name": "cpu", "runtime.vllm": "0.32"}
 
@@ -52,22 +49,6 @@ def test_a_damaged_bundle_is_not_started(bundle: Bundle) -> None:
 def test_findings_of_a_start_are_reported(bundle: Bundle) -> None:
     found = Finding("CS-LOAD", "error", "died", "", "fresh")
     assert Validation("load", start=lambda bundle, level: [found]).run(bundle).findings == (found,)
-
-
-def test_repair_restores_only_the_damaged_section(bundle: Bundle, store: Store, tmp_path: Path) -> None:
-    other = Store(tmp_path / "other")
-    bundles.publish(other, tmp_path / "scratch")
-    damage(bundle, "compile")
-    (note,) = repair(store, bundle, [source(str(other.root))])
-    assert (note.code, note.severity, note.subject) == ("CS-REPAIRED", "note", "compile")
-    assert Validation("checksum").run(bundle).findings == ()
-
-
-def test_repair_without_a_source_is_reported(bundle: Bundle, store: Store) -> None:
-    damage(bundle, "compile")
-    (found,) = repair(store, bundle, [])
-    assert (found.code, found.severity) == ("CS-UNREPAIRED", "error")
-    assert "--repair-from" in found.hint
 
 
 def test_a_bundle_fits_the_machine_it_was_made_for(bundle: Bundle) -> None:

@@ -128,7 +128,7 @@ def test_supervisor_reports_code_and_hint_when_a_bundle_is_damaged(starter: Star
         assert _all(lease) == [
             {
                 "failed": "blob sha256:0a does not match its digest [CS-DIGEST]"
-                " (hint: fetch the damaged blob again: coldstart validate REF --repair-from ADDRESS)"
+                " (hint: fetch the bundle again: coldstart pull ADDRESS; or build it again: coldstart materialize MODEL)"
             }
         ]
     assert "Traceback" not in starter.log.read_text()
