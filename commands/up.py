@@ -1,5 +1,6 @@
 """Bring a model up on this machine: build its bundle if none fits, prepare the fastest start mode, and serve."""
 
+import os
 import shlex
 import signal
 import time
@@ -15,6 +16,7 @@ from coldstart.commands import _phases, _serving, _stopping
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
+from coldstart.contract import environment
 from coldstart.contract.fallback import decode
 from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.system import secrets, timeline
@@ -80,6 +82,7 @@ def command(
     with ExitStack() as lock:
         if (running := _claim(common, lookup, model, lock)) is not None:
             _require_address(common, running, host, port)
+            _require_settings(common, running, lookup)
             _show_running(common, running)
             _phases.show(common, up_records.find_recorded(running, common.cache))
             return
@@ -133,8 +136,8 @@ def _claim(common: Common, lookup: "Lookup", model: str, lock: ExitStack) -> "Up
             record = awaited.read()
         if record is not None:
             if awaited != own:
-                renew = f"coldstart down {record.argument}, then coldstart up"
-                common.out.note(f"{_describe_other(record, lookup)} (hint: to restart it: {renew})")
+                renew = f"(hint: to restart it: {_describe_restart(record)})"
+                common.out.note(f"{_describe_other(record, lookup)} {renew}")
             return record
 
 
@@ -313,10 +316,34 @@ def _require_address(common: Common, running: "UpRecord", host: str | None, port
     words = [f"--host {host}"] if host is not None else []
     asked = " ".join(words + ([f"--port {port}"] if port else []))
     problem = f"{running.argument} is already up at {running.url}, which is not the requested {asked}"
-    move = f"coldstart down {running.argument}, then coldstart up"
+    move = _describe_restart(running)
     if common.typed & {"host", "port"} or given.gives("host") or given.gives("port"):
         raise CommandFailedError(problem, hint=move)
     common.out.warn(f"{problem} (hint: {move})")
+
+
+def _require_settings(common: Common, running: "UpRecord", lookup: "Lookup") -> None:
+    """Raise CommandFailedError if the running server has other settings than the user asks for.
+
+    As with the address, arguments on the command line and an API key are a request. Without them, warn.
+    """
+    from coldstart.launch import up_settings
+
+    differing = up_settings.list_differences(running.settings, up_settings.digest(lookup, os.environ))
+    if running.key != lookup.key.digest:  # what else differs was printed
+        differing = [name for name in differing if name == up_settings.API_KEY]
+    if not differing:
+        return
+    url = running.url or running.planned_url
+    problem = f"{running.argument} is already up at {url} with other settings: {', '.join(differing)}"
+    asks_key = up_settings.API_KEY in differing and environment.VLLM_API_KEY.read()
+    if asks_key or (common.typed_args and any(map(up_settings.is_option, differing))):
+        raise CommandFailedError(problem, hint=_describe_restart(running))
+    common.out.warn(f"{problem} (hint: {_describe_restart(running)})")
+
+
+def _describe_restart(running: "UpRecord") -> str:
+    return f"coldstart down {running.argument}, then coldstart up"
 
 
 def _show_running(common: Common, running: "UpRecord") -> None:

@@ -45,6 +45,8 @@ _SAME_AS = {"device_memory_utilization": "gpu_memory_utilization"}
 _HUMAN = frozenset(
     {"max_model_len", "kv_cache_memory_bytes", "max_num_batched_tokens", "max_num_scheduled_tokens"}
 )
+# vLLM adds each of these to the ones before.
+_ADDED = "middleware"
 _SUFFIXED = r"(\d+(?:\.\d+)?)([kmgtKMGT])"
 _NUMBER = r"-?\d+(\.\d+)?([eE][+-]?\d+)?"
 _LEVEL = r"-O=?(\w+)"
@@ -100,12 +102,15 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
     """
     plain: dict[str, object] = {}
     dotted: dict[str, object] = {}
+    added: list[str] = []
     for flag, words in group_words(argv):
         name, *path = flag.split(".")
         if path:
             _put(dotted, [name, *path], _value(name, words))
         elif name.startswith("no_") and not words:
             plain[name.removeprefix("no_")] = False
+        elif name == _ADDED:
+            plain[name] = added = [*added, *words]
         else:
             plain[name] = _value(name, words)
     # vLLM appends dotted names as one JSON argument at the end, so they replace a JSON value completely.

@@ -15,12 +15,13 @@ import os
 import re
 import select
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from coldstart.artifacts import files
+from coldstart.launch import up_settings
 from coldstart.models import tiny
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.models.inspection import Lookup
@@ -41,7 +42,7 @@ class UpRecord:
     show; None for a server that an earlier release started.
     `log` is the path of its log, None without one: in the foreground, or started by an earlier release.
     `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor. `vllm_args` are for
-    the user alone: their secrets are hidden.
+    the user alone: their secrets are hidden. `settings` are those of `up_settings.digest`.
     """
 
     argument: str
@@ -55,6 +56,7 @@ class UpRecord:
     host: str | None = None
     planned_url: str | None = None
     log: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_alive(self) -> bool:
@@ -173,7 +175,8 @@ def describe_own(lookup: Lookup, planned_url: str | None = None) -> UpRecord:
     """Return the record of this process as the supervisor of the look-up's server, before it starts."""
     pid, model, shown = os.getpid(), lookup.model, secrets.arguments(lookup.vllm_args)
     own = UpRecord(model.argument, str(model.path), lookup.key.digest, pid, processes.birth(pid))
-    return replace(own, vllm_args=tuple(shown), planned_url=planned_url)
+    settings = up_settings.digest(lookup, os.environ)
+    return replace(own, vllm_args=tuple(shown), planned_url=planned_url, settings=settings)
 
 
 def list_directories(cache: Cache) -> list[UpDirectory]:
@@ -233,6 +236,6 @@ def _root() -> Path:
 def _parse(path: Path) -> UpRecord | None:
     try:
         record = UpRecord(**json.loads(path.read_text(encoding="utf-8")))
-        return replace(record, vllm_args=tuple(record.vllm_args))
+        return replace(record, vllm_args=tuple(record.vllm_args), settings=dict(record.settings))
     except (OSError, ValueError, TypeError):
         return None

@@ -5,10 +5,12 @@ A key of misspelt arguments would miss every bundle. `option_values` checks the 
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import importlib.util
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from coldstart.contract.arguments import SHORT, Arguments
@@ -21,6 +23,7 @@ _ENGINE = "engine/arg_utils.py"
 _SERVER = ("entrypoints/launchers/cli_args.py", "entrypoints/common/cli_args.py")  # moved by vLLM 0.33
 _LITERAL = re.compile(r'"--([a-z][\w-]*)"')
 _FIELD = re.compile(r"^    (\w+):", re.MULTILINE)
+_DEFAULT = re.compile(r"^    (\w+):.*? = (\S.*)$", re.MULTILINE)
 _OPTION = re.compile(r"--([A-Za-z][\w-]*)")
 
 
@@ -69,16 +72,33 @@ def _is_known(name: str, known: frozenset[str]) -> bool:
 @functools.cache
 def list_options() -> frozenset[str]:
     """Return the long options of the installed vLLM without dashes in front; empty if its sources are not found."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or spec.origin is None:
-        return frozenset()
-    root = Path(spec.origin).parent
-    place = next((name for name in _SERVER if (root / name).is_file()), _SERVER[0])
-    try:
-        engine, server = ((root / name).read_text(encoding="utf-8") for name in (_ENGINE, place))
-    except OSError:
+    engine, server = _read_sources()
+    if not engine:
         return frozenset()
     fields = {name.replace("_", "-") for name in _FIELD.findall(server)}
     return frozenset(
         {*_LITERAL.findall(engine + server), *fields, *(name.replace("_", "-") for name in SHORT.values())}
     )
+
+
+def list_defaults() -> dict[str, object]:
+    """Return the defaults of the options of vLLM's API server, by name with underscores, that are literals in its sources."""
+    defaults: dict[str, object] = {}
+    for name, value in _DEFAULT.findall(_read_sources()[1]):
+        with suppress(ValueError, SyntaxError):
+            defaults[name] = ast.literal_eval(value)
+    return defaults
+
+
+def _read_sources() -> tuple[str, str]:
+    """Return the source texts of the engine's options and of the server's, empty if they are not found."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return "", ""
+    root = Path(spec.origin).parent
+    place = next((name for name in _SERVER if (root / name).is_file()), _SERVER[0])
+    try:
+        engine, server = ((root / name).read_text(encoding="utf-8") for name in (_ENGINE, place))
+    except OSError:
+        return "", ""
+    return engine, server

@@ -63,7 +63,7 @@ _MODEL = "model model_tag positional revision served_model"
 
 IGNORED = frozenset(" ".join((_SERVER, _LOGS, _TRANSPORT, _POLICY, _MODEL)).split())
 # An explicit default has the same effect as none. The table has only defaults that no platform changes.
-_DEFAULTS: Mapping[str, object] = {
+DEFAULTS: Mapping[str, object] = {
     "dtype": "auto",
     "kv_cache_dtype": "auto",
     "tokenizer_mode": "auto",
@@ -102,7 +102,7 @@ def _counts(name: str, value: object) -> bool:
     return (
         plain not in IGNORED
         and not secrets.named(plain)
-        and not (plain in _DEFAULTS and _DEFAULTS[plain] == value)
+        and not (plain in DEFAULTS and DEFAULTS[plain] == value)
     )
 
 

@@ -58,6 +58,7 @@ def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up:
     again = shown(machine, "up", "tiny-llama", "--detach")
     assert again.get("already_up"), machine.error()
     assert again["url"] == up["url"] and again["mode"] == up["mode"]
+    assert "with other settings" not in machine.error()
     family = process_tree.snapshot()
     started = [family[pid] for pid in process_tree.tree(family, [again["pid"]])]
     assert [one.pid for one in started] == [again["pid"]]  # the template's child is the server
@@ -91,6 +92,9 @@ def test_a_template_s_memory_holds_no_secret_of_a_start(
         headers = {"Authorization": "Bearer PLANTED-api-key"}
         request = urllib.request.Request(f"{up['url']}/v1/models", headers=headers)
         assert urllib.request.urlopen(request, timeout=READY_S).status == 200
+        machine.run("up", "tiny-llama", "--detach", *after)
+        machine.run("up", "tiny-llama", "--detach", *after, "--api-key", "other", code=1)
+        assert "with other settings: API key" in machine.error()
     finally:
         machine.run("down")
         machine.run("template", "stop")

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -350,6 +351,157 @@ def test_up_warns_that_a_running_server_has_another_address_than_the_default(
     assert (
         "already up" in shown.out and "http://x:1, which is not the requested --port 2 (hint: " in shown.err
     )
+
+
+API_KEYS = (("--api-key", "PLANTED-one"), ("--api-key", "PLANTED-two"))
+
+
+@pytest.fixture
+def reach(
+    lookup: Lookup, supervisor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., int | str | None]:
+    """Return reach(running, asked, between), which runs `up` with the arguments `asked` beside a server that has `running`.
+
+    `between` is called after the server was recorded.
+    """
+
+    def run(
+        running: tuple[str, ...], asked: tuple[str, ...] | None, between: Callable[[], object] = lambda: None
+    ) -> int | str | None:
+        directory = up_records.find_directory(lookup)
+        record = directory.read()
+        assert record is not None
+        own = up_records.describe_own(replace(lookup, vllm_args=Arguments(running)))
+        directory.write(replace(record, vllm_args=own.vllm_args, settings=own.settings))
+        between()
+        now = replace(lookup, vllm_args=Arguments(asked or ()))
+        monkeypatch.setattr(_serving, "find", lambda *_: now)
+        return run_up(str(lookup.model.path), *(() if asked is None else ("--", *asked)))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("running", "asked", "named"),
+    [
+        (*API_KEYS, "API key"),
+        ((), API_KEYS[0], "API key"),
+        (API_KEYS[0], (), "API key"),
+        (("--api-key", "1000"), ("--api-key", "1e3"), "API key"),
+        (("--api-key", "a;$(b)"), ("--api-key", "a;$(c)"), "API key"),
+        (("--hf-token", "PLANTED-one"), ("--hf-token", "PLANTED-two"), "--hf-token"),
+        ((), ("--served-model-name", "other"), "--served-model-name"),
+        (("--served-model-name", "a", "b"), ("--served-model-name", "a"), "--served-model-name"),
+        ((), ("--chat-template", "{{ x }}" * 999), "--chat-template"),
+        (("--middleware", "a"), ("--middleware", "b", "--middleware", "a"), "--middleware"),
+        (("--generation-config", "auto"), ("--generation-config", "vllm"), "--generation-config"),
+        (
+            ("--default-chat-template-kwargs", '{"auth_token": "PLANTED-one"}'),
+            ("--default-chat-template-kwargs.auth_token", "PLANTED-two"),
+            "--default-chat-template-kwargs",
+        ),
+        ((*API_KEYS[0], "--response-role", "x"), (), "--response-role, API key"),
+    ],
+)
+def test_up_fails_and_names_the_arguments_that_a_running_server_does_not_have(
+    running: tuple[str, ...],
+    asked: tuple[str, ...],
+    named: str,
+    reach: Callable[..., int | str | None],
+    home: Path,
+    lookup: Lookup,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert reach(running, asked) == 1
+    shown = capsys.readouterr()
+    there = f"{lookup.model.path} is already up at http://x:1 with other settings: {named}"
+    assert f"{there}\nhint: coldstart down {lookup.model.path}, then coldstart up\n" in shown.err
+    assert shown.out == "" and "PLANTED" not in shown.err
+    stored = [path for path in home.rglob("*") if path.is_file()]
+    assert stored and [path for path in stored if b"PLANTED" in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize(
+    ("running", "asked"),
+    [
+        (("--api-key", "k", "--response-role", "x"), ("--response-role=x", "--api_key=k")),
+        (("--api-key", "k", "--api-key", "l"), ("--api-key", "l")),
+        (("--api-key", "k", "l"), ("--api-k", "l", "k")),
+        ((), ("--served-model-name", "tiny", "--response-role", "assistant", "--dtype", "auto")),
+        (("--host", "127.0.0.1", "--port", "1"), ()),
+        (("--default-chat-template-kwargs", '{"a": 1}'), ("--default-chat-template-kwargs.a", "1")),
+        (("--enable-auto-tool-choice",), ("--enable-auto-tool-choice", "--no-enable-log-outputs")),
+    ],
+)
+def test_up_finds_a_running_server_whose_arguments_are_spelt_otherwise(
+    running: tuple[str, ...],
+    asked: tuple[str, ...],
+    reach: Callable[..., int | str | None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert reach(running, asked) == 0
+    shown = capsys.readouterr()
+    assert "http://x:1  fresh, already up" in shown.out and shown.err == ""
+
+
+def test_up_fails_where_a_chat_template_has_changed_in_place(
+    reach: Callable[..., int | str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in (tmp_path / "one", tmp_path / "two.jinja"):
+        file.write_text("{{ first }}")
+        given = ("--chat-template", file.name)
+        assert reach(given, ("--chat-template", str(file))) == 0
+        assert reach(given, given, partial(file.write_text, "{{ second }}")) == 1
+        assert reach(given, given, file.unlink) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "running", "asked", "code", "names"),
+    [
+        ("VLLM_API_KEY", "PLANTED-one", "PLANTED-two", 1, "API key"),
+        ("VLLM_API_KEY", "", "PLANTED-two", 1, "API key"),
+        ("VLLM_API_KEY", "PLANTED-one", "", 0, "API key"),
+        ("VLLM_API_KEY", "PLANTED-one", "PLANTED-one", 0, ""),
+        ("OMP_NUM_THREADS", "2", "3", 0, "OMP_NUM_THREADS"),
+        ("VLLM_CPU_KVCACHE_SPACE", "2", "", 0, "VLLM_CPU_KVCACHE_SPACE"),
+        ("VLLM_LOGGING_LEVEL", "INFO", "DEBUG", 0, ""),
+        ("HF_TOKEN", "PLANTED-one", "PLANTED-two", 0, ""),
+        ("EDITOR", "vi", "ed", 0, ""),
+    ],
+)
+def test_up_names_the_variables_that_a_running_server_does_not_have(
+    name: str,
+    running: str,
+    asked: str,
+    code: int,
+    names: str,
+    reach: Callable[..., int | str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(name, running)
+    assert reach((), None, lambda: monkeypatch.setenv(name, asked)) == code
+    shown = capsys.readouterr()
+    assert ("already up" in shown.out) is (code == 0) and "PLANTED" not in shown.err
+    assert (f"is already up at http://x:1 with other settings: {names}" in shown.err) is bool(names)
+
+
+def test_up_without_arguments_warns_where_a_running_server_has_others(
+    reach: Callable[..., int | str | None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reach(("--served-model-name", "other"), None) == 0
+    shown = capsys.readouterr()
+    assert "already up" in shown.out
+    assert "warning: " in shown.err and "with other settings: --served-model-name (hint: " in shown.err
+
+
+def test_key_of_a_server_in_the_environment_is_that_of_its_option(
+    reach: Callable[..., int | str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "k")
+    assert reach(("--api-key", "k"), ()) == reach((), ("--api-key", "k")) == 0
+    assert reach((), ("--api-key", "l")) == 1
 
 
 @pytest.fixture

@@ -11,13 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.bundle import anyone
+from support.engines import Publish
 from support.waiting import wait_until
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.launch import up_records
+from coldstart.launch import up_records, up_settings
 from coldstart.launch.up_records import UpRecord
 from coldstart.models.inspection import Lookup
+from coldstart.system import paths
 from coldstart.system.proc import processes
 
 STUBBORN = (
@@ -162,3 +166,42 @@ def test_the_phases_of_a_start_remain_after_its_server_was_stopped(lookup: Looku
     directory.remove()
     assert directory.phases.read_text(encoding="utf-8") == "start engine 1.0 s\n"
     assert not directory.log.exists()
+
+
+def test_untrusted_bundle_of_a_server_is_a_setting_and_the_permission_alone_is_none(
+    lookup: Lookup, publish: Publish, tmp_path: Path
+) -> None:
+    foreign = publish(signer=sign.host_key(tmp_path / "other"))
+    untrusted = up_settings.digest(replace(lookup, bundle=foreign, accepts=anyone), {})
+    trusted = up_settings.digest(replace(lookup, accepts=anyone), {})
+    assert up_settings.list_differences(untrusted, trusted) == ["--untrusted"]
+    assert up_settings.list_differences(trusted, untrusted) == []
+
+
+def test_key_of_the_digests_is_private_and_made_once(lookup: Lookup) -> None:
+    given = replace(lookup, vllm_args=Arguments(("--api-key", "k")))
+    first = up_settings.digest(given, {})
+    key = paths.state_dir() / "up.key"
+    assert key.stat().st_mode & 0o777 == 0o600 and up_settings.digest(given, {}) == first
+    key.unlink()
+    assert up_settings.digest(given, {})[up_settings.API_KEY] != first[up_settings.API_KEY]
+
+
+def test_settings_are_compared_where_the_state_cannot_be_written(
+    lookup: Lookup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert up_settings.digest(lookup, {"VLLM_API_KEY": "k"}) == up_settings.digest(
+        lookup, {"VLLM_API_KEY": "k"}
+    )
+
+
+def test_certificate_that_the_server_reloads_counts_by_its_name(lookup: Lookup, tmp_path: Path) -> None:
+    file = tmp_path / "a.pem"
+    for reloads, same in (((), False), (("--enable-ssl-refresh",), True)):
+        given = replace(lookup, vllm_args=Arguments(("--ssl-certfile", str(file), *reloads)))
+        file.write_text("one")
+        first = up_settings.digest(given, {})
+        file.write_text("two")
+        assert (up_settings.digest(given, {}) == first) is same
