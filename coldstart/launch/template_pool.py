@@ -231,7 +231,8 @@ def spawn(
         CommandFailedError: The template exits, or is not ready in time.
     """
     plan = template_environment.redact_plan(plan)
-    supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound else {}
+    # A template that outlived its killed start would listen in the place of a later one.
+    supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound or level not in SLEEP_LEVELS else {}
     reader, writer = os.pipe()
     # A file without a name is not left behind by a kill.
     with tempfile.TemporaryFile("w") as file:
@@ -247,7 +248,7 @@ def spawn(
                 level,
                 str(file.fileno()),
                 str(writer),
-                *(["alone"] if alone else []),
+                *(["alone"] if alone else [] if bound else ["outlives"]),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -264,10 +264,11 @@ def _go_on_in_child() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run `template SOCKET LEVEL PLAN_FD READY_FD [alone]`: build, listen, acknowledge with one byte, fork until stopped.
+    """Run `template SOCKET LEVEL PLAN_FD READY_FD [alone|outlives]`: build, listen, acknowledge with one byte, fork servers.
 
     At a sleep level nothing is forked: the process itself wakes up. With `alone` a child of this process takes its place,
-    without the threads that building has created.
+    without the threads that building has created. The process ends with the one that started it; with `outlives`, only until
+    it has acknowledged.
     """
     if SUPERVISOR_ENV in os.environ:
         die_with_supervisor()
@@ -289,6 +290,8 @@ def main(argv: list[str]) -> None:
         _go_on_in_child()
     path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
     listener = Listener(path)
+    if argv[4:] == ["outlives"]:
+        die_with_parent(0)
     os.write(ready, b"1")
     os.close(ready)
     Template(listener, fallbacks).run()

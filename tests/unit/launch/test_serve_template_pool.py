@@ -29,6 +29,13 @@ from coldstart.system.proc import processes
 
 KEY = "sha256:" + "a" * 64
 PLAN = LaunchPlan(["serves"], key=KEY)
+START = f"""
+import sys
+from coldstart.contract.plan import LaunchPlan
+from coldstart.launch import template_pool
+sys.executable = sys.argv[1]
+template_pool.start("engine", LaunchPlan(["serves"], key={KEY!r}), "tiny", 60)
+"""
 FakeEngine = Callable[[str], None]
 
 
@@ -102,6 +109,27 @@ def test_a_second_start_is_refused_while_the_first_is_under_way(
     thread.join()
     assert list(template_pool.listed()) == first
     template_pool.stop(first[0])
+
+
+def test_template_of_a_killed_start_does_not_replace_the_next_one(
+    fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    gate, python = tmp_path / "gate", sys.executable
+    fake_engine(f"waits-for:{gate}")
+    with subprocess.Popen([python, "-c", START, sys.executable]) as start:
+        own = psutil.Process(start.pid)
+        wait_until(lambda: list(template_pool._root().glob("*/log")) and own.children())
+        (left,) = own.children()
+        start.kill()
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    gate.touch()
+    wait_until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+    server, reader = server_process.forked(PLAN, warm.socket)
+    os.close(reader)
+    server.signal(signal.SIGKILL)
+    server.wait()
+    template_pool.stop(warm)
 
 
 def test_a_hidden_template_of_a_host_is_replaced(fake_engine: FakeEngine, home: Path) -> None:
