@@ -575,7 +575,10 @@ def bring_up(lookup: Lookup, barrier: Any, directory: Path, words: tuple[str, ..
 def bring_two_up(
     lookup: Lookup, fake_engine: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., list[Path]]]:
-    """Return bring_two_up(round, *words), which runs `up` twice at one moment with other arguments on fake engines."""
+    """Return bring_two_up(round, *words), which runs `up` twice at one moment with other arguments on fake engines.
+
+    `lookups` are those of the two commands, and `codes` their exit codes in ascending order.
+    """
     fake_engine("serves")
     ready = preparation.Preparation("runtime", False, ())
 
@@ -590,19 +593,24 @@ def bring_two_up(
     other = replace(lookup, vllm_args=Arguments(("--max-model-len", "64")), key=key(max_model_len=64))
     fork = multiprocessing.get_context("fork")
 
-    def bring(number: int, *words: str) -> list[Path]:
+    def bring(
+        number: int,
+        *words: str,
+        lookups: tuple[Lookup, Lookup] = (lookup, other),
+        codes: tuple[int, int] = (0, 0),
+    ) -> list[Path]:
         barrier = fork.Barrier(2)
         outputs = [tmp_path / f"{number}-{one}" for one in range(2)]
         processes = [
             fork.Process(target=bring_up, args=(one, barrier, output, words))
-            for one, output in zip((lookup, other), outputs, strict=True)
+            for one, output in zip(lookups, outputs, strict=True)
         ]
         for process in processes:
             process.start()
         for process in processes:
             process.join()
         errors = [(output / "err").read_text() for output in outputs]
-        assert [process.exitcode for process in processes] == [0, 0], errors
+        assert tuple(sorted(process.exitcode or 0 for process in processes)) == codes, errors
         return outputs
 
     yield bring
@@ -637,6 +645,44 @@ def test_two_commands_with_arguments_at_one_moment_start_two_servers_and_one_say
     assert sum("Starting another server" in one for one in errors) == 1
     down("--format", "json")
     assert len(json.loads(capsys.readouterr().out)["servers"]) == 2
+
+
+def test_two_commands_with_two_api_keys_at_one_moment_start_one_server_and_one_fails(
+    bring_two_up: Callable[..., list[Path]], lookup: Lookup
+) -> None:
+    one, two = (replace(lookup, vllm_args=Arguments(given)) for given in API_KEYS)
+    outputs = bring_two_up(0, "--", "--seed", "1", lookups=(one, two), codes=(0, 1))
+    (directory,) = up_records.list_directories(lookup.cache)
+    assert (record := directory.read()) is not None
+    (failed,) = [said for output in outputs if "other settings" in (said := (output / "err").read_text())]
+    assert f"is already up at {record.url} with other settings: API key" in failed and "PLANTED" not in failed
+    (report,) = [json.loads(said) for output in outputs if (said := (output / "out").read_text())]
+    assert report["url"] == record.url
+
+
+def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
+    bring_two_up: Callable[..., list[Path]], lookup: Lookup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = up_records.find_directory(lookup)
+    fork = multiprocessing.get_context("fork")
+    claimed = fork.Event()
+
+    def claim() -> None:
+        with directory.locked(lambda: None):
+            directory.write(up_records.describe_own(replace(lookup, vllm_args=Arguments(API_KEYS[0]))))
+            claimed.set()
+            signal.pause()
+
+    killed = fork.Process(target=claim)
+    killed.start()
+    assert claimed.wait(60)
+    killed.kill()
+    killed.join()
+    outputs = bring_two_up(0, "--", *API_KEYS[1], lookups=(lookup, lookup))
+    assert sum(f"process {killed.pid} has ended" in (output / "err").read_text() for output in outputs) == 1
+    reports = [json.loads((output / "out").read_text()) for output in outputs]
+    assert sum(bool(one.get("already_up")) for one in reports) == 1
+    assert len({one["url"] for one in reports}) == 1
 
 
 def test_up_shows_the_phases_of_preparation_and_start_with_v_also_when_it_is_already_up(
