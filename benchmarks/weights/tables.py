@@ -98,7 +98,18 @@ OVERLAP = Table(
         "equation 5 (s)": "{predicted}",
     },
 )
+HASHED = Table(
+    "releases",
+    {
+        "release": "{release}",
+        "hashed (bytes)": "{hashed_bytes[median]:,.0f}",
+        "read (bytes)": "{read_bytes[median]:,.0f}",
+        "time (s)": "{seconds[median]:.2f}",
+        "range": "{seconds[min]:.2f} to {seconds[max]:.2f}",
+    },
+)
 PARTS = [
     Part(PAGE, "weights", "weights", (OVERLAP, parameters, measured)),
     Part(PAGE, "weights-peers", "weights-peers", (LOADERS, refused, parameters, measured), "weights/loaders"),
+    Part(PAGE, "weights-hashed", "weights-hashed", (HASHED, measured), "weights/hashed_before_launch"),
 ]

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# With this the error of a server begins that could not load the weights of its request.
+LOST = "cannot load the weights: "
+
 
 @dataclass(frozen=True)
 class PacedFetch:

@@ -89,7 +89,7 @@ def choose(
     fallbacks = list[Fallback]()
     if source is not None and known is not None:
         _names(known)  # an invalid plan is compared with nothing
-        plan, fallbacks = _fit_source(source, known, lookup.model)
+        plan, fallbacks = _fit_source(source, known, lookup.model, lookup.cache.weights)
     ensure = resolution.ensure_weights if plan is None else resolution.ensure_tokenizer
     model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
     own = loading(given, model) if plan is None else _streaming(given, model, plan)
@@ -108,7 +108,7 @@ def choose(
 
 
 def _fit_source(
-    source: str, plan: Mapping[str, Any], model: ResolvedModel
+    source: str, plan: Mapping[str, Any], model: ResolvedModel, records: Path
 ) -> tuple[Mapping[str, Any] | None, list[Fallback]]:
     """Return the plan of a source: the bundle's, or a new one if a local directory has the same tensors in other files.
 
@@ -117,13 +117,16 @@ def _fit_source(
     Raises:
         CommandFailedError: Neither the source nor the model's directory has the weights.
     """
-    differs = _differing_file(Path(normalise(source)), plan) if is_local(source) else None
+    directory = Path(normalise(source))
+    differs = _find_difference(directory, plan, records) if is_local(source) else None
     if differs is None:
         return plan, []
     try:
-        found, reason = _hash_source(Path(normalise(source)), plan)
+        found, reason = _hash_source(directory, plan, records)
     except (ColdstartError, OSError) as error:
         found, reason = None, str(error)
+    if found == plan:
+        return plan, []
     if found is not None:
         return found, [
             Fallback("weights", f"{differs}: the files in {source} were hashed, and have the same tensors")
@@ -136,32 +139,38 @@ def _fit_source(
     return None, [Fallback("weights", f"{differs}, and {reason}: the model's own directory is read")]
 
 
-def _hash_source(directory: Path, plan: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, str]:
+def _hash_source(
+    directory: Path, plan: Mapping[str, Any], records: Path
+) -> tuple[Mapping[str, Any] | None, str]:
     """Return the plan of a directory; None with the reason if it does not have exactly the tensors of `plan`."""
     files = weight_files(directory)
     checkpoint_files.check(directory, files)
-    wanted = _digests(plan)
-    if {*_digests(weights.headers(files))} != {*wanted}:
+    if {*_names(weights.headers(files))} != {*_names(plan)}:
         return None, f"{directory} does not have the tensors of the bundle"
-    hashed = weights.plan(directory)
-    if differing := sorted(wanted.items() ^ _digests(hashed).items()):
-        return None, f"{differing[0][0]} has other values in {directory} than in the bundle"
+    hashed = weights.plan(directory, records)
+    if differing := weights.find_difference(plan, hashed):
+        return None, f"{differing} has other values in {directory} than in the bundle"
     return hashed, ""
 
 
-def _differing_file(directory: Path, plan: Mapping[str, Any]) -> str | None:
-    """Return the first file of the plan that the directory lacks or has with another size, None if it has all."""
+def _find_difference(directory: Path, plan: Mapping[str, Any], records: Path) -> str | None:
+    """Return how the directory may differ from the plan, None if its files have the sizes of the plan's.
+
+    Bytes are compared only where a record shows a change, because the fetch verifies them while the server starts.
+    """
     for file in plan["files"]:
         path = directory / file["name"]
         if not path.is_file():
             return f"{path} does not exist"
         if (size := path.stat().st_size) != file["size"]:
             return f"{path} has {size} bytes, the bundle's file has {file['size']}"
-    return None
-
-
-def _digests(plan: Mapping[str, Any]) -> dict[str, str]:
-    return {t["name"]: t.get("digest", "") for file in plan["files"] for t in file["tensors"]}
+    try:
+        recorded = weights.find_recorded(directory, records)
+    except ColdstartError as error:
+        return str(error)
+    if recorded in (None, weights.digest(plan)):
+        return None
+    return f"the files in {directory} have changed since the bundle was made"
 
 
 def _streaming(given: Arguments, model: ResolvedModel, plan: Mapping[str, Any]) -> list[str]:

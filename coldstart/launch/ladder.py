@@ -16,6 +16,8 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.weights import LOST
+from coldstart.errors import ColdstartError
 from coldstart.launch import fetch, interrupted, modes, planning, prepare
 from coldstart.launch.modes import availability
 from coldstart.launch.modes.fresh import FRESH
@@ -145,6 +147,8 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServ
             running = mode.launch(one)
             ahead.started()
     except ServerExitedError as died:
+        if one.plan.weights_from is not None and LOST in died.message:
+            return _start_fresh(_without_source(one, died, account), account)
         if mode is FRESH or died.is_final:
             return _start_fresh(_without_untrusted_bundle(one, died, account), account)
         account.fall_back(mode.name, died)
@@ -182,6 +186,22 @@ def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, account
     missing = replace(lookup, bundle=None, untrusted=lookup.bundle)
     ordinary = replace(request, lookup=missing, without_bundle=True)
     return replace(one, request=ordinary, plan=planning.plan(ordinary))
+
+
+def _without_source(one: ServerStart, died: ServerExitedError, account: Account) -> ServerStart:
+    """Return the start from the model's own directory, after the source lost the weights while the server started.
+
+    Raises:
+        ServerExitedError: `died`, if that directory has no weights.
+    """
+    request = replace(one.request, weights_from=None)
+    try:
+        plan = planning.plan(request)
+    except ColdstartError as error:
+        died.hint = f"pass --weights-from a source that has the weights of the bundle: {error.message}"
+        raise died from error
+    account.fallbacks += [Fallback("weights", f"{died.message} The model's own directory is read.")]
+    return replace(one, request=request, plan=plan)
 
 
 def _without_bundle_state(mode: str, one: ServerStart, account: Account) -> ServerStart:

@@ -27,7 +27,7 @@ from coldstart.launch import caches, fetch, prepare, rejection, server_process
 from coldstart.materialize import graphs, progress
 from coldstart.materialize.fast_path import ProofFailedError, require_fast_path
 from coldstart.materialize.progress import Phase, Steps
-from coldstart.models.inspection import NOT_MADE
+from coldstart.models.inspection import NOT_MADE, PROOF_FAILED
 from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling
 from coldstart.system import runtime, secrets, timeline
@@ -48,7 +48,7 @@ class Assembly:
     def __init__(
         self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, *,
         kernels: graphs.Kernels = "value", profile_s: float = profiling.BUDGET_S, estimates: Mapping[str, float] | None = None,
-        others: Mapping[str, str] | None = None,
+        others: Mapping[str, str] | None = None, records: Path | None = None,
     ) -> None:  # fmt: skip
         self.model, self.vllm_args, self.key = model, vllm_args, key
         self.work, self.phase = work, phase
@@ -56,7 +56,7 @@ class Assembly:
         self.out.mkdir()
         self.seconds: dict[str, float] = {}
         self.kernels, self.profile_s, self.estimates = kernels, profile_s, estimates or {}
-        self.others = others or {}
+        self.others, self.records = others or {}, records
         self.not_made: dict[str, str] = {}
         self._say: Steps = progress.silent
 
@@ -121,10 +121,10 @@ class Assembly:
         )
 
     def weights(self) -> None:
-        """Hash every tensor and chunk of the weights."""
+        """Hash every tensor and chunk of the weights, and record their digest for the starts on this machine."""
         assert self.model.path is not None  # ensure_weights has set it
         with self._stage("hash the weights"):
-            plan = weights.plan(self.model.path)
+            plan = weights.plan(self.model.path, self.records)
         self._write("weights", plan)
         info = self._read("modelinfo")
         info["weights"] = weights.digest(plan)
@@ -150,7 +150,7 @@ class Assembly:
                     raise
                 unused = getattr(error, "unused", ())
                 section = next((name for name in present if name in unused), present[0])
-                self._leave_out(section, f"the proof start failed with it: {error.message}")
+                self._leave_out(section, f"{PROOF_FAILED}: {error.message}")
 
     def _leave_out(self, section: str, reason: str) -> None:
         self.not_made[section] = reason

@@ -57,6 +57,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,
             kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup), others=describe_nearest(lookup),
+            records=lookup.cache.weights,
         )  # fmt: skip
         assembly.run(with_graphs="graphs" in options.sections)
         with phase("publish"), lookup.store.begin(lookup.key) as draft:

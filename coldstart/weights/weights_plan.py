@@ -25,30 +25,54 @@ from coldstart.system.file_state import read_state
 from coldstart.weights.checkpoint import Checkpoint, CheckpointFile, Tensor
 
 CHUNK = 16 << 20
-_READ = 1 << 20
+_READ = 4 << 20
+# Files that are read at once.
+_FILES = 4
 
 
-def plan(directory: Path) -> dict[str, Any]:
+def plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
     """Return the plan of a model directory: {"chunk": bytes, "files": [{name, size, chunks, tensors}]}.
 
     A tensor is {name, dtype, shape, offset, size, digest}; offset and size are bytes of the file. A file in
-    another format than safetensors has chunks but no tensors.
+    another format than safetensors has chunks but no tensors. With `records`, a directory, the digest of the plan is
+    recorded there for `identity`.
 
     Raises:
-        OSError: A file cannot be read.
+        OSError: A file cannot be read, or the record cannot be written.
         UsageError: A safetensors file is damaged or truncated.
     """
-    return _plan(weight_files(directory), checkpoint_files.read_index(directory))
+    from concurrent.futures import ThreadPoolExecutor
 
-
-def _plan(files: Iterable[Path], index: Mapping[str, str]) -> dict[str, Any]:
-    return Checkpoint(CHUNK, tuple(_file(file, index) for file in files)).document()
+    files, stamp = weight_files(directory), _stamp(directory)
+    with ThreadPoolExecutor(_FILES) as pool:
+        index = checkpoint_files.read_index(directory)
+        hashed = tuple(pool.map(lambda file: _file(file, index), files))
+    made = Checkpoint(CHUNK, hashed).document()
+    if records is not None and stamp == _stamp(directory):  # else a file changed while it was read
+        records.mkdir(parents=True, exist_ok=True)
+        with replacing(_record(directory, records), durable=False) as file:
+            file.write(json.dumps({"stamp": stamp, "digest": digest(made)}).encode())
+    return made
 
 
 def digest(weights_plan: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the plan; plans of files with equal names and bytes have equal digests."""
     text = json.dumps(weights_plan, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def find_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Return the name of the first tensor that only one of two plans has with these bytes, "" if both have the same tensors.
+
+    A file in another format than safetensors is compared as a whole.
+    """
+    return min((name for name, _ in _contents(one) ^ _contents(other)), default="")
+
+
+def _contents(weights_plan: Mapping[str, Any]) -> set[tuple[str, str]]:
+    files = weights_plan["files"]
+    tensors = {(tensor["name"], tensor["digest"]) for file in files for tensor in file["tensors"]}
+    return tensors | {(file["name"], " ".join(file["chunks"])) for file in files if not file["tensors"]}
 
 
 def keep(weights_plan: Mapping[str, Any], place: Path) -> Path:
@@ -60,47 +84,52 @@ def keep(weights_plan: Mapping[str, Any], place: Path) -> Path:
     return path
 
 
-def identity(directory: Path, cache: Path) -> str:
+def identity(directory: Path, records: Path) -> str:
     """Return `digest(plan(directory))`; compute it only if the size, time or inode of a file or the index has changed.
 
     A dry run computes nothing, and returns "" for a digest that is not known.
 
     Args:
         directory: Model directory.
-        cache: Directory of the cached digests.
+        records: Directory of the recorded digests.
     """
-    files = weight_files(directory)
-    # The index decides which copy of a tensor is loaded, so its change is a change of the weights.
-    stamp = [_stamp(file) for file in (*files, *checkpoint_files.list_indexes(directory))]
-    record = cache / f"{hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]}.json"
+    if known := find_recorded(directory, records):
+        return known
+    return "" if is_dry_run() else digest(plan(directory, records))
+
+
+def find_recorded(directory: Path, records: Path) -> str | None:
+    """Return the recorded digest of a model directory, "" if its files have changed since, None without a record."""
     try:
-        known = json.loads(record.read_text())
-        if known["stamp"] == stamp:
-            return str(known["digest"])
+        known = json.loads(_record(directory, records).read_text())
+        return str(known["digest"]) if known["stamp"] == _stamp(directory) else ""
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # The record is missing or from another release: compute the digest.
-    if is_dry_run():
-        return ""
-    plan_digest = digest(_plan(files, checkpoint_files.read_index(directory)))
-    cache.mkdir(parents=True, exist_ok=True)
-    with replacing(record, durable=False) as file:
-        file.write(json.dumps({"stamp": stamp, "digest": plan_digest}).encode())
-    return plan_digest
+        return None  # The record is missing or from another release.
 
 
-def _stamp(path: Path) -> list[str | int]:
-    return [path.name, *read_state(path)]
+def _record(directory: Path, records: Path) -> Path:
+    return records / f"{hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]}.json"
+
+
+def _stamp(directory: Path) -> list[list[str | int]]:
+    # The index decides which copy of a tensor is loaded, so its change is a change of the weights.
+    files = (*weight_files(directory), *checkpoint_files.list_indexes(directory))
+    return [[path.name, *read_state(path)] for path in files]
 
 
 def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
+    from concurrent.futures import ThreadPoolExecutor
+
     tensors = _checked(path, index) if path.suffix == ".safetensors" else []
     hashes = [hashlib.sha256() for _ in tensors]
     chunks: list[str] = []
-    with path.open("rb") as file:
+    # The digests of chunks and of tensors are computed at the same time; hashlib does not hold the interpreter's lock.
+    with path.open("rb") as file, ThreadPoolExecutor(1) as beside:
         position, chunk = 0, hashlib.sha256()
         while data := file.read(_READ):
+            fed = beside.submit(_feed, tensors, hashes, position, data)
             chunk.update(data)
-            _feed(tensors, hashes, position, data)
+            fed.result()
             position += len(data)
             if position % CHUNK == 0:
                 chunks.append(chunk.hexdigest())

@@ -100,6 +100,31 @@ def test_server_loads_files_when_the_prefetcher_is_killed(
             assert served.tokens() == reference
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["other-directory", "http", "own-directory"])
+def test_source_that_changed_with_its_size_kept_is_replaced_by_the_models_directory(
+    machine: Machine, model: Path, bundle: Any, reference: Tokens, tmp_path: Path, kind: str
+) -> None:
+    changed = Path(shutil.copytree(model, tmp_path / "tiny-llama"))
+    tensor = tensors.list_tensors(weights.plan(model))[-1]
+    with (changed / FILE).open("r+b") as file:
+        file.seek(tensor.offset)
+        file.write(bytes(tensor.size))
+    with serving(changed) as source:
+        address = source.url if kind == "http" else str(changed)
+        served_model = changed if kind == "own-directory" else model
+        with machine.serving(str(served_model), "--mode", "fresh", "--weights-from", address) as served:
+            (load,) = served.report["loads"]
+            assert load["way"] == "files"
+            reasons = [step["reason"] for step in served.report["fallbacks"]]
+            assert any("digest" in reason for reason in reasons), reasons
+            if kind != "own-directory":
+                assert served.tokens() == reference
+            else:
+                assert served.report["canary"] is None
+                assert any("The model's own directory is read" in reason for reason in reasons)
+
+
 def test_two_nodes_fetch_their_own_layers_and_then_the_rest(
     machine: Machine, bare: Path, model: Path
 ) -> None:

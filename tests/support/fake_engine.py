@@ -34,6 +34,12 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
         ):
             os.write(int(os.environ["COLDSTART_READY_FD"]), json.dumps({"failed": cause}).encode() + b"\n")
         return 1
+    if behaviour == "loses-weights" and plan.weights_from:
+        from coldstart.contract.weights import LOST
+
+        lost = {"failed": f"RuntimeError: {LOST}files, after 3 of 10 tensors: it does not match its digest"}
+        os.write(int(os.environ["COLDSTART_READY_FD"]), json.dumps(lost).encode() + b"\n")
+        return 1
     if behaviour == "recovers":
         os.write(int(os.environ["COLDSTART_READY_FD"]), b'{"failed": "ValueError: tried another way"}\n')
     if behaviour == "dies-forked" and imported:

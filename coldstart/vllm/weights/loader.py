@@ -20,6 +20,7 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.weights import LOST
 from coldstart.errors import ColdstartError
 from coldstart.system import timeline
 from coldstart.vllm.weights.in_place import InPlace
@@ -105,7 +106,7 @@ class ColdLoader(DefaultModelLoader):
             yield from self._placed(wanted, model)
         except NoLoaderLeftError as error:
             if wanted.asked is not None:  # vLLM's own reader verifies no digest
-                raise RuntimeError(f"cannot load the weights: {error}") from error
+                raise RuntimeError(f"{LOST}{error}") from error
             yield from self._vllms(model_config, model, {tensor.name for tensor in error.left}, str(error))
 
     def _placed(self, wanted: _Wanted, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

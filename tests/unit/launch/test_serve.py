@@ -18,6 +18,7 @@ from support.engines import FakeThawed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.weights import WeightsRequest
 from coldstart.errors import CommandFailedError
 from coldstart.launch import (
     fetch,
@@ -163,6 +164,43 @@ def test_untrusted_bundle_is_omitted_when_its_start_fails(lookup: Lookup, fake_e
     assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0].reason
     with pytest.raises(server_process.ServerExitedError, match="ended with exit code 7"):
         ladder.start(ServeRequest(lookup, mode="fresh", ready_timeout=20), dying)
+
+
+@pytest.mark.parametrize("mode", ["fresh", "template-runtime", "auto"])
+def test_weights_that_are_lost_while_the_server_starts_are_read_from_the_models_directory(
+    lookup: Lookup, template: Template, tmp_path: Path, mode: str
+) -> None:
+    template("runtime")
+    plan = replace(
+        PLAN,
+        vllm_args=Arguments(["loses-weights"]),
+        weights_from=WeightsRequest("http://weights.example", tmp_path),
+    )
+    one = ladder.start(
+        ServeRequest(lookup, mode=mode, ready_timeout=20, weights_from="http://weights.example"), plan
+    )
+    one.running.process.signal(signal.SIGKILL)
+    one.running.process.wait()
+    (step,) = [step for step in one.account.fallbacks if step.stage == "weights"]
+    assert "does not match its digest" in step.reason and "own directory is read" in step.reason
+    assert one.mode == "fresh" and one.plan.weights_from is None
+    assert one.plan.vllm_args.value("model") == str(lookup.model.path)
+
+
+def test_weights_that_are_lost_end_the_start_of_a_directory_without_any(
+    lookup: Lookup, fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    fake_engine("serves")
+    plan = replace(
+        PLAN,
+        vllm_args=Arguments(["loses-weights"]),
+        weights_from=WeightsRequest("http://weights.example", tmp_path),
+    )
+    bare = replace(lookup, model=replace(lookup.model, path=tmp_path))
+    request = ServeRequest(bare, mode="fresh", ready_timeout=20, weights_from="http://weights.example")
+    with pytest.raises(server_process.ServerExitedError, match="cannot load the weights") as caught:
+        ladder.start(request, plan)
+    assert "no weights" in str(caught.value.hint) and "--weights-from" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(("free", "named"), [(1 << 30, False), (4096, True)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -433,28 +435,80 @@ def _model(directory: Path | None) -> ResolvedModel:
     return ResolvedModel("m", directory, None, None, {})
 
 
+def _fit(source: str | Path, plan: dict[str, Any], model: ResolvedModel, root: Path) -> fetch.Weights:
+    return chosen(plan, model, root, source=str(source))
+
+
 def test_a_source_with_the_same_tensors_in_other_files_is_hashed(
-    resharded: tuple[dict[str, Any], Path],
+    resharded: tuple[dict[str, Any], Path], home: Path
 ) -> None:
     plan, source = resharded
-    found, fallbacks = fetch._fit_source(str(source), plan, _model(None))
-    assert found == weights.plan(source) and "have the same tensors" in fallbacks[0].reason
-    assert fetch._fit_source("https://weights.example/m", plan, _model(None)) == (plan, [])
+    found = _fit(source, plan, _model(home), home)
+    assert found.request is not None and found.request.read() == weights.plan(source)
+    assert "have the same tensors" in found.fallbacks[0].reason
+    remote = _fit("https://weights.example/m", plan, _model(home), home)
+    assert remote.request is not None and remote.request.read() == plan and remote.fallbacks == []
 
 
 def test_a_source_with_other_values_is_refused_before_any_process_starts(
-    resharded: tuple[dict[str, Any], Path], tmp_path: Path
+    resharded: tuple[dict[str, Any], Path], tmp_path: Path, home: Path
 ) -> None:
     plan, source = resharded
     save_file({name: np.full(4, 7, np.float32) for name in "ab"}, source / "model.safetensors")
     with pytest.raises(CommandFailedError, match="a has other values in") as error:
-        fetch._fit_source(str(source), plan, _model(None))
+        _fit(source, plan, _model(home), home)
     assert error.value.hint is not None
-    own, fallbacks = fetch._fit_source(str(source), plan, _model(tmp_path / "two"))
-    assert own is None and "the model's own directory is read" in fallbacks[0].reason
+    own = _fit(source, plan, _model(tmp_path / "two"), home)
+    assert own.request is None and "the model's own directory is read" in own.fallbacks[0].reason
 
 
-def test_a_source_without_the_files_of_the_bundle_is_refused(resharded: tuple[dict[str, Any], Path]) -> None:
+def test_a_source_without_the_files_of_the_bundle_is_refused(
+    resharded: tuple[dict[str, Any], Path], home: Path
+) -> None:
     plan, source = resharded
     with pytest.raises(CommandFailedError, match=r"model-00001-of-00002.safetensors does not exist"):
-        fetch._fit_source(str(source.parent / "no-such"), plan, _model(None))
+        _fit(source.parent / "no-such", plan, _model(home), home)
+
+
+def _overwrite(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(-1, os.SEEK_END)
+        opened.write(b"\7")
+
+
+def _overwrite_and_restore_the_time(file: Path) -> None:
+    before = file.stat()
+    _overwrite(file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _replace(file: Path) -> None:
+    other = file.with_name("other")
+    shutil.copyfile(file, other)
+    _overwrite(other)
+    other.rename(file)
+
+
+@pytest.mark.parametrize("change", [_overwrite, _overwrite_and_restore_the_time, _replace])
+@pytest.mark.parametrize("other", [False, True])
+def test_a_source_that_changed_since_it_was_hashed_is_not_used_though_its_size_is_the_same(
+    local: Path, home: Path, change: Callable[[Path], None], other: bool
+) -> None:
+    """The source is the model's own directory, or another one beside sound files of the model."""
+    plan = weights.plan(local, Cache(home).weights)
+    own = _model(Path(shutil.copytree(local, home / "own")) if other else local)
+    assert _fit(local, plan, own, home).fallbacks == []
+    change(local / "model.safetensors")
+    found = _fit(local, plan, own, home)
+    (step,) = found.fallbacks
+    assert found.request is None and step.stage == "weights" and "has other values" in step.reason
+    assert (found.identity == weights.digest(plan)) is other
+
+
+def test_a_source_of_which_only_the_state_changed_is_used(local: Path, home: Path) -> None:
+    plan = weights.plan(local, Cache(home).weights)
+    file = local / "model.safetensors"
+    file.chmod(0o640)
+    os.utime(file, (1, 1))
+    found = _fit(local, plan, _model(local), home)
+    assert found.fallbacks == [] and found.request is not None and found.request.read() == plan

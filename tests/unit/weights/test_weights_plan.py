@@ -94,7 +94,7 @@ def test_equal_bytes_have_the_same_identity(tmp_path: Path) -> None:
 def test_the_identity_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "model.safetensors", {"a": b"1"})
     known = weights.identity(tmp_path, tmp_path / "cache")
-    monkeypatch.setattr(weights, "plan", lambda _: pytest.fail("computed again"))
+    monkeypatch.setattr(weights, "plan", lambda *_: pytest.fail("computed again"))
     assert weights.identity(tmp_path, tmp_path / "cache") == known
 
 
