@@ -12,6 +12,6 @@ def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
         return ["the ready file does not report the used sections"]
     missing = [f"{section} was not used" for section, used in taken.items() if not used]
     explained = [f"{entry.get('section')}: {entry.get('reason')}" for entry in fallbacks]
-    if not taken and not explained:
+    if not taken and not explained and readiness.get("canary") is not True:
         return ["no section of the bundle was used"]
     return explained or missing

@@ -14,6 +14,7 @@ from pathlib import Path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
+from coldstart.models import inspection
 from coldstart.validate import process_tree, tokens
 from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_answers
 from coldstart.validate.checks import Level
@@ -25,6 +26,8 @@ from coldstart.validate.readiness import explain_slow_path
 REPLAY = PromptSettings(crowds=(8,))
 Pair = tuple[Launcher, Launcher]
 HINT = "coldstart materialize {} --force"
+# The materialization has tried, and would come to the same result.
+_ABSENT = "build the bundle with arguments with which vLLM compiles this model; with these, the start has no more to restore"
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,18 @@ def pair_launchers(subject: Subject) -> Callable[[Bundle, Path], Pair]:
 
 
 def _fallbacks(started: ServerAnswers, bundle: Bundle) -> list[Finding]:
-    return [
-        Finding("CS-FALLBACK", "warning", f"not used: {reason}", HINT.format(bundle.name), "serve")
-        for reason in explain_slow_path(started.readiness)
-    ]
+    absent = tuple(
+        f"{section}: the bundle has none: {why}"
+        for section, why in inspection.list_missing_sections(bundle).items()
+        if not why.startswith(inspection.PROOF_FAILED)
+    )
+    return [_name_fallback(reason, absent, bundle) for reason in explain_slow_path(started.readiness)]
+
+
+def _name_fallback(reason: str, absent: tuple[str, ...], bundle: Bundle) -> Finding:
+    if reason.startswith("canary: "):
+        # The weights were compared before.
+        message = f"{reason.removeprefix('canary: ')}, though it has the bundle's weights"
+        return Finding("CS-CANARY", "error", message, HINT.format(bundle.name), "serve")
+    hint = _ABSENT if reason.startswith(absent) else HINT.format(bundle.name)
+    return Finding("CS-FALLBACK", "warning", f"not used: {reason}", hint, "serve")

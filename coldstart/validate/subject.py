@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.artifacts.errors import InvalidReferenceError
@@ -21,8 +22,11 @@ from coldstart.system import secrets
 from coldstart.system.paths import Cache
 from coldstart.validate.checks import Level
 from coldstart.validate.launchers import Subject
+from coldstart.weights import checkpoint
+from coldstart.weights import weights_plan as weights
 
 NOT_SERVED = "CS-NOT-SERVED"
+OTHER_WEIGHTS = "CS-OTHER-WEIGHTS"
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,33 @@ def explain_not_served(
     return [Finding(NOT_SERVED, "error", message, hint, "serve")]
 
 
+def explain_other_weights(bundle: Bundle, lookup: Lookup) -> list[Finding]:
+    """Return a finding if the model has other weights than the bundle was proved with; empty if the tensors are the same.
+
+    A server of such a model uses the bundle, but no token can be compared with the bundle's. The weights are hashed once.
+    """
+    directory, records = lookup.model.path, lookup.cache.weights
+    if directory is None or lookup.vllm_args.value("load_format") == "dummy" or not bundle.has("weights"):
+        return []
+    try:
+        known = checkpoint.parse(cast("dict[str, Any]", bundle.json("weights"))).document()
+    except checkpoint.InvalidWeightsPlanError:
+        return []  # no server can use it, and `serve --weights-from` names it
+    if weights.identity(directory, records) == weights.digest(known):
+        return []
+    if not (differing := weights.find_difference(known, weights.plan(directory, records))):
+        return []
+    return [
+        Finding(
+            OTHER_WEIGHTS,
+            "error",
+            f"{lookup.model.argument} has other weights than {bundle.ref} was built from: {differing} differs",
+            f"name a directory with the bundle's weights, or build a bundle of these: {lookup.format_materialize('--force')}",
+            "weights",
+        )
+    ]
+
+
 def _format_validate(word: str, level: Level, source: Source) -> str:
     words = ["coldstart", "validate", word, "--level", level]
     words += ["--model", source.model] if source.model is not None else []
@@ -125,11 +156,16 @@ def _format_validate(word: str, level: Level, source: Source) -> str:
     return shlex.join([*words, *(["--", *secrets.arguments(source.vllm_args)] if source.vllm_args else [])])
 
 
+def ensure_files(lookup: Lookup) -> Lookup:
+    """Return the look-up after its files of a hub model were fetched. Raises the errors of `resolution.ensure_weights`."""
+    if lookup.model.repo_id is None:
+        return lookup
+    return replace(lookup, model=resolution.ensure_weights(lookup.model, offline=lookup.offline))
+
+
 def prepare_subject(lookup: Lookup) -> Subject:
-    """Build the subject of the launchers, and fetch the files of a hub model. Raises AuthRequiredError."""
+    """Build the subject of the launchers."""
     model = lookup.model
-    if model.repo_id is not None:
-        model = resolution.ensure_weights(model, offline=lookup.offline)
     common = ("--cache-dir", str(lookup.cache.root), *(["--offline"] if lookup.offline else []))
     target, revision = str(model.path or model.repo_id), model.revision if model.repo_id is not None else None
     return Subject(model.argument, target, tuple(lookup.vllm_args), common, revision)

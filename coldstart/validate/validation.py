@@ -64,6 +64,9 @@ def _starter(word: str, request: ValidationRequest) -> checks.StartCheck | None:
         lookup = subject.look_up_bundle(bundle, word, request.source)
         if others := subject.explain_not_served(bundle, lookup, word, level, request.source):
             return others  # a server would use another bundle
+        lookup = subject.ensure_files(lookup)
+        if others := subject.explain_other_weights(bundle, lookup):
+            return others  # its tokens would say nothing about the bundle
         return check_graphs(Starts(pair_launchers(subject.prepare_subject(lookup)), request.replay))(
             bundle, level
         )

@@ -77,7 +77,14 @@ def main() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     if behaviour == "silent":
         time.sleep(3600)
-    fallbacks = [{"section": "compile", "reason": "another ISA"}] if behaviour == "fell-back" else []
+    reasons = {
+        "fell-back": ("compile", "another ISA"),
+        "compiles-nothing": ("compile", "the bundle has none: vLLM compiles no part"),
+        "other-canary": ("canary", "a fresh start gave another token than the bundle's canary"),
+    }
+    fallbacks = (
+        [dict(zip(("section", "reason"), reasons[behaviour], strict=True))] if behaviour in reasons else []
+    )
     state = {
         "pid": os.getpid(),
         "mode": "fresh" if behaviour == "other-mode" else sys.argv[4],

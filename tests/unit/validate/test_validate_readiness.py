@@ -12,6 +12,7 @@ from coldstart.validate.readiness import explain_slow_path
         ({}, ["the ready file does not report the used sections"]),
         ({"fast_path": {"compile": True}}, ["the ready file does not report the used sections"]),
         ({"fast_path": {}, "fallbacks": []}, ["no section of the bundle was used"]),
+        ({"fast_path": {}, "fallbacks": [], "canary": True}, []),
         ({"fast_path": {"compile": False}, "fallbacks": []}, ["compile was not used"]),
         (
             {"fast_path": {"compile": False}, "fallbacks": [{"section": "compile", "reason": "another ISA"}]},

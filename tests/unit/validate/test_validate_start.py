@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
 from support.fake_launcher import FakeLauncher
+from tools import bundles
 
 from coldstart.errors import UsageError
 from coldstart.validate.answers import PromptSettings
@@ -34,6 +36,7 @@ def validate(
         ("load", "serves", "dies", []),
         ("load", "dies", "serves", ["CS-LOAD"]),
         ("load", "fell-back", "serves", ["CS-FALLBACK"]),
+        ("load", "other-canary", "serves", ["CS-CANARY"]),
         ("replay", "serves", "serves", []),
         ("replay", "other-tokens", "serves", ["CS-REPLAY", "CS-REPLAY"]),
         ("replay", "serves", "dies", ["CS-REFERENCE-START"]),
@@ -43,6 +46,23 @@ def test_start_reports_findings(
     bundle: Bundle, level: Level, ours: str, plain: str, expected: list[str]
 ) -> None:
     assert codes(bundle, level, ours, plain) == expected
+
+
+def test_hint_of_a_fallback_helps(store: Store, tmp_path: Path) -> None:
+    """Where vLLM compiles nothing, another materialization comes to the same result."""
+
+    def hints(behaviour: str, reason: str) -> list[str]:
+        with store.begin(bundles.key()) as draft:
+            draft.add_json("stages", {"not_made": {"compile": reason}})
+            bundle = draft.publish(bundles.provenance())
+        return [finding.hint for finding in validate(bundle, "load", behaviour)]
+
+    (hint,) = hints("compiles-nothing", "vLLM compiles no part")
+    assert "with which vLLM compiles" in hint and "--force" not in hint
+    (hint,) = hints("fell-back", "vLLM compiles no part")
+    assert hint.endswith("--force")
+    (hint,) = hints("compiles-nothing", "the proof start failed with it: no memory")
+    assert hint.endswith("--force")
 
 
 def test_prompt_refused_by_both_servers_is_an_error_of_the_user(bundle: Bundle) -> None:

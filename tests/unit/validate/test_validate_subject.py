@@ -1,6 +1,9 @@
 """Resolve a name to a bundle, and a bundle to the model and arguments of its server."""
 
+import json
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +13,8 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import InvalidReferenceError
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.artifacts.verify import Finding
+from safetensors.numpy import load_file, save_file
+from support.fake_launcher import FakeLauncher
 from tools import bundles, tiny_models
 
 from coldstart.contract.arguments import Arguments
@@ -18,8 +23,10 @@ from coldstart.models import keys, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
 from coldstart.system.paths import Cache
-from coldstart.validate import subject
+from coldstart.validate import subject, validation
 from coldstart.validate.subject import Source
+from coldstart.validate.validation import ValidationRequest
+from coldstart.weights import weights_plan as weights
 
 ARGS = ("--max-model-len", "512")
 
@@ -166,3 +173,87 @@ def test_untrusted_bundle_is_not_started(
         (finding,) = explain(materialized.bundle, lookup, source=source)
         assert "is not trusted" in finding.message and "coldstart trust add FILE" in finding.hint
         assert finding.hint.endswith(f"; then {again}{after}")
+
+
+def _overwrite(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(-1, os.SEEK_END)
+        last = opened.read(1)
+        opened.seek(-1, os.SEEK_END)
+        opened.write(bytes([last[0] ^ 1]))
+
+
+def _save_shards(directory: Path) -> None:
+    """Write the weights of a directory as two files with an index."""
+    whole = directory / "model.safetensors"
+    tensors = load_file(whole)
+    names, shards = sorted(tensors), [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    parts = {shards[0]: names[::2], shards[1]: names[1::2]}
+    for shard, held in parts.items():
+        save_file({name: tensors[name] for name in held}, directory / shard)
+    index = {name: shard for shard, held in parts.items() for name in held}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    whole.unlink()
+
+
+def _replace_a_shard(directory: Path) -> None:
+    shard = directory / "model-00002-of-00002.safetensors"
+    other = shutil.copyfile(shard, directory / "other")
+    _overwrite(other)
+    other.rename(shard)
+
+
+def _quantize(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "awq"}})
+    )
+
+
+def _leave(directory: Path) -> None:
+    """Change nothing."""
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "expected"),
+    [
+        (_leave, _leave, []),
+        (_leave, _save_shards, []),
+        (_leave, lambda directory: _overwrite(directory / "model.safetensors"), ["CS-OTHER-WEIGHTS"]),
+        (_save_shards, _replace_a_shard, ["CS-OTHER-WEIGHTS"]),
+        (_leave, _quantize, ["CS-NOT-SERVED"]),
+    ],
+    ids=["copy", "other-files", "other-bytes", "one-shard", "quantized"],
+)
+def test_a_bundle_is_validated_with_its_own_weights(
+    materialized: Materialized,
+    monkeypatch: pytest.MonkeyPatch,
+    before: Callable[[Path], None],
+    change: Callable[[Path], None],
+    expected: list[str],
+) -> None:
+    started: list[str] = []
+
+    def pair(bundle: Bundle, directory: Path) -> tuple[FakeLauncher, FakeLauncher]:
+        started.append(bundle.name)
+        return FakeLauncher("fresh"), FakeLauncher("vllm-cold")
+
+    monkeypatch.setattr(validation, "pair_launchers", lambda _: pair)
+    cache = materialized.source.cache
+    before(materialized.directory)
+    with Store(cache.bundles).begin(materialized.bundle.key) as draft:
+        draft.add_json("kv", bundles.KV)
+        draft.add_json("weights", weights.plan(materialized.directory))
+        provenance = replace(bundles.provenance("my-model"), arguments=ARGS)
+        draft.publish(provenance, signer=sign.host_key(paths.state_dir()))
+    other = Path(shutil.copytree(materialized.directory, materialized.directory.with_name("copy")))
+    change(other)
+    source = replace(materialized.source, model=str(other))
+    (report,) = validation.run(
+        materialized.store, ValidationRequest(["my-model"], level="load", source=source)
+    )
+    assert [finding.code for finding in report.findings] == expected
+    assert started == ([] if expected else ["my-model"])
+    if expected == ["CS-OTHER-WEIGHTS"]:
+        (finding,) = report.findings
+        assert f"coldstart materialize {other} --force -- --max-model-len 512" in finding.hint
