@@ -54,7 +54,7 @@ def start(case):
         return {"path": str(resolution.ensure_weights(model).path)}
     except ColdstartError as error:
         return {"code": error.exit_code, "message": error.message, "hint": error.hint}
-with ThreadPoolExecutor(16) as pool:
+with ThreadPoolExecutor(int(sys.argv[1])) as pool:
     print(json.dumps([*pool.map(start, json.load(sys.stdin))]))
 """
 
@@ -109,25 +109,25 @@ def _cache(home: Path, repository: str, copy: str) -> Path:
     return snapshot
 
 
-def _start(home: Path, cases: list[tuple[str, str]], endpoint: str) -> tuple[list[dict[str, Any]], str]:
+def _start(
+    home: Path, cases: list[tuple[str, str]], endpoint: str, at_once: int = 4
+) -> tuple[list[dict[str, Any]], str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     env = inherited | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "NO_PROXY": "*"}
     asked = json.dumps([(f"acme/{repository}", revision) for repository, revision in cases])
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT], env=env, input=asked, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", _SCRIPT, str(at_once)], env=env, input=asked, capture_output=True, text=True, check=True,
         timeout=120,
     )  # fmt: skip
     return json.loads(done.stdout), done.stderr
 
 
-def _check(
-    home: Path, kinds: Mapping[str, str], endpoint: str | None = None, revisions: tuple[str, ...] = REVISIONS
-) -> None:
+def _check(home: Path, kinds: Mapping[str, str], endpoint: str | None = None, at_once: int = 4) -> None:
     """Check all copies and revisions against answers, which a message must contain."""
-    cases = [(f"{copy}.{kind}", revision) for copy, kind, revision in product(COPIES, kinds, revisions)]
+    cases = [(f"{copy}.{kind}", revision) for copy, kind, revision in product(COPIES, kinds, REVISIONS)]
     places = {name: _cache(home, name, name.split(".")[0]) for name in dict.fromkeys(n for n, _ in cases)}
     with raw_server.answering(_answer) as server:
-        outcomes, said = _start(home, cases, endpoint or server.url)
+        outcomes, said = _start(home, cases, endpoint or server.url, at_once)
     for (name, revision), outcome in zip(cases, outcomes, strict=True):
         copy, kind = name.split(".", 1)
         has_copy = copy != "empty" and revision != "elsewhere"
@@ -162,7 +162,7 @@ def test_every_answer_that_is_not_from_a_hub(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hub_that_answers_slowly(tmp_path: Path) -> None:
-    _check(tmp_path, dict.fromkeys(SLOW, "the hub does not answer"))
+    _check(tmp_path, dict.fromkeys(SLOW, "the hub does not answer"), at_once=18)
 
 
 @pytest.mark.parametrize("endpoint", ["http://hub.invalid", "https://{tls}"])
