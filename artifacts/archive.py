@@ -84,7 +84,7 @@ class ArchiveSource:
 
     def __init__(self, path: Path) -> None:
         """Open the archive. Raises NotALayoutError and the errors of tar.members."""
-        self._file = path.open("rb")
+        self._file = files.open_regular(path)
         self._found: dict[str, tuple[int, int]] = {}
         try:
             self._scan()

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from coldstart.artifacts import fields
+from coldstart.artifacts import fields, files
 from coldstart.artifacts.errors import (
     BundleError,
     DigestMismatchError,
@@ -30,7 +30,7 @@ def blob_path(root: Path, digest: str) -> Path:
 def open_unverified(root: Path, digest: str) -> BinaryIO:
     """Open the raw file; the caller hashes it. Raises MissingBlobError, UnsafeLinkError, UnreadableError."""
     try:
-        handle = os.open(blob_path(root, digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = files.open_descriptor(blob_path(root, digest), follow=False)
     except FileNotFoundError as error:
         raise MissingBlobError(f"blob {digest} is not in the store") from error
     except OSError as error:

@@ -1,16 +1,23 @@
 """Canonical JSON writer and strict JSON reader: loads(dumps(x)) == x, and dumps(loads(dumps(x))) gives the same bytes.
 
 Canonical: UTF-8, members sorted by code point, no white space, shortest round-trip numbers, no NaN or
-infinity. Strict: a cap on bytes and nesting, no duplicate member, no NaN, valid UTF-8.
+infinity. Strict: a cap on bytes and nesting, no duplicate member, no NaN, valid UTF-8. Documents of other programs are read
+with the same caps (`parse`, `read`).
 """
 
 from __future__ import annotations
 
 import json
-from typing import NoReturn
+import re
+from pathlib import Path
+from typing import Any, NoReturn
 
+from coldstart.artifacts import files
 from coldstart.artifacts.errors import DuplicateKeyError, InvalidJsonError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
+
+# The escape of half a character, which no encoding can represent.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def dumps(value: object) -> bytes:
@@ -27,17 +34,40 @@ def dumps(value: object) -> bytes:
 
 
 def loads(data: bytes, *, cap: int, what: str) -> object:
-    """Parse `data`.
+    """Parse `data` strictly.
 
     Raises TooLargeError, DuplicateKeyError or InvalidJsonError; `what` names the document in the message.
     """
+    return _parse(data, cap, what, object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def parse(data: bytes, *, cap: int = LIMITS.json_section, what: str) -> Any:
+    """Parse JSON of another program with the limits of `loads`. NaN is a number, and the last of equal members counts.
+
+    Raises TooLargeError or InvalidJsonError, which are ValueErrors.
+    """
+    return _parse(data, cap, what)
+
+
+def read(path: str | Path, *, cap: int = LIMITS.json_section) -> Any:
+    """Parse a file as `parse` does. Raises NotRegularError and OSError, TooLargeError and InvalidJsonError."""
+    return parse(files.read_regular(path, cap), cap=cap, what=str(path))
+
+
+def _parse(data: bytes, cap: int, what: str, **hooks: Any) -> Any:
     if len(data) > cap:
         raise TooLargeError(f"{what} is {len(data)} bytes, the cap is {cap}")
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(data.decode(), **hooks)
         _check_names(value, 0)
+        if _SURROGATE.search(data):
+            json.dumps(value, ensure_ascii=False).encode()
+    except DuplicateKeyError as error:
+        raise DuplicateKeyError(f"{what} is not valid JSON: {error.message}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidJsonError(f"{what} is not valid JSON: {error}") from error
+        deep = isinstance(error, RecursionError)
+        reason = f"nested deeper than {LIMITS.json_depth}" if deep else str(error)
+        raise InvalidJsonError(f"{what} is not valid JSON: {reason}") from error
     return value
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coldstart.artifacts import oci
+from coldstart.artifacts import files, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.oci_layout import OciLayout
@@ -96,7 +96,7 @@ def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:
         return
     memory = {kind.name for kind in SECTION_TYPES.values() if kind.memory}
     try:
-        layers = oci.parse_manifest(staged.read_bytes()).layers
+        layers = oci.parse_manifest(files.read_regular(staged)).layers
     except BundleError:
         return  # a reader reports the error; without a manifest no section is known
     for layer in layers:

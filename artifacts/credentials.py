@@ -7,7 +7,6 @@ the user name <token> marks an identity token. https://github.com/docker/docker-
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import subprocess
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts import canonical
 from coldstart.artifacts.errors import RemoteDeniedError
 
 # Docker's logins are stored under another host than its registry's.
@@ -59,8 +59,8 @@ def _config(environment: Mapping[str, str]) -> Mapping[str, Any]:
     # Unlike Path.home, expanduser does not fail for a user without a home directory.
     path = Path(directory or os.path.expanduser("~/.docker"), "config.json")  # noqa: PTH111
     try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        document = canonical.read(path)
+    except (OSError, ValueError):
         return {}  # No stored login; the registry decides whether it serves anonymous readers.
     return document if isinstance(document, dict) else {}
 
@@ -94,9 +94,9 @@ def _from_helper(helper: str, key: str) -> Login | None:
             hint=f"unlock the credential store of {program}, or docker login {key}",
         )
     try:
-        document = json.loads(done.stdout)
+        document = canonical.parse(done.stdout, what=program)
         user, secret = str(document["Username"]), str(document["Secret"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise RemoteDeniedError(f"{program} returned no credentials") from error
     return Login(identity=secret) if user == _TOKEN_USER else Login(user, secret)
 

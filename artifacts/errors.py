@@ -52,8 +52,8 @@ class BundleError(ColdstartError):
         return f"{self.code}: {self.message} ({self.hint})"
 
 
-class InvalidJsonError(BundleError):
-    """JSON that this format does not allow: syntax, encoding, NaN, or nesting."""
+class InvalidJsonError(BundleError, ValueError):
+    """JSON that this format does not allow: syntax, encoding, NaN, or nesting. A ValueError, as those of other readers."""
 
     code = "CS-JSON"
 
@@ -64,8 +64,8 @@ class DuplicateKeyError(InvalidJsonError):
     code = "CS-DUPKEY"
 
 
-class TooLargeError(BundleError):
-    """Document or count above its limit."""
+class TooLargeError(BundleError, ValueError):
+    """Document or count above its limit. A ValueError, as InvalidJsonError."""
 
     code = "CS-SIZE"
     default_hint = "do not use this bundle; materialize it on this machine: coldstart materialize MODEL"
@@ -98,6 +98,18 @@ class UnreadableError(BundleError):
 
     code = "CS-UNREADABLE"
     default_hint = "check the permissions and the disk, or fetch the bundle again: coldstart pull ADDRESS"
+
+
+class NotRegularError(BundleError, OSError):
+    """Pipe, device, socket or directory in the place of a file. An OSError, so callers can continue without its content."""
+
+    code = "CS-FILE"
+    exit_code = ERROR
+    default_hint = "put a regular file in its place"
+
+    def __init__(self, message: str | Sequence[str], *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.strerror = "not a regular file"
 
 
 class InvalidManifestError(BundleError):
@@ -215,6 +227,14 @@ class InvalidSignatureError(BundleError):
     default_hint = "sign the bundle again, or materialize here: coldstart materialize MODEL"
 
 
+class ExposedKeyError(BundleError):
+    """Key, or directory of keys, that another user owns, can replace or can read."""
+
+    code = "CS-EXPOSED"
+    exit_code = ERROR
+    default_hint = "let only its owner write to it: chmod go-w FILE"
+
+
 class InvalidNameError(BundleError):
     """Name of a key with characters other than letters, digits, `.`, `_` and `-`, or with more than 64."""
 
@@ -293,6 +313,13 @@ class RemoteDeniedError(RemoteFailedError):
     code = "CS-AUTH"
     exit_code = AUTH_REQUIRED
     default_hint = "log in (docker login REGISTRY, or hf auth login), then run the command again"
+
+
+def describe(error: Exception) -> str:
+    """Return the reason of an error, without a code and a hint."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return error.message if isinstance(error, ColdstartError) else str(error)
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

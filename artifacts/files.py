@@ -8,17 +8,24 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from coldstart.artifacts.errors import NoLocksError, TooLargeError, named_os_errors
+from coldstart.artifacts.errors import NoLocksError, NotRegularError, TooLargeError, named_os_errors
+from coldstart.artifacts.limits import LIMITS
 
 # Errors of file systems without hard links (FAT, some network and overlay file systems) or without locks.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+# Names of files that this process has open, as the shell gives them for `<(...)`: the user chose the pipe.
+_OPEN_ALREADY = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 def sync_directory(directory: Path) -> None:
@@ -76,13 +83,49 @@ def create(path: Path, mode: int) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
 
 
-def read_capped(path: Path, cap: int) -> bytes:
-    """Return the bytes of a small file. Raises TooLargeError above `cap`, OSError if it cannot be read."""
-    with path.open("rb") as file:
+def open_regular(path: str | Path) -> BufferedReader:
+    """Open a file as `open_descriptor` does."""
+    return os.fdopen(open_descriptor(path), "rb")
+
+
+def open_descriptor(path: str | Path, *, follow: bool = True) -> int:
+    """Open a regular file for reading, without a wait for the writer of a pipe and without use of a device.
+
+    Without `follow`, a symbolic link is an OSError (ELOOP). A name such as /dev/stdin or /dev/fd/63 may be a pipe.
+
+    Raises NotRegularError for anything but a regular file, and OSError.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENODEV):
+            raise NotRegularError(f"{path} is a socket or a device, not a regular file") from error
+        raise
+    try:
+        kind = stat.S_IFMT(os.fstat(handle).st_mode)
+        is_chosen = kind != stat.S_IFDIR and _OPEN_ALREADY.fullmatch(os.fspath(path))
+        if kind != stat.S_IFREG and not is_chosen:
+            raise NotRegularError(f"{path} is {_KINDS.get(kind, 'a device')}, not a regular file")
+        os.set_blocking(handle, True)
+        return handle
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_regular(path: str | Path, cap: int = LIMITS.json_section) -> bytes:
+    """Return the bytes of a small file. Raises TooLargeError above `cap`, and as `open_regular`."""
+    with open_regular(path) as file:
         data = file.read(cap + 1)
     if len(data) > cap:
-        raise TooLargeError(f"{path.name} is larger than {cap} bytes")
+        raise TooLargeError(f"{path} is larger than {cap} bytes")
     return data
+
+
+def read_text(path: str | Path) -> str:
+    """Return the text of a small file in UTF-8. Raises UnicodeDecodeError, and as `read_regular`."""
+    return read_regular(path).decode()
 
 
 @contextmanager

@@ -65,8 +65,8 @@ class OciLayout:
 
     def _index(self) -> bytes:
         try:
-            oci.check_layout(files.read_capped(self.root / oci.LAYOUT_FILE, LIMITS.pax_header))
-            return files.read_capped(self.root / oci.INDEX_FILE, LIMITS.index)
+            oci.check_layout(files.read_regular(self.root / oci.LAYOUT_FILE, LIMITS.pax_header))
+            return files.read_regular(self.root / oci.INDEX_FILE, LIMITS.index)
         except FileNotFoundError as error:
             raise NotALayoutError(f"{self.root.name} has no {oci.INDEX_FILE}") from error
 

@@ -16,6 +16,7 @@ from typing import BinaryIO
 import zstandard
 from coldstart.artifacts import tar
 from coldstart.artifacts.errors import InvalidTreeError, UnsafeLinkError, UnsafeMemberError
+from coldstart.artifacts.files import open_regular
 from coldstart.artifacts.member_names import MemberNames, check_name
 
 _PIECE = 1 << 20
@@ -95,7 +96,7 @@ def _member(path: Path, name: str, follow: bool) -> tar.Member:
 
 
 def _write_file(path: Path, member: tar.Member, counter: _Counter) -> None:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(min(_PIECE, member.size))
         left = member.size
         while data:

@@ -162,7 +162,7 @@ class TrustStore:
 
     def _keys(self) -> Iterator[Ed25519PublicKey]:
         for path in sorted(self.directory.glob("*.pub")):
-            yield _load_public(files.read_capped(path, LIMITS.signature), path.name)
+            yield _load_public(files.read_regular(path, LIMITS.signature), path.name)
 
 
 def trusted(bundle: Bundle, directory: Path) -> TrustResult:
@@ -229,7 +229,7 @@ def _load_private(path: Path) -> Ed25519PrivateKey:
     if path.stat().st_mode & 0o077:
         raise InvalidSignatureError(f"{path.name} can be read by others", hint=f"chmod 600 on {path.name}")
     try:
-        key = serialization.load_pem_private_key(files.read_capped(path, LIMITS.signature), password=None)
+        key = serialization.load_pem_private_key(files.read_regular(path, LIMITS.signature), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidSignatureError(f"{path.name} is not a private key") from error
     if not isinstance(key, Ed25519PrivateKey):

@@ -3,7 +3,15 @@
 Every error states what failed, on which object and why. `hint` is what the user can do next, if possible a command to type.
 """
 
-from coldstart.artifacts.errors import AUTH_REQUIRED, CHECK_FAILED, ERROR, NO_BUNDLE, SUCCESS, ColdstartError
+from coldstart.artifacts.errors import (
+    AUTH_REQUIRED,
+    CHECK_FAILED,
+    ERROR,
+    NO_BUNDLE,
+    SUCCESS,
+    ColdstartError,
+    describe,
+)
 
 __all__ = [
     "AUTH_REQUIRED",
@@ -16,6 +24,7 @@ __all__ = [
     "CommandFailedError",
     "NoBundleError",
     "UsageError",
+    "describe",
 ]
 
 

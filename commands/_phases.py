@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from coldstart.artifacts import files
 from coldstart.commands._options import Common
 
 from coldstart.errors import UsageError
@@ -70,6 +71,6 @@ def show_last(common: Common, lookup: "Lookup") -> None:
 def show(common: Common, directory: "UpDirectory") -> None:
     """Show the recorded phases with -v."""
     try:
-        common.out.detail(*directory.phases.read_text(encoding="utf-8").splitlines())
-    except OSError:
+        common.out.detail(*files.read_text(directory.phases).splitlines())
+    except (OSError, ValueError):
         common.out.detail("No phases of a start are recorded")

@@ -1,11 +1,12 @@
 """Check and parse the options of trace-replay, before the trace is read."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
 
-from coldstart.errors import UsageError
+from coldstart.artifacts import canonical
+
+from coldstart.errors import UsageError, describe
 from coldstart.lab.replay import Slo
 from coldstart.lab.replay.compare import compare
 from coldstart.scheduling import settings
@@ -128,9 +129,9 @@ def read_baseline(path: Path | None) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = canonical.read(path)
         compare(found, found)
-    except (ValueError, AttributeError, TypeError) as problem:
+    except (OSError, ValueError, AttributeError, TypeError) as problem:
         hint = "create one: coldstart trace-replay ... --format json -o FILE"
-        raise UsageError(f"--baseline {path}: {problem}", hint=hint) from problem
+        raise UsageError(f"--baseline {path}: {describe(problem)}", hint=hint) from problem
     return dict(found)

@@ -14,8 +14,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts import files
+
 from coldstart.contract import environment
-from coldstart.errors import UsageError
+from coldstart.errors import UsageError, describe
 from coldstart.system import paths
 
 PREFIX = environment.PREFIX
@@ -104,10 +106,10 @@ def _read(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(files.read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} cannot be read: {error}.",
+            f"{path} cannot be read: {describe(error)}.",
             hint="write TOML, such as [serve] and below it port = 8000, or name another: --config FILE",
         ) from error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from coldstart.artifacts import canonical
 from coldstart.commands import _replay_options
 from coldstart.commands._completion import complete_mapping, complete_reference
 from coldstart.commands._export import Exports, Result, give
@@ -19,7 +20,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
 from coldstart.contract import environment
-from coldstart.errors import CommandFailedError, UsageError
+from coldstart.errors import CommandFailedError, UsageError, describe
 from coldstart.lab.replay import RecordStore, Replay, ReplaySettings, summarize
 from coldstart.lab.replay.compare import compare
 from coldstart.lab.replay.plan import TracePlan, run_live, run_simulated
@@ -265,11 +266,11 @@ def _profile(given: str | None, common: Common) -> IterationProfile:
         raise UsageError("--simulate needs the iteration times of a model and machine", hint=hint)
     try:
         if Path(given).is_file():
-            return IterationProfile.parse(json.loads(Path(given).read_text(encoding="utf-8")))
+            return IterationProfile.parse(canonical.read(Path(given)))
         return IterationProfile.parse(common.store().get(given).json("iterations"))
     except (ProfileError, ValueError) as problem:
         hint = "name a bundle, or a JSON file with iteration times: --profile REF"
-        raise UsageError(f"--profile {given}: {problem}", hint=hint) from problem
+        raise UsageError(f"--profile {given}: {describe(problem)}", hint=hint) from problem
 
 
 def _show(

@@ -7,17 +7,17 @@ with too few samples, or on another machine.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from coldstart.artifacts import canonical
 from coldstart.bench import facts
 from coldstart.bench.result import SCHEMA_VERSION, Document
 from coldstart.bench.stats import MIN_SAMPLES, ratio_interval
-from coldstart.errors import UsageError
+from coldstart.errors import UsageError, describe
 
 REGRESSION, OK, INCONCLUSIVE = "regression", "ok", "inconclusive"
 HINT = "coldstart bench MODEL --export json -o FILE"
@@ -36,9 +36,9 @@ class Change:
 def load(path: Path) -> Document:
     """Load a saved benchmark document. Raises UsageError if the file is not one, or has another schema version."""
     try:
-        document = json.loads(path.read_text())
+        document = canonical.read(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the baseline {path.name}: {error}", hint=HINT) from error
+        raise UsageError(f"cannot read the baseline {path.name}: {describe(error)}", hint=HINT) from error
     if not isinstance(document, dict) or document.get("kind") != "bench":
         raise UsageError(f"{path.name} is not a result of coldstart bench", hint=HINT)
     if document.get("schema_version") != SCHEMA_VERSION:

@@ -6,11 +6,12 @@ its loader's extra configuration. Without a request the server loads the files i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from coldstart.artifacts import canonical
 
 # With this the error of a server begins that could not load the weights of its request.
 LOST = "cannot load the weights: "
@@ -43,7 +44,7 @@ class WeightsRequest:
 
     def read(self) -> dict[str, Any]:
         """Read the weights plan. Raises OSError, and ValueError if the file does not contain a JSON object."""
-        found = json.loads(self.plan.read_text(encoding="utf-8"))
+        found = canonical.read(self.plan)
         if not isinstance(found, dict):
             raise ValueError(f"invalid weights plan {self.plan.name}: expected a JSON object")
         return found

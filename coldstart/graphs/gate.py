@@ -19,7 +19,7 @@ from pathlib import Path
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, Workload
 from coldstart.graphs.errors import GraphError, NotProvenError, format_reasons
 from coldstart.graphs.restore import Replayable, Restorer
-from coldstart.graphs.table_files import read_manifest
+from coldstart.graphs.table_files import read_manifest, require_file
 
 PROOF, REJECTED = "proof.json", "rejected.json"
 
@@ -176,16 +176,16 @@ def reject(proof: Proof, directory: Path) -> None:
 
 def read_rejected(directory: Path) -> tuple[dict[str, str], list[str]]:
     """Return reason by graph, and the graphs that one more layout may save."""
-    said = json.loads((directory / REJECTED).read_text())
+    said = json.loads(require_file(directory / REJECTED).read_text())
     return {str(k): str(v) for k, v in said["failed"].items()}, [str(key) for key in said["unsettled"]]
 
 
 def read_proof(directory: Path) -> Proof:
     """Return the proof of exactly these tables. Raises NotProvenError."""
     try:
-        data = json.loads((directory / PROOF).read_text())
+        data = json.loads(require_file(directory / PROOF).read_text())
         proof = Proof(**{**data, "canary": tuple(data["canary"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise NotProvenError(f"cannot read the proof: {error}") from error
     manifest = read_manifest(directory)
     if proof.seal != manifest["seal"] or sorted(proof.proven) != sorted(manifest["keys"]):

@@ -20,7 +20,7 @@ import numpy as np
 
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.errors import AlteredTableError, MissingRegionError
-from coldstart.graphs.table_files import sha256
+from coldstart.graphs.table_files import require_file, sha256
 from coldstart.graphs.tables import SymbolRegion
 
 FOLDER, ENTRY = "inputs", "workload"
@@ -98,7 +98,7 @@ def make_reader(directory: Path) -> Callable[[str], bytes]:
 
     def read(digest: str) -> bytes:
         try:
-            data = (directory / FOLDER / digest).read_bytes()
+            data = require_file(directory / FOLDER / digest).read_bytes()
         except OSError as error:
             raise AlteredTableError(f"cannot read the recorded graph input {digest[:12]}: {error}") from error
         if sha256(data) != digest:

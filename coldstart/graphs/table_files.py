@@ -6,6 +6,7 @@ file has the SHA-256 of every table file, and of itself without that member.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping
@@ -69,12 +70,20 @@ def _manifest(tables: Tables, digests: dict[str, str], binaries: list[str]) -> d
     }
 
 
+def require_file(path: Path) -> Path:
+    """Return `path`. Raises OSError if it is no regular file, such as a pipe, on which a read would wait."""
+    # As above, `artifacts.files` has a reader that is safe also where another user can write.
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file")
+    return path
+
+
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Return the sealed JSON. Raises AlteredTableError if it is truncated, changed or of another format."""
     try:
-        manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_bytes())
+        manifest: dict[str, Any] = json.loads(require_file(directory / MANIFEST).read_bytes())
         seal = manifest.pop("seal")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise AlteredTableError(f"cannot read {MANIFEST}: {error}") from error
     if seal != sha256(canonical(manifest)):
         raise AlteredTableError(f"{MANIFEST} does not match its seal")
@@ -107,9 +116,9 @@ def load(directory: Path, *, verify: bool = True) -> Tables:
 
 def _load_array(path: Path, digest: str | None, verify: bool) -> Array:
     try:
-        if verify and sha256(path.read_bytes()) != digest:
+        if verify and sha256(require_file(path).read_bytes()) != digest:
             raise AlteredTableError(f"{path.name} does not match its digest")
-        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: Array = np.load(require_file(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise AlteredTableError(f"cannot read {path.name}: {error}") from error
     return array
@@ -123,7 +132,7 @@ def _kernel(data: Mapping[str, Any]) -> Kernel:
 def load_binary(directory: Path, digest: str) -> bytes:
     """Return a bundled kernel binary, verified. Raises AlteredTableError."""
     try:
-        data = (directory / "kernels" / digest).read_bytes()
+        data = require_file(directory / "kernels" / digest).read_bytes()
     except OSError as error:
         raise AlteredTableError(f"cannot read kernel binary {digest[:12]}: {error}") from error
     if sha256(data) != digest:

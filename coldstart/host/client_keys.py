@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from coldstart.errors import UsageError
 from coldstart.host.tables import decode, expect_table, read_toml, require_at_least
 from coldstart.system.file_state import FileState, find_state
-from coldstart.system.regular_file import describe_exposure, read_key
+from coldstart.system.key_file import describe_exposure, read_key
 
 if TYPE_CHECKING:
     from coldstart.host.launches import Catalogue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from coldstart.artifacts import files
 from coldstart.system import paths
 from coldstart.system.proc import locked_directory
 
@@ -31,4 +32,4 @@ def list_urls() -> list[str]:
     """Return the URLs of the hosts that run. Raises OSError, or UsageError without a directory for sockets."""
     base = paths.runtime_dir(_BELOW)
     locked_directory.sweep(base, base / _GATE, _PREFIX)
-    return sorted(text for file in base.glob(f"{_PREFIX}*/{_URL}") if (text := file.read_text()))
+    return sorted(text for file in base.glob(f"{_PREFIX}*/{_URL}") if (text := files.read_text(file)))

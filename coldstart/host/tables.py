@@ -15,7 +15,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from coldstart.errors import UsageError
+from coldstart.artifacts import files
+from coldstart.errors import UsageError, describe
 from coldstart.units import parse_size
 
 T = TypeVar("T")
@@ -42,18 +43,18 @@ Seconds = Annotated[float, parse_seconds]
 def read_toml(path: Path, kind: str) -> dict[str, Any]:
     """Return the content of a file that errors call the `kind` file. Raises UsageError if it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(files.read_text(path))
     except OSError as error:
         raise UsageError(
             f"cannot read the {kind} file {path}: {error.strerror}", hint="name a file that can be read"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"the {kind} file {path} is not TOML: {error}", hint=_describe_fix(path, error)
+            f"the {kind} file {path} is not TOML: {describe(error)}", hint=_describe_fix(path, error)
         ) from error
 
 
-def _describe_fix(path: Path, error: ValueError) -> str:
+def _describe_fix(path: Path, error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"save {path} as text in UTF-8"
     line = re.search(r"line \d+", str(error))

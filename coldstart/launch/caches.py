@@ -11,6 +11,7 @@ import json
 import shutil
 from pathlib import Path
 
+from coldstart.artifacts import canonical
 from coldstart.system.proc import locked_directory
 
 VARIABLES = {
@@ -67,7 +68,7 @@ def _relocate_groups(triton: Path, final: Path) -> None:
     """Rewrite the absolute paths in Triton's group files, by which Triton finds the files of a kernel."""
     for group in triton.glob("*/__grp__*"):
         try:
-            members = json.loads(group.read_text())["child_paths"]
+            members = canonical.read(group)["child_paths"]
             here = {name: str(final / group.parent.name / Path(path).name) for name, path in members.items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # Triton compiles this kernel again

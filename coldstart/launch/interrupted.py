@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from coldstart.artifacts import files
 from coldstart.contract.fallback import Fallback
 
 # ELF64 (elf(5)): the section headers lie at the file's end, and the file's head is written after them.
@@ -41,7 +42,7 @@ def unfinished(cache: Path) -> Iterator[Path]:
 
 
 def _whole(path: Path) -> bool:
-    with path.open("rb") as file:
+    with files.open_regular(path) as file:
         head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return False

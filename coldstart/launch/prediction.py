@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coldstart.artifacts import files
+from coldstart.artifacts import canonical, files
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.launch import modes
@@ -147,7 +147,7 @@ def _file(cache: Cache) -> Path:
 
 def _rates(cache: Cache) -> dict[str, Any]:
     try:
-        rates = json.loads(_file(cache).read_text(encoding="utf-8"))
+        rates = canonical.read(_file(cache))
     except (OSError, ValueError):
         return {}
     return rates if isinstance(rates, dict) else {}

@@ -109,8 +109,8 @@ def _list_owners(warm: Warm) -> dict[str, Sequence[str]]:
     found: dict[str, Sequence[str]] = {}
     for file in warm.directory.glob(f"{_PREPARED_FOR}*"):
         with suppress(OSError, ValueError):  # it is being removed
-            found[file.name.removeprefix(_PREPARED_FOR).removeprefix("-")] = file.read_text(
-                encoding="utf-8"
+            found[file.name.removeprefix(_PREPARED_FOR).removeprefix("-")] = files.read_text(
+                file
             ).splitlines()
     return found
 

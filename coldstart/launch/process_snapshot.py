@@ -22,6 +22,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from coldstart.artifacts import canonical, files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
@@ -171,7 +172,7 @@ def _meeting(images: Path) -> Path:
         SnapshotUnusableError: The path is unknown, or not a private directory on this machine.
     """
     try:
-        meeting = Path(json.loads((images / ABOUT).read_text())["meeting"])
+        meeting = Path(canonical.read(images / ABOUT)["meeting"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SnapshotUnusableError(
             "the snapshot does not record the directory where it was frozen"
@@ -199,7 +200,7 @@ def check(images: Path, plan: LaunchPlan) -> None:
     """
     reason = fingerprint.obstacle(images, "snapshot")
     if reason is None:
-        read = json.loads((images / ABOUT).read_text())["environment"]
+        read = canonical.read(images / ABOUT)["environment"]
         reason = template_environment.difference(read, os.environ | plan.env, "snapshot")
     if reason is not None:
         raise SnapshotUnusableError(reason)
@@ -242,9 +243,12 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
 def sweep() -> None:
     """Remove the directories of thawed templates whose supervisor was killed. Raises OSError."""
     for record in paths.runtime_dir().glob(f"{_PREFIX}*/{_GUARDIAN}"):
-        pid, _, born = record.read_text().partition(" ")
+        try:
+            pid, _, born = files.read_text(record).partition(" ")
+        except (OSError, ValueError):
+            continue  # being removed
         # The PID may have been reused by another process.
-        if pid and (processes.birth(int(pid)) or "") != born:
+        if pid.isdigit() and (processes.birth(int(pid)) or "") != born:
             shutil.rmtree(record.parent, ignore_errors=True)
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from coldstart.artifacts import files
+from coldstart.artifacts import canonical, files
 from coldstart.system.paths import Cache
 
 # Number of keys to remember; the key with the oldest start is dropped first.
@@ -40,7 +40,7 @@ def _file(cache: Cache) -> Path:
 
 def _read(cache: Cache) -> dict[str, Any]:
     try:
-        starts = json.loads(_file(cache).read_text(encoding="utf-8"))
+        starts = canonical.read(_file(cache))
     except (OSError, ValueError, RecursionError):
         return {}
     return starts if isinstance(starts, dict) else {}

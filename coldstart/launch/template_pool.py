@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
-from coldstart.artifacts import files
+from coldstart.artifacts import canonical, files
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import RUNTIME, SLEEP_LEVELS
 from coldstart.errors import CommandFailedError, UsageError
@@ -79,14 +79,14 @@ def listed(root: Path | None = None) -> Iterator[Warm]:
     """Yield the templates below `root`, by default those of this user, that were started and not stopped."""
     for directory in sorted(_root(root).iterdir()):
         try:
-            about = json.loads((directory / "about.json").read_text())
-        except (OSError, ValueError):
+            about = canonical.read(directory / "about.json")
+            pid = about["pid"] if _lives(about["pid"], directory, about.get("birth")) else None
+            python, read = about.get("python", ""), about.get("environment", {})
+            level, key, model = about["level"], about["key"], about["model"]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # being written, or being removed
-        pid = about["pid"] if _lives(about["pid"], directory, about.get("birth")) else None
-        python, read = about.get("python", ""), about.get("environment", {})
-        level = about["level"]
         servers = _awake(pid, directory) if level in SLEEP_LEVELS else _servers(pid)
-        yield Warm(level, about["key"], directory, about["model"], pid, servers, python, read)
+        yield Warm(level, key, directory, model, pid, servers, python, read)
 
 
 def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:

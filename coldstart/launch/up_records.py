@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from coldstart.artifacts import files
+from coldstart.artifacts import canonical, files
 from coldstart.launch import up_settings
 from coldstart.models import tiny
 from coldstart.models.aliases import ALIASES, NAMES
@@ -235,7 +235,7 @@ def _root() -> Path:
 
 def _parse(path: Path) -> UpRecord | None:
     try:
-        record = UpRecord(**json.loads(path.read_text(encoding="utf-8")))
+        record = UpRecord(**canonical.read(path))
         return replace(record, vllm_args=tuple(record.vllm_args), settings=dict(record.settings))
     except (OSError, ValueError, TypeError):
         return None

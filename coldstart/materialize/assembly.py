@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import coldstart
+from coldstart.artifacts import canonical, files
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
 from coldstart.contract.arguments import Arguments
@@ -250,10 +251,15 @@ class Assembly:
         return self.work / f"{name}.events"
 
     def _read(self, name: str) -> dict[str, Any]:
-        return dict(json.loads((self.out / f"{name}.json").read_text()))
+        return dict(canonical.read(self.out / f"{name}.json"))
 
     def _write(self, name: str, value: object) -> None:
         (self.out / f"{name}.json").write_text(json.dumps(value, sort_keys=True))
+
+
+def _copy(file: Path, target: Path) -> None:
+    with files.open_regular(file) as source, target.open("wb") as sink:
+        shutil.copyfileobj(source, sink)
 
 
 def _run_child(command: list[str], log: Path, events: Path, say: Steps = progress.silent) -> None:

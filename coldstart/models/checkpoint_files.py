@@ -6,15 +6,14 @@ does not name. It loads every tensor of the other files in the order of their na
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.models import safetensors
+from coldstart.models import model_files, safetensors
 from coldstart.models.safetensors import TensorEntry
 from coldstart.system.file_state import cache_by_state
 
@@ -33,15 +32,9 @@ def read_index(directory: Path, suffix: str = ".safetensors") -> dict[str, str]:
         UsageError: The index is invalid.
     """
     path = directory / INDEXES.get(suffix, "")
-    if suffix not in INDEXES or not path.is_file():
+    if suffix not in INDEXES or not os.path.lexists(path):
         return {}
-    try:
-        return dict(_read_weight_map(path))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"Cannot read the index of the weights: {path}: {type(error).__name__}: {error}.",
-            hint="fetch the model again",
-        ) from error
+    return dict(_read_weight_map(model_files.require(path)))
 
 
 def list_indexes(directory: Path) -> list[Path]:
@@ -51,10 +44,10 @@ def list_indexes(directory: Path) -> list[Path]:
 
 @cache_by_state
 def _read_weight_map(path: Path) -> dict[str, str]:
-    files: Any = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    if not isinstance(files, dict) or not all(file and isinstance(file, str) for file in files.values()):
-        raise ValueError("weight_map does not map tensors to file names")
-    return files
+    named = model_files.read_object(path).get("weight_map")
+    if not isinstance(named, dict) or not all(file and isinstance(file, str) for file in named.values()):
+        raise UsageError(f"{path}: weight_map does not map tensors to files.", hint=model_files.AGAIN)
+    return named
 
 
 def select_files(directory: Path, files: Sequence[Path]) -> list[Path]:
@@ -73,7 +66,7 @@ def check(directory: Path, files: Sequence[Path]) -> None:
     """Check that the selected weight files are complete and agree with the index.
 
     Raises:
-        UsageError: A shard is missing, the index is wrong, or a file is truncated or invalid.
+        UsageError: A shard is missing, the index is wrong, or a file is truncated, invalid or a pointer.
     """
     if not files:
         return
@@ -84,14 +77,17 @@ def check(directory: Path, files: Sequence[Path]) -> None:
     if not index and (missing := _list_missing_shards(files)):
         raise UsageError(
             f"Cannot load the weights in {directory}: missing {_shown(missing)}.",
-            hint="fetch the model again",
+            hint=model_files.AGAIN,
         )
     if suffix == ".safetensors":
         _check_headers(directory, files, index)
+    else:
+        for file in files:
+            model_files.open_file(file).close()
 
 
 def _missing(directory: Path, name: str, missing: list[str], index: Mapping[str, str]) -> UsageError:
-    hint = "fetch the model again"
+    hint = model_files.AGAIN
     complete = sorted(directory.glob("*.safetensors")) if name == INDEXES[".safetensors"] else []
     if complete and not _list_missing_shards(complete) and {*index} <= {*_holders(complete)}:
         hint += f"; or, because the other files contain every tensor: rm {directory / name}"
@@ -125,7 +121,7 @@ def _check_headers(directory: Path, files: Sequence[Path], index: Mapping[str, s
         raise UsageError(
             f"Cannot load the weights in {directory}: {INDEXES['.safetensors']} assigns {lost[0]} to {index[lost[0]]}, "
             f"which does not contain it{f' (and {len(lost) - 1} more)' if lost[1:] else ''}.",
-            hint="fetch the model again",
+            hint=model_files.AGAIN,
         )
 
 

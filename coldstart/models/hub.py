@@ -12,7 +12,6 @@ HF_HUB_OFFLINE itself.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from coldstart.artifacts import canonical
 from coldstart.artifacts.files import replacing
 from coldstart.errors import AuthRequiredError, ColdstartError
 from coldstart.system import secrets
@@ -162,7 +162,7 @@ def _list_missing_weights(directory: Path) -> list[str]:
 
 def _read_index(index: Path) -> set[str]:
     try:
-        return {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+        return {str(name) for name in canonical.read(index)["weight_map"].values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {index.name}
 

@@ -6,11 +6,12 @@ same before and after the weights are downloaded.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coldstart.models import checkpoint_files
+from coldstart.models import checkpoint_files, model_files
 from coldstart.models.resolution import ResolvedModel, weight_files
 
 Scalar = str | int | float | bool | None
@@ -60,13 +61,13 @@ def fields(model: ResolvedModel) -> dict[str, Scalar]:
 def _extra(directory: Path) -> dict[str, Scalar]:
     """Return digests of a model's own code, and of its processor and quantization settings, if it has any."""
     code = sorted(path for path in directory.rglob("*.py") if path.is_file())
-    settings = [path for name in _PROCESSOR_FILES if (path := directory / name).is_file()]
+    settings = [path for name in _PROCESSOR_FILES if os.path.lexists(path := directory / name)]
     groups = {"code": code, "processor": settings}
     return {name: _contents(directory, paths) for name, paths in groups.items() if paths}
 
 
 def _contents(directory: Path, paths: list[Path]) -> str:
-    return _digest({str(p.relative_to(directory)): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths})
+    return _digest({str(p.relative_to(directory)): model_files.hash_file(p) for p in paths})
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
@@ -94,9 +95,9 @@ def layout_digest(directory: Path) -> str | None:
 
 
 def files_digest(directory: Path) -> str:
-    """Return the digest of the tokenizer and generation files in the directory."""
+    """Return the digest of the tokenizer and generation files in the directory. Raises as `model_files.open_file`."""
     held = (directory / name for name in _TOKENIZER_FILES)
-    return _digest({f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in held if f.is_file()})
+    return _digest({f.name: model_files.hash_file(f) for f in held if os.path.lexists(f)})
 
 
 def _digest(value: object) -> str:

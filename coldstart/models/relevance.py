@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from coldstart.artifacts.files import open_regular
 from coldstart.system import secrets
 
 Scalar = str | int | float | bool | None
@@ -83,6 +84,7 @@ _NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
 _ODD = "odd"
 # A value that is longer than a field may be is replaced by its digest.
 _LONGEST = 1024
+_CONTENT = "content@sha256:"
 _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
@@ -147,9 +149,11 @@ def _content(path: str) -> str:
     place = Path(path)
     config = place / "config.json"
     file = config if config.is_file() else place
-    data = file.read_bytes() if file.is_file() else path.encode()
-    return _digest(data)
+    if not file.is_file():
+        return _digest(path.encode())
+    with open_regular(file) as content:
+        return f"{_CONTENT}{hashlib.file_digest(content, 'sha256').hexdigest()}"
 
 
 def _digest(data: bytes) -> str:
-    return f"content@sha256:{hashlib.sha256(data).hexdigest()}"
+    return f"{_CONTENT}{hashlib.sha256(data).hexdigest()}"

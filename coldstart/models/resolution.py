@@ -7,7 +7,6 @@ downloaded. ``ensure_weights`` fetches the rest. A known commit hash pins both.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.errors import UsageError
-from coldstart.models import checkpoint_files, hub, tiny
+from coldstart.models import checkpoint_files, hub, model_files, tiny
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.system import paths
 from coldstart.system.dry_run import is_dry_run
@@ -103,8 +102,10 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
         if is_dry_run():
             return model  # perhaps without files that a start downloads: `list_missing`
     if not model.weight_files:
+        left = next(model.path.rglob("*.incomplete"), None) if model.path is not None else None
         raise UsageError(
-            f"Cannot load {model.name}: it has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)}).",
+            f"Cannot load {model.name}: it has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)})"
+            f"{f'; the download of {left.name} was not finished' if left else ''}.",
             hint="add weights to the directory, or use random ones: coldstart materialize "
             f"{model.argument} -- --load-format dummy",
         )
@@ -141,7 +142,7 @@ def weight_files(directory: Path) -> list[Path]:
     for pattern in hub.WEIGHT_PATTERNS:
         if files := sorted(directory.glob(pattern)):
             for file in files:
-                _require_regular(file)
+                model_files.require(file)
             return checkpoint_files.select_files(directory, files)
     return []
 
@@ -195,9 +196,8 @@ def _from_hub(name: str, repo_id: str, revision: str | None, offline: bool) -> R
 
 def _read_config(directory: Path) -> Mapping[str, Any]:
     path = directory / "config.json"
-    _require_regular(path)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = model_files.read_object(path)
     except FileNotFoundError as error:
         message = f"Cannot read the model in {directory}: it contains no config.json."
         hint = "pass a directory that contains config.json"
@@ -207,16 +207,10 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
                 f"coldstart pull {shlex.quote(str(directory))}, then name the bundle",
             )
         raise UsageError(message, hint=hint) from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not valid JSON: {error}.", hint="fetch the model again") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} is not a JSON object.", hint="fetch the model again")
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{path}: architectures is not a list of names.", hint=model_files.AGAIN)
     return config
-
-
-def _require_regular(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is not a regular file.", hint="fetch the model again")
 
 
 def _unknown(model: str, cause: Exception | None = None) -> UsageError:

@@ -5,7 +5,6 @@ It is read without the safetensors library, which would map the complete file. T
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Iterable
@@ -14,7 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts import canonical
 from coldstart.errors import UsageError
+from coldstart.models import model_files
 from coldstart.system.file_state import cache_by_state
 
 # `MAX_HEADER_SIZE` in huggingface/safetensors, safetensors/src/tensor.rs.
@@ -46,27 +47,31 @@ def entries(path: Path) -> list[TensorEntry]:
     """Return the tensors of a file by offset. Raises OSError, and UsageError for an invalid safetensors file."""
     try:
         return list(_read(path))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as error:
-        raise UsageError(
-            f"{path.name} is not a valid safetensors file: {error}.", hint="fetch the model again"
-        ) from error
+    except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
+        reason, hint = model_files.explain(path, error)
+        raise UsageError(f"{path} is not a valid safetensors file: {reason}.", hint=hint) from error
 
 
 def require_complete(path: Path, tensors: Iterable[TensorEntry]) -> None:
     """Raise UsageError if the file ends before one of its tensors."""
     end = max((tensor.offset + tensor.size for tensor in tensors), default=0)
     if end > (size := path.stat().st_size):
-        raise UsageError(f"{path} is truncated: it has {size} of {end} bytes.", hint="fetch the model again")
+        raise UsageError(f"{path} is truncated: it has {size} of {end} bytes.", hint=model_files.AGAIN)
 
 
 # Key, checks and loader of one start each need the header.
 @cache_by_state
 def _read(path: Path) -> list[TensorEntry]:
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
+    with model_files.open_file(path) as file:
+        (length,) = struct.unpack("<Q", start := file.read(8))
         if length > MAX_HEADER:
-            raise ValueError(f"its header has {length} bytes, the limit is {MAX_HEADER}")
-        header = json.loads(file.read(length))
+            is_text = start.isascii() and start.decode().isprintable()
+            raise ValueError(
+                f"it begins with the text {start.decode()!r}"
+                if is_text
+                else f"its header has {length} bytes, the limit is {MAX_HEADER}"
+            )
+        header = canonical.parse(file.read(length), cap=MAX_HEADER, what="its header")
     header.pop("__metadata__", None)
     tensors = [_entry(name, value, 8 + length) for name, value in header.items()]
     tensors.sort(key=lambda entry: (entry.offset, entry.size, entry.name))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from coldstart.artifacts.files import make_private
+from coldstart.artifacts.files import make_private, open_regular, read_text
 from coldstart.system import paths
 from coldstart.system.dry_run import is_dry_run
 from coldstart.system.file_state import RACY_S
@@ -99,8 +99,8 @@ def _write(record: Path, text: str) -> None:
 
 def _read(record: Path) -> str | None:
     try:
-        return record.read_text()
-    except OSError:
+        return read_text(record)
+    except (OSError, ValueError):
         return None
 
 
@@ -113,7 +113,7 @@ def _side_by_side(digest: Callable[[str], _T], files: Sequence[str]) -> list[_T]
 
 
 def _sha256(path: str) -> str:
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

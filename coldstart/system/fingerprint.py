@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import coldstart
+from coldstart.artifacts import canonical
+from coldstart.artifacts.files import read_text
 from coldstart.system import digests
 from coldstart.system.devices import hardware
 
@@ -39,7 +41,7 @@ def write(pid: int, modules: Path, directory: Path) -> None:
     Raises:
         OSError: A file of the process does not exist any more.
     """
-    files = {*mapped_files(pid), *json.loads(modules.read_text()), *_own_code()}
+    files = {*mapped_files(pid), *canonical.read(modules), *_own_code()}
     (directory / LIST).write_text(digests.listing(path for path in files if Path(path).is_file()))
     (directory / ABOUT).write_text(json.dumps({"format": FORMAT, "machine": machine()}))
 
@@ -47,7 +49,7 @@ def write(pid: int, modules: Path, directory: Path) -> None:
 def obstacle(directory: Path, what: str) -> str | None:
     """Return why the object recorded in `directory` cannot be used here, None if it can; `what` names it in the reason."""
     try:
-        about, listed = json.loads((directory / ABOUT).read_text()), (directory / LIST).read_text()
+        about, listed = canonical.read(directory / ABOUT), read_text(directory / LIST)
     except (OSError, ValueError):
         about, listed = {}, ""
     if not isinstance(about, Mapping) or about.get("format") != FORMAT:

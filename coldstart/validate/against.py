@@ -6,13 +6,13 @@ names are compared. Model and engine fields do not depend on the machine and are
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from coldstart.artifacts import canonical
 from coldstart.artifacts.key import Scalar
 from coldstart.artifacts.verify import Finding
-from coldstart.errors import UsageError
+from coldstart.errors import UsageError, describe
 
 GROUPS = ("hardware", "runtime")
 CODE = "CS-KEY-MISMATCH"
@@ -33,9 +33,9 @@ def host() -> dict[str, Scalar]:
 def load(path: Path) -> dict[str, Scalar]:
     """Read a fingerprint: a flat object, or one under "key", "fields" or "fingerprint". Raises UsageError."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = canonical.read(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read fingerprint {path}: {error}", hint=HINT) from error
+        raise UsageError(f"cannot read fingerprint {path}: {describe(error)}", hint=HINT) from error
     for name in WRAPPINGS:
         if isinstance(document, dict) and isinstance(document.get(name), dict):
             document = document[name]

@@ -6,7 +6,6 @@ are not touched. Every process is ended by its process id.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from coldstart.errors import CommandFailedError
+from coldstart.artifacts import canonical
+from coldstart.errors import CommandFailedError, describe
 from coldstart.system.ipc.addresses import free_port
 from coldstart.system.proc import logs, scratch
 from coldstart.validate import process_tree
@@ -235,10 +235,10 @@ def read_readiness(launcher: Launcher, server: LaunchedServer) -> Mapping[str, o
 
 def _object(path: Path) -> dict[str, object]:
     try:
-        value = json.loads(path.read_text())
+        value = canonical.read(path)
     except ValueError as error:
         raise CommandFailedError(
-            f"the server wrote an invalid ready file: {error}", hint="coldstart doctor"
+            f"the server wrote an invalid ready file: {describe(error)}", hint="coldstart doctor"
         ) from error
     if not isinstance(value, dict):
         raise CommandFailedError(

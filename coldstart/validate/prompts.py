@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from coldstart.errors import UsageError
+from coldstart.artifacts import files
+from coldstart.errors import UsageError, describe
 
 HINT = 'write one prompt per line, or name the file *.jsonl and write one {"prompt": "..."} per line'
 PROMPTS = (
@@ -27,9 +28,9 @@ PROMPTS = (
 def read(path: Path) -> tuple[str, ...]:
     """Read the prompts in their order. Raises UsageError for a file that cannot be read or holds no prompt."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = files.read_text(path).splitlines()
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read prompts from {path}: {error}", hint=HINT) from error
+        raise UsageError(f"cannot read prompts from {path}: {describe(error)}", hint=HINT) from error
     take = _object if path.suffix == ".jsonl" else str
     prompts = []
     for number, line in enumerate(lines, 1):

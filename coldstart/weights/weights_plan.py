@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coldstart.artifacts.files import replacing, write_atomic
+from coldstart.artifacts import canonical
+from coldstart.artifacts.files import open_regular, replacing, write_atomic
 from coldstart.models import checkpoint_files, safetensors
 from coldstart.models.resolution import weight_files
 from coldstart.system.dry_run import is_dry_run
@@ -101,7 +102,7 @@ def identity(directory: Path, records: Path) -> str:
 def find_recorded(directory: Path, records: Path) -> str | None:
     """Return the recorded digest of a model directory, "" if its files have changed since, None without a record."""
     try:
-        known = json.loads(_record(directory, records).read_text())
+        known = canonical.read(_record(directory, records))
         return str(known["digest"]) if known["stamp"] == _stamp(directory) else ""
     except (OSError, ValueError, KeyError, TypeError):
         return None  # The record is missing or from another release.
@@ -124,7 +125,7 @@ def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
     hashes = [hashlib.sha256() for _ in tensors]
     chunks: list[str] = []
     # The digests of chunks and of tensors are computed at the same time; hashlib does not hold the interpreter's lock.
-    with path.open("rb") as file, ThreadPoolExecutor(1) as beside:
+    with open_regular(path) as file, ThreadPoolExecutor(1) as beside:
         position, chunk = 0, hashlib.sha256()
         while data := file.read(_READ):
             fed = beside.submit(_feed, tensors, hashes, position, data)

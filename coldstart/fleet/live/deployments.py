@@ -106,7 +106,8 @@ def ranks_bytes(found: Lookup) -> dict[int, tuple[int, ...]]:
     except (BundleError, tensors.UnreadableWeightsError):
         return {}
     config, size = found.model.config, {tensor.name: tensor.size for tensor in ordered}
-    most = min(MOST_RANKS, int(config.get("num_hidden_layers") or 1))
+    layers = config.get("num_hidden_layers")
+    most = min(MOST_RANKS, layers) if isinstance(layers, int) and layers > 0 else 1
 
     def rank(number: int, count: int) -> int:
         return sum(size[name] for name in stage.select_names(list(size), config, [number], count))

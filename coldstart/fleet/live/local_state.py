@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from coldstart.artifacts import files
+from coldstart.artifacts import canonical, files
 from coldstart.errors import CommandFailedError
 from coldstart.system import paths
 
@@ -42,7 +42,7 @@ def clear() -> None:
 def load() -> LocalFleet | None:
     """Return the saved fleet, or None if there is none."""
     try:
-        return LocalFleet(**json.loads(_path().read_bytes()))
+        return LocalFleet(**canonical.read(_path()))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from coldstart.artifacts import files
-from coldstart.errors import UsageError
+from coldstart.artifacts import canonical, files
+from coldstart.errors import UsageError, describe
 from coldstart.fleet.live import wire
 from coldstart.fleet.live.wire import ModelDeployment
 
@@ -32,7 +32,7 @@ class FleetState:
 
     def _load(self, path: Path) -> None:
         try:
-            found: Any = json.loads(path.read_bytes())
+            found: Any = canonical.read(path)
             if found["schema"] != SCHEMA:
                 raise ValueError(f"schema version {found['schema']}, expected {SCHEMA}")
             models = [wire.thing(one) for one in found["models"]]
@@ -40,7 +40,7 @@ class FleetState:
             self.links = {str(name): float(speed) for name, speed in found.get("links", {}).items()}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"cannot read fleet state {path}: {error}",
+                f"cannot read fleet state {path}: {describe(error)}",
                 hint="move the file away to start with an empty fleet",
             ) from error
         self.models = {one.spec.name: one for one in models}

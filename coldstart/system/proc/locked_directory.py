@@ -87,6 +87,6 @@ def _remove(directory: Path, patience_s: float) -> None:
 
 def _owner(directory: Path) -> str:
     try:
-        return (directory / _LOCK).read_text()
-    except OSError:
+        return files.read_text(directory / _LOCK)
+    except (OSError, ValueError):
         return ""  # the directory was just created or just removed

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldstart.artifacts import files
+from coldstart.artifacts import canonical, files
 from coldstart.system import fingerprint, reclaim, runtime
 from coldstart.system.trust import directory_fingerprint, ownership
 
@@ -58,7 +58,7 @@ def obstacle(image: Path) -> str | None:
     if (reason := ownership.private(image)) is not None:
         return reason
     try:
-        known = json.loads(directory_fingerprint.record(_KIND, image).read_text())
+        known = canonical.read(directory_fingerprint.record(_KIND, image))
         stamped = known["entries"] if known["format"] == FORMAT else None
     except (OSError, ValueError, KeyError, TypeError):
         stamped = None
@@ -131,7 +131,7 @@ def listed(root: Path) -> Iterator[Image]:
 def described(directory: Path) -> Image:
     """Return the description of the image in `directory`, and whether it fits. Raises OSError if it does not exist."""
     try:
-        about = json.loads((directory / ABOUT).read_text())
+        about = canonical.read(directory / ABOUT)
         python, vllm, made = (str(about[name]) for name in ("python", "vllm", "made"))
     except (OSError, ValueError, KeyError, TypeError):
         python = vllm = made = ""

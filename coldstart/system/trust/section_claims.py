@@ -26,7 +26,7 @@ def is_claimed_alone(digest: str, store: Path) -> bool:
     """Return whether `store` claims the section, and no other store that still exists does."""
     own = _claim(digest, store)
     others = (path for path in own.parent.glob(f"{digest}.*") if path != own)
-    return own.exists() and not any(Path(os.fsdecode(other.read_bytes())).is_dir() for other in others)
+    return own.exists() and not any(Path(os.fsdecode(files.read_regular(other))).is_dir() for other in others)
 
 
 def give_up(store: Path, live: set[str]) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from coldstart.artifacts import files
+from coldstart.artifacts import canonical, files
 from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.limits import LIMITS
@@ -56,7 +56,7 @@ def _record(bundle: Bundle) -> Path:
 
 def _remembered(record: Path) -> TrustResult | None:
     try:
-        verdict = json.loads(files.read_capped(record, LIMITS.signature))
+        verdict = canonical.read(record, cap=LIMITS.signature)
         if _digest_of(verdict["key"]) == verdict["sha256"]:
             return TrustResult(True, verdict["signer"], f"signed by {verdict['signer']}")
     except (OSError, ValueError, KeyError, TypeError, BundleError):
@@ -75,4 +75,4 @@ def _remember(record: Path, signer: str) -> None:
 
 def _digest_of(name: str) -> str:
     path = paths.state_dir() / "trust" / Path(name).name
-    return sha256(files.read_capped(path, LIMITS.signature)).hexdigest()
+    return sha256(files.read_regular(path, LIMITS.signature)).hexdigest()

@@ -12,15 +12,14 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coldstart.artifacts import selection, sign
+from coldstart.artifacts import files, selection, sign
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.errors import BundleError, InvalidSignatureError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.sign import JudgedSignature
 from coldstart.artifacts.store import Store
-from coldstart.errors import UsageError
+from coldstart.errors import UsageError, describe
 from coldstart.system import paths
-from coldstart.system.regular_file import read_regular
 
 _SLUG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _DIGITS = re.compile(r"[0-9a-f]{12,32}")
@@ -62,10 +61,11 @@ def add(file: Path, name: str) -> TrustedKey:
     state = paths.state_dir()
     hint = "name a public key, as printed on the other machine by: coldstart trust show"
     try:
-        pem = read_regular(file, LIMITS.signature)
+        pem = files.read_regular(file, LIMITS.signature)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {file}: {describe(error)}.", hint=hint) from error
+    try:
         added = sign.trust(sign.trust_dir(state), pem, name=name, source=str(file))
-    except UsageError as error:
-        raise UsageError(error.message, hint=hint) from error
     except InvalidSignatureError as error:
         raise InvalidSignatureError(error.message, hint=hint) from error
     return _read(added, sign.host_key(state).fingerprint)
@@ -160,9 +160,9 @@ def own_public_key() -> str:
 
 def _read(path: Path, own: str) -> TrustedKey:
     try:
-        public = serialization.load_pem_public_key(read_regular(path, LIMITS.signature))
-    except (UsageError, ValueError, UnsupportedAlgorithm) as error:
-        return TrustedKey(path.name, path.stem, None, False, f"no public key in PEM: {error}")
+        public = serialization.load_pem_public_key(files.read_regular(path, LIMITS.signature))
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        return TrustedKey(path.name, path.stem, None, False, f"no public key in PEM: {describe(error)}")
     if not isinstance(public, Ed25519PublicKey):
         return TrustedKey(path.name, path.stem, None, False, "no ed25519 key")
     mark = sign.fingerprint(public)

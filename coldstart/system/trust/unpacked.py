@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from coldstart.artifacts import files
+from coldstart.artifacts import canonical, files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.system import fingerprint, paths
 from coldstart.system.dry_run import is_dry_run
@@ -71,7 +71,7 @@ def unpacked(
     with _closed(), files.locked(record.parent / ".lock"):
         if (reason := _obstacle(record, place)) is not None:  # another start may have unpacked it
             _renew(bundle, section, place, trust)
-            record.write_text(json.dumps(_description(place)))
+            files.write_atomic(record, json.dumps(_description(place)).encode(), mode=0o600)
             if reason and refused is not None:
                 refused.append(f"unpacked again: {reason}")
     return place
@@ -86,8 +86,8 @@ def _fit(root: Path) -> Path:
 def _obstacle(record: Path, place: Path) -> str | None:
     """Return why the directory cannot be reused, "" if this needs no report; None if it can be reused."""
     try:
-        known = json.loads(record.read_text())
-    except (FileNotFoundError, ValueError):
+        known = canonical.read(record)
+    except (OSError, ValueError):
         return (
             f"{place} has no valid record: an older coldstart, or none, verified it" if place.is_dir() else ""
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from coldstart.artifacts import files
 from coldstart.system.proc import memory
 from coldstart.weights.load.tensors import Tensor
 
@@ -117,7 +118,7 @@ class FileSource(TensorSource):
 
     def _mapped(self, name: str) -> memoryview:
         if name not in self._maps:
-            with self.paths[name].open("rb") as file:
+            with files.open_regular(self.paths[name]) as file:
                 self._maps[name] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
             self._addresses[name] = memory.address(self._maps[name])
         return self._maps[name]
@@ -152,7 +153,7 @@ class PageIn:
         buffer = memoryview(bytearray(PIECE))
         while piece := self._following():
             name, offset, size = piece
-            with suppress(OSError, KeyError), self.paths[name].open("rb", buffering=0) as file:
+            with suppress(OSError, KeyError), files.open_regular(self.paths[name]) as file:
                 # Without this, the kernel's readahead would read beyond the range, into tensors of other ranks.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 if not _cached(file.fileno(), offset, size):

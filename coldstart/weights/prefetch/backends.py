@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from coldstart.artifacts import files
 from coldstart.weights.prefetch.range_source import Count, RangeSource, SourceUnusableError
 
 
@@ -54,7 +55,7 @@ class LocalSource:
 
     def _descriptor(self, name: str, size: int) -> int:
         if name not in self._open:
-            descriptor = os.open(self.directory / name, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = files.open_descriptor(self.directory / name)
             self._open[name] = descriptor
             if (actual := os.fstat(descriptor).st_size) != size:
                 raise SourceUnusableError(

@@ -6,6 +6,7 @@ import mmap
 import os
 from pathlib import Path
 
+from coldstart.artifacts import files
 from coldstart.weights.prefetch.region_layout import RegionLayout
 
 # A private writable mapping reserves memory for copies, and no client makes any.
@@ -49,7 +50,7 @@ class LayoutFiles:
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = files.open_descriptor(path)
     try:
         return mmap.mmap(descriptor, size, flags=_FLAGS)
     finally:

@@ -1,0 +1,327 @@
+"""A pipe, directory, socket, device or link to one in the place of a file: no reader waits for it or reads it to its end.
+
+A document is refused with an error that names the file and has a hint. A record that only saves time is ignored.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coldstart.artifacts import credentials, sign
+from coldstart.artifacts.archive import import_archive
+from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.directory import pull_directory
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.store import Store
+from tools.bundles import publish
+from tools.shell import Run
+
+from coldstart.bench import compare
+from coldstart.errors import ColdstartError, UsageError
+from coldstart.fleet.live.state import FleetState
+from coldstart.graphs import table_files
+from coldstart.graphs.errors import AlteredTableError
+from coldstart.host.tables import read_toml
+from coldstart.launch import interrupted, prediction, process_snapshot, start_history
+from coldstart.models import inspection
+from coldstart.system import digests, fingerprint, paths
+from coldstart.system.key_file import read_key
+from coldstart.system.paths import Cache
+from coldstart.system.trust import directory_fingerprint, section_claims, trusted_keys
+from coldstart.system.trust.unpacked import unpacked
+from coldstart.validate import against, prompts
+from coldstart.weights.prefetch.backends import open_source
+from coldstart.weights.prefetch.range_source import SourceUnusableError
+
+_PATIENCE_S = 60.0
+
+
+def _bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        # The path of a socket can have 107 bytes.
+        short = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            listener.bind(f"/proc/self/fd/{short}/{path.name}")
+        finally:
+            os.close(short)
+
+
+def _link_to_pipe(path: Path) -> None:
+    os.mkfifo(path.with_name("a-pipe"))
+    path.symlink_to("a-pipe")
+
+
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "directory": Path.mkdir,
+    "socket": _bind,
+    "link to a pipe": _link_to_pipe,
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "dangling link": lambda path: path.symlink_to("nothing"),
+}
+
+
+@pytest.fixture(params=SPECIAL)
+def replace(request: pytest.FixtureRequest) -> Callable[[Path], Path]:
+    """Return replace(path), which puts a special file in the place of `path`."""
+
+    def put(path: Path) -> Path:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        SPECIAL[request.param](path)
+        return path
+
+    return put
+
+
+Replace = Callable[[Path], Path]
+
+
+def _call(read: Callable[[], Any]) -> Any:
+    """Return the result of `read` or its error. Fail if it hangs."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(read())
+        except Exception as error:  # noqa: BLE001 - the caller looks at it
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_S)
+    assert results, "the reader hangs"
+    return results[0]
+
+
+def _refuse(read: Callable[[], Any], name: str, *kinds: type[Exception]) -> None:
+    """Fail unless `read` ends with an error for users that contains `name` and a hint."""
+    error = _call(read)
+    assert isinstance(error, kinds or (ColdstartError,)), error
+    assert name in str(error)
+    if isinstance(error, ColdstartError):
+        assert error.hint and "internal error" not in str(error)
+
+
+@pytest.fixture
+def signed(home: Path, tmp_path: Path) -> Bundle:
+    return publish(Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.host_key(paths.state_dir()))
+
+
+@pytest.mark.parametrize("name", ["index.json", "oci-layout"])
+def test_document_of_a_store_is_refused(signed: Bundle, tmp_path: Path, replace: Replace, name: str) -> None:
+    root = signed.layout.root
+    place = replace(root / name)
+    for read in (Store(root).list, lambda: pull_directory(Store(tmp_path / "other"), root)):
+        found = _call(read)
+        if name == "oci-layout" and not place.exists():
+            assert found == [] or isinstance(found, ColdstartError)  # no store at all
+        else:
+            _refuse(read, "index.json" if not place.exists() else name)
+
+
+@pytest.mark.parametrize("part", ["manifest", "config", "section"])
+def test_blob_is_refused(signed: Bundle, tmp_path: Path, replace: Replace, part: str) -> None:
+    digests_ = {
+        "manifest": signed.digest,
+        "config": signed.image.config.digest,
+        "section": signed.entry("kv").digest,
+    }
+    root, digest = signed.layout.root, digests_[part]
+    replace(blob_path(root, digest))
+    _refuse(lambda: pull_directory(Store(tmp_path / "other"), root), digest)
+    (again,) = Store(root).list()
+    findings = _call(lambda: again.verify("checksum"))
+    assert any(digest in finding.message for finding in findings), findings
+    if part == "section":
+        _refuse(lambda: again.json("kv"), digest, BundleError)
+
+
+def test_commands_end_with_the_file_and_a_hint(
+    run: Run, home: Path, tmp_path_factory: pytest.TempPathFactory, replace: Replace
+) -> None:
+    made = publish(Store(Cache.at().bundles), tmp_path_factory.mktemp("scratch"))
+    source = tmp_path_factory.mktemp("source") / "bundles"
+    shutil.copytree(made.layout.root, source)
+    replace(source / "index.json")
+    done = run("pull", str(source), code=None)
+    assert done.returncode in (1, 2) and "index.json" in done.stderr and "hint" in done.stderr
+    replace(made.layout.root / "index.json")
+    done = run("list", code=None)
+    assert done.returncode in (1, 2) and "index.json" in done.stderr and "hint" in done.stderr
+
+
+def test_trusted_key_is_refused(signed: Bundle, replace: Replace) -> None:
+    assert inspection.trust(signed).ok
+    (key,) = sign.trust_dir(paths.state_dir()).glob("*.pub")
+    replace(key)
+    _refuse(lambda: inspection.trust(signed), key.name, OSError, ColdstartError)
+    store = sign.TrustStore(sign.trust_dir(paths.state_dir()))
+    _refuse(lambda: store(signed), key.name, OSError, ColdstartError)
+
+
+def test_trusted_key_that_is_no_file_is_listed_with_the_reason(signed: Bundle, replace: Replace) -> None:
+    place = replace(sign.trust_dir(paths.state_dir()) / "other.pub")
+    found = _call(trusted_keys.listed)
+    (other,) = [key for key in found if key.file == place.name]
+    assert other.fingerprint is None and other.problem
+
+
+def test_own_key_is_refused(signed: Bundle, replace: Replace) -> None:
+    replace(paths.state_dir() / "signing" / "host.pem")
+    _refuse(lambda: sign.host_key(paths.state_dir()), "host.pem", OSError, ColdstartError)
+
+
+def test_record_of_a_verification_is_ignored(signed: Bundle, replace: Replace) -> None:
+    assert inspection.trust(signed).ok
+    (record,) = (paths.state_dir() / "verdicts").iterdir()
+    replace(record)
+    assert _call(lambda: inspection.trust(signed)).ok
+
+
+def test_record_of_unpacked_code_is_ignored(signed: Bundle, replace: Replace) -> None:
+    root = Cache.at().unpacked
+    place = unpacked(signed, "compile", root, inspection.trust)
+    record = replace(directory_fingerprint.record("unpacked", place))
+    again = _call(lambda: unpacked(signed, "compile", root, inspection.trust))
+    # A directory cannot be replaced by a record; all other files can.
+    assert isinstance(again, IsADirectoryError) if record.is_dir() else again == place
+
+
+def test_records_of_digests_and_starts_are_ignored(home: Path, tmp_path: Path, replace: Replace) -> None:
+    (tmp_path / "f").write_text("x")
+    listed = digests.cached([str(tmp_path / "f")])
+    for name in (
+        (paths.state_dir() / "compared").iterdir() if (paths.state_dir() / "compared").exists() else ()
+    ):
+        replace(name)
+    assert _call(lambda: digests.cached([str(tmp_path / "f")])) == listed
+    cache = Cache.at()
+    start_history.record_start("key", "cold", 1.5, cache)
+    replace(cache.writable / "starts.json")
+    assert _call(lambda: start_history.find_last("key", "cold", cache)) is None
+    replace(cache.weights / "rates.json")
+    assert _call(lambda: prediction.known_rate("http://h/x", cache)) is None
+    replace(tmp_path / "fingerprint" / "fingerprint.json")
+    assert "no valid fingerprint" in _call(lambda: fingerprint.obstacle(tmp_path / "fingerprint", "template"))
+
+
+def test_file_with_a_digest_counts_as_missing(home: Path, tmp_path: Path, replace: Replace) -> None:
+    file = tmp_path / "f"
+    file.write_text("x")
+    listed = digests.listing([str(file)])
+    replace(file)
+    assert "found nothing" in _call(lambda: digests.difference(listed))
+
+
+def test_claim_and_guardian_do_not_hang(home: Path, tmp_path: Path, replace: Replace) -> None:
+    section_claims.claim("0" * 64, tmp_path / "one")
+    section_claims.claim("0" * 64, tmp_path / "two")
+    (own, other) = sorted((paths.state_dir() / "sections").iterdir())
+    replace(other)
+    found = _call(lambda: section_claims.is_claimed_alone("0" * 64, tmp_path / "one"))
+    assert isinstance(found, (bool, OSError)), found
+    assert own.exists()
+    replace(paths.runtime_dir() / "thawed-x" / "guardian")
+    assert _call(process_snapshot.sweep) is None
+    (tmp_path / "compiled").mkdir()
+    replace(tmp_path / "compiled" / "k.so")
+    assert _call(lambda: list(interrupted.unfinished(tmp_path / "compiled"))) == []
+
+
+def _make_model(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["X"]}')
+    (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    (model / "tokenizer.json").write_text("{}")
+    return model
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"]
+)
+def test_file_of_a_model_is_refused(home: Path, tmp_path: Path, replace: Replace, name: str) -> None:
+    model = _make_model(tmp_path)
+    replace(model / name)
+    _refuse(lambda: inspection.look_up(str(model)), name, UsageError)
+
+
+def test_shard_of_a_local_source_is_refused(tmp_path: Path, replace: Replace) -> None:
+    replace(tmp_path / "model.safetensors")
+    source = open_source(str(tmp_path), {})
+    read = lambda: source.read("model.safetensors", 8, 0, memoryview(bytearray(8)), lambda _: None)  # noqa: E731
+    _refuse(read, "model.safetensors", SourceUnusableError)
+    source.close()
+
+
+NAMED: dict[str, Callable[[Path], object]] = {
+    "key": read_key,
+    "public key": lambda path: trusted_keys.add(path, "other"),
+    "host": lambda path: read_toml(path, "host"),
+    "fleet state": FleetState,
+    "prompts": prompts.read,
+    "baseline": compare.load,
+    "fingerprint": against.load,
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_file_that_a_user_names_is_refused(home: Path, tmp_path: Path, replace: Replace, kind: str) -> None:
+    place = replace(tmp_path / "given")
+    if kind == "fleet state" and not place.exists():
+        pytest.skip("a state that does not exist yet is an empty one")
+    _refuse(lambda: NAMED[kind](place), "given", UsageError)
+
+
+def test_archive_is_refused(home: Path, tmp_path: Path, replace: Replace) -> None:
+    place = replace(tmp_path / "a.tar")
+    _refuse(lambda: import_archive(Store(tmp_path / "store"), place), "a.tar", ColdstartError, OSError)
+
+
+def test_login_file_of_docker_is_ignored(tmp_path: Path, replace: Replace) -> None:
+    replace(tmp_path / "config.json")
+    assert _call(lambda: credentials.stored("h", {"DOCKER_CONFIG": str(tmp_path)})) is None
+
+
+def test_manifest_of_graphs_is_refused(tmp_path: Path, replace: Replace) -> None:
+    replace(tmp_path / table_files.MANIFEST)
+    _refuse(lambda: table_files.read_manifest(tmp_path), table_files.MANIFEST, AlteredTableError)
+
+
+def test_character_device_is_refused(tmp_path: Path) -> None:
+    device = tmp_path / "given"
+    try:
+        os.mknod(device, 0o20600, os.makedev(1, 5))
+    except OSError as error:
+        assert error.errno in (errno.EPERM, errno.EACCES)
+        pytest.skip("this machine permits no device files")
+    with suppress(PermissionError):  # a file system without devices
+        device.open("rb").close()
+        for read in NAMED.values():
+            _refuse(lambda read=read: read(device), "given", UsageError)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", ["host", "prompts", "key"])
+def test_pipe_that_the_shell_opened_is_read(tmp_path: Path, kind: str) -> None:
+    reader, writer = os.pipe()
+    text = b"a = 1\n"
+    try:
+        threading.Timer(0.2, lambda: (os.write(writer, text), os.close(writer))).start()
+        found = _call(lambda: NAMED[kind](Path(f"/dev/fd/{reader}")))
+    finally:
+        os.close(reader)
+    assert found in ({"a": 1}, ("a = 1",), "a = 1")

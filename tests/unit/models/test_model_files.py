@@ -1,0 +1,169 @@
+"""Files of a model directory that are not what their name says: each is refused with its name, the reason and a hint."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from coldstart.errors import UsageError
+from coldstart.models import checkpoint_files, hub, identity, model_files, resolution
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 123\n" % (b"0" * 64)
+ANNEX = b"/annex/objects/SHA256E-s123--%s.safetensors\n" % (b"0" * 64)
+XET = b"# xet version 0\nfilesize = 123\nhash = '%s'\n" % (b"0" * 64)
+POINTERS = {
+    "lfs": (LFS, "Git LFS", "lfs pull"),
+    "annex": (ANNEX, "git-annex", "git annex get"),
+    "link of an annex as a file": (b"../.git" + ANNEX, "git-annex", "git annex get"),
+    "xet": (XET, "Xet", "fetch the model again"),
+}
+PAGE = b"\n<!DOCTYPE html>\n<html><title>504 Gateway Time-out</title></html>"
+EMPTY_SHARD = struct.pack("<Q", 2) + b"{}"
+NAMES = ("config.json", "model.safetensors.index.json", "model.safetensors", "tokenizer.json")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model directory without tensors."""
+    directory = tmp_path / "my model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"architectures": ["X"], "limit": [0.0, float("inf")]}))
+    (directory / "model.safetensors").write_bytes(EMPTY_SHARD)
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+def _look_up(model: Path) -> dict[str, object]:
+    return dict(identity.fields(resolution.resolve(str(model))))
+
+
+def _refused(model: Path) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        _look_up(model)
+    return caught.value
+
+
+def test_model_is_read_when_its_configuration_has_infinity_and_equal_members(model: Path) -> None:
+    assert _look_up(model)["architecture"] == "X"
+    # As transformers does: the last of equal members counts.
+    (model / "config.json").write_text('{"architectures": ["X"], "architectures": ["Y"]}')
+    assert _look_up(model)["architecture"] == "Y"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", POINTERS)
+def test_pointer_is_named_with_the_command_that_gets_the_content(model: Path, name: str, kind: str) -> None:
+    content, store, hint = POINTERS[kind]
+    (model / name).write_bytes(content)
+    error = _refused(model)
+    assert error.message == f"{model / name} is a {store} pointer, without the content."
+    assert hint in str(error.hint) and ("my model'" in str(error.hint) or store == "Xet")
+
+
+def test_pointer_in_place_of_other_weights_is_refused(model: Path) -> None:
+    for name in NAMES[1:3]:
+        (model / name).unlink()
+    (model / "pytorch_model.bin").write_bytes(LFS)
+    with pytest.raises(UsageError, match=r"pytorch_model\.bin is a Git LFS pointer"):
+        resolution.ensure_weights(resolution.resolve(str(model)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_link_into_an_annex_without_the_content_is_named(model: Path, name: str) -> None:
+    (model / name).unlink()
+    (model / name).symlink_to("../.git/annex/objects/aa/bb/SHA256E-s1--0/SHA256E-s1--0")
+    error = _refused(model)
+    assert str(model / name) in error.message and "does not exist" in error.message
+    assert "git annex get" in str(error.hint)
+
+
+FAILED = {
+    "nothing": (b"", "it is empty"),
+    "page": (PAGE, "it is a page of a web site"),
+    "page with a mark": (b"\xef\xbb\xbf" + PAGE, "it is a page of a web site"),
+    "gzip": (gzip.compress(b'{"a": 1}', mtime=0), "it is compressed with gzip"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+@pytest.mark.parametrize("kind", FAILED)
+def test_failed_download_is_named(model: Path, name: str, kind: str) -> None:
+    content, reason = FAILED[kind]
+    (model / name).write_bytes(content)
+    error = _refused(model)
+    assert str(model / name) in error.message and reason in error.message
+    assert "fetch the model again" in str(error.hint)
+
+
+def test_text_in_place_of_a_shard_is_quoted(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b'{"error": "Access to this model is restricted."}')
+    assert """it begins with the text '{"error"'""" in _refused(model).message
+
+
+def test_unfinished_download_is_named_when_there_are_no_weights(model: Path) -> None:
+    for name in NAMES[1:3]:
+        (model / name).unlink()
+    (model / "model.safetensors.incomplete").write_bytes(b"12")
+    with pytest.raises(UsageError, match=r"model\.safetensors\.incomplete was not finished"):
+        resolution.ensure_weights(resolution.resolve(str(model)))
+
+
+BAD_JSON = {
+    "deep arrays": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep objects": b'{"a": ' * 100_000 + b"1" + b"}" * 100_000,
+    "somewhat deep": b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}",
+    "a huge number": b'{"a": ' + b"1" * 5000 + b"}",
+    "not UTF-8": b'{"a": "\xff"}',
+    "UTF-16": '{"a": 1}'.encode("utf-16"),
+    "half a character": b'{"architectures": ["\\ud800"]}',
+    "half a character as a name": b'{"\\udfff": 1}',
+    "truncated": b'{"a": ',
+    "an array": b"[]",
+    "a number": b"1",
+    "null": b"null",
+    "too large": b'{"a": "' + b"x" * (65 << 20) + b'"}',
+}
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+@pytest.mark.parametrize("kind", BAD_JSON)
+def test_bad_json_is_refused_with_file_and_hint(model: Path, name: str, kind: str) -> None:
+    (model / name).write_bytes(BAD_JSON[kind])
+    error = _refused(model)
+    assert str(model / name) in error.message and error.hint == model_files.AGAIN
+    assert len(error.message) < 1000
+
+
+@pytest.mark.parametrize("kind", BAD_JSON)
+def test_bad_json_in_a_header_is_refused_with_file_and_hint(model: Path, kind: str) -> None:
+    if kind == "too large":
+        pytest.skip("the limit of a header is another")
+    data = BAD_JSON[kind]
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
+    error = _refused(model)
+    assert "model.safetensors is not a valid safetensors file" in error.message
+    assert error.hint == model_files.AGAIN
+
+
+@pytest.mark.parametrize("names", [5, "X", [1], {"a": 1}, [["X"]]])
+def test_architectures_that_are_no_names_are_refused(model: Path, names: object) -> None:
+    (model / "config.json").write_text(json.dumps({"architectures": names}))
+    assert "architectures is not a list of names" in _refused(model).message
+
+
+@pytest.mark.parametrize("named", [5, [], {"a": 1}, {"a": ""}, None])
+def test_weight_map_that_is_no_map_is_refused(model: Path, named: object) -> None:
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    with pytest.raises(UsageError, match="weight_map does not map"):
+        checkpoint_files.read_index(model)
+
+
+@pytest.mark.parametrize("kind", BAD_JSON)
+def test_bad_index_of_a_snapshot_is_left_to_its_reader(model: Path, kind: str) -> None:
+    (model / "model.safetensors.index.json").write_bytes(BAD_JSON[kind])
+    assert hub.list_missing(model) == []
