@@ -101,7 +101,7 @@ def _read_content(name: str, value: object) -> object:
     # The name of a parser or a model can also be that of a file by chance; a template is a file wherever one exists.
     if isinstance(value, str) and (name == "chat_template" or {".", "/"} & {*value}) and files.is_file(value):
         try:
-            return {"content": files.read_capped(Path(value), _LARGEST).decode("latin-1")}
+            return {"content": files.read_regular(value, _LARGEST).decode("latin-1")}
         except (OSError, ColdstartError):
             return str(Path(value).absolute())
     return value
@@ -120,4 +120,4 @@ def _keep_key(directory: Path) -> bytes:
     if not path.exists():
         files.make_private(directory)
         files.create_once(path, os.urandom(32), 0o600)
-    return path.read_bytes()
+    return files.read_regular(path)
