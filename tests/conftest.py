@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from coldstart.system.devices import nvml
 # Tests use places of their own, not those of the user or of the demo.
 for name in ("COLDSTART_CACHE_DIR", "XDG_STATE_HOME"):
     os.environ.pop(name, None)
+
+# Sockets of tests are deep below the temporary directory, and the path of a socket can have 107 bytes.
+if len(os.fsencode(tempfile.gettempdir())) > 20:
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 # What is imported is needed to the end: to look through it while it grows takes a fifth of the collection.
 gc.disable()
