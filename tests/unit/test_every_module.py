@@ -78,7 +78,7 @@ THROUGH = {
         "unit/launch/test_serve.py",
     ),
     "coldstart.lab": {
-        "traces.readers": "unit/lab/traces/test_traces.py", "traces.request": "unit/lab/traces/test_traces.py",
+        "traces.readers": "unit/lab/traces/test_traces.py",
         **dict.fromkeys(("scheduling.placed", "scheduling.stock", "scheduling.settings"), TWIN),
         "host.html": "cli/test_trace_replay_command.py",
     },
