@@ -200,7 +200,9 @@ def _without_source(one: ServerStart, died: ServerExitedError, account: Account)
     except ColdstartError as error:
         died.hint = f"pass --weights-from a source that has the weights of the bundle: {error.message}"
         raise died from error
-    account.fallbacks += [Fallback("weights", f"{died.message} The model's own directory is read.")]
+    account.fallbacks += [
+        Fallback("weights", f"{died.message.rstrip('.')}: the model's own directory is read")
+    ]
     return replace(one, request=request, plan=plan)
 
 

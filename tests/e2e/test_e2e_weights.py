@@ -117,12 +117,13 @@ def test_source_that_changed_with_its_size_kept_is_replaced_by_the_models_direct
             (load,) = served.report["loads"]
             assert load["way"] == "files"
             reasons = [step["reason"] for step in served.report["fallbacks"]]
-            assert any("digest" in reason for reason in reasons), reasons
+            assert any(tensor.name in reason for reason in reasons), reasons
             if kind != "own-directory":
                 assert served.tokens() == reference
             else:
+                # A file that no longer has the bundle's tokens, as vLLM reads it.
                 assert served.report["canary"] is None
-                assert any("The model's own directory is read" in reason for reason in reasons)
+                assert any("the model's own directory is read" in reason for reason in reasons)
 
 
 def test_two_nodes_fetch_their_own_layers_and_then_the_rest(
