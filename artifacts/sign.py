@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,7 +19,14 @@ from typing import NamedTuple
 from coldstart.artifacts import canonical, fields, files, oci, sigstore
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.bundle_source import LayoutSource, payloads
-from coldstart.artifacts.errors import BundleError, InvalidNameError, InvalidSignatureError, named_os_errors
+from coldstart.artifacts.errors import (
+    BundleError,
+    ExposedKeyError,
+    InvalidNameError,
+    InvalidSignatureError,
+    named_os_errors,
+)
+from coldstart.artifacts.exposure import require_unexposed
 from coldstart.artifacts.limits import LIMITS
 from cryptography.exceptions import InvalidSignature as CryptographyMismatch
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -63,8 +71,8 @@ def fingerprint(public: Ed25519PublicKey) -> str:
 def host_key(state_dir: Path) -> HostKey:
     """Return the key in `state_dir`, created on first use and added to `trust_dir(state_dir)`.
 
-    Raises InvalidSignatureError for a key file that others can read or that is not an ed25519 key; ReadOnlyStoreError,
-    NoSpaceError.
+    Raises ExposedKeyError for a key that others can read, own or replace, InvalidSignatureError for one that is not an ed25519
+    key; ReadOnlyStoreError, NoSpaceError.
     """
     path = _host_pem(state_dir)
     with named_os_errors(
@@ -72,6 +80,7 @@ def host_key(state_dir: Path) -> HostKey:
     ):
         if not path.exists():
             _create_private(path)
+    require_unexposed(path, state_dir)
     key = read_key(path)
     trust(trust_dir(state_dir), _public_pem(key), name="host")
     return key
@@ -89,7 +98,7 @@ def _host_pem(state_dir: Path) -> Path:
 def read_key(path: Path) -> HostKey:
     """Return the private key in a PEM file.
 
-    Raises OSError, and InvalidSignatureError for a file that others can read or that is not an ed25519 key.
+    Raises OSError, ExposedKeyError for a file that others can read, and InvalidSignatureError for another kind of key.
     """
     return HostKey(_load_private(path))
 
@@ -107,12 +116,14 @@ def public_pem(state_dir: Path) -> bytes:
 def trust(directory: Path, pem: bytes, *, name: str, source: str | None = None) -> Path:
     """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub. `source` is the key's name in errors.
 
-    Raises InvalidNameError unless the name is a plain file name, InvalidSignatureError, ReadOnlyStoreError, NoSpaceError.
+    Raises InvalidNameError unless the name is a plain file name, InvalidSignatureError, ExposedKeyError for a directory that
+    others can write to, ReadOnlyStoreError, NoSpaceError.
     """
     if not _NAME.fullmatch(name):
         raise InvalidNameError(f"a key cannot be called {name[:200]!r}")
     mark = fingerprint(_load_public(pem, source or name)).removeprefix(f"{ALGORITHM}:")
     path = directory / f"{name}-{mark}.pub"
+    require_unexposed(directory, directory.parent)
     with named_os_errors("trusting a key"):
         files.make_private(directory)
         if not path.exists():
@@ -136,7 +147,7 @@ class JudgedSignature(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrustStore:
-    """Directory of *.pub files; call it with a bundle, or pass it to Bundle.extract.
+    """Directory of *.pub files that no other user can change; call it with a bundle, or pass it to Bundle.extract.
 
     `signatures` of many bundles are those of `bundle_source.group_signatures`, which reads each once.
     """
@@ -161,14 +172,17 @@ class TrustStore:
         return [_judge(payload, bundle.digest, keys) for payload in found]
 
     def _keys(self) -> Iterator[Ed25519PublicKey]:
+        state = self.directory.parent
+        require_unexposed(self.directory, state)
         for path in sorted(self.directory.glob("*.pub")):
+            require_unexposed(path, state)
             yield _load_public(files.read_regular(path, LIMITS.signature), path.name)
 
 
 def trusted(bundle: Bundle, directory: Path) -> TrustResult:
     """Return whether a key in `directory` signed `bundle`.
 
-    Raises InvalidSignatureError for a malformed key file there.
+    Raises InvalidSignatureError for a malformed key file there, and ExposedKeyError for one that others can replace.
     """
     return TrustStore(directory)(bundle)
 
@@ -227,7 +241,7 @@ def _create_private(path: Path) -> None:
 
 def _load_private(path: Path) -> Ed25519PrivateKey:
     if path.stat().st_mode & 0o077:
-        raise InvalidSignatureError(f"{path.name} can be read by others", hint=f"chmod 600 on {path.name}")
+        raise ExposedKeyError(f"{path} can be read by others", hint=f"chmod 600 {shlex.quote(str(path))}")
     try:
         key = serialization.load_pem_private_key(files.read_regular(path, LIMITS.signature), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -11,8 +11,7 @@ import stat
 from pathlib import Path
 
 from coldstart.artifacts import files
-
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+from coldstart.artifacts.exposure import entry_fault
 
 
 def fault(path: Path) -> str | None:
@@ -27,16 +26,6 @@ def fault(path: Path) -> str | None:
             return f"cannot inspect {place}: {error.strerror}"
         if (reason := entry_fault(status)) is not None:
             return f"{place} {reason}"
-    return None
-
-
-def entry_fault(status: os.stat_result) -> str | None:
-    """Return the fault of one file or directory: its owner, or write access of other users."""
-    if status.st_uid not in (0, os.getuid()):
-        return f"belongs to user {status.st_uid}"
-    sticky = status.st_uid == 0 and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-    if status.st_mode & _OTHERS and not sticky and not stat.S_ISLNK(status.st_mode):
-        return f"is writable by other users (mode {stat.S_IMODE(status.st_mode):04o})"
     return None
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from coldstart.artifacts import canonical, files
+from coldstart.artifacts import canonical, exposure, files
 from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.limits import LIMITS
@@ -22,7 +22,7 @@ from coldstart.system.dry_run import is_dry_run
 
 
 def judge(bundle: Bundle) -> TrustResult:
-    """Return whether a trusted key signed `bundle`. Raises InvalidSignatureError for a malformed trusted key file."""
+    """Return whether a trusted key signed `bundle`. Raises InvalidSignatureError and ExposedKeyError for a trusted key file."""
     if known := _remembered(_record(bundle)):
         return known
     from coldstart.artifacts import sign  # cryptography
@@ -67,7 +67,7 @@ def _remembered(record: Path) -> TrustResult | None:
 def _remember(record: Path, signer: str) -> None:
     mark = signer.partition(":")[2]
     for path in sorted((paths.state_dir() / "trust").glob(f"*-{mark}.pub")):
-        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.make_private(record.parent)
         text = json.dumps({"signer": signer, "key": path.name, "sha256": _digest_of(path.name)})
         files.write_atomic(record, text.encode(), mode=0o600)
         return
@@ -75,4 +75,5 @@ def _remember(record: Path, signer: str) -> None:
 
 def _digest_of(name: str) -> str:
     path = paths.state_dir() / "trust" / Path(name).name
+    exposure.require_unexposed(path, paths.state_dir())
     return sha256(files.read_regular(path, LIMITS.signature)).hexdigest()

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coldstart.artifacts import files, selection, sign
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.artifacts.errors import BundleError, InvalidSignatureError, named_os_errors
+from coldstart.artifacts.errors import BundleError, ExposedKeyError, InvalidSignatureError, named_os_errors
+from coldstart.artifacts.exposure import require_unexposed
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.sign import JudgedSignature
 from coldstart.artifacts.store import Store
@@ -43,6 +44,7 @@ def listed() -> list[TrustedKey]:
 
 
 def _list(state: Path, own: str) -> list[TrustedKey]:
+    require_unexposed(sign.trust_dir(state), state)
     return [_read(path, own) for path in sorted(sign.trust_dir(state).glob("*.pub"))]
 
 
@@ -160,7 +162,10 @@ def own_public_key() -> str:
 
 def _read(path: Path, own: str) -> TrustedKey:
     try:
+        require_unexposed(path, paths.state_dir())
         public = serialization.load_pem_public_key(files.read_regular(path, LIMITS.signature))
+    except ExposedKeyError as error:
+        return TrustedKey(path.name, path.stem, None, False, error.message)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         return TrustedKey(path.name, path.stem, None, False, f"no public key in PEM: {describe(error)}")
     if not isinstance(public, Ed25519PublicKey):

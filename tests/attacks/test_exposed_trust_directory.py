@@ -1,0 +1,170 @@
+"""Keys that another user owns, can replace or can read are refused, with the command that repairs it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attacks.conftest import STRANGER
+from coldstart.artifacts import exposure, sign
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import ExposedKeyError
+from coldstart.artifacts.store import Store
+from tools.bundles import publish
+from tools.shell import Run
+
+from coldstart.models import inspection
+from coldstart.system import paths
+from coldstart.system.paths import Cache
+from coldstart.system.trust import trusted_keys
+
+MODES = (0o770, 0o777, 0o1777, 0o720, 0o702, 0o2770)
+root_alone = pytest.mark.skipif(os.getuid() != 0, reason="giving a file to another user needs root")
+
+
+@pytest.fixture
+def signed(home: Path, tmp_path: Path) -> Bundle:
+    bundle = publish(Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.host_key(paths.state_dir()))
+    assert inspection.trust(bundle).ok  # and is recorded
+    return bundle
+
+
+def _find_key() -> Path:
+    (key,) = sign.trust_dir(paths.state_dir()).glob("host-*.pub")
+    return key
+
+
+PLACES: dict[str, Callable[[], Path]] = {
+    "trust directory": lambda: sign.trust_dir(paths.state_dir()),
+    "state directory": paths.state_dir,
+    "key": _find_key,
+}
+
+
+def _is_refused(bundle: Bundle, place: Path, command: str) -> None:
+    """Fail unless trust in `bundle` is refused with `place` and a hint that ends in `command`, recorded or not."""
+    for _ in range(2):
+        with pytest.raises(ExposedKeyError) as caught:
+            inspection.trust(bundle)
+        assert str(place) in caught.value.message
+        assert str(caught.value.hint).endswith(f"{command} {shlex.quote(str(place))}")
+        for record in (paths.state_dir() / "verdicts").glob("*"):
+            record.unlink()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("place", PLACES)
+def test_place_that_others_can_write_to_is_refused(signed: Bundle, place: str, mode: int) -> None:
+    path = PLACES[place]()
+    before = path.stat().st_mode & 0o7777
+    path.chmod(mode)
+    _is_refused(signed, path, "chmod go-w")
+    if place != "key":
+        for use in (trusted_keys.listed, lambda: sign.host_key(paths.state_dir())):
+            with pytest.raises(ExposedKeyError):
+                use()
+    path.chmod(before)
+    assert inspection.trust(signed).ok
+
+
+@root_alone
+@pytest.mark.parametrize("place", PLACES)
+def test_place_of_another_user_is_refused(signed: Bundle, place: str) -> None:
+    path = PLACES[place]()
+    os.chown(path, STRANGER, STRANGER)
+    _is_refused(signed, path, f"chown {os.getuid()}")
+    os.chown(path, os.getuid(), os.getgid())
+    assert inspection.trust(signed).ok
+
+
+def test_link_to_a_key_that_others_can_replace_is_refused(signed: Bundle, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    key = _find_key()
+    target = key.rename(shared / "key.pub")
+    key.symlink_to(target)
+    assert inspection.trust(signed).ok
+    shared.chmod(0o777)
+    _is_refused(signed, shared, "chmod go-w")
+    shared.chmod(0o755)
+    target.chmod(0o666)
+    _is_refused(signed, target, "chmod go-w")
+
+
+@root_alone
+def test_link_into_a_sticky_directory_of_root_is_accepted(signed: Bundle, tmp_path: Path) -> None:
+    key = _find_key()
+    key.symlink_to(key.rename(tmp_path / "key.pub"))
+    tmp_path.chmod(0o1777)
+    exposure.require_unexposed(key, paths.state_dir())
+    assert inspection.trust(signed).ok
+
+
+def test_link_to_a_directory_that_others_can_write_to_is_refused(signed: Bundle, tmp_path: Path) -> None:
+    trust = sign.trust_dir(paths.state_dir())
+    target = trust.rename(tmp_path / "elsewhere")
+    trust.symlink_to(target)
+    assert inspection.trust(signed).ok
+    target.chmod(0o777)
+    _is_refused(signed, target, "chmod go-w")
+
+
+def test_link_is_refused_when_others_can_replace_it(signed: Bundle, tmp_path: Path) -> None:
+    key = _find_key()
+    key.symlink_to(key.rename(tmp_path / "key.pub"))
+    key.parent.chmod(0o777)
+    _is_refused(signed, key.parent, "chmod go-w")
+
+
+def test_directories_above_the_state_directory_are_accepted(signed: Bundle) -> None:
+    # As the volume of a pod, whose mode is 0777.
+    paths.state_dir().parent.chmod(0o777)
+    assert inspection.trust(signed).ok and trusted_keys.listed()
+    assert sign.host_key(paths.state_dir()).fingerprint
+
+
+def test_key_that_others_can_write_is_listed_with_the_reason(signed: Bundle) -> None:
+    _find_key().chmod(0o666)
+    (key,) = trusted_keys.listed()
+    assert key.fingerprint is None and "writable by other users" in str(key.problem)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_signing_key_that_others_can_read_is_refused(signed: Bundle, mode: int) -> None:
+    key = paths.state_dir() / "signing" / "host.pem"
+    key.chmod(mode)
+    with pytest.raises(ExposedKeyError) as caught:
+        sign.host_key(paths.state_dir())
+    assert str(key) in caught.value.message and str(caught.value.hint).endswith(shlex.quote(str(key)))
+    assert "chmod" in str(caught.value.hint)
+    key.chmod(0o600)
+    assert sign.host_key(paths.state_dir()).fingerprint
+
+
+def test_directory_of_the_signing_key_that_others_can_write_to_is_refused(signed: Bundle) -> None:
+    signing = paths.state_dir() / "signing"
+    signing.chmod(0o777)
+    with pytest.raises(ExposedKeyError, match="is writable by other users"):
+        sign.host_key(paths.state_dir())
+
+
+def test_commands_name_the_directory_and_the_chmod(run: Run, home: Path) -> None:
+    run("trust", "list")
+    trust = sign.trust_dir(paths.state_dir())
+    trust.chmod(0o777)
+    done = run("trust", "list", code=2)
+    assert str(trust) in done.stderr and f"chmod go-w {shlex.quote(str(trust))}" in done.stderr
+
+
+def test_new_directories_are_closed_under_an_open_umask(home: Path, tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        bundle = publish(
+            Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.host_key(paths.state_dir())
+        )
+        assert inspection.trust(bundle).ok and inspection.trust(bundle).ok
+    finally:
+        os.umask(previous)
