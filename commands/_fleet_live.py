@@ -236,7 +236,7 @@ def deploy(
     admin_key: Key = None,
 ) -> None:
     """Look up the model's memory and start time, and send the deployment to the fleet."""
-    from coldstart.fleet.live import deployments, wire
+    from coldstart.fleet.live import deployments, state
     from coldstart.host.launches import Launch
 
     launch = Launch(name or model, model, common.vllm_args, on_miss=on_miss, weights_from=weights_from)
@@ -244,7 +244,7 @@ def deploy(
         least, most, deployments.ttft_limit(slo), idle, batch, memory, size, start
     )
     made = deployments.build_deployment(launch, wanted, common.cache, offline=common.offline)
-    _ordered(common, url, admin_key, "deploy", wire.document(made))
+    _ordered(common, url, admin_key, "deploy", deployment=state.encode(made))
     common.out.success(f"Deployed {made.spec.name}", then="coldstart fleet status")
 
 
@@ -257,12 +257,12 @@ def scale(
     admin_key: Key = None,
 ) -> None:
     """Change the minimum and maximum number of workers."""
-    _ordered(common, url, admin_key, "scale", model, least, most)
+    _ordered(common, url, admin_key, "scale", model=model, least=least, most=most)
 
 
 def remove(common: Common, model: str, url: Url = None, admin_key: Key = None) -> None:
     """Remove a model after its running requests."""
-    _ordered(common, url, admin_key, "remove", model)
+    _ordered(common, url, admin_key, "remove", model=model)
 
 
 def drain(
@@ -272,7 +272,7 @@ def drain(
     admin_key: Key = None,
 ) -> None:
     """Drain a server; its running requests finish first."""
-    _ordered(common, url, admin_key, "drain", server)
+    _ordered(common, url, admin_key, "drain", server=server)
 
 
 def status(common: Common, url: Url = None, admin_key: Key = None) -> None:
@@ -284,13 +284,13 @@ def status(common: Common, url: Url = None, admin_key: Key = None) -> None:
 
 
 def down(common: Common, url: Url = None, admin_key: Key = None) -> None:
-    """End the servers, the controller and the gateway."""
+    """End the servers and the gateway."""
     _ask(common, url, admin_key, "/fleet/down", {})
     common.out.success("Ended the fleet")
 
 
-def _ordered(common: Common, url: str | None, key: str | None, method: str, *args: Any) -> None:
-    found = _ask(common, url, key, "/fleet/order", {"method": method, "args": list(args)})
+def _ordered(common: Common, url: str | None, key: str | None, method: str, **members: Any) -> None:
+    found = _ask(common, url, key, "/fleet/order", {"method": method, **members})
     if common.out.format == "json":
         common.out.result(found, "")
 
@@ -346,5 +346,5 @@ COMMANDS: dict[Callable[..., None], str] = {
     scale: "Change the number of workers of a model.",
     drain: "Start nothing more on a server. Its workers finish and stop.",
     remove: "Remove a model after its running requests.",
-    down: "End a fleet. Stops servers, controller and gateway.",
+    down: "End a fleet. Stops the servers and the gateway.",
 }

@@ -8,15 +8,14 @@ from coldstart.commands._output import human_bytes, one_line
 
 def render(status: Mapping[str, Any]) -> str:
     """Return the status as plain text."""
-    gateway, controller = status["gateway"], status["controller"]
+    gateway = status["gateway"]
     keys = gateway.get("client_keys_error")
     refused = f"client keys not applied, the former ones remain: {keys}" if keys else ""
-    away = "the controller cannot be reached; its last reply follows" if controller is None else ""
     lines = [
         f"{gateway['url']}  pid {gateway['pid']}, up {gateway['uptime_s']:.0f} s, requests {gateway['requests']}, "
         f"waiting {gateway['held']}, in flight {gateway['in_flight']}, retried {gateway['again']}, "
         f"rejected {sum(gateway['refused'].values())}",
-        *filter(None, [refused, away]),
+        *filter(None, [refused]),
     ]
     for server in status["servers"]:
         free = ", ".join(map(human_bytes, server["free_bytes"]))

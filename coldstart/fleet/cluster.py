@@ -14,7 +14,7 @@ from coldstart.fleet.specification import ServerSpec
 
 
 class FleetServer:
-    """State of one server in the controller."""
+    """State of one server."""
 
     def __init__(self, spec: ServerSpec, now: float) -> None:
         self.spec, self.draining = spec, False

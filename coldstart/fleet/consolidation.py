@@ -7,7 +7,7 @@ its last stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from coldstart.fleet.events import FetchRest, Move
 from coldstart.fleet.groups import WHOLE, Group, GroupPhase
@@ -17,14 +17,12 @@ from coldstart.fleet.roster import Roster
 class Consolidation:
     """Consolidation of all pipelines.
 
-    `moving` maps each stream that moves to its target group, which counts the stream from the start of the move. `left` maps
-    the name of each split pipeline to the groups that replace it, one for each remaining worker.
+    `moving` maps each stream that moves to its target group, which counts the stream from the start of the move.
     """
 
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
         self.moving: dict[str, str] = {}
-        self.left: dict[str, list[str]] = {}
 
     def keeps_more(self, group: Group, batch: int, memory: int) -> bool:
         """Let one more worker of a starting pipeline remain after consolidation; return whether there was one.
@@ -64,20 +62,12 @@ class Consolidation:
             )
             worker.groups.append(single.name)
             singles.append(single)
-        self.left[group.name] = [single.name for single in singles]
         return singles
 
-    def moves(self, group: Group, groups: Mapping[str, Group]) -> list[Move]:
-        """Return a move for every stream of a pipeline that was split."""
-        return [move for request in group.in_flight for move in self.move(request, group.name, groups)]
-
-    def move(self, request: str, group: str, groups: Mapping[str, Group]) -> list[Move]:
-        """Return the move of a stream to the single worker with the fewest streams; empty if none serves."""
-        singles = [groups[name] for name in self.left.get(group, ()) if name in groups]
-        if not singles:
-            self.left.pop(group, None)
-            return []
-        target = min(singles, key=lambda single: len(single.in_flight))
-        target.in_flight[request] = None
-        self.moving[request] = target.name
-        return [Move(request, group, target.name)]
+    def moves(self, group: Group, singles: Sequence[Group]) -> Iterator[Move]:
+        """Yield a move for every stream of a split pipeline, to the single worker with the fewest streams."""
+        for request in group.in_flight:
+            target = min(singles, key=lambda single: len(single.in_flight))
+            target.in_flight[request] = None
+            self.moving[request] = target.name
+            yield Move(request, group.name, target.name)

@@ -3,7 +3,7 @@
 Invariants, after each event: a request goes only to a group whose workers are all ready, in order of arrival by
 model; a worker is stopped only while no group uses it; reservations on a device or a link never exceed its capacity;
 the requests of a group that died are back in the queue in their old positions. Events of unknown workers are ignored,
-so a restarted controller may receive events twice.
+so a restarted fleet may receive events twice.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from coldstart.fleet.groups import FleetWorker
 from coldstart.fleet.growth import Growth
 from coldstart.fleet.lives import IDLE, RETRY, GroupLives
 from coldstart.fleet.recheck import Recheck
-from coldstart.fleet.requests import HOLD, Requests, TrackedRequest
+from coldstart.fleet.requests import HOLD, Requests
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timers import Timers
 from coldstart.fleet.window import Window
+
+SUSPECT_S = 1.0
 
 
 class FleetCore:
@@ -74,8 +76,10 @@ class FleetCore:
         match event:
             case events.Arrived(request, name):
                 yield from self._arrived(request, name, now)
-            case events.Routed(request, name, group):
-                yield from self._routed(request, name, group, now)
+            case events.Suspected(name):
+                if (group := self.groups.get(name)) is not None:
+                    group.suspect_until = now + SUSPECT_S
+                    self._timers.add(group.suspect_until, RETRY, group.model)
             case events.Rebuilt(servers, ranks, drained):
                 for server in servers:
                     self.roster.cluster.join(server, now)
@@ -153,25 +157,6 @@ class FleetCore:
         else:
             model.window.arrived(now)
             self._requests.wait(request, name, now)
-
-    def _routed(self, request: str, name: str, group: str, now: float) -> Iterator[Action]:
-        """Count a request that a gateway has sent to a group.
-
-        A request for a pipeline that has been split follows the pipeline's other streams. The gateway itself handles
-        a request whose group has ended in any other way.
-        """
-        known = self.groups.get(group)
-        if request in self._requests.open or name not in self.models or (known and known.model != name):
-            return
-        moves = self._lives.consolidation.move(request, group, self.groups)
-        if known is None and not moves:
-            return
-        self.models[name].window.arrived(now)
-        self._requests.open[request] = TrackedRequest(name, now, group)
-        if known is not None:
-            self._lives.give(known, request)
-        self._lives.moves += len(moves)
-        yield from moves
 
     def _timed(self, now: float) -> Iterator[Action]:
         for kind, name in self._timers.due(now):

@@ -52,14 +52,15 @@ class Deployment:
     def oldest(self) -> float | None:
         return next(iter(self.waiting.values()), None)
 
-    def next_to_send(self) -> tuple[str, Group] | None:
+    def next_to_send(self, now: float) -> tuple[str, Group] | None:
         """Return the request that waits longest and the first group with room for it, or None."""
         request = next(iter(self.waiting), None)
         if request is None:
             return None
-        serving = (g for g in self.groups.values() if g.phase is GroupPhase.SERVING and g.spare)
-        group = next(serving, None)
-        return None if group is None else (request, group)
+        for group in self.groups.values():
+            if group.phase is GroupPhase.SERVING and group.spare and group.suspect_until <= now:
+                return request, group
+        return None
 
     def back(self, request: str, since: float) -> None:
         """Queue a request again that was already sent, in its old position."""

@@ -114,11 +114,9 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
-    """A gateway has already sent a request to that group, using the routes that it knows."""
+class Suspected:
+    """A request to the group failed: others are not sent to it for a moment, in which its end becomes known."""
 
-    request: str
-    model: str
     group: str
 
 
@@ -146,7 +144,7 @@ class LaunchRank:
 
 @dataclass(frozen=True, slots=True)
 class FoundRank:
-    """A worker that outlived the controller: its launch, whether it is ready, and whether it is stopping."""
+    """A worker that outlived an earlier process of the fleet: its launch, whether it is ready, and whether it is stopping."""
 
     launch: LaunchRank
     ready: bool
@@ -155,7 +153,7 @@ class FoundRank:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """All servers and their workers, sent once by a restarted controller; servers in `drained` accept no new worker."""
+    """All servers and their workers, sent once when the fleet's process begins; servers in `drained` accept no new worker."""
 
     servers: tuple[ServerSpec, ...]
     ranks: tuple[FoundRank, ...] = ()
@@ -166,7 +164,7 @@ Event = (
     Arrived
     | Ended
     | Tick
-    | Routed
+    | Suspected
     | Rebuilt
     | Joined
     | ServerLost
@@ -257,12 +255,12 @@ __all__ = [
     "Release",
     "Released",
     "Removed",
-    "Routed",
     "Send",
     "ServerLost",
     "Share",
     "Stop",
     "Stopped",
+    "Suspected",
     "Tick",
     "Whole",
     "WorkerDied",

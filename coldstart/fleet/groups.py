@@ -49,7 +49,8 @@ class Group:
 
     `keep` workers remain after consolidation; `capacity` is its limit of concurrent requests; `since` is the time at
     which it became idle or began. `predicted_s` is the predicted time to its first token at launch, including the
-    wait of its oldest request; None for a group found after a restart of the controller.
+    wait of its oldest request; None for a group that was found when the fleet's process began. It gets no request
+    before `suspect_until`.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Group:
     in_flight: dict[str, None] = field(default_factory=dict)
     since: float = 0.0
     predicted_s: float | None = None
+    suspect_until: float = 0.0
 
     @property
     def spare(self) -> int:

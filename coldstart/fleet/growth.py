@@ -41,14 +41,14 @@ class Growth:
             room = self._largest() if len(names) > 1 else None
             for name in names:
                 if name in self.models:
-                    yield from self._send(self.models[name])
+                    yield from self._send(self.models[name], now)
                     yield from self._grow(self.models[name], room, now)
 
     def _largest(self) -> int:
         return max((max(server.free) for server in self.roster.cluster.open()), default=0)
 
-    def _send(self, model: Deployment) -> Iterator[Action]:
-        while (found := model.next_to_send()) is not None:
+    def _send(self, model: Deployment, now: float) -> Iterator[Action]:
+        while (found := model.next_to_send(now)) is not None:
             request, group = found
             self.requests.send(request, group.name)
             self.lives.give(group, request)

@@ -99,9 +99,10 @@ class GroupLives:
             if group.phase is not GroupPhase.SERVING or not self.consolidation.complete(group):
                 continue
             self.idle.pop(group.name, None)
-            for single in self.consolidation.split(group, self.models[group.model].spec.batch, now):
+            singles = self.consolidation.split(group, self.models[group.model].spec.batch, now)
+            for single in singles:
                 self.add(single)
-            for move in self.consolidation.moves(group, self.groups):
+            for move in self.consolidation.moves(group, singles):
                 self.moves += 1
                 yield move
             for remaining in group.remaining():

@@ -70,7 +70,7 @@ class Roster:
         return LaunchRank(name, group.name, model.name, rank, len(scheme.places), scheme.full, *where)
 
     def adopt(self, parts: list[FoundRank], model: FleetModel, now: float) -> Group | None:
-        """Adopt a group that an earlier controller launched; return None if it is incomplete.
+        """Adopt a group that an earlier process of the fleet launched; return None if it is incomplete.
 
         A worker that is stopping, or will be stopped, retains its memory until it has ended.
         """

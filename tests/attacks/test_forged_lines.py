@@ -53,7 +53,6 @@ def test_fleet_status_has_a_line_for_each_server_only(run: Run) -> None:
     model = {"name": FORGED, "least": 0, "most": 1, "waiting": 0, "error": FORGED, "groups": []}
     found = {
         "gateway": gateway,
-        "controller": {},
         "servers": [],
         "unusable": {FORGED: FORGED},
         "models": [model],

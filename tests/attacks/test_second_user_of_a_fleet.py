@@ -71,7 +71,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A fleet of one server with one running model server."""
     made = Fleet(tmp_path_factory.mktemp("fleet"))
     try:
-        made.wait_until(lambda status: status["controller"], 120)
         made.join("one")
         made.wait_until(lambda status: len(status["servers"]) == 1, 180)
         made.deploy("m")

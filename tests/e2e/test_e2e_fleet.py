@@ -20,12 +20,15 @@ from typing import Any
 import psutil
 import pytest
 from support.fleet_askers import Asking, Streaming
-from support.fleet_on_ray import Fleet, two_node_fleet
+from support.fleet_on_ray import TESTS, Fleet, two_node_fleet
 from support.waiting import wait_until
 
+from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
-from coldstart.fleet.live import wire
-from coldstart.fleet.specification import FleetSettings
+from coldstart.fleet.live import state
+from coldstart.fleet.live.ray_process import own_ray
+from coldstart.fleet.specification import FleetSettings, ServerSpec
+from coldstart.system.paths import Cache
 
 # ray is not imported: it changes the environment, on which templates depend.
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="no ray")]
@@ -76,33 +79,32 @@ def test_node_with_full_disk_serves_and_new_models_start_elsewhere(tmp_path: Pat
         assert "cannot start a server: No space left on device" in (tmp_path / "recording").read_text()
 
 
-def test_killed_controller_loses_no_request_and_recovers_its_state(fleet: Fleet) -> None:
-    fleet.deploy("a")
-    server = fleet.ask("a")["pid"]
-    assert psutil.Process(server).nice() == psutil.Process().nice()
-    before = fleet.status()
-    with Asking(fleet, "a") as asking:
-        wait_until(lambda: len(asking.answers) > 10)
-        os.kill(before["controller"]["pid"], signal.SIGKILL)
-        found, seconds = fleet.wait_until(
-            lambda status: (
-                status["controller"]
-                and status["controller"]["incarnation"] != before["controller"]["incarnation"]
-                and status
-            ),
-            30,
-        )
-        answered = len(asking.answers)
-        wait_until(lambda: len(asking.answers) > answered + 10)
-    assert not asking.failed
-    assert {answer["pid"] for answer in asking.answers} == {server}
-    assert seconds < 10
-    now = fleet.wait_until(lambda status: fleet.groups(status, "a"))[0]
-    assert [group["name"] for group in now] == [group["name"] for group in fleet.groups(before, "a")]
-    assert len(found["servers"]) == 2
-    # The new controller decides: the next model starts.
-    fleet.deploy("b")
-    assert fleet.ask("b")["model"] == "b"
+def test_servers_of_a_cluster_survive_the_fleets_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    with own_ray(ServerSpec("here", 40, 1e9, 1e9), Cache.at(tmp_path / "cache")) as ray:
+        first = Fleet(tmp_path, ray=ray.address, env=ray.env)
+        first.deploy("a")
+        server = psutil.Process(first.ask("a")["pid"])
+        assert server.nice() == psutil.Process().nice()
+        groups = first.groups(first.status(), "a")
+        with pytest.raises(ValueError):  # it ends without an address
+            Fleet(tmp_path, ray=ray.address, env=ray.env)
+        assert "already has a gateway: process" in (tmp_path / "up.log").read_text()
+        first.processes[0].kill()
+        first.end()
+        began = time.monotonic()
+        second = Fleet(tmp_path, ray=ray.address, env=ray.env)
+        assert time.monotonic() - began < 30
+        assert second.ask("a")["pid"] == server.pid
+        assert [one["name"] for one in second.groups(second.status(), "a")] == [one["name"] for one in groups]
+        # The new process decides: the next model starts.
+        second.deploy("b")
+        assert second.ask("b")["model"] == "b"
+        second.request("/fleet/down", {})
+        second.end()
+        server.wait(20)
 
 
 def test_killed_server_loses_no_request_that_has_not_begun(fleet: Fleet) -> None:
@@ -148,7 +150,7 @@ def test_request_fails_with_the_reason_when_model_cannot_start(fleet: Fleet) -> 
     with pytest.raises(urllib.error.HTTPError) as refused:
         fleet.ask("broken")
     assert refused.value.code == 503 and b"no weights at /nowhere" in refused.value.read()
-    fleet.order("remove", "broken")
+    fleet.order("remove", model="broken")
 
 
 @pytest.mark.nightly
@@ -170,24 +172,22 @@ def test_dead_node_is_removed_with_its_servers(fleet: Fleet) -> None:
 
 
 def test_recorded_events_give_the_same_actions_in_the_core(fleet: Fleet) -> None:
-    """The simulator's core makes the same decisions for the recorded events of each controller."""
-    lives: list[list[Any]] = []
-    for line in (fleet.root / "recording").read_text().splitlines():
-        row = json.loads(line)
-        if row["event"]["is"] == "Rebuilt":
-            lives.append([])
-        lives[-1].append(row)
-    assert len(lives) == 2 and sum(map(len, lives)) > 50
-    # The second controller began with the deployments in the state file of the first.
+    """The simulator's core makes the same decisions for the recorded events."""
+
+    def tagged(thing: Any) -> Any:
+        return {"is": type(thing).__name__, **state.encode(thing)}
+
+    rows = [json.loads(line) for line in (fleet.root / "recording").read_text().splitlines()]
+    assert len(rows) > 50
     core = FleetCore(FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.2))
-    for row in lives[0]:
-        assert wire.document(core.handle(wire.thing(row["event"]), row["now"])) == row["actions"], row[
-            "event"
-        ]
+    for row in rows:
+        kind = getattr(events, row["event"].pop("is"))
+        did = core.handle(state.decode(row["event"], kind), row["now"])
+        assert json.loads(json.dumps([tagged(one) for one in did])) == row["actions"], row["event"]
 
 
 def test_down_leaves_no_process(fleet: Fleet) -> None:
-    pids = [fleet.ask(model)["pid"] for model in ("a", "c")]
+    pids = [fleet.ask(model)["pid"] for model in ("c", "d")]
     fleet.request("/fleet/down", {})
     fleet.processes[0].wait(60)
     deadline = time.monotonic() + 20
@@ -200,7 +200,6 @@ def test_down_leaves_no_process(fleet: Fleet) -> None:
 def test_fleet_serves_warm_models_and_reports_the_reason_when_ray_ends(tmp_path: Path) -> None:
     made = Fleet(tmp_path)
     try:
-        made.wait_until(lambda status: status["controller"], 120)
         made.join("one")
         made.wait_until(lambda status: status["servers"], 180)
         made.deploy("a")

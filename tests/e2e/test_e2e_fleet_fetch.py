@@ -53,10 +53,7 @@ class Checkpoint:
         launch = replace(made.launch, model=str(self.directory), weights_from=f"{self.source.url}/{name}")
         shares = {1: (self.whole,), 2: self.ranks}
         spec = replace(made.spec, size=self.whole, memory=self.whole, shares=shares)
-        fleet.order("deploy", replace(made, launch=launch, spec=spec))
-        # Wait until the gateway lists it.
-        while name not in [one["id"] for one in fleet.request("/v1/models")["data"]]:
-            time.sleep(0.1)
+        fleet.order("deploy", deployment=replace(made, launch=launch, spec=spec))
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +140,7 @@ def test_each_rank_fetches_its_own_layers_and_the_rest_comes_behind(
     # The observed rates are those of the source, which was slower than the links.
     for server in fleet.status()["servers"]:
         assert server["network_bytes_s"] == LINK and 0 < server["observed_bytes_s"] < SOURCE
-    fleet.order("remove", "split")
+    fleet.order("remove", model="split")
     fleet.wait_until(lambda status: not fleet.groups(status, "split"))
 
 
@@ -152,7 +149,7 @@ def test_two_that_fetch_over_one_link_keep_to_their_halves(fleet: Fleet, checkpo
     _forget(fleet)
     server, other = fleet.status()["servers"]
     first, link = server["name"], server["observed_bytes_s"]
-    fleet.order("drain", other["name"])
+    fleet.order("drain", server=other["name"])
     # Single-worker groups, because no limit requires more. The source is slow at first, so that the fetches overlap.
     checkpoint.source.settings.rate = 2e5
     for name in ("left", "right"):

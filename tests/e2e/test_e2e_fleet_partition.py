@@ -72,7 +72,7 @@ def test_short_cut_loses_no_request_and_no_server(fleet: Fleet) -> None:
         fleet.wait_until(lambda status: status["gateway"]["again"] > again)
         fleet.links.reconnect(cut)
     assert not any(one.failed for one in asking)
-    assert _serving(fleet, fleet.wait_until(lambda status: status["controller"] and status)[0]) == before
+    assert _serving(fleet, fleet.status()) == before
     assert [_processes(fleet, number) for number in (1, 2)] == processes
 
 
@@ -89,7 +89,7 @@ def test_node_behind_a_cut_link_returns_without_its_old_servers(fleet: Fleet) ->
         asked = [len(one.answers) for one in asking]
         wait_until(lambda: all(len(one.answers) > n for one, n in zip(asking, asked, strict=True)))
     assert not any(one.failed for one in asking)
-    # The old server still runs unknown to the controller; it must end when the node returns.
+    # The old server still runs unknown to the fleet; it must end when the node returns.
     fleet.links.reconnect(cut)
     now, _ = fleet.wait_until(lambda status: len(found := _serving(fleet, status)) == 2 and found, 180)
     assert len(set(now.values())) == 2 and len(set(now.values()) & set(before.values())) == 1

@@ -35,11 +35,7 @@ def _fleet(machine: Machine) -> Iterator[str]:
 
 
 def _deploy(machine: Machine) -> None:
-    """Wait for the controller and its server, then deploy the model."""
-    deadline = time.monotonic() + 120
-    while not json.loads(machine.run("fleet", "status", "--format", "json"))["servers"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    assert json.loads(machine.run("fleet", "status", "--format", "json"))["servers"]
     machine.run("fleet", "deploy", "tiny-llama", "--idle", "10", "--", *VLLM)
 
 
@@ -49,9 +45,7 @@ def test_model_starts_at_a_request_and_stops_when_idle(
     with _fleet(machine) as url:
         _deploy(machine)
         client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=READY_S)
-        deadline = time.monotonic() + 60
-        while not list(client.models.list()):
-            assert time.monotonic() < deadline
+        assert list(client.models.list())
         more = {"return_token_ids": True}
         made: list[Any] = [
             client.completions.create(

@@ -10,34 +10,43 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from support.fleet_rig import deployment
-from support.waiting import wait_until
 from tools.link_cluster import LinkCluster
 
-from coldstart.fleet.live import wire
+from coldstart.fleet.live import state
 
 TESTS = Path(__file__).parents[1]
 PLACES = "one", "two"
 
 
 class Fleet:
-    """Processes, gateway and client of a fleet; with `links` each node has its own network namespace."""
+    """Processes, gateway and client of a fleet; with `links` each node has its own network namespace.
 
-    def __init__(self, root: Path, ranks: int = 1, links: LinkCluster | None = None) -> None:
+    It has its own Ray unless `ray` is the address of one, to which `env` gives access.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        ranks: int = 1,
+        links: LinkCluster | None = None,
+        ray: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.root, self.processes, self.links = root, list[subprocess.Popen[bytes]](), links
         # Unix sockets in it must have paths of at most 107 bytes; a test's directory may be longer.
         self.runtime = Path(tempfile.mkdtemp(prefix="cf-", dir="/tmp"))
         files = str(root / "state.json"), str(root / "recording")
         if links is not None:
             links.add("up")
-        host = [] if links is None else [links.address("up")]
-        up = self._started("up", "-m", "support.fleet_up", *files, str(ranks), *host)
+        host = "127.0.0.1" if links is None else links.address("up")
+        up = self._started("up", "-m", "support.fleet_up", *files, str(ranks), host, ray, **env or {})
         assert up.stdout is not None
         place = json.loads(up.stdout.readline())
         self.url, self.ray = place["url"], place["ray"]
@@ -86,11 +95,8 @@ class Fleet:
     def status(self) -> Any:
         return self.request("/fleet/status")
 
-    def order(self, method: str, *args: Any) -> None:
-        assert (
-            self.request("/fleet/order", {"method": method, "args": [wire.document(one) for one in args]})
-            == {}
-        )
+    def order(self, method: str, **members: Any) -> None:
+        assert self.request("/fleet/order", {"method": method, **state.encode(members)}) == {}
 
     def ask(self, model: str, **body: Any) -> Any:
         return self.request("/v1/completions", {"model": model, "prompt": "x", **body})
@@ -106,9 +112,7 @@ class Fleet:
         raise AssertionError(f"not within {seconds} s: {self.status()}\n{said}")
 
     def deploy(self, name: str, **given: Any) -> None:
-        """Deploy a model and wait until the gateway lists it."""
-        self.order("deploy", deployment(name, **given))
-        wait_until(lambda: name in [one["id"] for one in self.request("/v1/models")["data"]])
+        self.order("deploy", deployment=deployment(name, **given))
 
     def groups(self, status: Any, model: str) -> list[Any]:
         return [group for one in status["models"] if one["name"] == model for group in one["groups"]]
@@ -134,7 +138,6 @@ def two_node_fleet(
     """Yield a fleet of two servers and a head without a server."""
     made = Fleet(root, ranks, links)
     try:
-        made.wait_until(lambda status: status["controller"], 120)
         for count, name in enumerate(PLACES, 1):
             made.join(name, network, memory)
             made.wait_until(lambda status, count=count: len(status["servers"]) == count, 180)  # type: ignore[misc]

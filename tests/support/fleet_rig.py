@@ -1,32 +1,27 @@
-"""Complete fleet in one event loop without Ray: gateway, controller and servers are real, the model servers are fakes.
+"""Complete fleet in one event loop without Ray: its control and servers are real, the model servers are fakes.
 
-A test can kill the controller; the next one starts from the state file and the reports of the servers, as in its actor.
+A test can kill the fleet; the next one starts from the state file and the reports of the servers, as `fleet up` does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from support.fake_upstream import FakeServers, serve, wait_until
+from support.fake_upstream import FakeServers, serve
 
 from coldstart.contract.arguments import Arguments
 from coldstart.fleet.events import Action, Event
-from coldstart.fleet.live import admin, calls, messages
-from coldstart.fleet.live.contact import ControllerAwayError
+from coldstart.fleet.live import admin
 from coldstart.fleet.live.control import FleetControl
-from coldstart.fleet.live.front import FleetFront
-from coldstart.fleet.live.messages import Call
 from coldstart.fleet.live.node import NodeServers
 from coldstart.fleet.live.orders import NodeLostError, RankOrder
-from coldstart.fleet.live.state import FleetState
-from coldstart.fleet.live.wire import ModelDeployment
+from coldstart.fleet.live.state import FleetState, ModelDeployment
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 from coldstart.host.endpoint import GatewayEndpoint
@@ -47,7 +42,7 @@ def deployment(name: str, *, words: tuple[str, ...] = (), **given: Any) -> Model
 
 @dataclass
 class RigNode:
-    """A server; `away` as the controller sees it."""
+    """A server; `away` as the fleet sees it."""
 
     spec: ServerSpec
     servers: FakeServers
@@ -75,65 +70,56 @@ class RigNode:
 
 @dataclass
 class FleetRig:
-    """A fleet; `call` is the gateway's connection to its controller."""
+    """A fleet; `keys` are the client key and the admin key."""
 
     directory: Path
-    control: FleetControl | None = None
+    keys: tuple[str, str] | None = None
+    settings: FleetSettings = SETTINGS
+    network: float = 1e9
     nodes: dict[str, RigNode] = field(default_factory=dict)
     recording: Recording = field(default_factory=list)
     url: str = ""
-    settings: FleetSettings = SETTINGS
-    network: float = 1e9
 
-    async def call(self, call: Call) -> Any:
-        """Call the controller through JSON documents, like ControllerConnection."""
-        control = self.control
-        if control is None:
-            raise ControllerAwayError("killed")
-        sent = json.loads(json.dumps(messages.document(call)))
-        waiting = asyncio.ensure_future(calls.answer(control, sent))
-        while not waiting.done():
-            await asyncio.wait([waiting], timeout=0.02)
-            if self.control is not control:
-                waiting.cancel()
-                raise ControllerAwayError("killed meanwhile")
-        return json.loads(json.dumps(waiting.result()))
-
-    def begin(self, count: int = 2, memory: int = 10) -> None:
+    async def begin(self, count: int = 2, memory: int = 10) -> None:
         for number in range(count):
             spec = ServerSpec(f"s{number}", memory, self.network, 1e9)
             servers = FakeServers(self.directory / spec.name)
             servers.directory.mkdir()
             self.nodes[spec.name] = RigNode(spec, servers, NodeServers("127.0.0.1", servers))
-        self.revive()
+        await self.revive()
 
     async def down(self) -> None:
-        self.kill()
+        self.control.close()
 
-    def kill(self) -> None:
-        """Kill the controller at once."""
-        assert self.control is not None
+    async def kill(self) -> None:
+        """Kill the fleet's process: its connections break, and the servers continue."""
         for node in self.nodes.values():
             if node.heard is not None:
                 node.heard.cancel()
-        dead, self.control = self.control, None
-        dead.close()
+        self.control.close()
+        self._server.should_exit = self._server.force_exit = True
+        await asyncio.wait([self._serving])
 
-    def revive(self) -> None:
-        """Start another controller from the state file and the servers."""
+    async def revive(self) -> None:
+        """Start another process from the state file and the servers."""
         state = FleetState(self.directory / "state.json")
-        control = FleetControl(self.settings, state, record=lambda *one: self.recording.append(one))
+        self.control = control = FleetControl(
+            self.settings, state, record=lambda *one: self.recording.append(one)
+        )
         reachable = [node for node in self.nodes.values() if not node.away]
-        reports = [(node.spec, node, node.node.report()) for node in reachable]
+        reports = [(node.spec, node, await node.node.report()) for node in reachable]
         control.rebuild(reports)
         for node, (_, _, report) in zip(reachable, reports, strict=True):
             node.heard = asyncio.get_running_loop().create_task(self._hear(control, node, report.seq))
-        self.control = control
+        more = admin.routes(control, self.keys[1], self.down) if self.keys else []
+        endpoint = GatewayEndpoint(port=0, api_key=self.keys[0] if self.keys else None)
+        app = Gateway(control, heartbeat_s=0.05, endpoint=endpoint, more=more)
+        self._server, self._serving, self.url = await serve(app)
 
     async def _hear(self, control: FleetControl, node: RigNode, after: int) -> None:
         while True:
             for number, event in await node.node.heard(after):
-                control.process_event(event)
+                control.workers.process_event(event)
                 after = number
 
     def servers(self) -> Iterator[Any]:
@@ -141,17 +127,19 @@ class FleetRig:
         return (server for node in self.nodes.values() for server in node.servers.begun)
 
     def groups(self, phase: str = "serving") -> list[str]:
-        assert self.control is not None
         return [group.name for group in self.control.core.groups.values() if group.phase == phase]
 
 
 @dataclass
 class FleetStage:
-    """Rig with a listening gateway and a client."""
+    """Rig with a client."""
 
     rig: FleetRig
-    front: FleetFront
     client: aiohttp.ClientSession
+
+    @property
+    def control(self) -> FleetControl:
+        return self.rig.control
 
     async def ask(self, model: str, prompt: Any = "x", **body: Any) -> tuple[int, Any]:
         """Return status and document of a completion."""
@@ -165,11 +153,8 @@ class FleetStage:
         async with self.client.post(self.rig.url + "/v1/completions", json=given) as answer:
             return [line.rstrip() async for line in answer.content if line.strip()]
 
-    async def deploy(self, made: ModelDeployment) -> None:
-        """Deploy a model and wait until the gateway lists it."""
-        assert self.rig.control is not None
-        self.rig.control.deploy(made)
-        await wait_until(lambda: made.spec.name in self.front.catalogue.launches)
+    def deploy(self, made: ModelDeployment) -> None:
+        self.control.deploy(made)
 
 
 @asynccontextmanager
@@ -183,26 +168,13 @@ async def fleet(
     network: float = 1e9,
 ) -> AsyncIterator[FleetStage]:
     """Yield a fleet of `count` servers with `memory` bytes each; `keys` are the client key and the admin key."""
-    rig = FleetRig(directory, settings=settings, network=network)
-    rig.begin(count, memory)
-    front = FleetFront(rig)
-    more = admin.routes(front, keys[1], rig.down) if keys else []
-    endpoint = GatewayEndpoint(port=0, api_key=keys[0] if keys else None)
-    app = Gateway(front, heartbeat_s=0.05, endpoint=endpoint, more=more)
-    server, serving, rig.url = await serve(app)
-    front.begin()
+    rig = FleetRig(directory, keys, settings, network)
+    await rig.begin(count, memory)
     try:
-        await wait_until(lambda: front.connected)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector) as client:
-            yield FleetStage(rig, front, client)
+            yield FleetStage(rig, client)
     finally:
-        front.drain()
-        server.should_exit = True
-        with suppress(asyncio.CancelledError):
-            await serving
-        await front.close()
-        if rig.control is not None:
-            rig.kill()
+        await rig.kill()
         for node in rig.nodes.values():
             await node.node.clear()

@@ -1,6 +1,6 @@
 """`coldstart fleet up` over model servers that need no model: the real process but for what starts them.
 
-python -m support.fleet_up STATE RECORDING [RANKS [HOST]]
+python -m support.fleet_up STATE RECORDING [RANKS [HOST [RAY]]]
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from coldstart.host.live.log import Log
 from coldstart.system.paths import Cache
 
 
-def main(state: str, recording: str, ranks: str = "1", host: str = "127.0.0.1") -> None:
+def main(state: str, recording: str, ranks: str = "1", host: str = "127.0.0.1", ray: str = "") -> None:
     settings = FleetSettings(most_ranks=int(ranks), consolidate=ranks != "1", backoff_s=0.2)
     options = FleetUpOptions(
         Cache.at(),
         settings,
         Path(state),
         None,
+        ray or None,
         endpoint=GatewayEndpoint(host, 0, insecure=True, allow_hosts=("*",)),
         record=Path(recording),
         servers="support.fleet_servers:FakeStarter",

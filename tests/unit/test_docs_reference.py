@@ -91,7 +91,7 @@ def test_metrics_page_names_every_metric_of_a_host() -> None:
 
 
 def test_metrics_page_names_every_metric_of_a_fleet() -> None:
-    figures = GatewayFigures(0, 0, 0, 0, True, {429: 1}, (ModelLoad("x", 0, 0, 0, 0),))
+    figures = GatewayFigures(0, 0, 0, 0, {429: 1}, (ModelLoad("x", 0, 0, 0, 0),))
     found = families(Metrics(FleetCollector(lambda: figures), "coldstart_fleet_").text())
     assert rows(section(read("metrics.md"), "## Fleet")) == found
 

@@ -36,8 +36,8 @@ THROUGH = {
         "staging": STORE,
     },
     "coldstart.fleet.live": {
-        **dict.fromkeys(("controller_connection", "local_state"), FLEET_ON_RAY),
-        **dict.fromkeys(("measurements", "replicas", "targets", "workers"), "unit/fleet/live/test_moves.py"),
+        **dict.fromkeys(("actors", "local_state"), FLEET_ON_RAY),
+        **dict.fromkeys(("replicas", "workers"), "unit/fleet/live/test_moves.py"),
     },
     "coldstart.commands": {
         "_declared": "cli/test_command_options.py",

@@ -1,1 +1,1 @@
-"""Live fleet on Ray: a controller, one actor per server, and a gateway that can serve without either."""
+"""Live fleet on Ray: one process that is gateway and controller, and one actor per server."""

@@ -1,8 +1,8 @@
 """Operator routes of a fleet's gateway. They require a separate key, because a deployment can start any process.
 
 GET   /fleet/status
-POST  /fleet/order     {"method": deploy / remove / scale / drain, "args": [...]}, as `wire` encodes them
-POST  /fleet/down      ends every server and the controller
+POST  /fleet/order     {"method": "deploy" / "remove" / "scale" / "drain", ...} with the members of that order
+POST  /fleet/down      ends every server and the gateway
 """
 
 from __future__ import annotations
@@ -12,20 +12,65 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from coldstart.errors import UsageError
-from coldstart.fleet.live import messages
-from coldstart.fleet.live.contact import ControllerAwayError
-from coldstart.fleet.live.front import FleetFront
-from coldstart.fleet.live.messages import AdminOrder
+from coldstart.errors import ColdstartError
+from coldstart.fleet.live import state
+from coldstart.fleet.live.control import FleetControl
+from coldstart.fleet.live.state import ModelDeployment
 
 HEADER = "x-coldstart-admin-key"
 
 
-def routes(front: FleetFront, key: str, down: Callable[[], Awaitable[None]]) -> list[Route]:
+class _Order(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag=str.lower):
+    pass
+
+
+class Deploy(_Order):
+    """Deploy a model, or change its deployment."""
+
+    deployment: ModelDeployment
+
+
+class Scale(_Order):
+    """Change the minimum and maximum number of workers of a model."""
+
+    model: str
+    least: int
+    most: int
+
+
+class Remove(_Order):
+    """Remove a model after its running requests."""
+
+    model: str
+
+
+class Drain(_Order):
+    """Start nothing more on a server."""
+
+    server: str
+
+
+Order = Deploy | Scale | Remove | Drain
+
+
+def _carry_out(control: FleetControl, order: Order) -> None:
+    match order:
+        case Deploy(deployment):
+            control.deploy(deployment)
+        case Scale(model, least, most):
+            control.scale(model, least, most)
+        case Remove(model):
+            control.remove(model)
+        case Drain(server):
+            control.drain(server)
+
+
+def routes(control: FleetControl, key: str, down: Callable[[], Awaitable[None]]) -> list[Route]:
     """Return the routes; `down` ends the fleet and the gateway."""
 
     def guarded(work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
@@ -33,21 +78,20 @@ def routes(front: FleetFront, key: str, down: Callable[[], Awaitable[None]]) -> 
             if not hmac.compare_digest(request.headers.get(HEADER, "").encode(), key.encode()):
                 return JSONResponse({"error": "the admin key is missing or wrong"}, status_code=401)
             try:
-                found = await work(request)
-            except ControllerAwayError as error:
-                return JSONResponse({"error": f"the controller cannot be reached: {error}"}, status_code=503)
-            except (ValueError, KeyError, TypeError, RecursionError, UsageError) as error:
-                return JSONResponse({"error": f"invalid order: {error}"}, status_code=400)
-            return JSONResponse(found, status_code=400 if "error" in found else 200)
+                return JSONResponse(await work(request))
+            except (ColdstartError, ValueError, RecursionError, OSError) as error:
+                said = {"error": str(error) or "the order is nested too deeply"}
+                return JSONResponse({**said, "hint": getattr(error, "hint", None)}, status_code=400)
 
         return answer
 
     async def status(request: Request) -> Any:
-        return await front.refreshed()
+        return control.status()
 
     async def order(request: Request) -> Any:
-        asked = messages.read(json.loads(await request.body()), AdminOrder)
-        return await front.contact.connection.call(asked)
+        given = json.loads(await request.body())
+        _carry_out(control, state.decode(given, Order))
+        return {}
 
     async def end(request: Request) -> Any:
         await down()

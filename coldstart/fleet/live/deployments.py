@@ -12,7 +12,7 @@ from typing import Any
 
 from coldstart.artifacts.errors import BundleError
 from coldstart.errors import UsageError
-from coldstart.fleet.live.wire import ModelDeployment
+from coldstart.fleet.live.state import ModelDeployment
 from coldstart.fleet.sizing import MOST_RANKS
 from coldstart.fleet.specification import FleetModel
 from coldstart.fleet.timing import Costs

@@ -30,7 +30,6 @@ class GatewayFigures:
     again: int
     resumed: int
     moved: int
-    connected: bool
     refused: Mapping[int, int]
     models: tuple[ModelLoad, ...]
 
@@ -45,9 +44,6 @@ class FleetCollector(Collector):
         """Yield every metric family, as prometheus_client requires."""
         figures = self._read()
         yield from _counters(figures)
-        yield GaugeMetricFamily(
-            f"{PREFIX}controller_up", "1 if the controller answers, else 0.", float(figures.connected)
-        )
         yield from _loads(figures.models)
 
 

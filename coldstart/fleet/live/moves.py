@@ -10,16 +10,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
-from coldstart.fleet.handover import Handover, HandoverPace, Request, StreamSide
 from coldstart.fleet.live.replicas import FleetReplica, FleetTicket, MovingStream
-from coldstart.fleet.live.targets import Targets
 from coldstart.host.live.headers import present_key
 from coldstart.host.live.log import Log
 from coldstart.host.live.tasks import Tasks
 
 PATIENCE_S = 60.0
 JSON = ((b"content-type", b"application/json"),)
+
+
+@dataclass(slots=True)
+class HandoverPace:
+    """Number of streams that move to one worker at once (additive increase, multiplicative decrease; RFC 5681).
+
+    The number grows by one after as many moves within `target_s`, and is halved after a slower move. Moving streams
+    share the worker's iterations with each other, and its device with the pipeline that still serves: more moves at
+    once make each client wait longer, and a stream that has not moved yet does not wait.
+    """
+
+    target_s: float = 0.35
+    most: int = 8
+    at_once: int = 1
+    _since: int = 0
+
+    def moved(self, gap_s: float) -> None:
+        """Record the move of a stream that paused for `gap_s` seconds."""
+        if gap_s > self.target_s:
+            self.at_once, self._since = max(1, self.at_once // 2), 0
+            return
+        self._since += 1
+        if self._since >= self.at_once:
+            self.at_once, self._since = min(self.most, self.at_once + 1), 0
 
 
 class _Turns:
@@ -46,79 +69,65 @@ class _Turns:
 
 
 class Moves:
-    """Moves of one gateway's streams; `count` succeeded.
+    """Moves of a fleet's streams; `count` succeeded.
 
-    `tickets` are the gateway's open requests by number. `ended` is called with the number of each move's request and
-    whether it moved.
+    `tickets` are the open requests by number. `ended` is called with the number of each move's request and whether it
+    moved.
     """
 
     def __init__(
         self,
         tickets: Mapping[str, FleetTicket],
-        targets: Targets,
         ended: Callable[[str, bool], None],
         clock: Callable[[], float],
         log: Log,
     ) -> None:
         self.count = 0
-        self._tickets, self._targets, self._ended, self._clock = tickets, targets, ended, clock
+        self._tickets, self._ended, self._clock = tickets, ended, clock
         self._log, self._tasks = log, Tasks(log)
         self._turns: dict[str, _Turns] = {}
 
-    def order(self, ticket: FleetTicket, target: FleetReplica | None) -> None:
+    def order(self, ticket: FleetTicket, target: FleetReplica) -> None:
         """Move the request when a slot is free."""
         self._tasks.spawn(self._ordered(ticket, target))
 
-    async def _ordered(self, ticket: FleetTicket, target: FleetReplica | None) -> None:
+    async def _ordered(self, ticket: FleetTicket, target: FleetReplica) -> None:
         done, number = False, ticket.number
-        if target is not None:
-            turns = self._turns.setdefault(target.group, _Turns())
-            async with turns.turn() as pace:
-                done = self._is_open(ticket) and await self._moved(ticket, target, pace)
-            if not turns.asked:
-                self._turns.pop(target.group, None)
+        turns = self._turns.setdefault(target.group, _Turns())
+        async with turns.turn() as pace:
+            done = self._is_open(ticket) and await self._moved(ticket, target, pace)
+        if not turns.asked:
+            self._turns.pop(target.group, None)
         if self._is_open(ticket):
             self._ended(number, done)
 
     def _is_open(self, ticket: FleetTicket) -> bool:
-        """Return whether the request is still open under its number."""
+        """Return whether the request is still open."""
         return self._tickets.get(ticket.number) is ticket
 
     async def _moved(self, ticket: FleetTicket, target: FleetReplica, pace: HandoverPace) -> bool:
-        source, stream = ticket.target, ticket.stream
+        source, stream, deadline = ticket.target, ticket.stream, self._clock() + PATIENCE_S
         if source is None or stream is None or ticket.answer is None:
             return self._stays(ticket, "the stream is not resumable")
-        handover, clock = Handover(Request()), self._clock
-        handover.prepare(clock(), PATIENCE_S)
-        target.busy += 1
-        done = False
-        try:
-            if stream.prompt is not None and not await self._warm(target, stream.warming()):
-                return self._stays(ticket, "the worker did not compute the tokens so far")
-            if not self._is_open(ticket) or stream.finished or not stream.resumable:
-                return False
-            handover.sent = len(stream.tokens)
-            handover.ready()
-            settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            move = ticket.move = MovingStream(target, handover, settled)
-            stopped = clock()
+        if stream.prompt is not None and not await self._warm(target, stream.warming()):
+            return self._stays(ticket, "the worker did not compute the tokens so far")
+        if not self._is_open(ticket) or stream.finished or not stream.resumable:
+            return False
+        made, stopped = len(stream.tokens), self._clock()
+        settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        ticket.move = MovingStream(target, settled)
+        ticket.answer.interrupt()
+        await asyncio.wait([settled], timeout=max(0.0, deadline - stopped))
+        if not settled.done():
+            self.rolled_back(ticket, "the worker took too long")
             ticket.answer.interrupt()
-            await asyncio.wait([settled], timeout=max(0.0, handover.deadline - clock()))
-            if not settled.done() and handover.tick(clock()) is not None:
-                self._back(ticket, source)
-            done = settled.done() and settled.result()
-            if done:
-                handover.token(StreamSide.WORKER, handover.sent)
-                self.count += 1
-                gap = round(clock() - stopped, 4)
-                pace.moved(gap)
-                self._log.say("moved", request=ticket.number, made=handover.sent, gap_s=gap)
-            if ticket.move is move:
-                ticket.move = None
-            return done
-        finally:
-            # Free the group that the stream has left, or did not reach.
-            self._targets.free(source if done else target)
+        ticket.move = None
+        if settled.result():
+            self.count += 1
+            gap = round(self._clock() - stopped, 4)
+            pace.moved(gap)
+            self._log.say("moved", request=ticket.number, made=made, gap_s=gap)
+        return settled.result()
 
     def _stays(self, ticket: FleetTicket, reason: str) -> bool:
         self._log.say("not moved", request=ticket.number, reason=reason)
@@ -138,19 +147,13 @@ class Moves:
     def rolled_back(self, ticket: FleetTicket, reason: str) -> bool:
         """Roll back the stream's move if the target failed before its first token; return whether a move was in progress."""
         move = ticket.move
-        if move is None or move.settled.done() or move.handover.failed() is None:
+        if move is None or move.settled.done():
             return False
         self._stays(ticket, reason)
         move.settled.set_result(False)
         assert ticket.target is not None
         ticket.grant(ticket.target)
         return True
-
-    def _back(self, ticket: FleetTicket, source: FleetReplica) -> None:
-        self._stays(ticket, "the worker took too long")
-        ticket.grant(source)
-        if ticket.answer is not None:
-            ticket.answer.interrupt()
 
     def over(self, ticket: FleetTicket) -> None:
         """End the request's move: the request was answered, or is sent elsewhere."""

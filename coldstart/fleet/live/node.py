@@ -1,7 +1,7 @@
 """Model servers of one machine of the fleet, started and supervised by the same starter as those of a host.
 
 Invariant: the end of every ordered worker is reported once; until then the worker is listed. Reports are retained
-until the controller asks for later ones, so that a restarted controller misses none.
+until the fleet asks for later ones, so that a restarted fleet misses none.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import uuid4
 
 from coldstart.contract import environment, fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.weights import PacedFetch
-from coldstart.fleet.live.fetches import NodeFetch
 from coldstart.fleet.live.orders import (
     FoundWorker,
     NodeReport,
@@ -33,8 +34,40 @@ from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.residence import PATIENCE_S
 from coldstart.host.live.servers import ModelServer, Servers, StartFailedError
 from coldstart.system.ipc.addresses import free_port
+from coldstart.weights.prefetch import client
 
 WAIT_S = 5.0
+LOOK_S = 0.25
+Tell = Callable[[PacedFetch], Mapping[str, Any] | None]
+
+
+class NodeFetch:
+    """Fetch `pace` of one server's weights; `tell` sends it to the prefetcher.
+
+    The prefetcher is another process, which may not have started or may restart. So each query of its progress
+    repeats the current rate.
+    """
+
+    def __init__(self, pace: PacedFetch, tell: Tell = client.set_pace) -> None:
+        self.pace, self._tell = pace, tell
+        self._changed = asyncio.Event()
+
+    def change(self, rate: float | None) -> None:
+        """Change the rate, in bytes/s; None: no limit."""
+        self.pace = PacedFetch(self.pace.name, rate, self.pace.background)
+        self._changed.set()
+
+    async def wait(self) -> Mapping[str, Any]:
+        """Return the prefetcher's report after the fetch has ended; see `client.set_pace`. Waits also for its begin."""
+        while True:
+            self._changed.clear()
+            said = None
+            with suppress(client.PrefetchError, OSError):
+                said = await asyncio.to_thread(self._tell, self.pace)
+            if said is not None and said["ended"]:
+                return said
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), LOOK_S)
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +108,7 @@ class NodeServers:
         worker = order.rank.worker
         if worker in self.processes:
             return
-        # Other users of the machine and of the network reach its port: only the gateways get its key.
+        # Other users of the machine and of the network reach its port: only the gateway gets its key.
         key = headers.find_server_key(order.launch.args) or secrets.token_hex(32)
         place = self.host, free_port(self.host)
         listen = ("--host", self.host, "--port", str(place[1]))
@@ -152,7 +185,7 @@ class NodeServers:
         process.server.stop()
 
     async def clear(self) -> None:
-        """End all workers at once: the controller no longer counts on them."""
+        """End all workers at once: the fleet no longer counts on them."""
         ended = [process.server.ended for process in self.processes.values()]
         for process in self.processes.values():
             process.stopping = True
@@ -166,7 +199,7 @@ class NodeServers:
         self._said.append((self._seq, event))
         self._news.set()
 
-    def report(self) -> NodeReport:
+    async def report(self) -> NodeReport:
         """Return a report of all workers."""
         workers = (FoundWorker(one.order.rank, one.up, one.stopping) for one in self.processes.values())
         return NodeReport(self.incarnation, self._seq, tuple(workers))

@@ -1,4 +1,4 @@
-"""Orders of the controller to a server, and events of a server's workers. All are pickled between actors."""
+"""Orders to a server, and events of a server's workers. All are pickled between actors."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class NodeReport:
 
 
 class Node(Protocol):
-    """A server as the controller uses it. Every method raises NodeLostError."""
+    """A server as the fleet uses it. Every method raises NodeLostError."""
 
     async def launch(self, order: RankOrder) -> None:
         """Start a worker; its result is reported as an event."""

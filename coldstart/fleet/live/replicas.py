@@ -1,4 +1,4 @@
-"""Groups that a gateway sends to, and the assignment of its requests to them."""
+"""Groups that requests are sent to, and the assignment of requests to them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from coldstart.fleet.handover import Handover, HandoverPhase, Means
-from coldstart.fleet.live.messages import GroupRoute
+from coldstart.fleet.live.orders import RankUp
 from coldstart.host.live.tickets import Ticket
 from coldstart.host.live.upstream import Replica, Upstream
 
@@ -16,29 +15,30 @@ CONNECT_S = 2.5
 
 
 class FleetReplica(Replica):
-    """A group that serves: at most `capacity` requests at once, `busy` now. It gets no request before `suspect_until`."""
+    """A group of the core that serves; `up` is the worker that answers for it."""
 
-    def __init__(self, route: GroupRoute) -> None:
-        url = urlsplit(route.url)
+    def __init__(self, group: str, model: str, up: RankUp) -> None:
+        url = urlsplit(up.url)
         place = str(url.hostname), url.port or 80
-        super().__init__(route.model, Upstream(place, connect_s=CONNECT_S), route.key)
-        self.group, self.capacity = route.group, route.capacity
-        self.mode, self.start_s = route.mode, route.start_s
-        self.busy, self.suspect_until, self.withdrawn = 0, 0.0, False
+        super().__init__(model, Upstream(place, connect_s=CONNECT_S), up.key)
+        self.group, self.mode, self.start_s = group, up.mode, up.start_s
 
 
 @dataclass(eq=False)
 class MovingStream:
-    """A stream that moves to `target`; `settled` is done when the move has ended, with its success."""
+    """A stream that moves to `target`, which has it from the moment the stream has `left` its group.
+
+    `settled` is done when the move has ended, with its success.
+    """
 
     target: FleetReplica
-    handover: Handover
     settled: asyncio.Future[bool]
+    left: bool = False
 
 
 @dataclass(eq=False)
 class FleetTicket(Ticket):
-    """Ticket of a fleet's gateway.
+    """Ticket of a fleet.
 
     `target` has the request now; `move` is its move to another group. `unsent` counts those of its `tries` in which
     it was not sent.
@@ -55,12 +55,13 @@ class FleetTicket(Ticket):
 
     def interrupted(self) -> None:
         """Implement Ticket: continue at the target of the move, or at the current group if the move was rolled back."""
-        if self.move is not None and self.move.handover.drained(Means.RECOMPUTE) is not None:
+        if self.move is not None and not self.move.left and not self.move.settled.done():
+            self.move.left = True
             self.grant(self.move.target)
 
     def went_on(self) -> None:
         """Implement Ticket: record the success of a move at the first piece from its target."""
         move = self.move
-        if move is not None and move.handover.phase is HandoverPhase.MOVING and not move.settled.done():
+        if move is not None and move.left and not move.settled.done():
             self.target = move.target
             move.settled.set_result(True)

@@ -1,29 +1,31 @@
-"""Process of `fleet up`: the gateway, and its own Ray on this machine if no cluster is named.
+"""Process of `fleet up`: gateway and controller of a fleet, and a driver of Ray; it starts Ray if no cluster is named.
 
 On SIGTERM or SIGINT, new requests are rejected, running requests are answered, and the process ends; a second signal
 ends it at once. All servers of the fleet's own Ray end too. If that Ray ends, the process ends within a minute and reports the
-reason. A named cluster continues to run, and another gateway may connect.
+reason. The servers of a named cluster continue to run, and the next `fleet up` there finds them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from coldstart.errors import CommandFailedError
-from coldstart.fleet.live import admin, local_state, wire
-from coldstart.fleet.live.contact import ControllerAwayError
-from coldstart.fleet.live.controller_connection import RayConnection
-from coldstart.fleet.live.front import FleetFront
+from coldstart.fleet.events import Action, Event
+from coldstart.fleet.live import admin, local_state
+from coldstart.fleet.live.control import FleetControl, Recorder
 from coldstart.fleet.live.local_state import LocalFleet
 from coldstart.fleet.live.ray_process import OwnRay, own_ray
+from coldstart.fleet.live.state import FleetState, encode
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
@@ -31,16 +33,15 @@ from coldstart.host.live.http_server import create_server, format_url, listen, l
 from coldstart.host.live.log import Log, capture_loggers
 from coldstart.system.paths import Cache
 
-DOWN_S, WATCH_S = 30.0, 0.5
-WARM_S = 60.0
-"""Time in seconds for which other nodes of Ray live without the first node."""
+WATCH_S, WARM_S = 0.5, 50.0
+"""Ray ends its other nodes and this process a minute after its control service."""
 
 
 @dataclass(frozen=True)
 class FleetUpOptions:
     """Address to listen on, and Ray's address (None: on this machine, with `server` as its labels).
 
-    `state` is the controller's file; `servers` names the factory of model servers, `module:function`, for tests.
+    `state` is the fleet's file; `servers` names the factory of model servers, `module:function`, for tests.
     """
 
     cache: Cache
@@ -56,96 +57,109 @@ class FleetUpOptions:
     servers: str | None = None
 
 
+def _recorder(path: Path | None) -> Recorder | None:
+    """Return a function that writes each event and its actions as a line of JSON for a replay, or None."""
+    if path is None:
+        return None
+    file = path.open("a", encoding="utf-8")
+
+    def tagged(thing: Any) -> Any:
+        return {"is": type(thing).__name__, **encode(thing)}
+
+    def record(now: float, event: Event, actions: list[Action]) -> None:
+        line = {"now": now, "event": tagged(event), "actions": [tagged(one) for one in actions]}
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+
+    return record
+
+
 class FleetUp:
     """One run of `fleet up`. `announce` gets the fleet's address once the gateway listens."""
 
     def __init__(self, options: FleetUpOptions, log: Log, announce: Callable[[LocalFleet], None]) -> None:
         self.options, self.log, self.announce = options, log, announce
         self.caught: list[int] = []
-        self.ray_ended = False
+        self.ray_ended = ""
         self.admin_key = options.admin_key or secrets.token_hex(32)
 
     def run(self) -> int:
         """Run until a signal or `fleet down`; return the exit code.
 
         Raises:
-            UsageError: The gateway cannot listen.
-            CommandFailedError: The fleet's own Ray does not start, or ends.
+            UsageError: The gateway cannot listen, or the state file cannot be read.
+            CommandFailedError: Ray does not start, cannot be reached, has another gateway, or ends.
         """
         options = self.options
+        self.state = FleetState(options.state)
         with (
             capture_loggers(self.log),
             listen(options.endpoint) as sock,
             own_ray(options.server, options.cache) if options.address is None else nullcontext() as ray,
-            asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
-            runner.run(self._main(sock, ray))
-            if ray is not None and self.ray_ended:
+            address, env = (ray.address, ray.env) if ray else (options.address or "", {})
+            # Ray's library reads its settings at its import, which takes seconds.
+            os.environ.update(env)
+            from coldstart.fleet.live import membership
+
+            self.end_servers = membership.end_all
+            with membership.connected(address), asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(self._main(sock, address, env.get("RAY_AUTH_TOKEN", ""), ray))
+            if self.ray_ended:
                 raise CommandFailedError(
-                    f"the fleet's Ray ended: {ray.node.last_words()}", hint="coldstart fleet up"
+                    f"the fleet's Ray ended: {self.ray_ended}", hint="coldstart fleet up"
                 )
         return 128 + self.caught[0] if self.caught else 0
 
-    async def _main(self, sock: socket.socket, ray: OwnRay | None) -> None:
+    async def _main(self, sock: socket.socket, address: str, token: str, ray: OwnRay | None) -> None:
+        from coldstart.fleet.live.membership import Membership
+
         options = self.options
-        address, env = (ray.address, ray.env) if ray else (options.address or "", {})
-        controller = {
-            "state": str(options.state) if options.state else None,
-            "settings": wire.document(options.settings),
-            "offline": options.offline,
-            "servers": options.servers,
-            "record": str(options.record) if options.record else None,
-        }
-        self.connection = RayConnection({"address": address, "controller": controller}, env, self.log)
-        self.front = FleetFront(self.connection, log=self.log)
-        self.front.facts.url = format_url(sock, self.options.endpoint)
+        self.control = FleetControl(
+            options.settings, self.state, log=self.log, record=_recorder(options.record)
+        )
+        self.control.facts.url = format_url(sock, options.endpoint)
         self.server = create_server(self._app())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
-        place = LocalFleet(
-            self.front.facts.url, self.admin_key, os.getpid(), address, env.get("RAY_AUTH_TOKEN", "")
-        )
-        self.front.begin()
+        membership = Membership(self.control, {"offline": options.offline, "servers": options.servers})
+        await membership.begin()
+        watched = asyncio.create_task(self._watch(asyncio.create_task(membership.watch()), ray))
+        place = LocalFleet(self.control.facts.url, self.admin_key, os.getpid(), address, token)
         local_state.save(place)
         self.announce(place)
         self.log.say("listening", url=place.url, ray=address)
-        watched = asyncio.create_task(self._watch(ray)) if ray else None
         try:
             await self.server.serve(sockets=[sock])
         finally:
             local_state.clear()
-            if watched is not None:
-                watched.cancel()
+            watched.cancel()
+            self.control.close()
             if ray is not None and not ray.node.has_ended():
-                await self._down()
-            await self.front.close()
-            await self.connection.close()
+                self.end_servers()
             self.log.say("ended")
 
     def _app(self) -> Gateway:
         async def down() -> None:
-            await self._down()
+            self.control.close()
+            self.end_servers()
             self._finish()
 
-        more = admin.routes(self.front, self.admin_key, down)
+        more = admin.routes(self.control, self.admin_key, down)
         return Gateway(
-            self.front, heartbeat_s=self.options.heartbeat_s, endpoint=self.options.endpoint, more=more
+            self.control, heartbeat_s=self.options.heartbeat_s, endpoint=self.options.endpoint, more=more
         )
 
-    async def _watch(self, ray: OwnRay) -> None:
-        """Wait for the end of the own Ray, which the fleet does not survive; then serve from other nodes while they live."""
-        while not ray.node.has_ended():
+    async def _watch(self, seeing: asyncio.Task[None], ray: OwnRay | None) -> None:
+        """End when Ray ends on this machine; if it is the fleet's own, serve from other nodes first while they live."""
+        while not seeing.done() and (ray is None or not ray.node.has_ended()):
             await asyncio.sleep(WATCH_S)
-        self.ray_ended = True
-        self.log.say("ray ended", reason=ray.node.last_words())
+        self.ray_ended = ray.node.last_words() if ray else "a process of its node on this machine ended"
+        self.log.say("ray ended", reason=self.ray_ended)
         end = asyncio.get_running_loop().time() + WARM_S
-        while self.front.targets.routed and asyncio.get_running_loop().time() < end:
+        while ray and self.control.replicas and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(WATCH_S)
         self._finish()
-
-    async def _down(self) -> None:
-        with suppress(ControllerAwayError, TimeoutError):
-            await asyncio.wait_for(self.connection.end_fleet(), DOWN_S)
 
     def _stop(self, number: int) -> None:
         self.caught.append(number)
@@ -153,6 +167,6 @@ class FleetUp:
         self._finish()
 
     def _finish(self) -> None:
-        self.front.drain()
+        self.control.stop()
         self.server.should_exit = True
         self.server.force_exit = len(self.caught) > 1

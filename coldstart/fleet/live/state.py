@@ -1,17 +1,63 @@
-"""State file of the fleet: deployments and observations that a restarted controller cannot get from the servers."""
+"""State file of the fleet: deployments and observations that a new process cannot get from the servers.
+
+Link speeds and join times are measured at starts. A measurement that cannot be saved is used until the process ends.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from coldstart.artifacts import canonical, files
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError, describe
-from coldstart.fleet.live import wire
-from coldstart.fleet.live.wire import ModelDeployment
+from coldstart.fleet import events, observed
+from coldstart.fleet.deployments import Deployment
+from coldstart.fleet.events import Event
+from coldstart.fleet.specification import FleetModel
+from coldstart.host.launches import Launch
+from coldstart.host.live.log import Log
 
-SCHEMA = 1
+
+@dataclass(frozen=True, slots=True)
+class ModelDeployment:
+    """Launch of a model, and the specification by which the fleet decides about it."""
+
+    launch: Launch
+    spec: FleetModel
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    schema: Literal[1] = 1
+    models: tuple[ModelDeployment, ...] = ()
+    drained: set[str] = set()
+    links: dict[str, float] = {}
+
+
+def encode(thing: Any) -> Any:
+    """Return a document of `thing` for json.dumps."""
+    return msgspec.to_builtins(thing, str_keys=True)
+
+
+def decode(given: Any, kind: Any) -> Any:
+    """Return the object of a document; `kind` is its class, or a union of classes.
+
+    Raises:
+        msgspec.ValidationError: The document is not of this kind; a ValueError.
+        UsageError: A value in it is not allowed.
+    """
+    return msgspec.convert(given, kind, str_keys=True, dec_hook=_decode)
+
+
+def _decode(kind: type, given: Any) -> Any:
+    if kind is Arguments:
+        return Arguments(msgspec.convert(given, tuple[str, ...]))
+    raise NotImplementedError(f"a document cannot contain a {kind.__name__}")
 
 
 class FleetState:
@@ -23,41 +69,33 @@ class FleetState:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.models: dict[str, ModelDeployment] = {}
-        self.drained: set[str] = set()
-        self.links: dict[str, float] = {}
+        self.path, found = path, _File()
         if path is not None and path.exists():
-            self._load(path)
-
-    def _load(self, path: Path) -> None:
-        try:
-            found: Any = canonical.read(path)
-            if found["schema"] != SCHEMA:
-                raise ValueError(f"schema version {found['schema']}, expected {SCHEMA}")
-            models = [wire.thing(one) for one in found["models"]]
-            self.drained = {str(name) for name in found["drained"]}
-            self.links = {str(name): float(speed) for name, speed in found.get("links", {}).items()}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"cannot read fleet state {path}: {describe(error)}",
-                hint="move the file away to start with an empty fleet",
-            ) from error
-        self.models = {one.spec.name: one for one in models}
+            try:
+                found = decode(canonical.read(path), _File)
+            except (OSError, ValueError) as error:
+                raise UsageError(
+                    f"cannot read fleet state {path}: {describe(error)}",
+                    hint="move the file away to start with an empty fleet",
+                ) from error
+        self.models: Mapping[str, ModelDeployment] = {one.spec.name: one for one in found.models}
+        self.drained, self.links = found.drained, found.links
 
     def deploy(self, deployment: ModelDeployment) -> None:
-        """Save a deployment. Raises OSError, and then the state is unchanged."""
-        before, self.models = self.models, {**self.models, deployment.spec.name: deployment}
+        """Save a deployment. Raises OSError, and then the models are unchanged."""
+        self._replace({**self.models, deployment.spec.name: deployment})
+
+    def remove(self, name: str) -> None:
+        """Remove a deployment. Raises OSError, and then the models are unchanged."""
+        self._replace({known: one for known, one in self.models.items() if known != name})
+
+    def _replace(self, models: Mapping[str, ModelDeployment]) -> None:
+        before, self.models = self.models, models
         try:
             self._save()
         except OSError:
             self.models = before
             raise
-
-    def remove(self, name: str) -> None:
-        """Remove a deployment. Raises OSError."""
-        if self.models.pop(name, None) is not None:
-            self._save()
 
     def drain(self, server: str) -> None:
         """Record that the server accepts no new worker. Raises OSError."""
@@ -70,13 +108,46 @@ class FleetState:
         self._save()
 
     def _save(self) -> None:
-        if self.path is None:
+        if self.path is not None:
+            kept = _File(1, tuple(self.models.values()), self.drained, self.links)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            files.write_atomic(self.path, json.dumps(encode(kept), indent=1).encode(), mode=0o600)
+
+
+class Measurements:
+    """Measurements of one fleet; `models` are the core's, `emit` sends an event to the core."""
+
+    def __init__(
+        self, state: FleetState, models: Mapping[str, Deployment], emit: Callable[[Event], None], log: Log
+    ) -> None:
+        self._state, self._models, self._emit, self._log = state, models, emit, log
+
+    def record_fetch(self, server: str, size: int, seconds: float) -> None:
+        """Record a fetch of `size` bytes that used the server's link alone."""
+        before = self._state.links.get(server)
+        after = observed.speed(before, size, seconds)
+        if after is not None and after != before:
+            self._save(lambda: self._state.observe(server, after))
+            self.emit_speed(server)
+
+    def record_start(self, name: str, ranks: int, seconds: float) -> None:
+        """Record the seconds that a group of `ranks` ranks took to join after its weights were loaded."""
+        known = self._state.models.get(name)
+        if known is None:
             return
-        kept = {
-            "schema": SCHEMA,
-            "models": [wire.document(one) for one in self.models.values()],
-            "drained": sorted(self.drained),
-            "links": self.links,
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomic(self.path, json.dumps(kept, indent=1).encode(), mode=0o600)
+        seen = self._models[name].spec.joins
+        joins = {**seen, ranks: observed.joining(seen.get(ranks), seconds)}
+        updated = replace(known, spec=replace(known.spec, joins=joins))
+        self._save(lambda: self._state.deploy(updated))
+        self._emit(events.Deployed(updated.spec))
+
+    def emit_speed(self, server: str) -> None:
+        """Send the measured speed of the server's link to the core, if there is one."""
+        if (known := self._state.links.get(server)) is not None:
+            self._emit(events.Rate(server, known))
+
+    def _save(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._log.say("state not written", reason=error.strerror or str(error))

@@ -1,29 +1,25 @@
 """Status document of a fleet, for `GET /fleet/status` and `coldstart fleet status`.
 
 schema_version    1; members may be added, none is removed or changes its meaning within a version
-gateway           url, pid, version, uptime_s, requests, in_flight, held, refused: {HTTP status: count},
+gateway           url, pid, version, uptime_s, starts (groups), requests, in_flight, held, refused: {HTTP status: count},
                   again (requests admitted again), resumed (of these: streams that had begun), moved (streams),
                   client_keys_error: why the current client key file is not used; empty if it is, or without one
-controller        null if it cannot be reached, else: incarnation, pid, uptime_s, starts (groups), gateways, held
 servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s (as given), draining,
                   observed_bytes_s (of fetches that used the link alone; null: none yet)
 unusable          {name: reason} of servers whose node is alive but that cannot be used
 models            each: name, least, most, idle_s, waiting, failures, error,
                   groups: each: name, phase (starting / serving / leaving), in_flight, capacity, url, mode, start_s,
-                  predicted_s (until the first token, predicted at launch; null for a group found after a restart),
+                  predicted_s (until the first token, predicted at launch; null for a group found at the beginning),
                   fallbacks: [...], as in a server's ready file,
                   workers: each: name, server, device, memory_bytes, ready,
                   fetched_bytes, fetched_s (null while it fetches, or if it fetched nothing).
 
-If the controller cannot be reached, servers and models are those of its last reply. All sizes are in bytes, all times
-in seconds.
+All sizes are in bytes, all times in seconds.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from coldstart.contract import fallback
@@ -31,36 +27,16 @@ from coldstart.fleet.cluster import FleetServer
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.groups import FleetWorker, Group
-from coldstart.fleet.live.processes import Processes
+from coldstart.fleet.live.workers import Processes
 
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerFacts:
-    """Facts of the controller that neither its core nor its workers know; `links` are measured speeds in bytes/s."""
-
-    incarnation: str
-    uptime_s: float
-    gateways: int
-    unusable: Mapping[str, str]
-    links: Mapping[str, float]
-
-
-def controller_status(core: FleetCore, processes: Processes, facts: ControllerFacts) -> dict[str, Any]:
-    """Return the members of the status document that the controller knows: controller, servers, unusable, models."""
+def fleet_status(core: FleetCore, processes: Processes, links: Mapping[str, float]) -> dict[str, Any]:
+    """Return the members `servers` and `models` of the status document; `links` are measured speeds in bytes/s."""
     models = [model for model in core.models.values() if not model.retired or model.groups]
     return {
-        "controller": {
-            "incarnation": facts.incarnation,
-            "pid": os.getpid(),
-            "uptime_s": facts.uptime_s,
-            "starts": core.starts,
-            "gateways": facts.gateways,
-            "held": core.waiting_count,
-        },
-        "servers": [_server(server, facts.links) for server in core.roster.cluster.servers.values()],
-        "unusable": dict(facts.unusable),
+        "servers": [_server(server, links) for server in core.roster.cluster.servers.values()],
         "models": [_model(model, processes) for model in models],
     }
 

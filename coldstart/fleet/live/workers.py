@@ -17,30 +17,94 @@ from math import inf
 from coldstart.fleet import events, timing
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Event, LaunchRank
-from coldstart.fleet.groups import WHOLE
-from coldstart.fleet.live.gateways import Gateways
-from coldstart.fleet.live.measurements import Measurements
-from coldstart.fleet.live.orders import NodeLostError, RankEnded, RankFetched, RankOrder, RankUp, WorkerEvent
-from coldstart.fleet.live.processes import Processes
-from coldstart.fleet.live.state import FleetState
+from coldstart.fleet.groups import WHOLE, Group
+from coldstart.fleet.live.orders import (
+    Node,
+    NodeLostError,
+    NodeReport,
+    RankEnded,
+    RankFetched,
+    RankOrder,
+    RankUp,
+    WorkerEvent,
+)
+from coldstart.fleet.live.state import FleetState, Measurements
 from coldstart.host.live.log import Log
 from coldstart.host.live.tasks import Tasks
 
 
+class Processes:
+    """Processes of one fleet, by name.
+
+    `ordered` were sent to their server, `stopping` were ordered to stop, and `dying` wait for an engine's end.
+    `rates` are the current rates of fetches in bytes/s; None means no limit.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.launched: dict[str, LaunchRank] = {}
+        self.up: dict[str, RankUp] = {}
+        self.rates: dict[str, float | None] = {}
+        self.fetched: dict[str, RankFetched] = {}
+        self.ordered: set[str] = set()
+        self.stopping: set[str] = set()
+        self.dying: dict[str, str] = {}
+
+    def answering(self, group: Group) -> RankUp | None:
+        """Return the process that answers for a group, once it is ready."""
+        return self.up.get(group.name if group.single else group.workers[0].name)
+
+    def forget(self, name: str) -> None:
+        """Forget the fetch of a process that has ended."""
+        self.ordered.discard(name)
+        self.rates.pop(name, None)
+        self.fetched.pop(name, None)
+
+    def lose(self, server: str) -> bool:
+        """Forget a server with all of its processes; return whether it was known."""
+        if self.nodes.pop(server, None) is None:
+            return False
+        for name in [rank.worker for rank in self.launched.values() if rank.server == server]:
+            del self.launched[name]
+            self.forget(name)
+            self.up.pop(name, None)
+            self.stopping.discard(name)
+            self.dying.pop(name, None)
+        return True
+
+    def adopt(self, server: str, node: Node, report: NodeReport) -> None:
+        """Add a server with the processes that it had before this process began."""
+        self.nodes[server] = node
+        for worker in report.workers:
+            self.launched[worker.rank.worker] = worker.rank
+            self.ordered.add(worker.rank.worker)
+            if worker.stopping:
+                self.stopping.add(worker.rank.worker)
+            if worker.up is not None and worker.rank.rank == 0:
+                self.up[worker.up.worker] = worker.up
+
+    def list_ranks(self) -> tuple[events.FoundRank, ...]:
+        """Return all found processes; a group is ready if its first rank is."""
+        ready = {self.launched[name].group for name in self.up}
+        return tuple(
+            events.FoundRank(rank, rank.group in ready, name in self.stopping)
+            for name, rank in self.launched.items()
+        )
+
+
 class Workers:
-    """Workers of one controller; `emit` sends an event to the core. `hung` counts killed processes by model."""
+    """Workers of one fleet; `emit` sends an event to the core. `hung` counts killed processes by model."""
 
     def __init__(
         self,
         core: FleetCore,
         state: FleetState,
-        gateways: Gateways,
         measurements: Measurements,
         emit: Callable[[Event], None],
         tasks: Tasks,
         log: Log,
     ) -> None:
-        self._core, self._state, self._gateways, self._measurements = core, state, gateways, measurements
+        self._core, self._state, self._measurements = core, state, measurements
         self._emit, self._tasks, self._log = emit, tasks, log
         self.processes = Processes()
         self.hung = Counter[str]()
@@ -119,16 +183,13 @@ class Workers:
 
     def _stop(self, name: str) -> None:
         if name not in self.processes.stopping:
-            self.processes.stopping.add(name)
-            self._tasks.spawn(self._stopped(name))
+            self._order_stop(name)
 
-    async def _stopped(self, name: str) -> None:
-        """Stop a process once no gateway sends to it."""
-        if (rank := self.processes.launched.get(name)) is not None:
-            await self._gateways.let_go(rank.group, self._core.settings.hold_s)
-            await self._asked_to_stop(name, rank)
+    def _order_stop(self, name: str) -> None:
+        self.processes.stopping.add(name)
+        self._tasks.spawn(self._stopped(name, self.processes.launched[name]))
 
-    async def _asked_to_stop(self, name: str, rank: LaunchRank) -> None:
+    async def _stopped(self, name: str, rank: LaunchRank) -> None:
         self._log.say("stop", worker=name)
         try:
             await self.processes.nodes[rank.server].stop(name)
@@ -198,7 +259,7 @@ class Workers:
         self._measurements.record_start(ranks[0].model, len(ranks), seconds)
 
     def _worker(self, name: str) -> str:
-        """Return the worker of a process. One found by a restarted controller is a separate worker."""
+        """Return the worker of a process. One that was found at the beginning is a separate worker."""
         return name if name in self._core.roster.workers else name.removesuffix(WHOLE)
 
     def _ended(self, ended: RankEnded) -> None:
@@ -238,5 +299,4 @@ class Workers:
         """End the engine beside a rank that has ended; the worker ends with it."""
         self.processes.dying[worker] = reason
         for name in left:
-            self.processes.stopping.add(name)
-            self._tasks.spawn(self._asked_to_stop(name, self.processes.launched[name]))
+            self._order_stop(name)

@@ -286,27 +286,6 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     assert one.handle(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(first)]
 
 
-def test_stream_sent_to_a_leaving_pipeline_moves_with_the_others() -> None:
-    """The gateway does not know of the switch yet, and the controller does not know of the stream."""
-    one = core(MODELS[:2])
-    first, second = launches(one.handle(events.Arrived("1", "large"), 0.0))
-    for rank in (first, second):
-        one.handle(events.RankReady(rank.worker), 6.0)
-    single = f"{first.worker}/whole"
-    assert one.handle(events.Whole(first.worker), 12.0) == [Move("1", first.group, single)]
-    assert one.handle(events.Routed("2", "large", first.group), 12.1) == [Move("2", first.group, single)]
-    assert one.handle(events.Moved("1", True), 12.3) == []
-    assert one.handle(events.Moved("2", True), 12.4) == [Stop(second.worker)]
-    # The pipeline has stopped; streams of the worker remain there.
-    assert one.handle(events.Routed("3", "large", first.group), 12.5) == [Move("3", first.group, single)]
-    assert one.handle(events.Routed("4", "large", single), 12.6) == []
-    assert one.handle(events.Moved("3", False), 12.7) == [] and one.handle(events.Ended("3"), 12.8) == []
-    for request in ("1", "2", "4"):
-        assert one.handle(events.Ended(request), 13.0) == []
-    assert one.handle(events.Tick(), 13.0 + MODELS[1].idle_s) == [Stop(first.worker)]
-    assert one.handle(events.Routed("5", "large", first.group), 60.0) == []
-
-
 def _beside() -> tuple[FleetCore, list[LaunchRank]]:
     """Return a pipeline of four with one stream, whose first worker also has a ready engine beside its rank."""
     one = core(MODELS[:2], beside=True)
@@ -354,7 +333,7 @@ def test_pipeline_continues_when_the_engine_beside_it_dies() -> None:
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_controller_that_begins_again_does_not_consolidate_a_second_time(ready: bool) -> None:
+def test_a_fleet_that_begins_again_does_not_consolidate_a_second_time(ready: bool) -> None:
     one, ranks = _beside()
     name, memory = f"{ranks[0].worker}/whole", MODELS[1].memory
     single = replace(ranks[0], worker=name, group=name, ranks=1, size=40, memory=memory)
@@ -597,20 +576,16 @@ def test_incomplete_group_stops_and_reserves_its_memory_until_stopped() -> None:
     ]
 
 
-def test_a_request_that_its_gateway_sent_counts_where_it_is() -> None:
+def test_suspected_group_gets_no_request_for_a_moment() -> None:
     one = core(MODELS[:1], consolidate=False)
     (rank,) = launches(one.handle(events.Arrived("1", "small"), 0.0))
     one.handle(events.RankReady(rank.worker), 5.0)
-    assert one.handle(events.Routed("2", "small", rank.group), 6.0) == []
-    assert one.handle(events.Routed("2", "small", rank.group), 6.0) == []
-    assert list(one.groups[rank.group].in_flight) == ["1", "2"]
-    assert one.handle(events.Arrived("2", "small"), 6.0) == []
-    # The group is full, so the next request waits; a request to a missing group is left to its gateway.
-    assert not [a for a in one.handle(events.Arrived("3", "small"), 6.0) if isinstance(a, Send)]
-    assert one.handle(events.Routed("4", "small", "small#9"), 6.0) == []
-    assert one.handle(events.Ended("2"), 7.0) == [Send("3", rank.group)]
-    again = one.handle(events.WorkerDied(rank.worker, "killed"), 8.0)
-    assert not [action for action in again if isinstance(action, Refuse)]
+    assert one.handle(events.Suspected(rank.group), 6.0) == []
+    assert one.handle(events.Ended("1"), 6.0) == [] and one.handle(events.Arrived("2", "small"), 6.0) == []
+    # It may be alive: its room still counts, and no other group is started.
+    assert one.deadline() == 7.0 and one.handle(events.Tick(), 6.9) == []
+    assert one.handle(events.Tick(), 7.0) == [Send("2", rank.group)]
+    assert one.handle(events.Suspected("small#9"), 8.0) == []
 
 
 def test_link_shares_follow_the_fetches() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import run, wait_until
+from support.fake_upstream import run
 from support.fleet_rig import FleetStage, deployment, fleet
 
-from coldstart.fleet.live import admin, wire
+from coldstart.fleet.live import admin, state
 
 
 async def _asked(stage: FleetStage, path: str, body: Any = None, key: str = "admin") -> tuple[int, Any]:
@@ -28,9 +28,12 @@ async def _asked(stage: FleetStage, path: str, body: Any = None, key: str = "adm
         b"nothing",
         b"\xff",
         b"[" * 100_000,
-        b'{"method": "scale", "args": ["a", 1], "more": 1, "args": 7}',
-        b'{"method": "deploy", "args": [{}]}',
-        json.dumps({"method": "deploy", "args": [wire.document(deployment("a"))]})
+        b'{"method": "tell"}',
+        b'{"method": "scale", "model": "a"}',
+        b'{"method": "scale", "model": "a", "least": "1", "most": 2}',
+        b'{"method": "remove", "model": "a", "more": 1}',
+        b'{"method": "deploy", "deployment": {}}',
+        json.dumps({"method": "deploy", "deployment": state.encode(deployment("a"))})
         .replace('"auto"', '"strange"')
         .encode(),
     ],
@@ -65,20 +68,23 @@ def test_orders_are_executed_or_refused_with_a_reason(tmp_path: Path) -> None:
         async with fleet(tmp_path, keys=("client", "admin")) as stage:
             # JSON of a client has no infinity; the command line's has.
             made = deployment("a", ttft_s=5.0, tpot_s=5.0)
-            order = {"method": "deploy", "args": [wire.document(made)]}
+            order = {"method": "deploy", "deployment": state.encode(made)}
             assert await _asked(stage, "/fleet/order", order) == (200, {})
-            await wait_until(lambda: "a" in stage.front.catalogue.launches)
             status, said = await _asked(stage, "/fleet/status")
             assert status == 200 and [model["name"] for model in said["models"]] == ["a"]
-            assert said["controller"]["incarnation"] and len(said["servers"]) == 2
-            for bad in ({"method": "tell", "args": []}, {"method": "scale"}, []):
-                assert (await _asked(stage, "/fleet/order", bad))[0] == 400
-            refused = await _asked(stage, "/fleet/order", {"method": "remove", "args": ["b"]})
-            assert refused[0] == 400 and "not deployed" in refused[1]["error"]
-            assert await _asked(stage, "/fleet/down", {}) == (200, {})
-            await wait_until(lambda: not stage.front.connected)
-            assert (await _asked(stage, "/fleet/order", order))[0] == 503
+            assert len(said["servers"]) == 2 and said["gateway"]["starts"] == 0
+            scaled = {"method": "scale", "model": "a", "least": 1, "most": 3}
+            assert await _asked(stage, "/fleet/order", scaled) == (200, {})
+            assert await _asked(stage, "/fleet/order", {"method": "drain", "server": "s1"}) == (200, {})
             said = (await _asked(stage, "/fleet/status"))[1]
-            assert said["controller"] is None and [model["name"] for model in said["models"]] == ["a"]
+            assert said["models"][0]["most"] == 3 and [one["draining"] for one in said["servers"]] == [
+                False,
+                True,
+            ]
+            refused = await _asked(stage, "/fleet/order", {"method": "remove", "model": "b"})
+            assert refused[0] == 400 and "not deployed" in refused[1]["error"]
+            assert await _asked(stage, "/fleet/order", {"method": "remove", "model": "a"}) == (200, {})
+            assert (await _asked(stage, "/fleet/status"))[1]["models"] == []
+            assert await _asked(stage, "/fleet/down", {}) == (200, {})
 
     run(work())

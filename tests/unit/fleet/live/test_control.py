@@ -1,4 +1,4 @@
-"""The live controller with fake servers: it executes the core's decisions and recovers its state."""
+"""The live control of a fleet with fake servers: it executes the core's decisions and recovers its state."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from coldstart.errors import UsageError
 from coldstart.fleet import events
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live.control import FleetControl
-from coldstart.fleet.live.gateways import Gateways
-from coldstart.fleet.live.messages import GroupRoute, SendRequest
 from coldstart.fleet.live.orders import NodeReport, RankOrder
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
@@ -41,8 +39,8 @@ class Silent:
         return "127.0.0.1", 29500
 
 
-def test_the_live_controller_orders_what_the_simulation_ordered(tmp_path: Path) -> None:
-    """A live controller that receives the events of a simulated run makes the same decisions and orders them."""
+def test_the_live_control_orders_what_the_simulation_ordered(tmp_path: Path) -> None:
+    """A live control that receives the events of a simulated run makes the same decisions and orders them."""
     settings = FleetSettings(consolidate=False)
     servers = [ServerSpec(f"s{n}", 60, 4.0, 20.0) for n in range(3)]
     costs = Costs(2.0, 1.0, 2.0, 0.1, 0.01, 1.0, 0.05)
@@ -97,38 +95,38 @@ def test_the_live_controller_orders_what_the_simulation_ordered(tmp_path: Path) 
     run(work())
 
 
-def test_restarted_controller_recovers_its_groups(tmp_path: Path) -> None:
+def test_restarted_fleet_recovers_its_groups(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a", least=1))
-            await stage.deploy(deployment("b"))
+            stage.deploy(deployment("a", least=1))
+            stage.deploy(deployment("b"))
             await stage.ask("b")
             await wait_until(lambda: len(stage.rig.groups()) == 2)
             before = sorted(stage.rig.groups())
-            stage.rig.kill()
-            stage.rig.revive()
-            control = stage.rig.control
-            assert control is not None
+            await stage.rig.kill()
+            await stage.rig.revive()
             assert sorted(stage.rig.groups()) == before
             # The required worker was found before a second one was started.
             assert len(list(stage.rig.servers())) == 2
-            assert [server.free for server in control.core.roster.cluster.servers.values()] == [[0], [0]]
-            await wait_until(lambda: stage.front.connected)
+            assert [server.free for server in stage.control.core.roster.cluster.servers.values()] == [
+                [0],
+                [0],
+            ]
             assert (await stage.ask("a"))[0] == 200
 
     run(work())
 
 
-def test_restarted_controller_drops_workers_that_died_meanwhile(tmp_path: Path) -> None:
+def test_restarted_fleet_drops_workers_that_died_meanwhile(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             await stage.ask("a")
-            stage.rig.kill()
+            await stage.rig.kill()
             (server,) = stage.rig.servers()
             server.over.set()
             await wait_until(lambda: not any(node.node.processes for node in stage.rig.nodes.values()))
-            stage.rig.revive()
+            await stage.rig.revive()
             assert not stage.rig.groups()
             assert (await stage.ask("a"))[0] == 200
 
@@ -138,15 +136,14 @@ def test_restarted_controller_drops_workers_that_died_meanwhile(tmp_path: Path) 
 def test_lost_server_is_replaced(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             await stage.ask("a")
-            control = stage.rig.control
-            assert control is not None
+            control = stage.control
             (group,) = control.status()["models"][0]["groups"]
             (worker,) = group["workers"]
             lost, left = sorted(stage.rig.nodes, key=lambda name: name != worker["server"])
             control.lose_server(lost)
-            await wait_until(lambda: group["name"] not in stage.front.targets.routed)
+            await wait_until(lambda: group["name"] not in stage.control.replicas)
             assert (await stage.ask("a"))[0] == 200
             said: Any = control.status()
             assert [server["name"] for server in said["servers"]] == [left]
@@ -163,18 +160,17 @@ def test_lost_server_is_replaced(tmp_path: Path) -> None:
 def test_a_drained_server_goes_empty_and_stays_so(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             await stage.ask("a")
-            control = stage.rig.control
-            assert control is not None
+            control = stage.control
             control.drain("s0")
             await wait_until(next(stage.rig.servers()).ended.done)
-            stage.rig.kill()
-            stage.rig.revive()
+            await stage.rig.kill()
+            await stage.rig.revive()
             assert (await stage.ask("a"))[0] == 200
             assert not [one for one in stage.rig.nodes["s0"].servers.begun if not one.ended.done()]
             with pytest.raises(UsageError, match="no server"):
-                stage.rig.control.drain("s9")  # type: ignore[union-attr]
+                stage.control.drain("s9")
 
     run(work())
 
@@ -182,12 +178,11 @@ def test_a_drained_server_goes_empty_and_stays_so(tmp_path: Path) -> None:
 def test_deploy_with_other_arguments_or_limits(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            control = stage.rig.control
-            assert control is not None
+            control = stage.control
             for order in (control.remove, lambda name: control.scale(name, 0, 1)):
                 with pytest.raises(UsageError, match="not deployed"):
                     order("a")
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             named = deployment("b")
             with pytest.raises(UsageError, match="refers to two models"):
                 control.deploy(replace(named, launch=replace(named.launch, aliases=("a",))))
@@ -202,53 +197,17 @@ def test_deploy_with_other_arguments_or_limits(tmp_path: Path) -> None:
     run(work())
 
 
-def test_absent_gateway_delays_nothing() -> None:
-    async def work() -> None:
-        now = [0.0]
-        gateways = Gateways(lambda: now[0])
-        gateway = gateways.attach("g", ["x"])
-        route = GroupRoute("x", "m", "http://h", 1, "fake", 1.0)
-        gateways.publish({"x": route}, (), {})
-        assert (await gateways.news(gateway, 0, 1.0)).routes == (route,)
-        waiting = asyncio.ensure_future(gateways.let_go("x", 60.0))
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-        gateways.released(gateway, "x")
-        await waiting
-        gateway.knows.add("x")
-        now[0] = 16.0
-        await gateways.let_go("x", 60.0)
-        assert gateways.remove_lost() == [gateway] and not gateways.known
-
-    run(work())
-
-
-def test_orders_are_retained_until_acknowledged() -> None:
-    async def work() -> None:
-        gateways = Gateways(lambda: 0.0)
-        gateway = gateways.attach("g", [])
-        gateway.send(SendRequest("g/1", "x"))
-        gateway.send(SendRequest("g/2", "x"))
-        assert len((await gateways.news(gateway, 0, 1.0)).orders) == 2
-        again = gateways.attach("g", [])
-        assert [one.number for one in (await gateways.news(again, 1, 1.0)).orders] == [2]
-        assert gateways.find_gateway("g/7") is again and gateways.find_gateway("h/1") is None
-
-    run(work())
-
-
 def test_a_server_that_cannot_be_used_is_named_with_the_reason_until_it_can(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            control = stage.rig.control
-            assert control is not None
+            control = stage.control
             node = stage.rig.nodes["s0"]
             control.unreached("s0", "/run/long is too long for a unix socket")
-            said = await stage.front.refreshed()
+            said = stage.control.status()
             assert said["unusable"] == {"s0": "/run/long is too long for a unix socket"}
-            assert [one["name"] for one in said["servers"]] == ["s1"]  # type: ignore[attr-defined]
+            assert [one["name"] for one in said["servers"]] == ["s1"]
             assert "server s0 cannot be used: /run/long is too long" in render(said)
             control.joined(node.spec, node)
-            assert (await stage.front.refreshed())["unusable"] == {}
+            assert (stage.control.status())["unusable"] == {}
 
     run(work())

@@ -18,10 +18,9 @@ from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
 from coldstart.contract.weights import PacedFetch
 from coldstart.fleet.live import deployments, node
-from coldstart.fleet.live.fetches import NodeFetch
+from coldstart.fleet.live.node import NodeFetch
 from coldstart.fleet.live.orders import RankEnded, RankFetched, RankUp
-from coldstart.fleet.live.state import FleetState
-from coldstart.fleet.live.wire import ModelDeployment
+from coldstart.fleet.live.state import FleetState, ModelDeployment
 from coldstart.weights.prefetch import client
 
 ENDED = {"rate": None, "bytes": 10, "seconds": 2.0, "limited": False, "ended": True}
@@ -86,11 +85,10 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
     async def run() -> None:
         # Slow enough that no reservation ends.
         async with fleet(tmp_path, count=1, memory=100, settings=SETTINGS, network=0.001) as stage:
-            control = stage.rig.control
-            assert control is not None
+            control = stage.control
             stage.rig.nodes["s0"].servers.hold = True
             for name in ("a", "b"):
-                await stage.deploy(fetched_from(deployment(name)))
+                stage.deploy(fetched_from(deployment(name)))
             first = await _launched(stage, "a")
             assert first.pace is not None and (first.pace.rate, first.pace.background) == (None, False)
             second = await _launched(stage, "b")
@@ -108,10 +106,10 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
                 group["workers"][0] for model in control.status()["models"] for group in model["groups"]
             ]
             assert [worker["fetched_bytes"] for worker in workers] == [10, 64 << 20]
-            # The next controller knows the rate as well.
-            stage.rig.kill()
-            stage.rig.revive()
-            again = stage.rig.control
+            # The next process knows the rate as well.
+            await stage.rig.kill()
+            await stage.rig.revive()
+            again = stage.control
             assert again is not None and again is not control
             assert again.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
 
@@ -128,12 +126,11 @@ def test_server_with_a_slow_link_gets_no_start_while_another_has_memory(
             slow, other = stage.rig.nodes["s0"].servers, stage.rig.nodes["s1"].servers
             slow.hold = other.hold = True
             for name in ("a", "b", "c", "d"):
-                await stage.deploy(fetched_from(deployment(name, most=1)))
+                stage.deploy(fetched_from(deployment(name, most=1)))
             first = await _launched(stage, "a")
             assert first in slow.begun
             prefetcher.said["a#1.0"] = ENDED | {"bytes": 4 << 20, "seconds": (4 << 20) / 0.5}
-            control = stage.rig.control
-            assert control is not None
+            control = stage.control
             await wait_until(lambda: control.state.links == {"s0": 0.5})
             for name in ("b", "c", "d"):
                 assert await _launched(stage, name) in other.begun
@@ -157,9 +154,8 @@ def test_observed_rate_is_used_when_the_disk_is_full(tmp_path: Path, monkeypatch
 
     async def run() -> None:
         async with fleet(tmp_path, count=1) as stage:
-            control = stage.rig.control
-            assert control is not None
-            await stage.deploy(deployment("a"))
+            control = stage.control
+            stage.deploy(deployment("a"))
             monkeypatch.setattr(files, "write_atomic", full)
             control.measurements.record_fetch("s0", 64 << 20, 2.0)
             control.measurements.record_start("a", 1, 7.0)
@@ -177,9 +173,8 @@ def test_observed_rate_is_used_when_the_disk_is_full(tmp_path: Path, monkeypatch
 def test_report_of_a_stopped_worker_is_ignored(tmp_path: Path) -> None:
     async def run() -> None:
         async with fleet(tmp_path, count=1) as stage:
-            assert stage.rig.control is not None
-            stage.rig.control.process_event(RankFetched("nobody", 1 << 30, 10.0, False))
-            assert stage.rig.control.state.links == {}
+            stage.control.workers.process_event(RankFetched("nobody", 1 << 30, 10.0, False))
+            assert stage.control.state.links == {}
 
     asyncio.run(run())
 
@@ -212,23 +207,22 @@ def test_rank_bytes_are_those_of_its_tensors() -> None:
 def test_next_prediction_contains_the_time_after_the_weights(tmp_path: Path, prefetcher: Prefetcher) -> None:
     async def run() -> None:
         async with fleet(tmp_path, count=1, memory=100) as stage:
-            control = stage.rig.control
-            assert control is not None
+            control = stage.control
             stage.rig.nodes["s0"].servers.hold = True
-            await stage.deploy(fetched_from(deployment("a", ttft_s=50.0)))
+            stage.deploy(fetched_from(deployment("a", ttft_s=50.0)))
             await _launched(stage, "a")
             before = control.core.groups["a#1"].predicted_s
             prefetcher.said["a#1.0"] = ENDED
             await wait_until(lambda: "a#1.0" in control.workers.processes.fetched)
             fetched = control.workers.processes.fetched["a#1.0"].seconds
-            control.process_event(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
+            control.workers.process_event(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
             assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             group = control.core.groups["a#1"]
-            control.process_event(RankEnded("a#1.0", "killed", False))
+            control.workers.process_event(RankEnded("a#1.0", "killed", False))
             await wait_until(lambda: "a#2" in control.core.groups)
             after = control.core.groups["a#2"].predicted_s
             assert group.phase and before is not None and after is not None and after > before + 6.0
-            # The observation survives other figures of the server and another controller, but not other arguments.
+            # The observation survives other figures of the server and another process, but not other arguments.
             control.deploy(fetched_from(deployment("a", idle_s=5.0)))
             assert FleetState(tmp_path / "state.json").models["a"].spec.joins == {1: pytest.approx(7.0)}
             control.deploy(fetched_from(deployment("a", words=("--max-model-len", "9"))))

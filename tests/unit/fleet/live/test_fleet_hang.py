@@ -52,7 +52,7 @@ async def _metric(stage: FleetStage) -> str:
 def test_server_is_replaced_when_its_api_does_not_answer(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, settings=QUICK) as stage:
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             assert (await stage.ask("a", 1))[0] == 200
             (server,) = _servers(stage)
             assert await _metric(stage) == 'coldstart_fleet_servers_hung_total{model="a"} 0.0'
@@ -73,15 +73,14 @@ def test_server_is_killed_when_its_engine_holds_requests_and_makes_no_step(tmp_p
     async def work() -> None:
         async with fleet(tmp_path, settings=QUICK) as stage:
             _show(stage, HOLDS_ONE)
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             stream = asyncio.create_task(stage.events("a", 1, pause_s=60))
             await wait_until(lambda: _servers(stage))
             (server,) = _servers(stage)
             await server.ended
             _show(stage, HOLDS_NONE)
             assert server.was_killed
-            control = stage.rig.control
-            assert control is not None
+            control = stage.control
             await wait_until(lambda: control.workers.hung["a"] == 1)
             # The cause was not the model: no failure counts, and the next server starts at once.
             assert control.core.models["a"].failures == 0
@@ -99,7 +98,7 @@ def test_server_is_not_killed_when_it_makes_progress(tmp_path: Path) -> None:
             _show(stage, HOLDS_NONE if progress == "no request" else HOLDS_ONE)
             for node in stage.rig.nodes.values():
                 node.servers.computes_s = 1.0 if progress == "processor" else 0.0
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             asked = asyncio.create_task(stage.ask("a", 1, pause_s=3, pieces=1))
             number = 0
             while not asked.done():
@@ -120,7 +119,7 @@ def test_server_is_not_killed_when_it_makes_progress(tmp_path: Path) -> None:
 def test_pipeline_is_replaced_when_a_later_rank_is_stopped(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, memory=8, settings=PIPELINE, network=1.0) as stage:
-            await stage.deploy(deployment("a", ttft_s=8.0, shares={2: (5, 5)}))
+            stage.deploy(deployment("a", ttft_s=8.0, shares={2: (5, 5)}))
             assert (await stage.ask("a", 1))[0] == 200
             first, second = _servers(stage)
             assert "--headless" in second.launch.args

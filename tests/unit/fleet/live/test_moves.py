@@ -13,6 +13,7 @@ from support.fake_model import generated
 from support.fake_upstream import run, wait_until
 from support.fleet_rig import FleetStage, deployment, fleet
 
+from coldstart.fleet.live.moves import HandoverPace
 from coldstart.fleet.specification import FleetSettings
 
 PIPELINES = FleetSettings(most_ranks=2, backoff_s=0.02, backoff_max_s=0.05)
@@ -44,7 +45,7 @@ async def _pipeline(stage: FleetStage) -> tuple[list[Any], Any]:
     """Start a serving pipeline of two ranks and the engine beside its first rank, which waits for its gate."""
     for node in stage.rig.nodes.values():
         node.servers.hold = True
-    await stage.deploy(deployment("a", ttft_s=1.9, least=1, most=1, batch=200))
+    stage.deploy(deployment("a", ttft_s=1.9, least=1, most=1, batch=200))
     await wait_until(lambda: len(list(stage.rig.servers())) == 2)
     # The first rank is on the node that joined first, which need not be the rig's first.
     ranks = sorted(stage.rig.servers(), key=_rank)
@@ -79,13 +80,12 @@ def test_hundred_moved_streams_have_each_token_once(tmp_path: Path, usage: bool)
                 if usage:
                     counted = json.loads(lines[-2][6:])["usage"]
                     assert (counted["prompt_tokens"], counted["completion_tokens"]) == (len(f"p{n}"), 600)
-            assert stage.front.moves.count == 100 and not stage.front.moves._turns
+            assert stage.control.moves.count == 100 and not stage.control.moves._turns
             # The pipeline has stopped; the worker serves with the memory of one full model.
             await wait_until(lambda: all(rank.ended.done() for rank in ranks))
             assert stage.rig.groups() == ["a#1.0/whole"]
             assert (await stage.ask("a", pieces=1))[0] == 200 and beside.asked[-1] == "x"
-            control = stage.rig.control
-            assert control is not None
+            control = stage.control
             await wait_until(
                 lambda: sorted(s.free[0] for s in control.core.roster.cluster.servers.values()) == [30, 40]
             )
@@ -100,10 +100,9 @@ def test_stream_without_tokens_moves(tmp_path: Path) -> None:
             ranks[0].servers = replace(ranks[0].servers, pause_s=300.0)
             moved = asyncio.create_task(stage.events("a", "s", max_tokens=20, temperature=0))
             await wait_until(lambda: ranks[0].asked)
-            # Whether or not the controller has heard of it.
             beside.gate.set()
-            assert _ids(await moved) == generated("s", 20) and stage.front.moves.count == 1
-            # It is missed nowhere: the pipeline ends.
+            assert _ids(await moved) == generated("s", 20) and stage.control.moves.count == 1
+            # The pipeline ends.
             await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
     run(work())
@@ -122,7 +121,7 @@ def test_unmovable_stream_ends_in_the_pipeline(tmp_path: Path) -> None:
             lines = await stays
             assert len([one for one in lines if b"number" in one]) == 30 and lines[-1] == b"data: [DONE]"
             await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-            assert stage.front.moves.count == 0 and stage.rig.groups() == ["a#1.0/whole"]
+            assert stage.control.moves.count == 0 and stage.rig.groups() == ["a#1.0/whole"]
 
     run(work())
 
@@ -132,15 +131,13 @@ def test_a_burst_is_served_by_the_pipeline_at_once_and_by_two_workers_afterwards
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
             for node in stage.rig.nodes.values():
                 node.servers.hold = True
-            await stage.deploy(deployment("a", ttft_s=1.9, most=2, batch=3))
+            stage.deploy(deployment("a", ttft_s=1.9, most=2, batch=3))
             prompts = [f"p{number}" for number in range(5)]
             streams = [
                 asyncio.create_task(stage.events("a", prompt, max_tokens=100, temperature=0))
                 for prompt in prompts
             ]
-            await wait_until(
-                lambda: stage.rig.control is not None and stage.rig.control.core.waiting_count == 5
-            )
+            await wait_until(lambda: stage.control.core.waiting_count == 5)
             await wait_until(lambda: len(list(stage.rig.servers())) == 2)
             ranks = list(stage.rig.servers())
             for rank in ranks:
@@ -154,9 +151,42 @@ def test_a_burst_is_served_by_the_pipeline_at_once_and_by_two_workers_afterwards
                 server.gate.set()
             for prompt, lines in zip(prompts, await asyncio.gather(*streams), strict=True):
                 assert _ids(lines) == generated(prompt, 100)
-            assert stage.front.moves.count == 5
+            assert stage.control.moves.count == 5
             await wait_until(lambda: all(rank.ended.done() for rank in ranks))
             assert sorted(stage.rig.groups()) == ["a#1.0/whole", "a#1.1/whole"]
+
+    run(work())
+
+
+def test_worker_whose_engine_ended_before_the_switch_gets_no_request(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+            for node in stage.rig.nodes.values():
+                node.servers.hold = True
+            stage.deploy(deployment("a", ttft_s=1.9, most=2, batch=3))
+            prompts = [f"p{number}" for number in range(5)]
+            streams = [
+                asyncio.create_task(stage.events("a", prompt, max_tokens=40, temperature=0))
+                for prompt in prompts
+            ]
+            await wait_until(lambda: len(list(stage.rig.servers())) == 2)
+            ranks = list(stage.rig.servers())
+            for rank in ranks:
+                rank.servers = replace(rank.servers, pause_s=0.05)
+                rank.gate.set()
+            await wait_until(lambda: len(list(stage.rig.servers())) == 4)
+            ended, other = (server for server in stage.rig.servers() if server not in ranks)
+            ended.gate.set()
+            processes = stage.control.workers.processes
+            await wait_until(lambda: any(name.endswith("/whole") for name in processes.up))
+            ended.over.set()
+            await wait_until(lambda: not any(name.endswith("/whole") for name in processes.up))
+            other.gate.set()
+            for prompt, lines in zip(prompts, await asyncio.gather(*streams), strict=True):
+                assert _ids(lines) == generated(prompt, 40)
+            assert (await stage.ask("a", pieces=1))[0] == 200
+            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
+            assert len(stage.rig.groups()) == 1 and other.asked
 
     run(work())
 
@@ -173,10 +203,10 @@ def test_stream_continues_in_the_pipeline_when_the_worker_refuses_it(
             ranks[0].servers = replace(ranks[0].servers, pause_s=0.02)
             beside.servers = replace(beside.servers, **fault)
             moved = asyncio.create_task(stage.events("a", "s", max_tokens=60, temperature=0))
-            streams = stage.front.facts.get_model("a")
+            streams = stage.control.facts.get_model("a")
             await wait_until(lambda: streams.chunks_streamed)
             beside.gate.set()
-            assert _ids(await moved) == generated("s", 60) and stage.front.moves.count == 0
+            assert _ids(await moved) == generated("s", 60) and stage.control.moves.count == 0
             assert len(ranks[0].asked) == (1 if "warming" in fault else 2)
             await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
@@ -207,8 +237,7 @@ def test_a_rank_that_dies_while_the_whole_model_loads_takes_it_along(tmp_path: P
             ranks, beside = await _pipeline(stage)
             ranks[0].over.set()
             await asyncio.gather(ranks[1].ended, beside.ended)
-            control = stage.rig.control
-            assert control is not None
+            control = stage.control
             await wait_until(lambda: "a#1" not in control.core.groups and not control.workers.processes.dying)
             assert (await stage.ask("a", pieces=1))[0] == 200
 
@@ -228,18 +257,18 @@ def test_pipeline_is_unchanged_when_the_engine_beside_it_fails(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_restarted_controller_finds_both_and_stops_the_pipeline(tmp_path: Path) -> None:
+def test_restarted_fleet_finds_both_and_stops_the_pipeline(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
             ranks, beside = await _pipeline(stage)
-            stays = asyncio.create_task(stage.events("a", "s", pieces=40, pause_s=0.02))
+            stays = asyncio.create_task(stage.events("a", "s", pieces=50_000, pause_s=0.02))
             await wait_until(lambda: ranks[0].asked)
             beside.gate.set()
             await wait_until(lambda: stage.rig.groups("leaving") == ["a#1"])
-            stage.rig.kill()
-            stage.rig.revive()
+            await stage.rig.kill()
+            await stage.rig.revive()
             assert stage.rig.groups() == ["a#1.0/whole"]
-            assert (await stays)[-1] == b"data: [DONE]"
+            await asyncio.wait([stays])
             await wait_until(lambda: all(rank.ended.done() for rank in ranks))
             assert len(list(stage.rig.servers())) == 3
             assert (await stage.ask("a", pieces=1))[0] == 200
@@ -251,21 +280,21 @@ def test_dead_server_breaks_no_resumable_stream(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
             _paced(stage, 0.02)
-            await stage.deploy(deployment("a", most=1, batch=20))
+            stage.deploy(deployment("a", most=1, batch=20))
             asked = [
                 asyncio.create_task(stage.events("a", f"p{n}", max_tokens=40, temperature=0))
                 for n in range(10)
             ]
             lost = asyncio.create_task(stage.events("a", "x", max_tokens=40, temperature=0, logprobs=1))
             await wait_until(lambda: any(len(server.asked) == 11 for server in stage.rig.servers()))
-            await wait_until(lambda: stage.front.facts.get_model("a").chunks_streamed >= 44)
+            await wait_until(lambda: stage.control.facts.get_model("a").chunks_streamed >= 44)
             (first,) = stage.rig.servers()
             first.over.set()
             for n, lines in enumerate(await asyncio.gather(*asked)):
                 assert _ids(lines) == generated(f"p{n}", 40)
             assert b"disconnected" in (await lost)[-1]
-            assert stage.front.resumed_count == 10 and stage.front.moves.count == 0
-            text = stage.front.metrics.text()
+            assert stage.control.resumed_count == 10 and stage.control.moves.count == 0
+            text = stage.control.metrics.text()
             assert (
                 b"coldstart_fleet_resumed_total 10.0" in text and b"coldstart_fleet_moved_total 0.0" in text
             )
@@ -283,9 +312,9 @@ def test_stream_stopped_after_its_last_token_sends_no_request(tmp_path: Path) ->
         async with fleet(tmp_path) as stage:
             for node in stage.rig.nodes.values():
                 node.servers.last_s = 30.0
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             asked = asyncio.create_task(stage.events("a", "p", max_tokens=5, temperature=0))
-            tickets = stage.front._tickets
+            tickets = stage.control._tickets
             await wait_until(lambda: any(one.stream and one.stream.finished for one in tickets.values()))
             (ticket,) = tickets.values()
             assert ticket.answer is not None
@@ -295,3 +324,11 @@ def test_stream_stopped_after_its_last_token_sends_no_request(tmp_path: Path) ->
             assert len(server.asked) == 1
 
     run(work())
+
+
+def test_more_move_at_once_while_none_waits_long_and_half_as_many_after_one_that_did() -> None:
+    pace, seen = HandoverPace(target_s=0.35, most=4), []
+    for gap_s in (0.1, 0.1, 0.35, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.36, 0.1, 0.4, 0.4):
+        pace.moved(gap_s)
+        seen.append(pace.at_once)
+    assert seen == [2, 2, 3, 3, 3, 4, 4, 4, 4, 4, 2, 2, 1, 1]

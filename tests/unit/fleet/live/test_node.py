@@ -28,18 +28,20 @@ def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
         node = NodeServers("127.0.0.1", servers)
         await node.launch(_order())
         await node.launch(_order())
-        assert [one.up for one in node.report().workers] == [None]
+        assert [one.up for one in (await node.report()).workers] == [None]
         ((number, up),) = await node.heard(0)
         assert isinstance(up, RankUp) and up.mode == "fake" and up.url.startswith("http://127.0.0.1:")
         assert len(servers.begun) == 1
-        report = node.report()
+        report = await node.report()
         assert report.seq == number and report.workers[0].up == up and not report.workers[0].stopping
         await node.stop("a#1.0")
         ((_, ended),) = await node.heard(number)
         assert isinstance(ended, RankEnded) and ended.ordered
-        assert await node.heard(node.report().seq, 0.01) == []
+        assert await node.heard((await node.report()).seq, 0.01) == []
         await node.stop("nobody")
-        assert (await node.heard(node.report().seq - 1))[0][1] == RankEnded("nobody", "unknown worker", True)
+        assert (await node.heard((await node.report()).seq - 1))[0][1] == RankEnded(
+            "nobody", "unknown worker", True
+        )
 
     run(work())
 
@@ -105,7 +107,7 @@ def test_each_server_has_a_key_that_only_its_report_tells(tmp_path: Path, words:
         for worker in ("a", "b"):
             order = _order(worker)
             await node.launch(replace(order, launch=deployment("a", words=words).launch))
-            ((_, up),) = await node.heard(node.report().seq)
+            ((_, up),) = await node.heard((await node.report()).seq)
             assert isinstance(up, RankUp) and up.key == servers.begun[-1].env["VLLM_API_KEY"]
             assert up.key not in repr(up)
             keys.add(up.key)

@@ -1,4 +1,4 @@
-"""A fleet's gateway: warm requests use its routes, cold ones wait for the controller, and no request is lost."""
+"""Requests to a fleet: they wait for a start, and none is lost when a server ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.fake_upstream import run, wait_until
 from support.fleet_rig import deployment, fleet
 
 from coldstart.fleet.events import WorkerDied
-from coldstart.fleet.live.front import TRIES_UNSENT, FleetFront
+from coldstart.fleet.live.control import TRIES_UNSENT
 from coldstart.host.live.tickets import Ticket
 from coldstart.host.live.upstream import DisconnectedError, NothingSentError
 
@@ -18,18 +18,16 @@ from coldstart.host.live.upstream import DisconnectedError, NothingSentError
 def test_a_cold_request_starts_a_server_and_the_next_ones_go_to_it(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             assert (await stage.ask("a"))[0] == 200
             assert (await stage.ask("a", "y"))[0] == 200
             (server,) = stage.rig.servers()
             assert server.asked == ["x", "y"]
             assert (await stage.ask("nobody"))[0] == 404
-            said = stage.front.status()["gateway"]
+            said = stage.control.status()["gateway"]
             assert isinstance(said, dict) and said["requests"] == 2 and said["refused"] == {"404": 1}
-            text = stage.front.metrics.text()
-            assert (
-                b"coldstart_fleet_requests_total 2.0" in text and b"coldstart_fleet_controller_up 1.0" in text
-            )
+            text = stage.control.metrics.text()
+            assert b"coldstart_fleet_requests_total 2.0" in text
 
     run(work())
 
@@ -37,7 +35,7 @@ def test_a_cold_request_starts_a_server_and_the_next_ones_go_to_it(tmp_path: Pat
 def test_load_starts_workers_up_to_the_maximum(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, 3) as stage:
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=0.3)) for n in range(8)]
             assert {status for status, _ in await asyncio.gather(*asked)} == {200}
             assert len(list(stage.rig.servers())) == 2
@@ -46,27 +44,18 @@ def test_load_starts_workers_up_to_the_maximum(tmp_path: Path) -> None:
     run(work())
 
 
-def test_warm_requests_succeed_when_the_controller_is_killed(tmp_path: Path) -> None:
+def test_requests_use_the_same_server_after_the_fleet_was_killed(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a"))
-            await stage.deploy(deployment("b"))
+            stage.deploy(deployment("a"))
             await stage.ask("a")
             running = asyncio.create_task(stage.events("a", "long", pieces=20, pause_s=0.02))
             await wait_until(lambda: any("long" in server.asked for server in stage.rig.servers()))
-            stage.rig.kill()
-            asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=0.05)) for n in range(10)]
-            assert {status for status, _ in await asyncio.gather(*asked)} == {200}
-            await wait_until(lambda: not stage.front.connected)
-            cold = asyncio.create_task(stage.ask("b"))
-            await asyncio.sleep(0.1)
-            assert not cold.done()
-            stage.rig.revive()
-            assert (await cold)[0] == 200
-            assert len(await running) == 21
-            assert len(list(stage.rig.servers())) == 2
-            await wait_until(lambda: stage.front.connected)
-            assert (await stage.ask("a"))[0] == 200 and stage.front.again_count == 0
+            await stage.rig.kill()
+            await asyncio.wait([running])
+            await stage.rig.revive()
+            assert (await stage.ask("a"))[0] == 200
+            assert len(list(stage.rig.servers())) == 1 and stage.control.again_count == 0
 
     run(work())
 
@@ -74,14 +63,14 @@ def test_warm_requests_succeed_when_the_controller_is_killed(tmp_path: Path) -> 
 def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a", most=1))
+            stage.deploy(deployment("a", most=1))
             await stage.ask("a")
             (first,) = stage.rig.servers()
             asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=1.0)) for n in range(2)]
             await wait_until(lambda: len(first.asked) == 3)
             first.over.set()
             assert {status for status, _ in await asyncio.gather(*asked)} == {200}
-            assert stage.front.again_count >= 2
+            assert stage.control.again_count >= 2
             assert len(list(stage.rig.servers())) == 2
 
     run(work())
@@ -90,7 +79,7 @@ def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) 
 def test_unreachable_servers_only_delay_a_request(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             for node in stage.rig.nodes.values():
                 node.away = True
             cold = asyncio.create_task(stage.ask("a"))
@@ -108,22 +97,22 @@ def test_unreachable_servers_only_delay_a_request(tmp_path: Path) -> None:
 def test_only_sent_requests_count_as_the_cause_of_a_dead_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsent: int, sent: int
 ) -> None:
-    monkeypatch.setattr("coldstart.fleet.live.front.AGAIN_S", 0.0)
+    monkeypatch.setattr("coldstart.fleet.core.SUSPECT_S", 0.0)
 
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a"))
-            ticket: Ticket | None = stage.front.enter("a")
+            stage.deploy(deployment("a"))
+            ticket: Ticket | None = stage.control.enter("a")
             assert ticket is not None
             replica = await ticket.granted
             gone, broken = NothingSentError("refused"), DisconnectedError("closed")
             for error in [gone] * unsent + [broken] * sent:
                 assert ticket is not None
-                ticket = await stage.front.readmit(ticket, replica, error)
+                ticket = await stage.control.readmit(ticket, replica, error)
             assert ticket is not None
             last = gone if unsent == TRIES_UNSENT else broken
-            assert await stage.front.readmit(ticket, replica, last) is None
-            stage.front.leave(ticket)
+            assert await stage.control.readmit(ticket, replica, last) is None
+            stage.control.leave(ticket)
 
     run(work())
 
@@ -131,10 +120,10 @@ def test_only_sent_requests_count_as_the_cause_of_a_dead_server(
 def test_stream_reports_that_its_server_ended(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             broken = await stage.events("a", pieces=5, break_after=2)
             assert b"disconnected" in broken[-1] and len([one for one in broken if b"number" in one]) == 2
-            assert stage.front.again_count == 0
+            assert stage.control.again_count == 0
 
     run(work())
 
@@ -144,7 +133,7 @@ def test_request_fails_with_the_reason_when_the_model_cannot_start(tmp_path: Pat
         async with fleet(tmp_path) as stage:
             for node in stage.rig.nodes.values():
                 node.servers.failing["a"] = "no weights at /nowhere"
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             status, body = await stage.ask("a")
             assert status == 503 and "no weights at /nowhere" in body["error"]["message"]
             # It keeps a stream alive meanwhile.
@@ -168,14 +157,13 @@ def test_server_with_a_full_disk_loses_no_request(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with fleet(tmp_path, memory=20) as stage:
-            await stage.deploy(deployment("a", most=1))
+            stage.deploy(deployment("a", most=1))
             assert (await stage.ask("a"))[0] == 200
             (at,) = (node for node in stage.rig.nodes.values() if node.servers.begun)
             at.servers.full = True
-            await stage.deploy(deployment("b", most=1))
+            stage.deploy(deployment("b", most=1))
             assert (await stage.ask("b"))[0] == 200
-            assert stage.rig.control is not None
-            (b,) = (one for one in stage.rig.control.status()["models"] if one["name"] == "b")
+            (b,) = (one for one in stage.control.status()["models"] if one["name"] == "b")
             assert b["groups"][0]["workers"][0]["server"] != at.spec.name
             # The fuller server is tried first.
             assert b["groups"][0]["name"] == "b#2"
@@ -184,15 +172,15 @@ def test_server_with_a_full_disk_loses_no_request(tmp_path: Path) -> None:
     run(work())
 
 
-def test_idle_server_stops_when_no_gateway_uses_it(tmp_path: Path) -> None:
+def test_idle_server_stops(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a", idle_s=0.05))
+            stage.deploy(deployment("a", idle_s=0.05))
             for _ in range(15):
                 assert (await stage.ask("a"))[0] == 200
                 await asyncio.sleep(0.045)
             await wait_until(lambda: all(server.ended.done() for server in stage.rig.servers()))
-            assert stage.front.again_count == 0 and not stage.rig.groups()
+            assert stage.control.again_count == 0 and not stage.rig.groups()
 
     run(work())
 
@@ -200,33 +188,12 @@ def test_idle_server_stops_when_no_gateway_uses_it(tmp_path: Path) -> None:
 def test_remove_waits_for_running_requests(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a"))
+            stage.deploy(deployment("a"))
             long = asyncio.create_task(stage.events("a", pieces=20, pause_s=0.02))
             await wait_until(lambda: any(server.asked for server in stage.rig.servers()))
-            assert stage.rig.control is not None
-            stage.rig.control.remove("a")
+            stage.control.remove("a")
             assert len([one for one in await long if one.startswith(b"data: {")]) == 20
             assert (await stage.ask("a"))[0] == 404
             await wait_until(lambda: all(server.ended.done() for server in stage.rig.servers()))
-
-    run(work())
-
-
-def test_two_gateways_share_a_fleet(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            await stage.deploy(deployment("a", idle_s=0.3))
-            other = FleetFront(stage.rig)
-            other.begin()
-            await stage.ask("a")
-            await wait_until(lambda: other.targets.routed and "a" in other.catalogue.launches)
-            ticket = other.enter("a")
-            assert ticket.hit
-            # Idle for one gateway and in use by the other: it runs until both are idle.
-            await asyncio.sleep(0.9)
-            assert stage.rig.groups()
-            other.leave(ticket)
-            await wait_until(lambda: all(server.ended.done() for server in stage.rig.servers()))
-            await other.close()
 
     run(work())

@@ -1,4 +1,4 @@
-"""The controller replaces a server actor that can never answer."""
+"""The fleet replaces a server actor that can never answer."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from types import SimpleNamespace
 
 from ray.exceptions import ActorUnschedulableError
 
-from coldstart.fleet.live import actors
+from coldstart.fleet.live import membership
 
-actors.LOOK_S = 0.02
+membership.LOOK_S = 0.02
 NO_WORKERS = SimpleNamespace(workers=(), seq=0)
 said = []
 
 def calls(act):
     return SimpleNamespace(remote=act)
 
-async def dead():
+async def dead(method):
     raise ActorUnschedulableError("the node is not known here yet")
 
-async def report():
-    return NO_WORKERS
-
-async def heard(after):
+async def alive(method, *args):
+    if method == "report":
+        return NO_WORKERS
     await asyncio.sleep(60)
 
 control = SimpleNamespace(
@@ -42,11 +41,11 @@ async def wait_until(condition, task):
         await asyncio.sleep(0.01)
 
 async def main():
-    known = {"a": SimpleNamespace(report=calls(dead))}
-    task = asyncio.create_task(actors.followed(control, SimpleNamespace(name="a"), known, None))
+    known = {"a": SimpleNamespace(call=calls(dead))}
+    task = asyncio.create_task(membership.followed(control, SimpleNamespace(name="a"), known, None))
     await wait_until(lambda: said, task)
     assert set(said) == {"ActorUnschedulableError"}, said
-    known["a"] = SimpleNamespace(report=calls(report), heard=calls(heard))
+    known["a"] = SimpleNamespace(call=calls(alive))
     await wait_until(lambda: said[-1] == "joined", task)
     task.cancel()
 

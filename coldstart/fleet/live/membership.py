@@ -1,0 +1,202 @@
+"""The fleet's process as a driver of Ray: its connection, and the nodes whose labels describe a server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import ray
+from ray._private.state import jobs
+from ray.exceptions import RayError
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from coldstart.errors import CommandFailedError, UsageError
+from coldstart.fleet import labels
+from coldstart.fleet.live.actors import RemoteNode, ServerActor
+from coldstart.fleet.live.control import FleetControl
+from coldstart.fleet.live.orders import NodeReport
+from coldstart.fleet.specification import ServerSpec
+
+NAMESPACE, GATEWAY, SERVER = "coldstart", "gateway", "server-"
+CONNECT_S = 120.0
+LOOK_S = 1.0
+FIRST_S = 30.0
+"""Time in seconds that a new driver waits for the reports of the servers."""
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Be a driver of the Ray cluster at `address` during the block. Waits up to CONNECT_S for a starting cluster.
+
+    Raises:
+        CommandFailedError: The cluster cannot be reached, or another process is its fleet's gateway.
+    """
+    end = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+            break
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            if time.monotonic() > end:
+                raise CommandFailedError(
+                    f"cannot reach Ray at {address}: {error}", hint="coldstart fleet up --address HOST:PORT"
+                ) from error
+            with suppress(Exception):
+                ray.shutdown()
+            time.sleep(0.5)
+    try:
+        _become_gateway(address)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _become_gateway(address: str) -> None:
+    """Record this driver in Ray as the fleet's. Raises CommandFailedError if the recorded one lives: two would conflict."""
+    known = _internal_kv_get(GATEWAY, namespace=NAMESPACE)
+    for job in jobs():
+        if job["JobID"].encode() == known and not job["IsDead"]:
+            raise CommandFailedError(
+                f"the fleet of the Ray cluster at {address} already has a gateway: process {job['DriverPid']} on "
+                f"{job['DriverIPAddress']}",
+                hint="coldstart fleet down",
+            )
+    _internal_kv_put(GATEWAY, ray.get_runtime_context().get_job_id(), overwrite=True, namespace=NAMESPACE)
+
+
+class Membership:
+    """Servers of a fleet as Ray knows them: follows each server, and looks for servers that join or are lost."""
+
+    def __init__(self, control: FleetControl, options: dict[str, Any]) -> None:
+        self._control, self._options = control, options
+        self._here, self._here_alive = ray.get_runtime_context().get_node_id(), True
+        self._actors: dict[str, Any] = {}
+        self._followed: dict[str, asyncio.Task[None]] = {}
+        self._seen: asyncio.Queue[dict[str, tuple[ServerSpec, Any]]] = asyncio.Queue()
+
+    async def begin(self) -> None:
+        """Rebuild the state from the reports of the servers. Waits up to FIRST_S for them."""
+        nodes = await asyncio.to_thread(self._servers)
+        reports = await asyncio.gather(*(self._first(actor) for _, actor in nodes.values()))
+        found = dict(zip(nodes, reports, strict=True))
+        self._control.rebuild(
+            (spec, RemoteNode(actor), report)
+            for name, (spec, actor) in nodes.items()
+            if (report := found[name]) is not None
+        )
+        for name, (spec, actor) in nodes.items():
+            self._actors[name] = actor
+            self._follow(spec, found[name])
+
+    async def _first(self, actor: Any) -> NodeReport | None:
+        with suppress(RayError, TimeoutError):
+            return await asyncio.wait_for(actor.call.remote("report"), FIRST_S)
+        return None
+
+    def _servers(self) -> dict[str, tuple[ServerSpec, Any]]:
+        """Return the living nodes that are servers, each with its actor. Blocks while Ray does not answer."""
+        found = {}
+        for node in ray.nodes():
+            if not node["Alive"]:
+                self._here_alive &= node["NodeID"] != self._here
+                continue
+            name = f"{node['NodeManagerHostname']}-{node['NodeID'][:8]}"
+            try:
+                spec = labels.server(name, node.get("Labels", {}))
+            except UsageError as error:
+                self._control.log.say("node refused", node=name, reason=error.message)
+                continue
+            if spec is not None:
+                found[name] = spec, self._actor(node)
+        return found
+
+    def _actor(self, node: dict[str, Any]) -> Any:
+        return ServerActor.options(  # type: ignore[attr-defined]
+            name=SERVER + node["NodeID"],
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            num_cpus=0,
+            # Not soft: on another node it would be another server.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        ).remote(node["NodeManagerAddress"], self._options)
+
+    async def watch(self) -> None:
+        """Watch for nodes that join or are lost; return if Ray has ended on this machine."""
+        loop = asyncio.get_running_loop()
+        # A daemon: it must not delay the end of the process while Ray does not answer.
+        threading.Thread(target=self._look, args=(loop,), daemon=True).start()
+        while self._here_alive:
+            nodes = await self._seen.get()
+            self._actors |= {name: actor for name, (_, actor) in nodes.items()}
+            for name in [name for name in self._followed if name not in nodes]:
+                self._followed.pop(name).cancel()
+                del self._actors[name]
+                self._control.lose_server(name)
+            for name, (spec, _) in nodes.items():
+                if name not in self._followed:
+                    self._follow(spec, None)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            time.sleep(LOOK_S)
+            try:
+                nodes = self._servers()
+            except Exception as error:  # noqa: BLE001 - after any error of Ray, nodes are looked for again
+                if not loop.is_closed():
+                    self._control.log.say("nodes not seen", reason=f"{type(error).__name__}: {error}")
+                continue
+            if loop.is_closed():
+                return
+            loop.call_soon_threadsafe(self._seen.put_nowait, nodes)
+
+    def _follow(self, spec: ServerSpec, report: NodeReport | None) -> None:
+        task = asyncio.get_running_loop().create_task(followed(self._control, spec, self._actors, report))
+        self._followed[spec.name] = task
+
+
+async def followed(
+    control: FleetControl, spec: ServerSpec, actors: Mapping[str, Any], report: NodeReport | None
+) -> None:
+    """Forward the events of a server to the control.
+
+    A server that cannot be reached is lost; when it can be reached again it joins without workers. The actor is read
+    from `actors` on each attempt: an actor that Ray could not place, because its new node was not yet known
+    everywhere, is dead, and a replacement has its name.
+    """
+    while True:
+        actor = actors[spec.name]
+        try:
+            if report is None:
+                report = await actor.call.remote("report")
+                if report.workers:
+                    # It continued to run while it was counted as lost: its requests have moved to other
+                    # servers.
+                    await actor.call.remote("clear")
+                    report = await actor.call.remote("report")
+                control.joined(spec, RemoteNode(actor))
+            after = report.seq
+            while True:
+                for number, event in await actor.call.remote("heard", after):
+                    control.workers.process_event(event)
+                    after = number
+        except RayError as error:
+            # Report the cause, not Ray's description of its location.
+            cause = getattr(error, "cause", None)
+            control.unreached(spec.name, str(cause) if cause is not None else type(error).__name__)
+            report = None
+            await asyncio.sleep(LOOK_S / 2)
+
+
+def end_all() -> None:
+    """End the server actors, with all servers."""
+    for one in ray.util.list_named_actors(all_namespaces=True):
+        if one["namespace"] == NAMESPACE and one["name"].startswith(SERVER):
+            with suppress(ValueError, RayError):
+                ray.kill(ray.get_actor(one["name"], namespace=NAMESPACE), no_restart=True)
