@@ -1,4 +1,4 @@
-"""Write a result as JSON, CSV, Parquet, an HTML page or Markdown, for ``--export FORM=FILE``.
+"""Write a result as JSON, CSV, an HTML page or Markdown, for ``--export FORM=FILE``.
 
 Invariant: an unknown form, a missing directory and a missing package are reported before the command begins its work. A
 file is complete, or as it was before.
@@ -17,17 +17,16 @@ from coldstart.commands._output import Output
 from coldstart.commands._tables import Verbatim
 
 from coldstart.bench.report import markdown
-from coldstart.bench.report.frames import Row, Table, write_csv, write_parquet
+from coldstart.bench.report.frames import Row, Table, write_csv
 from coldstart.bench.report.page import page, table
 from coldstart.errors import UsageError
 
-FORMS = ("json", "csv", "parquet", "html", "markdown")
+FORMS = ("json", "csv", "html", "markdown")
 # Packages that a form needs in addition to the standard library.
 NEEDS = {
     "csv": ("pandas",),
     "html": ("pandas", "bokeh"),
     "markdown": ("pandas",),
-    "parquet": ("pandas", "pyarrow"),
 }
 
 
@@ -49,7 +48,7 @@ class Result:
         return cls(title, document, Table.create(columns, rows))
 
     def text(self, form: str) -> str:
-        """Render the result in any form but parquet."""
+        """Render the result in any form."""
         if form == "json":
             return json.dumps(self.document, indent=2, default=str)
         if form == "csv":
@@ -66,9 +65,7 @@ class Result:
 
     def write(self, form: str, out: IO[bytes]) -> None:
         """Write the result in any form, as UTF-8 where it is text."""
-        if form == "parquet":
-            write_parquet(self.table, out)
-        elif form == "csv":
+        if form == "csv":
             text = TextIOWrapper(out, encoding="utf-8", newline="")
             write_csv(self.table, text)
             text.detach()
@@ -146,16 +143,12 @@ def _check(form: str, file: str) -> None:
             f"unknown form in --export {form}: the forms are {', '.join(FORMS)}.",
             hint=f"--export {FORMS[0]}=FILE, or another of them",
         )
-    if form == "parquet" and not file:
-        raise UsageError(
-            "--export parquet is binary and cannot be printed.", hint="name a file: --export parquet=FILE"
-        )
     missing = [package for package in NEEDS.get(form, ()) if find_spec(package) is None]
     if missing:
         names = " and ".join(missing)
         raise UsageError(
             f"--export {form} needs {names}, which this environment lacks.",
-            hint=f"coldstart install {'parquet' if form == 'parquet' else 'report'}",
+            hint="coldstart install report",
         )
     if file and not Path(file).parent.is_dir():
         raise UsageError(

@@ -79,6 +79,6 @@ def _flag(name: str) -> str:
 
 
 def is_typed(ctx: typer.Context, name: str) -> bool:
-    """Return whether the option is on the command line, not in the environment or the configuration file."""
+    """Return whether the option is on the command line, not in the environment."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

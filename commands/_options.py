@@ -90,7 +90,7 @@ class Common:
     """Values of the common options: output, network access, cache, and vLLM's arguments.
 
     `typed_args` is true if `--` was typed, with or without arguments after it. `typed` are the names of the options on the
-    command line, without those of the environment and the configuration file.
+    command line, without those of the environment.
     """
 
     out: Output
@@ -170,12 +170,6 @@ _CACHE_DIR = _option(
     metavar="DIR",
     envvar=environment.CACHE_DIR,
 )
-_CONFIG = _option(
-    "--config",
-    help="Configuration file (TOML); default: coldstart/config.toml in $XDG_CONFIG_HOME.",
-    metavar="FILE",
-    envvar=environment.CONFIG,
-)
 
 
 def _common(
@@ -197,9 +191,7 @@ def _common(
         _option("--offline", help="Download and upload nothing; use models and bundles on this machine."),
     ] = False,
     cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
-    config: Annotated[Path | None, _CONFIG] = None,
 ) -> tuple[Output, bool, Cache]:
-    # The configuration is read before parsing, because it sets the defaults. The option exists for the help text.
     return Output(format, output, quiet, verbose, progress), offline, Cache.at(cache_dir)
 
 
@@ -209,7 +201,7 @@ def _exporting(
         typer.Option(
             "--export",
             metavar="FORM[=FILE]",
-            help="Print the result as json, csv, html or markdown; FORM=FILE writes a file, also as parquet. Repeatable.",
+            help="Print the result as json, csv, html or markdown; FORM=FILE writes a file. Repeatable.",
         ),
     ] = None,
 ) -> tuple[list[str] | None]:
@@ -219,8 +211,6 @@ def _exporting(
 # Parameters of a command that are created from several options.
 _GIVEN = ("common", "choice", "exports", "endpoint")
 SHARED = tuple(inspect.signature(_common).parameters)
-# Shared options that the configuration file can set for all commands; it cannot name itself.
-FILE_KEYS = tuple(name for name in SHARED if name != "config")
 
 
 def group(text: str | None) -> typer.Typer:

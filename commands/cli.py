@@ -7,6 +7,7 @@ subcommands).
 
 import errno
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -16,12 +17,11 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from coldstart.commands import config_file
 from typer.core import TyperCommand, TyperGroup
 
 import coldstart
 from coldstart.contract import environment, service_variables
-from coldstart.errors import ERROR, ColdstartError
+from coldstart.errors import ERROR, ColdstartError, UsageError
 from coldstart.system import paths
 
 # name: (module, help in one line, heading)
@@ -111,10 +111,7 @@ class LazyGroup(TyperGroup):
 
             near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
-        loaded = load(name)
-        if isinstance(ctx.default_map, config_file.Defaults) and not ctx.resilient_parsing:
-            _bind_tables(ctx.default_map, name, loaded)
-        return loaded
+        return load(name)
 
     def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:  # type: ignore[override]
         """Complete names of commands from the table, without importing a command."""
@@ -133,20 +130,6 @@ class LazyGroup(TyperGroup):
                     formatter.write_dl(rows)
 
 
-def _bind_tables(defaults: config_file.Defaults, name: str, loaded: Any) -> None:
-    """Give the options of the command `name` their defaults, and check the tables of all commands."""
-    from coldstart.commands._bindings import bind_table, check_values
-    from coldstart.commands._options import FILE_KEYS
-
-    for other, table in defaults.items():
-        if other == name:
-            defaults[name] = bind_table(loaded, table, FILE_KEYS, name, defaults.file)
-            check_values(loaded, defaults[name], name, defaults.file)
-        elif not table.keys() <= set(FILE_KEYS):
-            with suppress(ModuleNotFoundError):  # a command whose extra is not installed
-                bind_table(load(other), table, FILE_KEYS, other, defaults.file)
-
-
 def load(name: str) -> Any:
     """Return the command object of one entry of COMMANDS."""
     from coldstart.commands import _examples
@@ -163,7 +146,7 @@ def load(name: str) -> Any:
     loaded.name = name
     _examples.add(loaded, name)
     # Not for the group: COLDSTART_VERSION in a container would then set --version.
-    prefix = f"{config_file.PREFIX}_{name}".upper().replace("-", "_")
+    prefix = f"{environment.PREFIX}_{name}".upper().replace("-", "_")
     loaded.context_settings["auto_envvar_prefix"] = prefix
     bind_variables(loaded, prefix)
     return loaded
@@ -218,24 +201,37 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _ignore_service_variables()
     as_json = False
     try:
-        defaults = _defaults(own)
-        as_json = _find_format(own, defaults) == "json"
+        as_json = _find_format(own) == "json"
+        _refuse_options_file()
         # With standalone_mode the parser itself prints its errors, as text.
-        code = app(own, prog_name="coldstart", obj=rest, default_map=defaults, standalone_mode=not as_json)
+        code = app(own, prog_name="coldstart", obj=rest, standalone_mode=not as_json)
     except Exception as error:  # noqa: BLE001 - here each failure becomes an exit code
-        as_json = as_json or _find_format(own, {}) == "json"
         sys.exit(_report(error, own, as_json=as_json))
     sys.exit(code or 0)
 
 
-def _find_format(argv: Sequence[str], defaults: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the output format; `coldstart host MODEL` has that of `coldstart host run`."""
-    words = [word for word in argv if not word.startswith("-")]
-    if words[:1] == ["host"]:
+def _find_format(argv: Sequence[str]) -> str | None:
+    """Return the output format that `argv` or the environment sets, also if the parser rejects `argv`."""
+    typed = [following for word, following in itertools.pairwise(argv) if word == "--format"]
+    typed += [word.partition("=")[2] for word in argv if word.startswith("--format=")]
+    if typed:
+        return typed[-1]
+    command = [word for word in argv if not word.startswith("-")][:2]
+    if command[:1] == ["host"]:  # `coldstart host MODEL` has the format of `coldstart host run`
         with suppress(ModuleNotFoundError):  # the error that follows names the extra
-            if not words[1:2] or words[1] not in load("host").commands:
-                argv = ["host", "run", *argv]
-    return config_file.find_format(argv, defaults)
+            command = command if command[1:] and command[1] in load("host").commands else ["host", "run"]
+    prefixes = ["_".join([environment.PREFIX, *command[:count]]) for count in range(1, len(command) + 1)]
+    variables = [f"{prefix}_format".upper().replace("-", "_") for prefix in prefixes]
+    return next((os.environ[name] for name in variables if os.environ.get(name)), None)
+
+
+def _refuse_options_file() -> None:
+    """Raise UsageError if the environment names a file of options: no command reads one."""
+    if named := os.environ.get(variable := f"{environment.PREFIX}_CONFIG"):
+        raise UsageError(
+            f"{variable} names {named}, but options are not read from a file.",
+            hint=f"unset {variable}, and set variables of the options, such as {environment.PREFIX}_SERVE_PORT",
+        )
 
 
 def _ignore_service_variables() -> None:
@@ -245,14 +241,6 @@ def _ignore_service_variables() -> None:
 
         names = ", ".join(dropped)
         Output().warn(f"{names}: ignored, because Kubernetes sets it for a service and it is not an option")
-
-
-def _defaults(argv: Sequence[str]) -> config_file.Defaults:
-    if config_file.locate(argv) is None:
-        return config_file.Defaults()
-    from coldstart.commands._options import FILE_KEYS
-
-    return config_file.load(argv, [*COMMANDS], FILE_KEYS)
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:

@@ -302,7 +302,7 @@ def _announce(common: Common, report: dict[str, Any], attempt: str | None, stop:
 def _require_address(common: Common, running: "UpRecord", host: str | None, port: int | None) -> None:
     """Raise CommandFailedError if the running server does not answer at the address on the command line.
 
-    A user who types an address waits for it. One of the environment or the configuration file is a default: warn.
+    A user who types an address waits for it. One of the environment is a default: warn.
     """
     from coldstart.launch import listening
 

@@ -22,20 +22,15 @@ from coldstart.commands._output import count, public
 from coldstart import api
 from coldstart.api import Source, ValidationReport, ValidationRequest
 from coldstart.errors import ColdstartError, CommandFailedError
-from coldstart.validate import renderers, sarif
+from coldstart.validate import renderers
 from coldstart.validate.checks import FailLevel, Level
 from coldstart.validate.validation import parse_replay
 
 ReportFormat = Annotated[
-    Literal["text", "json", "junit", "github", "sarif"],
+    Literal["text", "json", "junit", "github"],
     typer.Option("--format", help="Format of the result."),
 ]
-RENDERERS = {
-    "text": renderers.text,
-    "junit": renderers.junit,
-    "github": renderers.github,
-    "sarif": sarif.render,
-}
+RENDERERS = {"text": renderers.text, "junit": renderers.junit, "github": renderers.github}
 
 
 @declare(takes_vllm_args=True, exports=True)
@@ -50,12 +45,8 @@ def command(
     ],
     level: Annotated[Level, typer.Option("--level", help="Last level to check.")] = "checksum",
     against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            metavar="host|FILE",
-            help="Machine that the bundle must match: host, or a fingerprint file.",
-        ),
+        Literal["host"] | None,
+        typer.Option("--against", help="Machine that the bundle must match; only host, this machine."),
     ] = None,
     fail_level: Annotated[
         FailLevel, typer.Option("--fail-level", help="Lowest level of a finding that makes the check fail.")

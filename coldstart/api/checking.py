@@ -33,7 +33,7 @@ def validate(
         level: "manifest", "checksum", "load" (a server starts) or "replay" (it answers as vLLM without a bundle does).
         vllm_args: Command-line arguments of vLLM; empty: those of the bundle.
         model: Directory of the model, for a bundle of a model directory at levels "load" and "replay".
-        against: "host" or a fingerprint file: the machine whose hardware and versions the bundle must match.
+        against: "host": the bundle must match the hardware and the versions of this machine.
         replay: Prompts, answer length and numbers of concurrent requests for level "replay".
         revision: Commit, branch or tag of a hub model.
         offline: Download nothing.

@@ -102,7 +102,6 @@ def _theirs(name: str, about: str) -> Variable[str]:
 CACHE_DIR = _mine(
     "CACHE_DIR", text, "", "Directory of bundles and caches; default: $XDG_CACHE_HOME/coldstart."
 )
-CONFIG = _mine("CONFIG", text, "", "Configuration file; default: $XDG_CONFIG_HOME/coldstart/config.toml.")
 DEBUG = _mine("DEBUG", flag, False, "1: show the traceback of an internal error.")
 CRIU = _mine("CRIU", text, "", "Path of the CRIU program; default: `criu` on the PATH.")
 GRAPHS_CANARY = _mine(
@@ -169,7 +168,6 @@ TIMELINE_OFFSET_S = _ours(
 
 XDG_CACHE_HOME = _theirs("XDG_CACHE_HOME", "Directory of caches; default: ~/.cache.")
 XDG_STATE_HOME = _theirs("XDG_STATE_HOME", "Directory of keys and trust settings; default: ~/.local/state.")
-XDG_CONFIG_HOME = _theirs("XDG_CONFIG_HOME", "Directory of the configuration; default: ~/.config.")
 XDG_RUNTIME_DIR = _theirs(
     "XDG_RUNTIME_DIR", "Directory of sockets; default: a directory in the system's temporary directory."
 )

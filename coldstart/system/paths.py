@@ -130,14 +130,6 @@ def compiled_dir() -> Path:
     return state_dir() / "compiled"
 
 
-def config_file() -> Path:
-    """Return the configuration file that is read if neither ``--config`` nor COLDSTART_CONFIG names one.
-
-    Raises UsageError as `Cache.at`.
-    """
-    return _xdg(environment.XDG_CONFIG_HOME, ".config") / "config.toml"
-
-
 def runtime_dir(below: int = 0) -> Path:
     """Return the directory for sockets, owned by this user with mode 0700. Create it if it is missing.
 

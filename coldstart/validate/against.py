@@ -1,23 +1,18 @@
-"""Compare the hardware and runtime fields of a bundle's key with the fingerprint of a machine.
+"""Compare the hardware and runtime fields of a bundle's key with this machine.
 
-A fingerprint is flat: names of key fields with their values, such as {"hardware.cpu.model": "..."}. Only the groups that it
-names are compared. Model and engine fields do not depend on the machine and are never compared.
+A fingerprint is flat: names of key fields with their values, such as {"hardware.cpu.model": "..."}. Model and engine fields
+do not depend on the machine and are never compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from coldstart.artifacts import canonical
 from coldstart.artifacts.key import Scalar
 from coldstart.artifacts.verify import Finding
-from coldstart.errors import UsageError, describe
 
 GROUPS = ("hardware", "runtime")
 CODE = "CS-KEY-MISMATCH"
-WRAPPINGS = ("key", "fields", "fingerprint")
-HINT = "save one on that machine: coldstart inspect MODEL --key --format json -o FILE"
 
 
 def host() -> dict[str, Scalar]:
@@ -30,27 +25,9 @@ def host() -> dict[str, Scalar]:
     return {f"{group}.{name}": value for group, part in groups.items() for name, value in part.items()}
 
 
-def load(path: Path) -> dict[str, Scalar]:
-    """Read a fingerprint: a flat object, or one under "key", "fields" or "fingerprint". Raises UsageError."""
-    try:
-        document = canonical.read(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read fingerprint {path}: {describe(error)}", hint=HINT) from error
-    for name in WRAPPINGS:
-        if isinstance(document, dict) and isinstance(document.get(name), dict):
-            document = document[name]
-    fields = (
-        {} if not isinstance(document, dict) else {k: v for k, v in document.items() if _group(k) in GROUPS}
-    )
-    if not fields:
-        raise UsageError(f"cannot use fingerprint {path}: it has no hardware or runtime field", hint=HINT)
-    return fields
-
-
 def compare(key: Mapping[str, Scalar], fingerprint: Mapping[str, Scalar], name: str) -> list[Finding]:
     """Return one error for each field in which the machine differs from the machine of the bundle."""
-    groups = {_group(field) for field in fingerprint} & set(GROUPS)
-    fields = sorted(field for field in {*key, *fingerprint} if _group(field) in groups)
+    fields = sorted(field for field in {*key, *fingerprint} if field.partition(".")[0] in GROUPS)
     return [
         _finding(field, key.get(field), fingerprint.get(field), name)
         for field in fields
@@ -61,7 +38,3 @@ def compare(key: Mapping[str, Scalar], fingerprint: Mapping[str, Scalar], name: 
 def _finding(field: str, required: Scalar, present: Scalar, name: str) -> Finding:
     message = f"{field}: the bundle requires {required!r}, the machine has {present!r}"
     return Finding(CODE, "error", message, f"on that machine: coldstart materialize {name}", field)
-
-
-def _group(field: str) -> str:
-    return field.partition(".")[0]

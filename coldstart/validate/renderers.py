@@ -1,4 +1,4 @@
-"""Render findings as text, JSON, JUnit XML and GitHub workflow commands. The module `sarif` renders SARIF.
+"""Render findings as text, JSON, JUnit XML and GitHub workflow commands.
 
 JUnit: the <testsuites>/<testsuite>/<testcase>/<failure> form that CI systems read (Ant's JUnit report).
 GitHub: `::error title=...::message`, with %, CR, LF escaped in data, and : and , as well in properties

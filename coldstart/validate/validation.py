@@ -24,7 +24,7 @@ MOST = 256
 class ValidationRequest:
     """The references or models to validate.
 
-    `against` is "host" or the name of a fingerprint file. `source` has the model and the arguments of the servers, `replay`
+    `against` is "host", this machine. `source` has the model and the arguments of the servers, `replay`
     their requests.
     """
 
@@ -38,7 +38,7 @@ class ValidationRequest:
 def run(store: Store, request: ValidationRequest) -> list[checks.ValidationReport]:
     """Return one report per word.
 
-    Raises BundleNotFoundError and NoBundleError for a word that names no bundle, UsageError for an unreadable fingerprint or
+    Raises BundleNotFoundError and NoBundleError for a word that names no bundle, UsageError for another machine than "host" or
     prompts that every server rejects, and the errors of `resolution.resolve`.
     """
     fingerprint = _fingerprint(request.against)
@@ -52,7 +52,12 @@ def run(store: Store, request: ValidationRequest) -> list[checks.ValidationRepor
 def _fingerprint(wanted: str | None) -> dict[str, checks.Scalar] | None:
     if wanted is None:
         return None
-    return against.host() if wanted == HOST else against.load(Path(wanted))
+    if wanted != HOST:
+        raise UsageError(
+            f"invalid machine {wanted!r} to validate against: the only one is {HOST!r}",
+            hint="validate on the machine that serves",
+        )
+    return against.host()
 
 
 def _starter(word: str, request: ValidationRequest) -> checks.StartCheck | None:

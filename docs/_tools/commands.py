@@ -27,8 +27,8 @@ of the commands are generated from that help.
 
 - An option follows the name of its command: `coldstart list --cache-dir DIR`.
 - Arguments after `--` go to vLLM. Those that change what is built are part of the key of a bundle.
-- Each option has an environment variable `COLDSTART_<COMMAND>_<OPTION>`, such as `COLDSTART_SERVE_PORT`, and a key in the
-  [configuration file](configuration.md). The command line takes precedence over the environment, the environment over the file.
+- Each option has an environment variable `COLDSTART_<COMMAND>_<OPTION>`, such as `COLDSTART_SERVE_PORT`. The command line takes
+  precedence over the environment.
 - [Exit codes](exit-codes.md) have a page of their own.
 """
 

@@ -82,7 +82,6 @@ def test_report_shows_traceback_when_debugging(
         (("list", "--colour"), 2, "No such option"),
         (("list", "--format", "yaml"), 2, "yaml"),
         (("list", "--", "--port", "1"), 2, "takes no arguments after --"),
-        (("list", "--config", "missing.toml"), 2, "does not exist"),
         (("inspect", "lama2-7b"), 2, "llama2-7b"),
         (("inspect", "--key", "--tree", "x"), 2, "exclude"),
         (("inspect", "facebook/opt-125m", "--offline"), 4, "hf download"),

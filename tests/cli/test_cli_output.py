@@ -157,46 +157,12 @@ def test_flag_overrides_the_environment(
     assert run("list", "--format", "text").stdout.startswith("bundle")
 
 
-def test_environment_overrides_the_configuration_file(
-    run: Run, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, home: Path
-) -> None:
-    (home / "c.toml").write_text('format = "json"\n[list]\nquiet = true\n')
-    assert json.loads(run("list", "--config", "c.toml").stdout)["schema_version"] == 2
-    monkeypatch.setenv("COLDSTART_LIST_FORMAT", "text")
-    assert run("list", "--config", "c.toml").stdout == f"{bundle.ref}\n"
-
-
-def test_unknown_settings_of_a_command_are_refused(run: Run, home: Path) -> None:
-    (home / "c.toml").write_text("[list]\ncolour = 1\n")
-    assert "colour" in run("list", "--config", "c.toml", code=2).stderr
-
-
-def test_the_configuration_file_sets_options_of_subcommands_by_their_names(run: Run, home: Path) -> None:
-    file = home / "c.toml"
-    file.write_text('format = "json"\n[fleet]\nquiet = true\n[fleet.simulate]\nseed = "abc"\n')
-    assert json.loads(run("template", "stop", "--config", "c.toml").stdout)["stopped"] == 0
-    refused = json.loads(run("fleet", "simulate", "x", "--config", "c.toml", code=2).stderr)
-    assert "seed in [fleet.simulate] of c.toml: 'abc' is not a valid" in refused["error"]
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("[fleet.status]\ncolour = 1\n", "unknown setting 'colour' in [fleet.status] of c.toml"),
-        ("[fleet]\nstatus = 1\n", "fleet.status of c.toml is 1: expected a table"),
-        ("[serve]\nprot = 1\n", "unknown setting 'prot' in [serve] of c.toml.\nhint: did you mean port?"),
-        ('[fleet.simulate]\nseed = "abc"\n', "seed in [fleet.simulate] of c.toml: 'abc' is not a valid"),
-        (
-            "[host]\nmemory = 1\n",
-            "unknown setting 'memory' in [host] of c.toml.\nhint: write it in [host.run]",
-        ),
-        ('config = "other.toml"\n', "unknown setting 'config'"),
-    ],
-)
-def test_wrong_settings_of_subcommands_are_refused(text: str, error: str, run: Run, home: Path) -> None:
-    (home / "c.toml").write_text(text)
-    said = run("fleet", "status", "--config", "c.toml", code=2).stderr
-    assert error in said and "hint: " in said
+def test_no_options_are_read_from_a_file(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "c.toml").write_text('format = "json"\n')
+    assert "No such option: --config" in run("list", "--config", "c.toml", code=2).stderr
+    monkeypatch.setenv("COLDSTART_CONFIG", str(home / "c.toml"))
+    said = run("list", code=2).stderr
+    assert f"COLDSTART_CONFIG names {home / 'c.toml'}" in said and "hint: unset COLDSTART_CONFIG" in said
 
 
 def test_sink_without_quiet_text_keeps_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -49,9 +48,6 @@ class Runner:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("COLDSTART_")}
         self.environment = {**kept, **variables, **own, "PATH": path, "HOME": str(place), "PIP_NO_INDEX": "1"}
-        (place / "machines").mkdir()
-        fits = {"hardware.name": "cpu", "runtime.vllm": "0.32"}
-        (place / "machines" / "serving.json").write_text(json.dumps({"fields": fits}))
 
     def run(self, line: str) -> tuple[int, str]:
         """Return the exit code and all output, including files."""

@@ -34,7 +34,6 @@ def test_exports_write_every_form(tmp_path: Path) -> None:
     ("given", "words"),
     [
         (["pdf"], "the forms are json"),
-        (["parquet"], "cannot be printed"),
         (["csv", "json"], "only one"),
         (["csv=/no/such/x"], "not a directory"),
         (["csv=/"], "directory"),
@@ -46,10 +45,10 @@ def test_parse_refuses_invalid_exports(given: list[str], words: str) -> None:
 
 
 def test_parse_names_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_export, "find_spec", lambda name: None if name == "pyarrow" else object())
-    with pytest.raises(UsageError, match="needs pyarrow") as refused:
-        Exports.parse([f"parquet={tmp_path / 'x'}"])
-    assert refused.value.hint == "coldstart install parquet"
+    monkeypatch.setattr(_export, "find_spec", lambda name: None if name == "bokeh" else object())
+    with pytest.raises(UsageError, match="needs bokeh") as refused:
+        Exports.parse([f"html={tmp_path / 'x'}"])
+    assert refused.value.hint == "coldstart install report"
     Exports.parse([f"csv={tmp_path / 'x'}"])
 
 

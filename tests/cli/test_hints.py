@@ -134,8 +134,6 @@ def test_parse_refuses_invalid_commands(words: list[str]) -> None:
             "name a file that coldstart export wrote; if it is one, copy the archive again, or write it again where "
             "the bundle is whole: coldstart export NAME --to hostname --force",
         ),
-        (("list", "--config", "bad.toml"), "write TOML, such as [serve] and below it port = 8000"),
-        (("list", "--config", "/etc"), "name another: --config FILE"),
         (("trust", "add", "nofile.pem"), "name a public key"),
         (("trust", "add", "bad.toml"), "name a public key"),
         (("trust", "remove", "host"), "name another key: coldstart trust list"),

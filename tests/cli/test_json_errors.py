@@ -1,11 +1,9 @@
 """Errors under --format json are one JSON object in the last line of standard error; standard output remains empty."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.commands import config_file
 from tools.shell import Run
 
 
@@ -39,7 +37,6 @@ def read_error(run: Run, *words: str, code: int = 2) -> dict[str, Any]:
             "'none' is not one of",
             "coldstart template stop --help",
         ),
-        (("list", "--config", "/nonexistent.toml"), 2, "does not exist", "name another: --config FILE"),
         (("import", "/nonexistent.tar"), 2, "/nonexistent.tar", ""),
     ],
 )
@@ -51,19 +48,14 @@ def test_each_error_is_one_object(
         assert message in error["error"] and hint in (error["hint"] or "")
 
 
-def test_the_environment_and_the_file_select_json_too(
-    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = home / ".config" / "coldstart" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('format = "json"\n')
-    assert "--odd" in read_error(run, "list", "--odd")["error"]
-    config.write_text('[fleet.status]\nformat = "json"\n')
-    assert "--odd" in read_error(run, "fleet", "status", "--odd")["error"]
+def test_the_environment_selects_json_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("list", "--odd", code=2).stderr.startswith("Usage: ")
     monkeypatch.setenv("COLDSTART_LIST_FORMAT", "json")
     assert "--odd" in read_error(run, "list", "--odd")["error"]
     assert run("list", "--odd", "--format", "text", code=2).stderr.startswith("Usage: ")
+    assert run("list", "--odd", "--format", "json", "--format=text", code=2).stderr.startswith("Usage: ")
+    monkeypatch.setenv("COLDSTART_FLEET_STATUS_FORMAT", "json")
+    assert "--odd" in read_error(run, "fleet", "status", "--odd")["error"]
 
 
 def test_the_format_of_host_run_applies_to_host_with_a_model(
@@ -79,9 +71,3 @@ def test_success_and_help_are_unchanged(run: Run) -> None:
     assert json.loads(run("list", "--format", "json").stdout)["bundles"] == []
     assert run("list", "--format", "json", "--help").stdout.startswith("Usage: ")
     assert run("--version").stdout.startswith("coldstart ")
-
-
-def test_find_format_reads_the_last_option() -> None:
-    assert config_file.find_format(["list", "--format", "json", "--format=text"], {}) == "text"
-    assert config_file.find_format(["--format"], {}) is None
-    assert config_file.find_format([], {"list": {"format": "json"}}) is None

@@ -24,7 +24,7 @@ DIRECTORIES = {"coldstart": "coldstart", "coldstart.artifacts": "artifacts", "co
 EXTRAS = {
     "host": ("host",),
     "fleet": ("fleet",),
-    "bench": ("report", "parquet"),
+    "bench": ("report",),
     "lab": ("lab",),
     "launch": ("otel",),
     "weights": ("s3",),

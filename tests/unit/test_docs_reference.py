@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 import runpy
-import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.commands import cli, config_file
-from coldstart.commands._options import FILE_KEYS, SHARED
 
 from coldstart import errors
 from coldstart.contract.template_levels import ENGINE, RUNTIME
@@ -125,22 +122,6 @@ def test_configuration_page_names_every_key_of_a_fleet_file() -> None:
     assert rows(section(part, "Keys of a table `[models.NAME]`:")) == list_names(
         FleetModel, Costs
     ) - hidden | {"count"}
-
-
-def test_configuration_page_has_the_keys_of_all_commands() -> None:
-    part = read("configuration.md").partition("## Configuration of the command line")[2].partition("## ")[0]
-    assert {name.replace("-", "_") for name in rows(part)} == set(FILE_KEYS)
-
-
-def test_configuration_example_loads(tmp_path: Path) -> None:
-    example = re.findall(r"^```toml\n(.*?)^```", read("configuration.md"), re.M | re.S)[0]
-    (tmp_path / "config.toml").write_text(example)
-    loaded = config_file.load(["--config", str(tmp_path / "config.toml")], [*cli.COMMANDS], SHARED)
-    assert loaded["serve"]["port"] == 8001 and loaded["list"]["offline"] is True
-    for name in tomllib.loads(example):
-        if name in cli.COMMANDS:
-            known = {one.name for one in cli.load(name).params} | set(getattr(cli.load(name), "commands", {}))
-            config_file.check(loaded[name], known | set(SHARED), name)
 
 
 def test_http_page_names_every_route() -> None:

@@ -1,4 +1,4 @@
-"""Tables of results as pandas frames, and writers of their chunks as CSV and Parquet.
+"""Tables of results as pandas frames, and the writer of their chunks as CSV.
 
 Invariant: all chunks of a table have the columns and types that it declares. pandas is imported only when a chunk is
 read.
@@ -57,23 +57,6 @@ def write_csv(table: Table, out: IO[str]) -> None:
         header = False
     if header:
         out.write(",".join(table.columns) + "\n")
-
-
-def write_parquet(table: Table, out: IO[bytes]) -> None:
-    """Write one row group per chunk. Raises ImportError without pyarrow."""
-    import pyarrow
-    from pyarrow.parquet import ParquetWriter
-
-    kinds = {
-        "Float64": pyarrow.float64(),
-        "Int64": pyarrow.int64(),
-        "string": pyarrow.string(),
-        "boolean": pyarrow.bool_(),
-    }
-    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in table.columns.items()])
-    with ParquetWriter(out, schema) as writer:
-        for chunk in table.typed():
-            writer.write_table(pyarrow.Table.from_pandas(chunk, schema=schema, preserve_index=False))
 
 
 def _text(value: Any) -> str:

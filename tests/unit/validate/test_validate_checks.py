@@ -1,6 +1,5 @@
 """Damage and foreign machines, as findings."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,6 @@ from coldstart.artifacts import blobs
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
 
-from coldstart.errors import UsageError
-from coldstart.validate import against
 from coldstart.validate.checks import Level, Validation
 
 FITS = {"hardware.name": "cpu", "runtime.vllm": "0.32"}
@@ -61,23 +58,3 @@ def test_foreign_machine_is_reported_by_field(bundle: Bundle) -> None:
     assert [finding.subject for finding in report.findings] == ["hardware.name", "hardware.sms"]
     assert {finding.code for finding in report.findings} == {"CS-KEY-MISMATCH"}
     assert "requires 'cpu', the machine has 'gpu'" in report.findings[0].message
-
-
-def test_groups_that_a_fingerprint_leaves_out_are_not_compared(bundle: Bundle) -> None:
-    assert Validation("manifest", fingerprint={"runtime.vllm": "0.32"}).run(bundle).findings == ()
-
-
-@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: {"fields": f}, lambda f: {"key": {"fields": f}}])
-def test_fingerprints_are_read_as_inspect_writes_them(tmp_path: Path, wrap: object) -> None:
-    assert callable(wrap)
-    path = tmp_path / "f.json"
-    path.write_text(json.dumps(wrap({**FITS, "model.name": "tiny"})))
-    assert against.load(path) == FITS
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model.name": "x"}', '{"fields": []}'])
-def test_load_refuses_a_file_without_a_fingerprint(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "f.json"
-    path.write_text(text)
-    with pytest.raises(UsageError):
-        against.load(path)

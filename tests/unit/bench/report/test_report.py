@@ -6,8 +6,6 @@ Tests import what imports bokeh: every worker collects this file.
 import io
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -121,20 +119,6 @@ class TestFrames:
         assert out.getvalue() == "name,n,s,ok\na,1,0.5,True\nb,,,\n"
         frames.write_csv(frames.Table.create(self.COLUMNS, []), out := io.StringIO())
         assert out.getvalue() == "name,n,s,ok\n"
-
-    def test_parquet_keeps_types_over_chunks(self, tmp_path: Path) -> None:
-        parquet = pytest.importorskip("pyarrow.parquet")
-        import pandas
-
-        def chunks() -> Iterator[pandas.DataFrame]:
-            for row in self.ROWS:  # the second has no value but the name
-                yield pandas.DataFrame([row])
-
-        with (tmp_path / "t.parquet").open("wb") as out:
-            frames.write_parquet(frames.Table(self.COLUMNS, chunks), out)
-        read = parquet.read_table(tmp_path / "t.parquet")
-        assert read.to_pylist() == list(self.ROWS)
-        assert [str(kind) for kind in read.schema.types] == ["string", "int64", "double", "bool"]
 
     def test_texts_show_a_dash_for_missing_values(self) -> None:
         assert list(frames.Table.create(self.COLUMNS, self.ROWS).texts()) == [
