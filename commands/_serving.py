@@ -96,7 +96,7 @@ def run(
 
     The phases are bars of text. The progress of the start goes to `on_progress`, by default to the command's output.
     """
-    from coldstart.launch import ladder, planning, prediction, start_history, supervise, tracing
+    from coldstart.launch import ladder, planning, prediction, start_history, supervise
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
     from coldstart.system.start_progress import StageClock
@@ -117,8 +117,6 @@ def run(
             with common.out.gather():
                 announce(report, draw(recorded.timeline))
                 advise(common, request, plan, report)
-            name = request.lookup.model.name
-            tracing.export_in_background(started, recorded.timeline, name, common.out.warn, parent=True)
             if request.weights_from is None:  # last, because it waits for the disk
                 key, cache = request.lookup.key.digest, request.lookup.cache
                 start_history.record_start(key, report["mode"], report["ready_s"], cache)

@@ -190,15 +190,6 @@ AWS_ENDPOINT_URL = _theirs(
     "AWS_ENDPOINT_URL", "URL of another object store; every AWS_ variable is passed to the prefetcher."
 )
 AWS_ENDPOINT = _theirs("AWS_ENDPOINT", "Older name of AWS_ENDPOINT_URL.")
-OTEL_EXPORTER_OTLP_ENDPOINT = _theirs(
-    "OTEL_EXPORTER_OTLP_ENDPOINT", "URL of an OTLP collector, to which each start sends its trace over HTTP."
-)
-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT = _theirs(
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "Complete URL for traces; replaces OTEL_EXPORTER_OTLP_ENDPOINT."
-)
-OTEL_SDK_DISABLED = _theirs("OTEL_SDK_DISABLED", "true: send no traces.")
-OTEL_TRACES_EXPORTER = _theirs("OTEL_TRACES_EXPORTER", "Any value other than otlp: send no traces.")
-TRACEPARENT = _theirs("TRACEPARENT", "W3C trace context of which the trace of serve and up becomes a part.")
 PROMETHEUS_MULTIPROC_DIR = _theirs(
     "PROMETHEUS_MULTIPROC_DIR", "Directory in which processes share counters; set for a server if unset."
 )

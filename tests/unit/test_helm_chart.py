@@ -38,7 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
                     "registrySecret": "registry", "persistence": {"storageClass": "fast"}},
         "image": {"tag": "1.2.3", "pullSecrets": ["pull"]},
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-        "env": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4318"}],
+        "env": [{"name": "HF_HUB_OFFLINE", "value": "1"}],
         "nodeSelector": {"gpu": "h100"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
         "affinity": {"nodeAffinity": {}},

@@ -61,7 +61,6 @@ def import_start() -> None:
     import coldstart.launch.planning
     import coldstart.launch.prepare_template
     import coldstart.launch.supervise
-    import coldstart.launch.tracing
     import coldstart.system.recording  # noqa: F401
 
 
@@ -152,7 +151,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     channel.send({"process": os.getpid()})
     if message["template"] is not None:
         return _template(message, channel)
-    from coldstart.launch import ladder, tracing
+    from coldstart.launch import ladder
     from coldstart.system import secrets, start_progress
     from coldstart.system.recording import recording
 
@@ -168,14 +167,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     told = {"phases": recorded.timeline.phases(), "spans": recorded.timeline.describe_spans()}
     document = started.document() | told | {"supervisor": os.getpid()}
     channel.send({"ready": secrets.document(document)})
-    # Every start of a host is a trace of its own, whatever started the host.
-    name = request.lookup.model.name
-    tracing.export_in_background(started, recorded.timeline, name, _warn, parent=False)
     return stay(started.running.process, channel)
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def stay(process: ServerProcess, channel: json_lines.Channel) -> int:
