@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from coldstart.commands._options import Common
 
-from coldstart.contract.fallback import decode
+from coldstart.contract.fallback import Fallback, decode
+from coldstart.system import secrets
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Trust
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from coldstart.models.inspection import Lookup
     from coldstart.system.start_progress import Report
 
+SLOW_S = 3.0
+"""Shortest time to ready, in seconds, after which a start is called slow."""
 # Longest preparation in seconds that the line of a start does not mention.
 _SHORT_S = 1.0
 Host = Annotated[
@@ -96,7 +99,7 @@ def run(
 
     The phases are bars of text. The progress of the start goes to `on_progress`, by default to the command's output.
     """
-    from coldstart.launch import ladder, planning, prediction, start_history, supervise
+    from coldstart.launch import ladder, planning, start_history, supervise
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
     from coldstart.system.start_progress import StageClock
@@ -110,7 +113,6 @@ def run(
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
             phases = recorded.timeline.phases()
-            report["predicted"] = prediction.document(request, started, phases)
             report["longest_phase"] = _choose_longest(
                 recorded.timeline.find_longest(started.began), step, phases
             )
@@ -149,15 +151,31 @@ def show_start(common: Common, *, detached: bool = False) -> "Iterator[Report]":
 
 def advise(common: Common, request: "ServeRequest", plan: "LaunchPlan", report: Mapping[str, Any]) -> None:
     """Warn about a server that others can use, and name what would make the next start faster."""
-    from coldstart.commands import _faster
-
     from coldstart.launch import listening
 
     if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
         common.out.warn(exposure)
-    unavailable = decode(report["absent"])
-    if advice := _faster.advise(request.lookup, report["ready_s"], unavailable, request.weights_from):
+    if advice := advise_faster(request.lookup, report["ready_s"], decode(report["absent"])):
         common.out.note(advice)
+
+
+def advise_faster(lookup: "Lookup", ready_s: float, unavailable: Iterable[Fallback]) -> str | None:
+    """Return the command that prepares the fastest unavailable start mode, in one line; None after a fast start.
+
+    The line has the time of the last start in that mode, in seconds, if it was shorter.
+    """
+    from coldstart.launch import start_history
+
+    hints = [(one.stage, one.hint) for one in unavailable if one.hint and one.hint.startswith("coldstart ")]
+    if ready_s < SLOW_S or not hints:
+        return None
+    mode, command = hints[0]
+    if lookup.vllm_args and command.startswith("coldstart materialize "):
+        command += " -- " + shlex.join(secrets.arguments(lookup.vllm_args))
+    last_s = start_history.find_last(lookup.key.digest, mode, lookup.cache)
+    if last_s is not None and last_s < ready_s:
+        mode += f", the last one here: {last_s:.1f} s instead of {ready_s:.1f} s"
+    return f"For a faster next start ({mode}): {command}"
 
 
 def describe(report: Mapping[str, Any], *, phases_follow: bool = False) -> str:
@@ -165,19 +183,15 @@ def describe(report: Mapping[str, Any], *, phases_follow: bool = False) -> str:
 
     With `phases_follow`, the option that shows the other phases is not named.
     """
-    predicted = report["predicted"]
-    beside = f" (predicted {predicted['ttft_s']:.2f} s)" if predicted else ""
-    ready = f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}"
+    ready = f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s"
     more = "" if phases_follow else "; -v shows all phases"
     return f"{ready}{_describe_whole(report)}{_describe_longest(report, more)}"
 
 
 def _describe_longest(report: Mapping[str, Any], more: str) -> str:
     """Return the longest phase of a slow start, nothing after a fast one."""
-    from coldstart.commands import _faster
-
     longest = report.get("longest_phase")
-    if longest is None or report["ready_s"] < _faster.SLOW_S:
+    if longest is None or report["ready_s"] < SLOW_S:
         return ""
     return f"; {longest[0]} took {longest[1]:.1f} s of it{more}"
 

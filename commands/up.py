@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
-from coldstart.commands import _phases, _serving, _stopping
+from coldstart.commands import _phases, _serving
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
@@ -36,13 +36,12 @@ _TERMINATED = 128 + signal.SIGTERM
 
 @dataclass(frozen=True)
 class _Start:
-    """A server of a model that is being brought up since `began`. `release` ends the lock under which it starts.
+    """A server of a model that is being brought up. `release` ends the lock under which it starts.
 
     `phases` are those of the preparation, as bars, empty if they were not recorded.
     """
 
     common: Common
-    began: float
     built_bundle: bool
     directory: "UpDirectory"
     request: "ServeRequest"
@@ -87,7 +86,6 @@ def command(
             _phases.show(common, up_records.find_recorded(running, common.cache))
             return
         try:
-            began = time.monotonic()
             _serving.show_arguments(common, lookup)
             listen = listening.choose_address(host, port, lookup.vllm_args)
             listening.require_free_port(lookup.vllm_args, listen)
@@ -99,7 +97,7 @@ def command(
                 )
                 prepared = _prepare(common, request)
             built, phases = request.lookup is not lookup, _phases.draw_preparation(recorded.timeline)
-            start = _Start(common, began, built, directory, request, lock.close, detach, prepared, phases)
+            start = _Start(common, built, directory, request, lock.close, detach, prepared, phases)
             code = _bring_up(start)
         except BaseException as error:
             directory.end()
@@ -188,7 +186,6 @@ def _prepare(common: Common, request: "ServeRequest") -> "Preparation":
         partial(_phases.measure, common),
         request.ready_timeout,
     )
-    _stopping.record_preparation(request.lookup, prepared)
     for failure in prepared.failures:
         common.out.note(f"not prepared: {failure}")
     return prepared
@@ -202,13 +199,9 @@ def _bring_up(start: _Start) -> int:
     plan = planning.plan(request)
     took = {"mode": prepared.mode, "seconds": round(time.monotonic() - common.out.started, 4)}
     before = {"preparation": took | {"built_bundle": start.built_bundle, "is_new": prepared.is_new}}
-    # Of the next `up`, which builds no bundle and perhaps no template.
-    others_s = start.began - common.out.started - time.monotonic()
 
     def announce_whole(report: dict[str, Any]) -> None:
-        seconds = others_s + time.monotonic()
-        costs = _stopping.find_costs(request.lookup, prepared, seconds, report["pid"])
-        stop = _stopping.describe(request.lookup.model.argument, costs, detached=start.detach)
+        stop = _describe_stop(start)
         _announce(common, report | before, _serving.describe_request(report, plan.vllm_args), stop)
         _phases.show(common, start.directory)
 
@@ -224,6 +217,23 @@ def _bring_up(start: _Start) -> int:
         common.out.note(f"The log of the server is {log}")
         _serving.advise(common, request, plan, report)
     return 0
+
+
+def _describe_stop(start: _Start) -> str:
+    """Return how to stop the server, with and without the template that a next `up` uses, in one line."""
+    from coldstart.launch import preparation
+
+    down = shlex.join(["coldstart", "down", start.request.lookup.model.argument])
+    warm = preparation.find_template(start.request.lookup, start.prepared)
+    if warm is None or warm.pid is None:
+        return (
+            f"Stop it: {down}"
+            if start.detach
+            else "Stop it: Ctrl-C; with --detach the server runs in the background"
+        )
+    if start.detach:
+        return f"Stop it: {down} --keep-template, or, with its template: {down}"
+    return f"Stop it: Ctrl-C, which keeps the template; then, to stop the template: {down}"
 
 
 def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":

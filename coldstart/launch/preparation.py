@@ -8,7 +8,6 @@ All stores of a user share templates. A template has a file for each store whose
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -38,13 +37,12 @@ _PREPARED_FOR = "prepared-for"
 class Preparation:
     """The prepared start mode, None without one, and why each faster mode is not prepared.
 
-    `is_new` is false if an earlier preparation was found. `seconds` is the time of the successful step.
+    `is_new` is false if an earlier preparation was found.
     """
 
     mode: str | None
     is_new: bool
     failures: tuple[Fallback, ...]
-    seconds: float = 0.0
 
 
 def prepare_fastest(
@@ -56,9 +54,8 @@ def prepare_fastest(
     """
     failures: list[Fallback] = []
     for mode, prepare in _list_steps(lookup, plan, phase, timeout_s or TIMEOUT_S):
-        began = time.monotonic()
         try:
-            return Preparation(mode, prepare(), tuple(failures), time.monotonic() - began)
+            return Preparation(mode, prepare(), tuple(failures))
         except ColdstartError as error:
             if isinstance(error, CommandFailedError) and error.is_final:
                 raise

@@ -18,8 +18,6 @@ from tools.command_line import parse
 from tools.shell import Run
 
 from coldstart.host import status
-from coldstart.launch.prediction import Prediction
-from coldstart.launch.ttft import StartCosts
 from coldstart.system.paths import Cache
 from coldstart.system.runtime import targets_cpu, vllm_distribution
 
@@ -147,11 +145,6 @@ def test_page_of_the_http_api_describes_each_member_of_the_status() -> None:
     members = str(status.__doc__).partition("\n\n")[2].rpartition("\n\nAll sizes")[0]
     assert "runtime_template_error" in members and members in DOCS["reference/http-api.md"]
     assert "status.py" not in DOCS["reference/http-api.md"]
-
-
-def test_the_terms_of_a_prediction_are_described() -> None:
-    terms = Prediction(StartCosts(), 0.0, None, 0.0).document()["terms"]
-    assert [one for one in terms if f"`{one}`" not in DOCS["how-to/troubleshooting.md"]] == []
 
 
 STARTS = re.compile(

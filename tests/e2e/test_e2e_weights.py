@@ -73,7 +73,6 @@ def test_weights_from_http_answer_vllms_tokens(
             size = (model / FILE).stat().st_size
             assert load["way"] == "prefetcher" and load["bytes"] < load["fetch"]["fetched_bytes"] == size
             assert served.tokens() == reference
-            assert served.report["predicted"]["actual"]["terms"]["fetch_s"] > 0
             lines = [line for line in served.log.read_text().splitlines() if '"event": "step"' in line]
             figures = {step for line in lines if "load weights: " in (step := json.loads(line)["step"])}
             assert len(figures) >= 2, lines

@@ -9,7 +9,6 @@ from coldstart.launch.modes.mode import Reason, await_ready
 if TYPE_CHECKING:
     from coldstart.launch.request import ServerStart
     from coldstart.launch.server_process import Running
-    from coldstart.launch.ttft import StartCosts
 
 
 class FreshMode:
@@ -29,10 +28,6 @@ class FreshMode:
         from coldstart.launch import server_process
 
         return await_ready(start, server_process.fresh(start.plan))
-
-    def remaining(self, costs: StartCosts) -> StartCosts | None:
-        """Return all `costs`."""
-        return costs
 
 
 FRESH = FreshMode()

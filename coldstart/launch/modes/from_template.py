@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coldstart.contract.template_levels import RUNTIME
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from coldstart.launch.request import ServerStart
     from coldstart.launch.server_process import Running
     from coldstart.launch.template_pool import Warm
-    from coldstart.launch.ttft import StartCosts
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,6 @@ class TemplateMode:
             template_pool.discard(warm)
             raise LaunchRefusedError(str(error), "coldstart template status") from error
         return await_ready(start, launched)
-
-    def remaining(self, costs: StartCosts) -> StartCosts | None:
-        """Return `costs` without importing libraries, None for a template that holds the weights."""
-        return replace(costs, libraries=0.0) if self.loads_weights else None
 
     def _ready(self, start: ServerStart) -> Warm:
         found = self._templates(start)

@@ -1,4 +1,4 @@
-"""Interface of a start mode: availability, launch and cost."""
+"""Interface of a start mode: availability and launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from coldstart.launch.request import ServerStart
     from coldstart.launch.server_process import Running, ServerProcess
-    from coldstart.launch.ttft import StartCosts
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,6 @@ class StartMode(Protocol):
             ServerExitedError: The server exits before it is ready.
             CommandFailedError: The server is not ready in time.
         """
-
-    def remaining(self, costs: StartCosts) -> StartCosts | None:
-        """Return the part of a fresh start's `costs` that remains in this mode, None if it cannot be predicted."""
 
 
 def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Running:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from coldstart.launch.process_snapshot import Thawed
     from coldstart.launch.request import ServerStart
     from coldstart.launch.server_process import Running
-    from coldstart.launch.ttft import StartCosts
 
 _ON_GPU = Reason(
     "freezing a runtime that has queried the GPU driver was never tested",
@@ -41,10 +40,6 @@ class RuntimeSnapshotMode:
     def launch(self, start: ServerStart) -> Running:
         """Thaw the runtime and have it fork the server, as specified by StartMode."""
         return launch_thawed(start, _thaw)
-
-    def remaining(self, costs: StartCosts) -> StartCosts | None:
-        """Return None: the duration of a CRIU restore is not known."""
-        return None
 
 
 def _image_exists(start: ServerStart) -> bool:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from coldstart.launch.process_snapshot import Thawed
     from coldstart.launch.request import ServerStart
     from coldstart.launch.server_process import Running
-    from coldstart.launch.ttft import StartCosts
 
 _ON_GPU = Reason(
     "a CRIU image of a forked template holds no CUDA state",
@@ -43,10 +42,6 @@ class SnapshotMode:
     def launch(self, start: ServerStart) -> Running:
         """Thaw the engine and have it fork the server, as specified by StartMode."""
         return launch_thawed(replace(start, plan=replace(start.plan, must_adopt=True)), _thaw)
-
-    def remaining(self, costs: StartCosts) -> StartCosts | None:
-        """Return None: the image contains the weights."""
-        return None
 
 
 def _thaw(start: ServerStart) -> Thawed:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from coldstart.commands import _serving
-from coldstart.commands._faster import SLOW_S, advise
-from support.engines import Publish, home, publish
+from coldstart.commands._serving import SLOW_S
+from coldstart.commands._serving import advise_faster as advise
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
@@ -18,17 +17,10 @@ from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
 
-__all__ = ["home", "publish"]
-SPANS = {"import torch": 3.5, "configure": 1.5, "start engine": 4.0, "read tensors": 2.0, "build app": 0.0}
-STAGES = {"ready_s": 10.0, "spans": SPANS}
-WEIGHTS = {"files": [{"tensors": [{"size": 1000}]}]}
 TEMPLATE = Fallback("template-engine", "none runs", "coldstart template start tiny --level engine")
 SNAPSHOT = Fallback("snapshot", "the bundle has none", "coldstart materialize tiny --snapshot")
 FREEZE = Fallback("runtime-snapshot", "no runtime is frozen", "coldstart template freeze")
 FOREIGN = Fallback("snapshot", "no CUDA state", "vllm snapshot create MODEL")
-
-
-RUNTIME = Fallback("template-runtime", "none runs", "coldstart template start tiny --level runtime")
 
 
 @pytest.fixture(autouse=True)
@@ -82,18 +74,11 @@ def test_advise_names_the_time_of_the_last_start_in_that_mode(cache: Cache) -> N
 def test_ready_line_names_the_longest_phase_of_a_slow_start(
     ready_s: float, longest: list[object] | None, end: str
 ) -> None:
-    report = {"url": "http://x:1", "mode": "fresh", "ready_s": ready_s, "predicted": None}
+    report = {"url": "http://x:1", "mode": "fresh", "ready_s": ready_s}
     line = f"http://x:1  fresh, ready in {ready_s:.2f} s{end}"
     assert _serving.describe(report | {"longest_phase": longest}) == line
     shown = _serving.describe(report | {"longest_phase": longest}, phases_follow=True)
     assert shown == line.removesuffix("; -v shows all phases")
-
-
-def test_advise_names_the_time_that_the_stages_of_the_bundle_predict(publish: Publish) -> None:
-    lookup = replace(look_up(), bundle=publish(stages=STAGES, weights=WEIGHTS))
-    line = advise(lookup, 10.0, [RUNTIME])
-    assert line is not None and "(template-runtime, by the bundle's stages: 6.5 s instead of 10.0 s)" in line
-    assert "instead" not in str(advise(lookup, 10.0, [TEMPLATE]))  # no stage shows what a built engine spares
 
 
 def test_advise_claims_no_gain_that_the_figures_do_not_show(cache: Cache) -> None:

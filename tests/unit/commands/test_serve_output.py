@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from coldstart.commands import _faster, _serving, cli
+from coldstart.commands import _serving, cli
 from support.engines import fake_engine, home, model
 from tools.bundles import key
 
@@ -69,7 +69,7 @@ def test_no_line_of_the_log_separates_what_serve_prints_of_a_start(
         sys.stderr.write(f"{LOG}\n")
         return "For a faster next start: coldstart template start tiny"
 
-    monkeypatch.setattr(_faster, "advise", advise)
+    monkeypatch.setattr(_serving, "advise_faster", advise)
     lines = serve("-v")
     (ready,) = [number for number, line in enumerate(lines) if line.startswith("http://")]
     assert LOG in lines[:ready]

@@ -212,7 +212,7 @@ def test_up_names_the_whole_time_of_a_start_with_a_long_preparation(
 ) -> None:
     prepared = {"mode": "template-engine", "seconds": seconds, "built_bundle": built_bundle, "is_new": is_new}
     report = {"url": "http://x:1", "mode": "template-engine", "ready_s": 0.91, "fallbacks": []}
-    up._announce(common, report | {"predicted": None, "preparation": prepared}, None, "coldstart down")
+    up._announce(common, report | {"preparation": prepared}, None, "coldstart down")
     assert capsys.readouterr().out == f"http://x:1  template-engine, ready in 0.91 s{whole}\n"
 
 
@@ -221,8 +221,8 @@ def bring_one_up(lookup: Lookup, common: Common, out: Output) -> None:
     request = ServeRequest(lookup, ("--host", "127.0.0.1", "--port", str(free_port())), without_bundle=True)
     prepared, directory = preparation.Preparation(None, False, ()), up_records.find_directory(lookup)
     directory.write(up_records.describe_own(lookup))
-    common, began = replace(common, out=out), time.monotonic()
-    start = up._Start(common, began, False, directory, request, lambda: None, True, prepared, "")
+    common = replace(common, out=out)
+    start = up._Start(common, False, directory, request, lambda: None, True, prepared, "")
     assert up._bring_up(start) == 0
 
 

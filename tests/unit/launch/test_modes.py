@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from coldstart.launch.modes import availability
 from coldstart.launch.modes.mode import LaunchRefusedError, Reason, StartMode, await_ready
 from coldstart.launch.request import ServeRequest, ServerStart
 from coldstart.launch.server_process import Running
-from coldstart.launch.ttft import StartCosts
 from coldstart.models.inspection import Lookup
 from coldstart.system.probes import Probe
 from coldstart.system.snapshot import criu
@@ -49,9 +47,6 @@ class ToyMode:
         if self.refused:
             raise LaunchRefusedError(self.refused, "play again")
         return await_ready(start, server_process.fresh(start.plan))
-
-    def remaining(self, costs: StartCosts) -> StartCosts | None:
-        return None
 
 
 @pytest.fixture
@@ -149,12 +144,3 @@ def test_the_architecture_page_lists_the_modes_in_their_order() -> None:
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     listed = [line.split()[0] for line in page.splitlines() if line.startswith("     ") and line.split()]
     assert [word for word in listed if word in modes.names()] == list(modes.names())
-
-
-def test_remaining_costs_are_known_when_the_server_loads_without_criu() -> None:
-    costs = StartCosts(creation=1.0, context=2.0, libraries=3.0, prefill=4.0)
-    left = {mode.name: mode.remaining(costs) for mode in modes.LADDER}
-    assert left == dict.fromkeys(modes.names()) | {
-        "fresh": costs,
-        "template-runtime": replace(costs, libraries=0.0),
-    }
