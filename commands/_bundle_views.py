@@ -19,11 +19,11 @@ from coldstart.models.contents import SectionFile
 from coldstart.models.inspection import Lookup
 
 # The columns of the exported table of each view.
-SECTION = {"section": "string", "version": "Int64", "size_bytes": "Int64", "digest": "string"}
-FIELD = {"field": "string", "value": "string"}
-LAYER = {"digest": "string", "size_bytes": "Int64"}
-FILE = {"section": "string", "path": "string", "size_bytes": "Int64"}
-DIFFERENCE = {"what": "string", "left": "string", "right": "string"}
+SECTION = ("section", "version", "size_bytes", "digest")
+FIELD = ("field", "value")
+LAYER = ("digest", "size_bytes")
+FILE = ("section", "path", "size_bytes")
+DIFFERENCE = ("what", "left", "right")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class BundleView:
 
     title: str
     data: Mapping[str, object]
-    columns: Mapping[str, str]
+    columns: tuple[str, ...]
     rows: Sequence[Mapping[str, object]]
     text: Callable[[], str]
     brief: str | None = None

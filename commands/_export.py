@@ -1,13 +1,12 @@
 """Write a result as JSON, CSV, an HTML page or Markdown, for ``--export FORM=FILE``.
 
-Invariant: an unknown form, a missing directory and a missing package are reported before the command begins its work. A
-file is complete, or as it was before.
+Invariant: an unknown form and a missing directory are reported before the command begins its work. A file is complete, or
+as it was before.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
@@ -17,17 +16,11 @@ from coldstart.commands._output import Output
 from coldstart.commands._tables import Verbatim
 
 from coldstart.bench.report import markdown
-from coldstart.bench.report.frames import Row, Table, write_csv
 from coldstart.bench.report.page import page, table
+from coldstart.bench.report.table import Table
 from coldstart.errors import UsageError
 
 FORMS = ("json", "csv", "html", "markdown")
-# Packages that a form needs in addition to the standard library.
-NEEDS = {
-    "csv": ("pandas",),
-    "html": ("pandas", "bokeh"),
-    "markdown": ("pandas",),
-}
 
 
 @dataclass(frozen=True)
@@ -40,19 +33,12 @@ class Result:
     page: Callable[[], str] | None = None
     markdown: Callable[[], str] | None = None
 
-    @classmethod
-    def create_table(
-        cls, title: str, document: Mapping[str, Any], columns: Mapping[str, str], rows: Sequence[Row]
-    ) -> "Result":
-        """Create a result whose table fits in memory."""
-        return cls(title, document, Table.create(columns, rows))
-
     def text(self, form: str) -> str:
         """Render the result in any form."""
         if form == "json":
             return json.dumps(self.document, indent=2, default=str)
         if form == "csv":
-            write_csv(self.table, out := StringIO())
+            self.table.write_csv(out := StringIO())
             return out.getvalue()
         if form == "html":
             shown = self.page or (lambda: page(self.title, table(self.table.columns, self.table.texts())))
@@ -67,7 +53,7 @@ class Result:
         """Write the result in any form, as UTF-8 where it is text."""
         if form == "csv":
             text = TextIOWrapper(out, encoding="utf-8", newline="")
-            write_csv(self.table, text)
+            self.table.write_csv(text)
             text.detach()
         else:
             out.write(self.text(form).encode() + b"\n" * (form == "json"))
@@ -142,13 +128,6 @@ def _check(form: str, file: str) -> None:
         raise UsageError(
             f"unknown form in --export {form}: the forms are {', '.join(FORMS)}.",
             hint=f"--export {FORMS[0]}=FILE, or another of them",
-        )
-    missing = [package for package in NEEDS.get(form, ()) if find_spec(package) is None]
-    if missing:
-        names = " and ".join(missing)
-        raise UsageError(
-            f"--export {form} needs {names}, which this environment lacks.",
-            hint="coldstart install report",
         )
     if file and not Path(file).parent.is_dir():
         raise UsageError(

@@ -7,6 +7,7 @@ shows a regression. Arguments after -- go to vLLM in all modes.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +19,8 @@ from coldstart.commands._output import table
 
 from coldstart.bench import run_order
 from coldstart.bench.benchmark import BenchRequest, run
-from coldstart.bench.report import markdown, rows
-from coldstart.bench.report.frames import Table
+from coldstart.bench.report import html, markdown, rows
+from coldstart.bench.report.table import Table
 from coldstart.errors import CommandFailedError
 
 
@@ -71,19 +72,13 @@ def command(
     result = Result(
         f"Cold start of {document['model']}",
         document,
-        Table.create(rows.COLUMNS, rows.records(document)),
-        lambda: _page(document),
+        Table(rows.COLUMNS, partial(rows.records, document)),
+        lambda: html.render(document),
         lambda: markdown.render(document),
     )
     # One line, so that the last line of a log is the whole result.
     text = json.dumps(document) if common.out.format == "json" else _text(document)
     _judge(document, common, give(replace(common.out, format="text"), exports, result, text))
-
-
-def _page(document: Mapping[str, Any]) -> str:
-    from coldstart.bench.report import html  # its plots take a second to import
-
-    return html.render(document)
 
 
 def _text(document: Mapping[str, Any]) -> str:

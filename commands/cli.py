@@ -70,7 +70,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
 }
 ALIASES: Mapping[str, str] = {"ls": "list"}
 # Commands that need an extra of coldstart.
-EXTRAS: Mapping[str, str] = {"host": "host", "fleet": "fleet", "trace-replay": "lab", "bench": "report"}
+EXTRAS: Mapping[str, str] = {"host": "host", "fleet": "fleet", "trace-replay": "lab"}
 # What helps after an error of the operating system.
 _HINTS: Mapping[int, str] = {
     errno.ENOENT: "name a path that exists",

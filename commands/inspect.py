@@ -16,6 +16,7 @@ from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
+from coldstart.bench.report.table import Table
 from coldstart.errors import UsageError
 from coldstart.models import inspection, recorded
 
@@ -76,5 +77,5 @@ def _view(common: Common, bundle: Bundle, *, manifest: bool, tree: bool, diff: s
 
 def _show(common: Common, exports: Exports, view: BundleView) -> None:
     rows = public({"rows": view.rows})["rows"]
-    result = Result.create_table(view.title, public(view.data), view.columns, rows)
+    result = Result(view.title, public(view.data), Table(view.columns, lambda: rows))
     give(common.out, exports, result, view.text, brief=view.brief)

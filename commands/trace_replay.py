@@ -222,7 +222,7 @@ def _on_host(
     _require_rows(plan.path, report)
 
     def page() -> str:
-        from coldstart.lab.host import html  # its plots take a second to import
+        from coldstart.lab.host import html
 
         return html.render(done)
 
@@ -281,9 +281,9 @@ def _show(
     records: RecordStore,
 ) -> None:
     def page() -> str:
-        from coldstart.lab.replay import html  # its plots take a second to import
+        from coldstart.lab.replay import html
 
-        return html.page(title, {"this run": document}, {"this run": records})
+        return html.page(title, document, records)
 
     title = f"trace-replay, {document['kind']}"
     document = {"schema_version": 1, **document}

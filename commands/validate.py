@@ -9,6 +9,7 @@ after --, as serve does. A reference starts with the arguments of its bundle. Ex
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,6 +22,7 @@ from coldstart.commands._output import count, public
 
 from coldstart import api
 from coldstart.api import Source, ValidationReport, ValidationRequest
+from coldstart.bench.report.table import Table
 from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.validate import renderers
 from coldstart.validate.checks import FailLevel, Level
@@ -108,7 +110,8 @@ def command(
 
 def _show(common: Common, exports: Exports, reports: list[ValidationReport], fail_level: FailLevel) -> None:
     form, document = str(common.out.format), public(renderers.document(reports, fail_level))
-    result = Result.create_table("Validation", document, renderers.COLUMNS, renderers.rows(document))
+    table = Table(renderers.COLUMNS, partial(renderers.rows, document))
+    result = Result("Validation", document, table)
     out = common.out if form == "json" else replace(common.out, format="text")
     give(out, exports, result, lambda: RENDERERS[form](reports, fail_level))
 

@@ -20,16 +20,7 @@ from coldstart.validate.checks import FailLevel, ValidationReport
 GITHUB_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
-COLUMNS = {
-    "ref": "string",
-    "ok": "boolean",
-    "level": "string",
-    "severity": "string",
-    "code": "string",
-    "subject": "string",
-    "message": "string",
-    "hint": "string",
-}
+COLUMNS = ("ref", "ok", "level", "severity", "code", "subject", "message", "hint")
 
 
 def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapping[str, object]:

@@ -54,7 +54,7 @@ def host_url() -> Iterator[str]:
 def test_page_fits_and_bars_nobody_at_any_width_and_scheme(shown: Page, axe: str, host_url: str) -> None:
     shown.open(f"{host_url}/ui")
     shown.wait_until(
-        "Object.keys(adding).length === 4 && document.querySelectorAll('.bk-Figure').length === 4"
+        "Object.keys(adding).length === 4 && document.querySelectorAll('.charts svg path').length === 8"
     )
     page_checks.check(shown, axe)
 

@@ -47,7 +47,6 @@ def test_report_returns_the_exit_code_of_each_error(
         ("starlette", ["host", "x.toml"], ("coldstart host needs starlette", "coldstart install host")),
         ("starlette", ["fleet", "up"], ("coldstart fleet needs starlette", "coldstart install fleet")),
         ("pandas", ["trace-replay", "x"], ("coldstart trace-replay needs pandas", "coldstart install lab")),
-        ("bokeh", ["bench", "x"], ("coldstart bench needs bokeh", "coldstart install report")),
         ("ray", [], ("this command needs ray", "coldstart install fleet")),
     ],
 )

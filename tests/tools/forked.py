@@ -27,7 +27,6 @@ _PROCESSES.set_forkserver_preload(
         "rich.table",
         "cryptography.x509",
         "pandas",
-        "bokeh.plotting",
     ]
 )
 

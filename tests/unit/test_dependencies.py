@@ -24,7 +24,6 @@ DIRECTORIES = {"coldstart": "coldstart", "coldstart.artifacts": "artifacts", "co
 EXTRAS = {
     "host": ("host",),
     "fleet": ("fleet",),
-    "bench": ("report",),
     "lab": ("lab",),
     "weights": ("s3",),
 }

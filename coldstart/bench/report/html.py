@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from coldstart.bench.report import markdown, plots, rows
-from coldstart.bench.report.page import embedded, items, page, plot, section, table
-
-if TYPE_CHECKING:
-    from bokeh.plotting import figure as Figure
+from coldstart.bench.report import markdown, rows, svg
+from coldstart.bench.report.page import embed, items, page, section, table
 
 HARNESS = "harness"
 REST = "everything else"
@@ -27,20 +24,25 @@ def render(document: Mapping[str, Any]) -> str:
         table(rows.HEADERS, rows.rows(document)),
     ]
     if measured:
-        first = plots.ranges([_range(*one) for one in measured.items()], "from launch to the first token")
+        first = {mode: found["first_token_s"] for mode, found in measured.items()}
+        ratios = {mode: f"({found['ratio']:.1f}x)" for mode, found in measured.items() if found["ratio"]}
+        rounds = {
+            mode: [(one["round"], one["first_token_s"]) for one in found["samples"]]
+            for mode, found in measured.items()
+        }
+        timelines = [section(mode, svg.timeline(found["timeline"]), 3) for mode, found in measured.items()]
         parts += [
-            section("From launch to the first token", plot(first)),
-            section("Phases", plot(plots.stacks({mode: stack(found) for mode, found in measured.items()}))),
-            section("Round by round", plot(_rounds(measured))),
             section(
-                "Timelines",
-                "".join(plot(plots.timeline(found["timeline"]), mode) for mode, found in measured.items()),
+                "From launch to the first token", svg.ranges(first, "from launch to the first token", ratios)
             ),
+            section("Phases", svg.stacks({mode: stack(found) for mode, found in measured.items()})),
+            section("Round by round", svg.lines(rounds, "round", "time to the first token (s)")),
+            section("Timelines", "".join(timelines)),
         ]
     parts += [
         section("The floor", items(f"{name}: {text}" for name, text in document["floor"]["method"].items())),
         f"<p>{escape(markdown.provenance(document))}</p>",
-        f'<script type="application/json" id="bench">{embedded(document)}</script>',
+        embed("bench", document),
     ]
     return page(f"Cold start of {document['model']}", *parts)
 
@@ -58,24 +60,3 @@ def stack(found: Mapping[str, Any]) -> dict[str, float]:
     if reported and rest >= 0:
         return reported | {REST: rest}
     return {name: value for name, value in medians.items() if name in own}
-
-
-def _range(mode: str, found: Mapping[str, Any]) -> plots.ValueRange:
-    first, ratio = found["first_token_s"], found["ratio"]
-    samples = [sample["first_token_s"] for sample in found.get("samples", ())]
-    return plots.ValueRange(
-        mode, first["median"], first["min"], first["max"], samples, f"{ratio:.1f}x" if ratio else ""
-    )
-
-
-def _rounds(measured: Mapping[str, Any]) -> Figure:
-    series = [
-        plots.Series(
-            mode,
-            [sample["round"] for sample in found["samples"]],
-            [sample["first_token_s"] for sample in found["samples"]],
-            step=False,
-        )
-        for mode, found in measured.items()
-    ]
-    return plots.over_time(series, "time to the first token (s)", time="round", may_be_log=True)

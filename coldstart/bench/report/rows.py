@@ -9,35 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 HEADERS = (
-    "mode",
-    "first token (s)",
-    "range",
-    "n",
-    "CPU (s)",
-    "ratio",
-    "95 % interval",
-    "% of floor",
-    "latency ratio",
-    "throughput ratio",
-    "PSS (MiB)",
-)
-COLUMNS = {
-    "mode": "string",
-    "unavailable": "string",
-    "first_token_s": "Float64",
-    "first_token_min_s": "Float64",
-    "first_token_max_s": "Float64",
-    "runs": "Int64",
-    "cpu_s": "Float64",
-    "ratio": "Float64",
-    "ratio_ci95_low": "Float64",
-    "ratio_ci95_high": "Float64",
-    "percent_of_floor": "Float64",
-    "latency_ratio": "Float64",
-    "throughput_ratio": "Float64",
-    "pss_bytes": "Float64",
-    "tokens_identical": "boolean",
-}
+    "mode", "first token (s)", "range", "n", "CPU (s)", "ratio", "95 % interval", "% of floor", "latency ratio",
+    "throughput ratio", "PSS (MiB)",
+)  # fmt: skip
+COLUMNS = (
+    "mode", "unavailable", "first_token_s", "first_token_min_s", "first_token_max_s", "runs", "cpu_s", "ratio",
+    "ratio_ci95_low", "ratio_ci95_high", "percent_of_floor", "latency_ratio", "throughput_ratio", "pss_bytes",
+    "tokens_identical",
+)  # fmt: skip
 """Columns of the exported table: one row per mode, medians unless the name says otherwise."""
 
 NONE = "-"

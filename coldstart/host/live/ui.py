@@ -13,21 +13,17 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
-from coldstart.bench.report.page import PAINT, library
-
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _POLICY = (
-    "default-src 'none'; connect-src 'self'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:;"
-    " font-src data:; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; connect-src 'self'; script-src {scripts}; style-src 'unsafe-inline';"
+    " base-uri 'none'; form-action 'none'"
 )
 
 
 @cache
 def page() -> str:
-    """Return the page as one HTML document that includes the plotting library. Raises FileNotFoundError without Bokeh."""
+    """Return the page as one HTML document."""
     text = files(__package__).joinpath("ui.html").read_text(encoding="utf-8")
-    # str.format fails on the page's braces, and re.sub on the library's backslashes.
-    text = text.replace("/*paint*/", PAINT, 1).replace("/*library*/", library("api"), 1)
     return text.replace("<!--policy-->", escape(_policy(text), quote=False), 1)
 
 

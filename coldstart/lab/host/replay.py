@@ -9,34 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from coldstart.bench.report.frames import Table
+from coldstart.bench.report.table import Row, Table
 from coldstart.host.configuration import HostFile, load
 from coldstart.lab.host.simulate import HostOutcome, HostRequest, Served, simulate
 from coldstart.lab.replay.plan import TracePlan
 from coldstart.lab.traces import TraceReport, TraceRequest
 from coldstart.scheduling import IterationProfile
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 PERCENTILES = (50, 90, 99)
-COLUMNS = {
-    "number": "Int64",
-    "model": "string",
-    "arrived_s": "Float64",
-    "hit": "boolean",
-    "waited_s": "Float64",
-    "service_s": "Float64",
-    "ended_s": "Float64",
-    "status": "Int64",
-}
+COLUMNS = ("number", "model", "arrived_s", "hit", "waited_s", "service_s", "ended_s", "status")
 """Columns of the exported table; a rejected request has no wait and no end."""
 
 
@@ -53,14 +40,10 @@ class HostReplay:
 
     def table(self) -> Table:
         """Return a table with one row per request."""
-        return Table(COLUMNS, self._frames)
+        return Table(COLUMNS, self._rows)
 
-    def _frames(self, rows: int = 10_000) -> Iterator[DataFrame]:
-        from pandas import DataFrame
-
-        numbered = enumerate(self.outcome.requests)
-        while chunk := [_record(number, one) for number, one in islice(numbered, rows)]:
-            yield DataFrame(chunk)
+    def _rows(self) -> Iterator[Row]:
+        return (_record(number, one) for number, one in enumerate(self.outcome.requests))
 
 
 def replay_on_host(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coldstart.bench.report import plots
-from coldstart.bench.report.page import embedded, items, plot, section, table
+from coldstart.bench.report import svg
+from coldstart.bench.report.page import embed, items, section, table
 from coldstart.bench.report.page import page as html
 from coldstart.lab.replay.metrics import percentile
 from coldstart.lab.replay.render import LABELS, MARKS, rates, rows
@@ -15,48 +15,37 @@ from coldstart.lab.replay.store import LAG, METRICS, RecordStore
 
 POINTS = 200
 
-Runs = Mapping[str, RecordStore]
 
-
-def page(title: str, summaries: Mapping[str, Mapping[str, Any]], runs: Runs) -> str:
-    """Return the page with tables, time series and distributions of one or more named runs."""
+def page(title: str, found: Mapping[str, Any], records: RecordStore) -> str:
+    """Return the page of a replay with tables, time series and distributions."""
     parts = [
-        section(name, items([rates(found)]) + table(("seconds", *MARKS), rows(found)))
-        for name, found in summaries.items()
+        items([rates(found)]),
+        table(("seconds", *MARKS), rows(found)),
+        _load(records, found["duration_s"]),
     ]
-    for name, records in runs.items():
-        parts.append(_load(name, records, summaries[name]["duration_s"]))
-    figures = "".join(_distribution(name, runs) for name in (*METRICS, LAG))
-    parts.append(section("Distributions", figures) if figures else "")
-    parts.append(f'<script type="application/json" id="replay">{embedded(dict(summaries))}</script>')
-    return html(title, *parts)
+    values = {name: records.column(name) for name in (*METRICS, LAG)}
+    drawn = [_distribution(name, known) for name, known in values.items() if known and known[-1] > 0]
+    parts += [section("Distributions", "".join(drawn))] if drawn else []
+    return html(title, *parts, embed("replay", found))
 
 
-def _load(name: str, records: RecordStore, duration_s: float) -> str:
+def _load(records: RecordStore, duration_s: float) -> str:
     load = load_over_time(records, duration_s)
     if load is None:
         return ""
-    requests = [
-        plots.Series("waiting for a token", load.time_s, load.waiting),
-        plots.Series("being answered", load.time_s, load.running),
-    ]
-    tokens = [plots.Series("output tokens", load.time_s[1:], load.tokens_per_s)]
-    arrivals = [plots.Series("arrivals", load.time_s[1:], load.arrivals_per_s)]
-    return section(
-        f"Over time: {name}",
-        plot(plots.over_time(requests, "requests"), "Waiting and running requests")
-        + plot(plots.over_time(tokens, "tokens per second"), "Output tokens")
-        + plot(plots.over_time(arrivals, "requests per second"), "Arrivals"),
-    )
+    time, later = load.time_s, load.time_s[1:]
+    states = {
+        "waiting for a token": zip(time, load.waiting, strict=True),
+        "being answered": zip(time, load.running, strict=True),
+    }
+    tokens = {"output tokens": zip(later, load.tokens_per_s, strict=True)}
+    arrivals = {"arrivals": zip(later, load.arrivals_per_s, strict=True)}
+    plots = {"requests": states, "tokens per second": tokens, "requests per second": arrivals}
+    drawn = [svg.lines(series, "time (s)", unit, step=True) for unit, series in plots.items()]
+    return section("Over time", "".join(drawn))
 
 
-def _distribution(metric: str, runs: Runs) -> str:
-    values = {name: _points(found) for name, records in runs.items() if (found := records.column(metric))}
-    if not any(value > 0 for points in values.values() for value, _ in points):
-        return ""
+def _distribution(metric: str, ordered: Sequence[float]) -> str:
     label = LABELS.get(metric, LABELS["client_lag_s"])
-    return plot(plots.distributions(values, label), label)
-
-
-def _points(ordered: Sequence[float]) -> list[tuple[float, float]]:
-    return [(percentile(ordered, 100 * i / POINTS), i / POINTS) for i in range(POINTS + 1)]
+    points = [(percentile(ordered, 100 * i / POINTS), 100 * i / POINTS) for i in range(POINTS + 1)]
+    return svg.lines({label: points}, f"{label} (s)", "share of requests (%)")

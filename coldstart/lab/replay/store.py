@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, overload
 
-from coldstart.bench.report.frames import Table
+from coldstart.bench.report.table import Row, Table
 from coldstart.lab.replay.record import RequestRecord
 
 if TYPE_CHECKING:
@@ -21,20 +21,10 @@ METRICS = ("ttft_s", "tpot_s", "normalized_s", "latency_s")
 """Metrics of the completed requests."""
 
 LAG = "lag_s"
-COLUMNS = {
-    "number": "Int64",
-    "model": "string",
-    "target": "string",
-    "due_s": "Float64",
-    "sent_s": "Float64",
-    "first_token_s": "Float64",
-    "finished_s": "Float64",
-    "prompt_tokens": "Int64",
-    "wanted_tokens": "Int64",
-    "output_tokens": "Int64",
-    "error": "string",
-    **dict.fromkeys(METRICS, "Float64"),
-}
+COLUMNS = (
+    "number", "model", "target", "due_s", "sent_s", "first_token_s", "finished_s", "prompt_tokens", "wanted_tokens",
+    "output_tokens", "error", *METRICS,
+)  # fmt: skip
 """Columns of the exported table."""
 
 _FIELDS = tuple(field.name for field in fields(RequestRecord))
@@ -106,7 +96,11 @@ class RecordStore:
 
     def table(self) -> Table:
         """Return a table with one row per request, the derived metrics last."""
-        return Table(COLUMNS, lambda: self.frames(list(COLUMNS)))
+        return Table(COLUMNS, self._rows)
+
+    def _rows(self) -> Iterator[Row]:
+        found = self._database.execute(f"SELECT {', '.join(COLUMNS)} FROM requests ORDER BY number")
+        return (dict(zip(COLUMNS, row, strict=True)) for row in found)
 
     def __iter__(self) -> Iterator[RequestRecord]:
         rows = self._database.execute(f"SELECT {', '.join(_FIELDS)} FROM requests ORDER BY number")

@@ -13,7 +13,7 @@ import pytest
 import coldstart
 from coldstart import api
 
-HEAVY = ("torch", "vllm", "pandas", "bokeh", "typer", "transformers", "numpy", "huggingface_hub", "ray")
+HEAVY = ("torch", "vllm", "pandas", "typer", "transformers", "numpy", "huggingface_hub", "ray")
 # The fastest of several imports counts, because other processes on this machine add noise.
 IMPORT_LIMIT_S, TRIES = 0.1, 5
 PROBE = """

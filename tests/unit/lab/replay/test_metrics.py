@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support import pages
 
-from coldstart.bench.report.frames import write_csv
 from coldstart.lab.replay import RecordStore, RequestRecord, Slo, series, summarize
 from coldstart.lab.replay.compare import compare
+from coldstart.lab.replay.html import page
 from coldstart.lab.replay.metrics import percentile
 from coldstart.lab.replay.render import text
 from coldstart.lab.replay.series import load_over_time
@@ -67,12 +67,10 @@ def test_a_comparison_says_how_many_times_better() -> None:
 
 def test_csv_and_html_hold_every_request() -> None:
     records = RecordStore([FAILED, record(0, 2.0, 4.0, 5)])
-    write_csv(records.table(), written := io.StringIO())
+    records.table().write_csv(written := io.StringIO())
     lines = written.getvalue().splitlines()
     assert len(lines) == 3 and lines[0].startswith("number,model") and "gone" in lines[2]
-    from coldstart.lab.replay.html import page  # imports bokeh, and every worker collects this file
-
-    html = page("a <b>", {"run": summarize(records, Slo(), 4.0)}, {"run": records})
+    html = page("a <b>", summarize(records, Slo(), 4.0), records)
     pages.check(html)
     found = pages.plots(html)
     assert "a &lt;b&gt;" in html and len(found) == 3 + 5
