@@ -40,7 +40,7 @@ THROUGH = {
         **dict.fromkeys(("replicas", "workers"), "unit/fleet/live/test_moves.py"),
     },
     "coldstart.commands": {
-        "_declared": "cli/test_command_options.py",
+        **dict.fromkeys(("_bindings", "_declared"), "cli/test_command_options.py"),
         "_fleet_live": "cli/test_fleet_command.py",
         "_host_live": "unit/host/live/test_host_control.py",
         "_received": "cli/test_cli_store.py",
@@ -88,6 +88,7 @@ THROUGH = {
         "scheduling.started": SCHEDULER, "scheduling.states": SCHEDULER,
         "scheduling.view": SCHEDULER, "weights.device": "unit/vllm/weights/test_loader_in_place.py",
     },
+    "coldstart.validate": {"against": "unit/validate/test_validate_checks.py"},
     "coldstart.weights.prefetch": dict.fromkeys(
         ("connections", "daemon", "mapping", "object_source", "region", "resident_models", "service", "streams"), FETCHING
     ),
