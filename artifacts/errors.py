@@ -128,7 +128,7 @@ class IndexMismatchError(InvalidManifestError):
     """Index entry with another key or model than the config."""
 
     code = "CS-INDEX"
-    default_hint = "prune the entry and copy the bundle again: coldstart import, or coldstart pull"
+    default_hint = "prune the entry, then import or pull the bundle again"
 
 
 class InvalidKeyError(BundleError):

@@ -118,7 +118,7 @@ def parse_manifest(data: bytes) -> ImageManifest:
     if "artifactType" not in members:
         raise InvalidManifestError(
             "the manifest is of a container image, not of a bundle",
-            hint="mount the image at the path of the store, or pull what coldstart push sent",
+            hint="mount the image at the path of the store, or pull the bundle from the registry",
         )
     layers = fields.items(members.get("layers"), "manifest.layers", cap=LIMITS.sections)
     subject = members.get("subject")

@@ -1,7 +1,5 @@
 """Damage and foreign machines, as findings."""
 
-from pathlib import Path
-
 import pytest
 from coldstart.artifacts import blobs
 from coldstart.artifacts.bundle import Bundle
