@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 from coldstart.artifacts import credentials
-from coldstart.commands import cli, config_file
+from coldstart.commands import cli
 
 from coldstart.errors import UsageError
 from coldstart.host import running_hosts
@@ -199,7 +199,6 @@ def homeless(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "COLDSTART_CACHE_DIR",
         "XDG_CACHE_HOME",
         "XDG_STATE_HOME",
-        "XDG_CONFIG_HOME",
         "HF_HOME",
     ):
         monkeypatch.delenv(name, raising=False)
@@ -207,7 +206,7 @@ def homeless(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_home_the_error_names_the_variables(homeless: Path) -> None:
-    for find in (Cache.at, paths.state_dir, paths.config_file):
+    for find in (Cache.at, paths.state_dir):
         with pytest.raises(UsageError, match="has no home directory") as caught:
             find()
         assert all(
@@ -221,7 +220,7 @@ def test_without_a_home_the_directories_that_are_set_suffice(
     monkeypatch.setenv("COLDSTART_CACHE_DIR", str(homeless / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(homeless / "state"))
     assert Cache.at().writable == homeless / "cache" and paths.state_dir() == homeless / "state/coldstart"
-    assert paths.runtime_dir().is_dir() and config_file.locate([]) is None
+    assert paths.runtime_dir().is_dir()
     assert credentials.stored("registry.example", {}) is None
     assert hub_home() == Path("~/.cache/huggingface")  # as huggingface_hub chooses it
     assert normalise("~/weights") == str(homeless / "~/weights")
