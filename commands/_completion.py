@@ -7,7 +7,7 @@ import typer
 from coldstart.errors import ColdstartError
 
 # The keys of `coldstart.host.policies.POLICIES`, whose import would take longer than a shell should wait.
-POLICIES = ("lru", "lfu", "arc", "srrip", "gdsf", "iam", "iam-window", "predictive")
+POLICIES = ("lru", "iam", "predictive")
 # Longest time in seconds that a running host has to answer.
 _ANSWER_S = 0.2
 

@@ -78,7 +78,7 @@ def run(
         typer.Option(
             "--policy",
             metavar="NAME",
-            help="Eviction policy when memory is full; default: predictive.",
+            help="Eviction policy when memory is full: lru, iam or predictive (default).",
             autocompletion=complete_policy,
         ),
     ] = None,

@@ -20,9 +20,9 @@ from random import Random
 from statistics import fmean
 
 from benchmarks.common import finish
+from benchmarks.host.baselines import NAMES, cache
 from benchmarks.host.families import GB, Arrivals, bound_services, capacity
-from coldstart.host.policies import POLICIES, ModelCost
-from coldstart.lab.host.shadow import ShadowCache
+from coldstart.host.policies import ModelCost
 
 SIZES_GB = {
     "ResNet50": 0.10,
@@ -64,7 +64,6 @@ def _binding(kind: str, services: int, random: Random) -> list[str]:
     return [order[i * len(order) // services] for i in range(services)]
 
 
-NAMES = tuple(POLICIES)
 WORKLOADS = ("random", "round-robin", "quantile", "quantile-r")
 
 
@@ -81,8 +80,8 @@ def runs() -> Runs:
 
 def _loads(name: str, arrivals: Arrivals, share: float) -> list[float]:
     size = capacity(COSTS, share)
-    cache = ShadowCache(POLICIES[name](COSTS, size), COSTS, size)
-    return [cache.request(model, now) for now, model in arrivals]
+    replayed = cache(name, COSTS, size)
+    return [replayed.request(model, now) for now, model in arrivals]
 
 
 def _mean(found: Runs, kind: str, share: float, name: str) -> float:

@@ -17,6 +17,7 @@ from random import Random
 from statistics import geometric_mean
 
 from benchmarks.common import finish
+from benchmarks.host.baselines import GDSF, NAMES, LibCache, cache
 from benchmarks.host.families import HELD_OUT, TUNED, Arrivals, capacity, trace
 from coldstart.host.policies import POLICIES, ModelCost
 from coldstart.host.specification import HostSettings, ModelSpec
@@ -53,22 +54,23 @@ def cells(family: str) -> list[Cell]:
 def _cell(family: str, seed: int, share: float) -> Cell:
     arrivals, costs = trace(family, seed)
     size = capacity(costs, share)
-    bare = {name: _replay(name, arrivals, costs, size) for name in POLICIES}
+    bare = {name: _replay(name, arrivals, costs, size) for name in NAMES}
     offline = solve([model for _, model in arrivals], costs, size)
-    metadata = {name: cache.cost_s for name, cache in bare.items()}
+    metadata = {name: one.cost_s for name, one in bare.items()}
     metadata |= {"offline plan": offline.plan_s, "bound": offline.bound_s}
-    hits = {name: cache.hits / cache.requests for name, cache in bare.items()}
+    hits = {name: one.hits / one.requests for name, one in bare.items()}
     return Cell(family, seed, share, metadata, hits, _on_host(arrivals, costs, size, seed))
 
 
-def _replay(name: str, arrivals: Arrivals, costs: Costs, size: int) -> ShadowCache:
-    cache = ShadowCache(POLICIES[name](costs, size), costs, size)
+def _replay(name: str, arrivals: Arrivals, costs: Costs, size: int) -> ShadowCache | LibCache:
+    replayed = cache(name, costs, size)
     for now, model in arrivals:
-        cache.request(model, now)
-    return cache
+        replayed.request(model, now)
+    return replayed
 
 
 def _on_host(arrivals: Arrivals, costs: Costs, size: int, seed: int) -> dict[str, float]:
+    POLICIES[AGAINST] = GDSF  # the simulated host makes its policy by name
     random = Random(seed)
     asked = [HostRequest(now, model, random.expovariate(1 / SERVICE_S)) for now, model in arrivals]
     specs = [ModelSpec.simple(name, cost.memory, cost.penalty_s) for name, cost in costs.items()]

@@ -129,7 +129,12 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "/etc/hostname"), 2, "hint: coldstart host --host-file /etc/hostname"),
         (("host", "tiny-llama", "--memory", "lots"), 2, "invalid size 'lots'"),
         (("host", "tiny-llama", "--memory", "920"), 2, "hint: --memory 920MiB"),
-        (("host", "tiny-llama", "--memory", "1GiB", "--policy", "x"), 2, "unknown policy"),
+        (("host", "tiny-llama", "--memory", "1GiB", "--policy", "gdsf"), 2, "unknown policy 'gdsf'"),
+        (
+            ("host", "tiny-llama", "--memory", "1GiB", "--policy", "gdsf"),
+            2,
+            "hint: use one of: lru, iam, predictive",
+        ),
         (("host", "tiny-llama", "--memory", "1GiB", "--heartbeat", "0"), 2, "--heartbeat"),
         (("host", "tiny-llama", "--memory", "1GiB", "--on-miss", "x"), 2, "on_miss"),
         (

@@ -233,7 +233,7 @@ def test_invalid_arguments_are_reported(arguments: list[str], words: str, run: R
 
 HOST = """
 memory = "20GiB"
-policy = "gdsf"
+policy = "iam"
 [models.small]
 memory = "4GiB"
 start_s = 0.01
@@ -251,7 +251,7 @@ def test_host_simulation_of_two_models_that_do_not_fit_together(run: Run, trace:
     assert {name: row["requests"] for name, row in found["models"].items()} == {"small": 5, "large": 5}
     assert found["starts"] >= 2 and found["peak_memory_bytes"] == 18 << 30
     reports = ["--export", "html=host.html", "--export", "csv=host.csv"]
-    assert "simulated host, policy gdsf: 10 requests" in run(*given, *reports).stdout
+    assert "simulated host, policy iam: 10 requests" in run(*given, *reports).stdout
     page = (home / "host.html").read_text()
     pages.check(page)
     labels = [pages.axis_labels(plot) for plot in pages.plots(page)]

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 from coldstart.errors import UsageError
-from coldstart.host.policies.arc import ARC
-from coldstart.host.policies.classic import LFU, LRU, SRRIP
-from coldstart.host.policies.gdsf import GDSF
-from coldstart.host.policies.iam import IAM, IAMWindow
+from coldstart.host.policies.iam import IAM
+from coldstart.host.policies.lru import LRU
 from coldstart.host.policies.predictive import Predictive
 from coldstart.host.policies.protocol import Costs, ModelCost, Policy
 
@@ -14,12 +12,7 @@ __all__ = ["DEFAULT", "POLICIES", "Costs", "ModelCost", "Policy", "make"]
 
 POLICIES: dict[str, Callable[[Costs, int], Policy]] = {
     "lru": LRU,
-    "lfu": LFU,
-    "arc": ARC,
-    "srrip": SRRIP,
-    "gdsf": GDSF,
     "iam": IAM,
-    "iam-window": IAMWindow,
     "predictive": Predictive,
 }
 DEFAULT = "predictive"

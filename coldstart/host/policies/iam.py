@@ -1,17 +1,16 @@
 """IAM as published (mCache, section 4.3): importance, its log-rank, and a min-heap that is rebuilt in the background.
 
-Equations: utility_i = P_i / S_i / T_i (1), T_i the mean gap, exponentially weighted (IAM) or over a sliding window
-(IAMWindow); rank_i = log(|{j cached: u_j < u_i}| + b0) (2).
+Equations: utility_i = P_i / S_i / T_i (1), T_i the mean gap, exponentially weighted;
+rank_i = log(|{j cached: u_j < u_i}| + b0) (2).
 
 The importance queue is read-only while its shadow is rebuilt. Loads during a rebuild go only to the shadow, so such a
 model is evicted only if the models in the queue do not suffice. The log-rank grows with the utility, so it does not
-change a victim; the age of a rank does. The paper gives neither period nor weights: UPDATE_S, REBUILD_S, SMOOTHING
-and WINDOW_S are our values. The rebuild takes simulated time, not a thread.
+change a victim; the age of a rank does. The paper gives neither period nor weights: UPDATE_S, REBUILD_S and
+SMOOTHING are our values. The rebuild takes simulated time, not a thread.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf, log
@@ -20,7 +19,6 @@ from coldstart.host.policies.protocol import Costs, first
 
 UPDATE_S, REBUILD_S = 10.0, 1.0
 SMOOTHING = 0.2
-WINDOW_S = 3600.0
 UNKNOWN_RATE = 1e-9
 """Rate per second of a model that was requested once; the order is then that of P/S."""
 
@@ -96,23 +94,6 @@ class IAM:
     def _rank(self, lower: int) -> float:
         """Return equation 2."""
         return log(lower + self._bias)
-
-
-class IAMWindow(IAM):
-    """IAM with the paper's other estimate: requests in a sliding window."""
-
-    def __init__(self, costs: Costs, capacity: int, bias: float = 1.0) -> None:
-        super().__init__(costs, capacity, bias)
-        self._window: dict[str, deque[float]] = {}
-
-    def _observe(self, model: str, now: float) -> None:
-        self._window.setdefault(model, deque()).append(now)
-
-    def _rate(self, model: str, now: float) -> float:
-        window = self._window.get(model, deque())
-        while window and window[0] < now - WINDOW_S:
-            window.popleft()
-        return max(UNKNOWN_RATE, len(window) / WINDOW_S)
 
 
 def _without(heap: list[Entry], model: str) -> list[Entry]:

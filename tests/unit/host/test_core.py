@@ -455,9 +455,9 @@ class TestReconfiguration:
         drive.up("a", 0.0)
         drive.up("b", 1.0)
         specs = tuple(model.spec for model in drive.core.models.values())
-        found = _brief(drive(2.0, Configured(specs, HostSettings(memory=15, policy="gdsf"))))
+        found = _brief(drive(2.0, Configured(specs, HostSettings(memory=15, policy="iam"))))
         assert found == [("leave", "a", "stopped")]
-        assert drive.core.settings.policy == "gdsf" and drive.core.residents.device.capacity == 15
+        assert drive.core.settings.policy == "iam" and drive.core.residents.device.capacity == 15
 
     def test_invalid_limits_change_nothing(self) -> None:
         drive = Driver()

@@ -37,7 +37,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ("", "no model: the table .models.NAME. is missing"),
         (MODEL, "missing key memory"),
         ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "unknown key police"),
-        ('memory = "1GiB"\npolicy = "unknown"\n' + MODEL, "policy: unknown policy 'unknown'"),
+        ('memory = "1GiB"\npolicy = "arc"\n' + MODEL, "policy: unknown policy 'arc'"),
         (
             'memory = "1GiB"\nwhen_full = "wait"\n' + MODEL,
             "when_full: expected queue or refuse, found 'wait'",

@@ -115,7 +115,7 @@ def test_a_reload_disturbs_no_stream(tmp_path: Path) -> None:
             ]
             for limit in range(10):
                 await asyncio.sleep(0.005)
-                table = {"memory": 20 + limit, "policy": "gdsf", "models": TWO}
+                table = {"memory": 20 + limit, "policy": "iam", "models": TWO}
                 stage.driver.configure(configuration.parse(table))
             assert {len(lines) for lines in await asyncio.gather(*streams)} == {21}
             assert len(stage.servers.begun) == 2
