@@ -146,15 +146,15 @@ class Membership:
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
             time.sleep(LOOK_S)
+            if loop.is_closed():
+                return
             try:
                 nodes = self._servers()
             except Exception as error:  # noqa: BLE001 - after any error of Ray, nodes are looked for again
-                if not loop.is_closed():
-                    self._control.log.say("nodes not seen", reason=f"{type(error).__name__}: {error}")
+                self._control.log.say("nodes not seen", reason=f"{type(error).__name__}: {error}")
                 continue
-            if loop.is_closed():
-                return
-            loop.call_soon_threadsafe(self._seen.put_nowait, nodes)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(self._seen.put_nowait, nodes)
 
     def _follow(self, spec: ServerSpec, report: NodeReport | None) -> None:
         task = asyncio.get_running_loop().create_task(followed(self._control, spec, self._actors, report))

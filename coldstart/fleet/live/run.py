@@ -98,8 +98,9 @@ class FleetUp:
             own_ray(options.server, options.cache) if options.address is None else nullcontext() as ray,
         ):
             address, env = (ray.address, ray.env) if ray else (options.address or "", {})
-            # Ray's library reads its settings at its import, which takes seconds.
-            os.environ.update(env)
+            # Ray's library reads its settings at its import, which takes seconds. A call after the connection's end
+            # must not start another Ray.
+            os.environ.update({**env, "RAY_ENABLE_AUTO_CONNECT": "0"})
             from coldstart.fleet.live import membership
 
             self.end_servers = membership.end_all
