@@ -97,7 +97,7 @@ class FleetRig:
             if node.heard is not None:
                 node.heard.cancel()
         self.control.close()
-        self._server.should_exit = self._server.force_exit = True
+        self._server.stop(at_once=True)
         await asyncio.wait([self._serving])
 
     async def revive(self) -> None:

@@ -169,5 +169,4 @@ class FleetUp:
 
     def _finish(self) -> None:
         self.control.stop()
-        self.server.should_exit = True
-        self.server.force_exit = len(self.caught) > 1
+        self.server.stop(at_once=len(self.caught) > 1)

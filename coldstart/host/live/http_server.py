@@ -42,6 +42,15 @@ class GatewayServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    def stop(self, *, at_once: bool = False) -> None:
+        """Accept no more connections, and end when the running requests have ended; `at_once` breaks their connections."""
+        self.should_exit = True
+        if at_once:
+            self.force_exit = True
+            # From Python 3.12 on, asyncio's server also waits for connections that uvicorn leaves open.
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+
     async def on_tick(self, counter: int) -> bool:
         """Load changed key files and a changed certificate once per second. Open connections retain the old certificate."""
         if counter % 10 == 0:

@@ -136,11 +136,11 @@ class ModelHost:
         self.log.say("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
         if len(self.caught) == 1:
             self.driver.drain()
-            self.server.should_exit = True
+            self.server.stop()
             if self.options.drain_s is not None:
                 asyncio.get_running_loop().call_later(self.options.drain_s, self._stop, number)
         else:
-            self.server.should_exit = self.server.force_exit = True
+            self.server.stop(at_once=True)
             self.driver.lifecycle.kill()
 
     def _hang_up(self) -> None:
