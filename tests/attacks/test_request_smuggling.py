@@ -49,7 +49,7 @@ async def open_front(kind: str, directory: Path) -> AsyncIterator[tuple[int, Cal
             yield int(stage.url.rpartition(":")[2]), lambda: [one for server in begun for one in server.asked]
     else:
         async with fleet(directory, 1, keys=("k", "admin")) as place:
-            await place.deploy(deployment("a"))
+            place.deploy(deployment("a"))
             rig = place.rig
             yield int(rig.url.rpartition(":")[2]), lambda: [one for s in rig.servers() for one in s.asked]
 

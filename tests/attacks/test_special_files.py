@@ -32,14 +32,14 @@ from coldstart.fleet.live.state import FleetState
 from coldstart.graphs import table_files
 from coldstart.graphs.errors import AlteredTableError
 from coldstart.host.tables import read_toml
-from coldstart.launch import interrupted, prediction, process_snapshot, start_history
+from coldstart.launch import interrupted, process_snapshot, start_history
 from coldstart.models import inspection
 from coldstart.system import digests, fingerprint, paths
 from coldstart.system.key_file import read_key
 from coldstart.system.paths import Cache
 from coldstart.system.trust import directory_fingerprint, section_claims, trusted_keys
 from coldstart.system.trust.unpacked import unpacked
-from coldstart.validate import against, prompts
+from coldstart.validate import prompts
 from coldstart.weights.prefetch.backends import open_source
 from coldstart.weights.prefetch.range_source import SourceUnusableError
 
@@ -212,8 +212,6 @@ def test_records_of_digests_and_starts_are_ignored(home: Path, tmp_path: Path, r
     start_history.record_start("key", "cold", 1.5, cache)
     replace(cache.writable / "starts.json")
     assert _call(lambda: start_history.find_last("key", "cold", cache)) is None
-    replace(cache.weights / "rates.json")
-    assert _call(lambda: prediction.known_rate("http://h/x", cache)) is None
     replace(tmp_path / "fingerprint" / "fingerprint.json")
     assert "no valid fingerprint" in _call(lambda: fingerprint.obstacle(tmp_path / "fingerprint", "template"))
 
@@ -275,7 +273,6 @@ NAMED: dict[str, Callable[[Path], object]] = {
     "fleet state": FleetState,
     "prompts": prompts.read,
     "baseline": compare.load,
-    "fingerprint": against.load,
 }
 
 
