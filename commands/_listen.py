@@ -34,7 +34,7 @@ def _endpoint(
         typer.Option(
             "--client-keys",
             metavar="FILE",
-            help="TOML file of named API keys with models and rates; read again when it changes; default: none.",
+            help="TOML file of named API keys with their models; read again when it changes; default: none.",
         ),
     ] = None,
     insecure: Annotated[

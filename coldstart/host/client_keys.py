@@ -1,9 +1,8 @@
-"""Named API keys of a gateway's clients: the models that each client may use, and how often it may ask.
+"""Named API keys of a gateway's clients: the models that each client may use.
 
 [laptop]                        # name of the client in metrics and errors; its key appears in neither
 key_file = "/run/keys/laptop"   # absolute, or relative to this file
 models = ["tiny-llama"]         # optional: names of models; default: all models
-requests_per_minute = 60        # optional; default: no limit
 admin = false                   # true: the client may also read status, metrics and logs, and control the host
 
 A file without tables is valid: its keys are all revoked.
@@ -15,13 +14,13 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldstart.errors import UsageError
-from coldstart.host.tables import decode, expect_table, read_toml, require_at_least
+from coldstart.host.tables import decode, expect_table, read_toml
 from coldstart.system.file_state import FileState, find_state
 from coldstart.system.key_file import describe_exposure, read_key
 
@@ -37,7 +36,6 @@ class ClientKey:
     key_file: str
     key: bytes = field(repr=False, compare=False)
     models: tuple[str, ...] | None = None
-    requests_per_minute: int | None = None
     admin: bool = False
 
     def may_use(self, asked: str | None, catalogue: Catalogue) -> bool:
@@ -48,27 +46,6 @@ class ClientKey:
         allowed = (catalogue.route(name) for name in self.models)
         return route is not None and route.model in {one.model for one in allowed if one is not None}
 
-    def describe_rate(self) -> str:
-        """Return why a request above the rate is refused."""
-        return f"the client {self.name} may send {self.requests_per_minute} requests per minute"
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """Requests that a client may send now; it refills evenly to the number of a minute."""
-
-    left: float
-    at: float
-
-    def take(self, per_minute: int, now: float) -> float:
-        """Take one request; return 0, or the seconds until one is available."""
-        self.left = min(float(per_minute), self.left + (now - self.at) * per_minute / 60)
-        self.at = now
-        if self.left < 1:
-            return (1 - self.left) * 60 / per_minute
-        self.left -= 1
-        return 0.0
-
 
 class ClientKeys:
     """The clients of one file. The file and its key files are read again when they change.
@@ -77,12 +54,11 @@ class ClientKeys:
         UsageError: the file or a key file cannot be used.
     """
 
-    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.file, self._clock = file, clock
+    def __init__(self, file: Path) -> None:
+        self.file = file
         self._states: dict[Path, FileState | None] = {}
         self.clients: tuple[ClientKey, ...] = ()
-        self.changed_at = clock()
-        self._buckets: dict[str, _Bucket] = {}
+        self.changed_at = time.monotonic()
         self.read()
 
     def find(self, key: bytes) -> ClientKey | None:
@@ -107,18 +83,6 @@ class ClientKeys:
         notes = (describe_exposure(_locate(self.file, client.key_file)) for client in self.clients)
         yield from filter(None, notes)
 
-    def admit(self, client: ClientKey) -> float:
-        """Count one request of a client; return 0, or the seconds until it may send the next."""
-        limit, now = client.requests_per_minute, self._clock()
-        if limit is None:
-            return 0.0
-        return self._buckets.setdefault(client.name, _Bucket(limit, now)).take(limit, now)
-
-    def give_back(self, client: ClientKey) -> None:
-        """Do not count an admitted request of a client after all: it was refused."""
-        if (bucket := self._buckets.get(client.name)) is not None:
-            bucket.left += 1  # `take` limits the sum
-
     def have_changed(self) -> bool:
         """Return whether a file differs from the one that was read last."""
         return any(find_state(path) != state for path, state in self._states.items())
@@ -139,7 +103,7 @@ class ClientKeys:
             raise UsageError(f"client key file {self.file}: {error.message}", hint=error.hint) from error
         changes = describe_client_changes(self.clients, clients)
         if any(changes.values()):
-            self.clients, self.changed_at = clients, self._clock()
+            self.clients, self.changed_at = clients, time.monotonic()
         return changes
 
 
@@ -155,8 +119,6 @@ def parse_clients(file: Path, tables: Mapping[str, object]) -> tuple[ClientKey, 
         path = table.get("key_file")
         key = read_key(_locate(file, path)).encode() if isinstance(path, str) else b""
         client = decode(ClientKey, table, name, name=name, key=key)
-        if client.requests_per_minute is not None:
-            require_at_least(f"{name}.requests_per_minute", client.requests_per_minute, 1)
         if (other := clients.setdefault(key, client)) is not client:
             raise UsageError(
                 f"{other.name} and {name} have the same key",

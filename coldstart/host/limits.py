@@ -16,10 +16,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """Limits for one connection, for all connections of one client address, and in total.
-
-    An address may use half of a total by default, so one client never takes everything.
-    """
+    """Limits for one connection, and for all connections together."""
 
     head_bytes: int = setting(
         32 * KIB, "Maximum size of a request's line and headers.", "--max-head-bytes", "BYTES", least=1 * KIB
@@ -34,19 +31,9 @@ class GatewayLimits:
     body_s: float = setting(
         120.0, "Time in which a request body must arrive.", "--body-timeout", "SECONDS", above=0
     )
-    json_depth: int = setting(
-        128, "Maximum nesting depth of a JSON body.", "--max-json-depth", "N", least=1, most=500
-    )
-    json_members: int = setting(
-        100_000,
-        "Maximum number of objects, arrays and object members in a JSON body.",
-        "--max-json-members",
-        "N",
-        least=1,
-    )
     buffered_bytes: int = setting(
         256 * MIB,
-        "Maximum size of all waiting request bodies together; one client address may use half of it.",
+        "Maximum size of all waiting request bodies together.",
         "--max-buffered-bytes",
         "BYTES",
         least=1 * KIB,
@@ -69,13 +56,6 @@ class GatewayLimits:
         8192,
         "Maximum number of client connections; fewer if the process may open fewer files.",
         "--max-connections",
-        "N",
-        least=1,
-    )
-    address_connections: int | None = setting(
-        None,
-        "Maximum number of connections of one client address (default: half of all).",
-        "--max-address-connections",
         "N",
         least=1,
     )

@@ -65,4 +65,4 @@ def test_wrong_endpoints_are_refused(endpoint: GatewayEndpoint, message: str) ->
 
 
 def test_limit_out_of_range_is_refused(run: Run) -> None:
-    assert "--max-json-depth must be" in run(*HOST, "--max-json-depth", "501", code=2).stderr
+    assert "--max-headers must be" in run(*HOST, "--max-headers", "0", code=2).stderr

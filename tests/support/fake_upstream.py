@@ -114,7 +114,10 @@ class FakeServer:
             return web.json_response({"error": "Unauthorized"}, status=401)
         if request.path in ("/sleep", "/wake_up"):
             return web.Response(status=200 if self.servers.sleeps else 404)
-        body = json.loads(await request.read())
+        try:
+            body = json.loads(await request.read())
+        except RecursionError:
+            return web.json_response({"error": {"message": "the body cannot be parsed"}}, status=400)
         prompt = body["prompt"] if "prompt" in body else body["messages"]
         self.asked.append(prompt)
         self.bodies.append(body)

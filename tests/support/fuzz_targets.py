@@ -24,7 +24,6 @@ from coldstart.host.limits import GatewayLimits
 from coldstart.host.live import body
 from coldstart.host.live.bounded_protocol import GatewayConfig
 from coldstart.host.live.client import ClientGoneError
-from coldstart.host.live.shares import Shares
 from coldstart.weights import checkpoint, weights_plan
 
 SEPARATOR = b"\0"
@@ -126,13 +125,13 @@ class _Transport(asyncio.Transport):
 
 
 async def _connect(data: bytes) -> None:
-    limits, open_connections, errors = GatewayLimits(), Shares(2, 1), list[Any]()
+    limits, errors = GatewayLimits(), list[Any]()
     memory = body.BodyMemory(limits)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         status = 400
-        request = memory.create_body(scope)
+        request = memory.create_body()
         try:
             content = await request.read(receive)
             body.parse_routing(content)
@@ -148,7 +147,7 @@ async def _connect(data: bytes) -> None:
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
-    config = GatewayConfig(app, limits, open_connections, lifespan="off", log_config=None, access_log=False)
+    config = GatewayConfig(app, limits, 1, lifespan="off", log_config=None, access_log=False)
     config.load()
     with socket.socket() as client:
         transport = _Transport(client)
@@ -164,5 +163,5 @@ async def _connect(data: bytes) -> None:
         async with asyncio.timeout(_ANSWER_S):
             await asyncio.gather(*state.tasks)
     assert not errors, errors
-    assert (open_connections.used, memory.shares.used) == (0, 0)
+    assert not state.connections and not memory.used
     assert {int(status) for status in _STATUS.findall(transport.written)} <= _ANSWERS, transport.written[:200]

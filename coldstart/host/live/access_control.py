@@ -12,8 +12,10 @@ from coldstart.host.live.answers import Scope
 from coldstart.host.live.explanation import explain
 from coldstart.host.live.front import Front
 from coldstart.host.live.gateway_paths import HEALTH, MODELS, OPEN, PASSED, READS, find_target
-from coldstart.host.live.refusal_log import CLIENT
 from coldstart.host.live.site_policy import SitePolicy
+
+CLIENT = "coldstart.client"
+"""Member of a scope: the client whose key the request has."""
 
 
 class AccessControl:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -27,13 +26,12 @@ from starlette.routing import Route
 from coldstart.host.client_keys import ClientKey
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live import answers, ui
-from coldstart.host.live.access_control import AccessControl
+from coldstart.host.live.access_control import CLIENT, AccessControl
 from coldstart.host.live.answers import Receive, Scope, Send
 from coldstart.host.live.body import BodyMemory
 from coldstart.host.live.exchange import Exchange
 from coldstart.host.live.front import Front
 from coldstart.host.live.gateway_paths import PASSED, find_target
-from coldstart.host.live.refusal_log import CLIENT, RefusalLog
 from coldstart.host.live.site_policy import allow_origins
 
 HEARTBEAT_S = 5.0
@@ -59,7 +57,6 @@ class Gateway:
         self.front, self.heartbeat_s = front, heartbeat_s
         self.endpoint = endpoint or GatewayEndpoint()
         self._memory = BodyMemory(self.endpoint.limits)
-        self._refusals = RefusalLog(front)
         self.access = AccessControl(front, self.endpoint, frozenset(route.path for route in more))
         self._entry = allow_origins(self._handle, self.endpoint.allow_origins)
         self._passed = frozenset(PASSED)
@@ -87,7 +84,7 @@ class Gateway:
         if scope["type"] != "http":
             await self._own(scope, receive, send)
         elif (refusal := self.access.find_refusal(scope)) is not None:
-            self._refuse(scope, refusal[0])
+            self.count_refusal(refusal[0])
             await answers.send_error(send, *refusal)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
@@ -103,33 +100,17 @@ class Gateway:
             await self._other(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, model: str | None) -> None:
-        client: ClientKey | None = scope.get(CLIENT)
-        keys = self.endpoint.client_keys
-        wait_s = keys.admit(client) if client is not None and keys is not None else 0.0
-        # A client above its rate takes no memory for bodies, unless it may use some models only: the body names the model.
-        if client is not None and client.models is None and wait_s:
-            self.front.metrics.count_client(client.name, "rate_limited")
-            self._refuse(scope, 429)
-            await answers.send_error(send, 429, client.describe_rate(), retry_after_s=wait_s)
-            return
         exchange = Exchange(
             self.front,
             scope,
             receive,
             send,
-            memory=self._memory.create_body(scope),
+            memory=self._memory.create_body(),
             heartbeat_s=self.heartbeat_s,
             model=model,
-            client=client,
-            keys=keys,
-            wait_s=wait_s,
-            count_refusal=partial(self._refuse, scope),
+            client=scope.get(CLIENT),
         )
         await exchange.run()
-
-    def _refuse(self, scope: Scope, status: int) -> None:
-        self.count_refusal(status)
-        self._refusals.record(scope, status)
 
     def count_refusal(self, status: int) -> None:
         """Count a request that is rejected before it reaches the front."""

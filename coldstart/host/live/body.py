@@ -6,41 +6,39 @@ Only the model and whether the answer streams are parsed. The model's server par
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
 from coldstart.host.limits import GatewayLimits
-from coldstart.host.live.answers import Receive, Scope
+from coldstart.host.live.answers import Receive
 from coldstart.host.live.client import ClientGoneError
-from coldstart.host.live.json_scan import JsonScan
-from coldstart.host.live.shares import Shares
+
+T = TypeVar("T")
 
 
 class BodyMemoryFullError(Exception):
-    """The bodies of all waiting requests, or of this client's, take the memory that they may take."""
+    """The bodies of all waiting requests take the memory that they may take."""
 
 
 class BodyMemory:
-    """Limits of all request bodies of one gateway, and the memory that they use together."""
+    """Memory in bytes that all request bodies of one gateway use together, and its limit."""
 
     def __init__(self, limits: GatewayLimits) -> None:
-        self.limits = limits
-        total = max(limits.buffered_bytes, limits.body_bytes)
-        self.shares = Shares(total, max(total // 2, limits.body_bytes))
+        self.total = max(limits.buffered_bytes, limits.body_bytes)
+        self.used = 0
 
-    def create_body(self, scope: Scope) -> BoundedBody:
+    def create_body(self) -> BoundedBody:
         """Return an empty body for a request."""
-        client = scope.get("client")
-        return BoundedBody(self, client[0] if client else "")
+        return BoundedBody(self)
 
 
 class BoundedBody:
     """Body of one request. Its size counts towards the gateway's memory until `release`."""
 
-    def __init__(self, memory: BodyMemory, address: str) -> None:
-        self._shares, self._address, self._size = memory.shares, address, 0
-        self._scan = JsonScan(memory.limits.json_depth, memory.limits.json_members)
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory, self._size = memory, 0
 
     async def read(self, receive: Receive) -> bytes:
         """Return the complete body.
@@ -48,7 +46,6 @@ class BoundedBody:
         Raises:
             ClientGoneError: The client disconnected.
             BodyMemoryFullError: No memory is left for the body.
-            ValueError: Its JSON exceeds a limit.
         """
         parts = []
         while True:
@@ -56,17 +53,17 @@ class BoundedBody:
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             part = message.get("body", b"")
-            if not self._shares.take(self._address, len(part)):
+            if self._memory.used + len(part) > self._memory.total:
                 raise BodyMemoryFullError
+            self._memory.used += len(part)
             self._size += len(part)
-            self._scan.feed(part)
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def release(self) -> None:
         """Drop the body and free its memory."""
-        self._shares.release(self._address, self._size)
+        self._memory.used -= self._size
         self._size = 0
 
 
@@ -83,20 +80,24 @@ _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def parse_routing(body: bytes) -> tuple[str | None, bool]:
     """Return the model's name in a request, and whether its answer streams. Raises ValueError for an invalid body."""
-    try:
-        found = _ROUTING.decode(body)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the request body is invalid: {error}") from error
+    found = _decoded(_ROUTING.decode, body)
     return found.model, bytes(found.stream) == b"true"
 
 
 def replace_model(body: bytes, model: str) -> bytes:
     """Return the body with another model's name. Raises ValueError for an invalid body."""
-    return msgspec.json.encode({**_MEMBERS.decode(body), "model": model})
+    return msgspec.json.encode({**_decoded(_MEMBERS.decode, body), "model": model})
 
 
 def parse(body: bytes) -> dict[str, Any]:
     """Return the complete document. Raises ValueError for an invalid body."""
-    found = json.loads(body)
+    found = _decoded(json.loads, body)
     assert isinstance(found, dict)
     return found
+
+
+def _decoded(decode: Callable[[bytes], T], body: bytes) -> T:
+    try:
+        return decode(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the request body is invalid: {error}") from error

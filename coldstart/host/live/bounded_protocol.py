@@ -1,7 +1,7 @@
 """HTTP/1.1 protocol of a client connection, with the limits and checks that uvicorn's own protocol lacks.
 
 This module limits the size and number of headers, the size of a body, the time until headers and body are complete,
-pipelined requests, and connections in total and by address. The kernel ends a connection whose client does
+pipelined requests, and the number of connections. The kernel ends a connection whose client does
 not read (TCP_USER_TIMEOUT). This module does not look into bodies.
 
 A request whose end, host or key a proxy in front could read differently is refused (request smuggling), and its
@@ -22,7 +22,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coldstart.host.limits import GatewayLimits
 from coldstart.host.live import answers
-from coldstart.host.live.shares import Shares
 from coldstart.host.live.site_policy import KEY_HEADERS
 
 # A request has each of these headers once.
@@ -40,7 +39,7 @@ def limit_unread(client: socket.socket, seconds: float) -> None:
 
 
 class GatewayConfig(uvicorn.Config):
-    """Configuration of uvicorn with the limits of its connections; `connections` counts the open ones.
+    """Configuration of uvicorn with the limits of its connections, of which at most `connections` are open.
 
     `count_refusal` is called with the status of each answer that a limit causes.
     """
@@ -49,12 +48,12 @@ class GatewayConfig(uvicorn.Config):
         self,
         app: Any,
         limits: GatewayLimits,
-        connections: Shares,
+        connections: int,
         count_refusal: Callable[[int], None] = lambda _: None,
         **more: Any,
     ) -> None:
         super().__init__(app, http=BoundedProtocol, ws="none", **more)
-        self.limits, self.open_connections, self.count_refusal = limits, connections, count_refusal
+        self.limits, self.most_connections, self.count_refusal = limits, connections, count_refusal
 
 
 class _LimitExceededError(Exception):
@@ -74,7 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._limits, self._address, self._counted = config.limits, "", False
+        self._limits = config.limits
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal = (400, "the request is not valid HTTP")
         # Bytes that have arrived since the parser last completed headers, a part of a body or a message.
@@ -85,18 +84,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows the type
         limit_unread(transport.get_extra_info("socket"), self._limits.write_s)
-        self._address = self.client[0] if self.client else ""
-        self._counted = self.config.open_connections.take(self._address)
-        if self._counted:
-            self._expect("headers", self._limits.head_s)
-        else:
+        if len(self.connections) > self.config.most_connections:
             self._end(503, "too many connections are open")
+        else:
+            self._expect("headers", self._limits.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
-        if self._counted:
-            self._counted = False
-            self.config.open_connections.release(self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

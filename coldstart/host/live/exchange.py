@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
-from coldstart.host.client_keys import ClientKey, ClientKeys
+from coldstart.host.client_keys import ClientKey
 from coldstart.host.live import answers, body, headers, resumption
 from coldstart.host.live.answers import Headers, Receive, Scope, Send
 from coldstart.host.live.body import BodyMemoryFullError, BoundedBody
@@ -30,11 +29,7 @@ from coldstart.host.live.upstream import (
 
 
 class Exchange:
-    """One request and its answer. `model` replaces the one that the body names; `client` of `keys` may use some models only.
-
-    `wait_s`: seconds until the client may send a request; 0: this request was counted towards its rate. `count_refusal` is
-    called with the status of a request that its client may not send.
-    """
+    """One request and its answer. `model` replaces the one that the body names; `client` may use some models only."""
 
     def __init__(
         self,
@@ -45,15 +40,11 @@ class Exchange:
         *,
         memory: BoundedBody,
         heartbeat_s: float,
-        count_refusal: Callable[[int], None],
         model: str | None = None,
         client: ClientKey | None = None,
-        keys: ClientKeys | None = None,
-        wait_s: float = 0.0,
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
-        self.memory, self.heartbeat_s, self.model = memory, heartbeat_s, model
-        self.client, self.keys, self.wait_s, self._count_refusal = client, keys, wait_s, count_refusal
+        self.memory, self.heartbeat_s, self.model, self.client = memory, heartbeat_s, model, client
         self.id = headers.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
@@ -93,17 +84,10 @@ class Exchange:
     async def _answer(self) -> None:
         asked = self.model or self.asked
         if self.client is not None and not self.client.may_use(asked, self.front.catalogue):
-            if self.keys is not None and not self.wait_s:
-                self.keys.give_back(self.client)
             self.front.metrics.count_client(self.client.name, "other_model")
-            self._count_refusal(403)
+            self.front.facts.refused[403] += 1
             reason = f"the client {self.client.name} may not use the model `{asked}`"
             await self._refused(AdmissionRefusedError(403, reason))
-            return
-        if self.client is not None and self.wait_s:
-            self.front.metrics.count_client(self.client.name, "rate_limited")
-            self._count_refusal(429)
-            await self._refused(AdmissionRefusedError(429, self.client.describe_rate(), self.wait_s))
             return
         try:
             self.ticket = self.front.enter(asked)
@@ -137,6 +121,9 @@ class Exchange:
                 return
             try:
                 await self._pass(replica, ticket)
+                return
+            except RecursionError as error:  # a body that can be read but not written again
+                await self._refused(AdmissionRefusedError(400, f"the request body is invalid: {error}"))
                 return
             except (StreamInterruptedError, OSError) as error:  # includes TimeoutError
                 if self.stream is not None and self.stream.finished:

@@ -22,9 +22,9 @@ from starlette.routing import Route
 
 from coldstart.errors import UsageError
 from coldstart.host.live import answers, loading, log_stream, server_reads
+from coldstart.host.live.access_control import CLIENT
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.gateway_paths import READS, split_target
-from coldstart.host.live.refusal_log import CLIENT
 
 # Time in seconds that a server may take to answer a read.
 READ_S = 10.0

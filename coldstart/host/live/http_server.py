@@ -18,7 +18,6 @@ from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.bounded_protocol import GatewayConfig
-from coldstart.host.live.shares import Shares
 from coldstart.system.file_state import FileState, find_state
 from coldstart.system.ipc import addresses
 
@@ -87,11 +86,10 @@ def load_certificate(endpoint: GatewayEndpoint, context: ssl.SSLContext | None =
 def create_server(app: Gateway) -> GatewayServer:
     """Return a server for `app` with the limits of its endpoint; raise this process's limit of open files."""
     limits = app.endpoint.limits
-    total = min(limits.connections, raise_connection_limit())
     config = GatewayConfig(
         app,
         limits,
-        Shares(total, limits.address_connections or max(1, total // 2)),
+        min(limits.connections, raise_connection_limit()),
         app.count_refusal,
         lifespan="off",
         access_log=False,

@@ -45,7 +45,7 @@ class Metrics:
         )
         self._clients = Counter(
             f"{prefix}client_requests",
-            "Number of requests with a client's own key: admitted, rate_limited or other_model (not allowed).",
+            "Number of requests with a client's own key: admitted or other_model (not allowed).",
             ("client", "outcome"),
             registry=registry,
         )

@@ -15,7 +15,7 @@ def test_each_limit_is_documented_with_its_default() -> None:
     page, default = PAGE.read_text(encoding="utf-8"), GatewayLimits()
     for name, one in list_limits():
         value = getattr(default, name)
-        shown = "half of all" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
         assert f"| `{one.flag} {one.unit}` | {shown} |" in page
 
 
