@@ -98,6 +98,7 @@ class FleetRig:
                 node.heard.cancel()
         self.control.close()
         self._server.stop(at_once=True)
+        self._server.break_connections()
         await asyncio.wait([self._serving])
 
     async def revive(self) -> None:

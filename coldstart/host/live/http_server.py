@@ -24,6 +24,8 @@ from coldstart.system.ipc import addresses
 BACKLOG = 2048
 # Descriptors for log files, sockets of servers that start, and libraries.
 RESERVED_DESCRIPTORS = 256
+# Time in which the answers of killed servers reach their clients when the gateway ends at once.
+LAST_ANSWERS_S = 1.0
 
 
 class GatewayServer(uvicorn.Server):
@@ -42,13 +44,17 @@ class GatewayServer(uvicorn.Server):
         yield
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Accept no more connections, and end when the running requests have ended; `at_once` breaks their connections."""
+        """Accept no more connections, and end when the running requests have ended; `at_once` waits for none of them."""
         self.should_exit = True
         if at_once:
             self.force_exit = True
-            # From Python 3.12 on, asyncio's server also waits for connections that uvicorn leaves open.
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
+            # Uvicorn leaves connections open, for which asyncio's server waits from Python 3.12 on.
+            asyncio.get_running_loop().call_later(LAST_ANSWERS_S, self.break_connections)
+
+    def break_connections(self) -> None:
+        """End all connections without the rest of their answers."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
         """Load changed key files and a changed certificate once per second. Open connections retain the old certificate."""
