@@ -76,6 +76,14 @@ def _no_wait_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture
+def runtime_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Set XDG_RUNTIME_DIR to a directory of this test alone, whose path is short enough for every socket."""
+    with tempfile.TemporaryDirectory(prefix="cs-") as name:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        yield Path(name)
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> Store:
     """An empty bundle store."""
     return Store(tmp_path / "store")

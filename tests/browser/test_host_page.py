@@ -100,9 +100,7 @@ def test_phases_are_a_waterfall_from_begin_to_end(page: Page, host_url: str) -> 
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+def served(tmp_path: Path, runtime_home: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
     return Served(tmp_path, monkeypatch)
 
 

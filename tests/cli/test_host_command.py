@@ -261,11 +261,7 @@ def test_variable_sets_the_url_of_every_command(run: Run, host: str, monkeypatch
 
 
 @pytest.mark.parametrize("url", ["", "http://127.0.0.1:9"])
-def test_hint_names_the_hosts_that_run(
-    run: Run, host: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+def test_hint_names_the_hosts_that_run(run: Run, host: str, url: str) -> None:
     with own_directory() as directory:
         publish_url(directory, "http://127.0.0.1:8011")
         said = run("host", "status", "--url", url or host + "/other", code=1).stderr

@@ -12,13 +12,12 @@ from tools.shell import Run
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, runtime_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set HOME to an empty directory and remove the user's variables."""
     for name in list(os.environ):
-        if name.startswith(("COLDSTART_", "HF_", "XDG_")):
+        if name.startswith(("COLDSTART_", "HF_", "XDG_")) and name != "XDG_RUNTIME_DIR":
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1")
     return tmp_path

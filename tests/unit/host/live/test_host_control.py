@@ -156,9 +156,7 @@ def test_header_sets_how_long_the_model_stays(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+def served(tmp_path: Path, runtime_home: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
     return Served(tmp_path, monkeypatch)
 
 
@@ -256,9 +254,8 @@ def test_reload_names_no_change_when_a_refused_file_is_as_before_again(served: S
 
 
 def test_reload_revokes_the_keys_of_clients_and_reports_a_file_that_cannot_be_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, runtime_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     keys = ClientKeys(write_clients(tmp_path, {"laptop": "", "ci": ""}))
     served = Served(tmp_path, monkeypatch, api_key="operators-key", client_keys=keys)
     refused = "client keys not applied, the former ones remain: "
@@ -315,9 +312,8 @@ def test_stop_lets_a_stream_end_and_a_second_stop_changes_nothing(served: Served
 
 
 def test_the_log_says_that_the_host_stops_when_it_stops_its_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, runtime_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     served = Served(tmp_path, monkeypatch)
 
     async def work(served: Served) -> None:

@@ -14,11 +14,7 @@ from support.hosted import Served
 from coldstart.host import configuration
 from coldstart.host.running_hosts import list_urls, own_directory
 
-
-@pytest.fixture(autouse=True)
-def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+pytestmark = pytest.mark.usefixtures("runtime_home")
 
 
 def test_own_directory_and_those_of_killed_hosts_are_removed() -> None:
