@@ -17,6 +17,8 @@ from tools.machine import READY_S, Machine, Served, Tokens, remaining
 
 pytestmark = pytest.mark.vllm
 FRESH, ENGINE = "fresh", "template-engine"
+# vLLM's handler of a signal writes to the log. If the signal interrupts a write, Python's logging reports that instead.
+REENTRANT = re.compile(r"(?ms)--- Logging error ---((?!^Arguments:).)*?reentrant call.*?^Arguments: .*?$")
 
 
 def nightly(*values: object) -> Any:
@@ -44,7 +46,7 @@ def test_server_exits_with_128_plus_signal(
             "abort",
             "500",
         )  # vLLM's engine aborts its requests, or has ended before it could
-        assert "Traceback" not in served.log.read_text(errors="replace")
+        assert "Traceback" not in REENTRANT.sub("", served.log.read_text(errors="replace"))
 
 
 @pytest.mark.parametrize("mode", [FRESH, ENGINE])
