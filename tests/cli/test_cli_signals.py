@@ -66,9 +66,10 @@ class TerminalHost:
         self.log = home / "host.log"
         self.master, slave = os.openpty()
         command = [sys.executable, "-P", "-m", "coldstart.commands.cli", "host", "--host-file", str(file)]
+        # The tests may run below nohup, whose ignored SIGHUP every process inherits.
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                ["setsid", "--ctty", *prefix, *command, "--port", "0"],
+                ["env", "--default-signal=HUP", "setsid", "--ctty", *prefix, *command, "--port", "0"],
                 stdin=slave,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
