@@ -167,7 +167,7 @@ class _Preparation:
         try:
             plans = kv_plan.parse_plans(data)
             for plan in plans:
-                plan.check_free(nvml.free_bytes(plan.rank))
+                plan.fit(nvml.free_bytes(plan.rank))
         except GraphError as error:
             self.give_up("kv", str(error))
             return
@@ -186,13 +186,18 @@ class _Preparation:
             # vLLM would use it in every later start, even after the bundle is removed.
             self.give_up("modelinfo", "not used: the bundle has no trusted signature")
             return {}
-        directory = Path(env["VLLM_CACHE_ROOT"]) / "modelinfos"
-        for name, content in _texts(info.get("vllm_modelinfos")).items():
-            target = directory / name
-            if not target.exists() and not is_dry_run():
-                directory.mkdir(parents=True, exist_ok=True)
-                files.write_atomic(target, content.encode())
+        if not is_dry_run():
+            write_modelinfos(info, Path(env["VLLM_CACHE_ROOT"]))
         return info
+
+
+def write_modelinfos(info: Mapping[str, Any], cache_root: Path) -> None:
+    """Write the section's descriptions of the model's class where vLLM looks for them. Raises OSError."""
+    for name, content in _texts(info.get("vllm_modelinfos")).items():
+        target = cache_root / "modelinfos" / name
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            files.write_atomic(target, content.encode())
 
 
 def prepare(

@@ -58,7 +58,8 @@ IRRELEVANT: Mapping[str, str] = {
     "PYTHONUNBUFFERED": _SAID,
     "VLLM_CPU_OMP_THREADS_BIND": _AGAIN,
     "VLLM_CPU_NUM_OF_RESERVED_CPU": _AGAIN,
-    "VLLM_WORKER_MULTIPROC_METHOD": "the engine is always forked",
+    "VLLM_WORKER_MULTIPROC_METHOD": "the server sets it; the engine is forked",
+    "VLLM_ENABLE_STARTUP_PLAN": "the forked engine reads it, and checks the free memory itself",
 }
 # Kinds of variables, by the words of their names. vllm/engine/renewal.py applies a server's own value after the fork.
 _KINDS = (

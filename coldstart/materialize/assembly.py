@@ -205,6 +205,7 @@ class Assembly:
         if not runtime.targets_cpu():
             # In separate caches, so that the start can use nothing but the bundle.
             env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
+            prepare.write_modelinfos(info, Path(env["VLLM_CACHE_ROOT"]))
             laid = caches.lay(moved, self.work / "proof-caches")
             env, task = env | caches.environment(laid), replace(task, compiled=laid / caches.AOT)
             return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env, engine=task)

@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 
 Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "offload", "tails", "graphs", "kv-plan",
-    "collector", "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending", "application",
+    "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending", "application",
     "logging", "progress", "end-requests",
 ]  # fmt: skip
 Versions = tuple[tuple[int, int], tuple[int, int]]
 
-CHECKED: dict[Feature, Versions] = dict.fromkeys(
-    ("graphs", "collector", "late-interaction"), ((0, 32), (0, 33))
-)
+CHECKED: dict[Feature, Versions] = dict.fromkeys(("graphs", "late-interaction"), ((0, 32), (0, 33)))
 """Versions that a feature was checked with, where they are fewer than the supported ones."""
 
 log = logging.getLogger("vllm.coldstart")

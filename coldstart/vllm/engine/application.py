@@ -53,6 +53,11 @@ class EarlyApplication:
         self._asked = args, config
         os.register_at_fork(after_in_parent=self._begin)
 
+    def begin(self, args: Namespace, config: Any) -> None:
+        """Build the application now."""
+        self._asked = args, config
+        self._begin()
+
     def _begin(self) -> None:
         if self._thread is None:
             self._thread = Thread(target=self._build, name="build app", daemon=True)

@@ -28,7 +28,7 @@ from coldstart.scheduling import profiling
 from coldstart.system import runtime, start_progress, timeline
 from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm import compat
-from coldstart.vllm.engine import compiled, kernel_names, server, stepdowns
+from coldstart.vllm.engine import collection, compiled, kernel_names, server, stepdowns
 from coldstart.vllm.graphs import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
@@ -192,6 +192,7 @@ def begin(plan: LaunchPlan) -> None:
     start_progress.begin()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     require()
+    collection.postpone_in_process()
 
 
 def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> None:

@@ -21,20 +21,26 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from psutil import NoSuchProcess
 
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import start_progress, timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat, stock
-from coldstart.vllm.engine import failure, renewal, stepdowns
+from coldstart.vllm.engine import collection, failure, renewal, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, refuse
 from coldstart.vllm.scheduling import settle as scheduler
+
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+SPAWNED = "vLLM started the engine as a new process, which imported everything again; its log has the reason"
+MODEL_RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 
 
 def import_runtime() -> None:
@@ -86,6 +92,25 @@ def import_engine() -> None:
             import coldstart.vllm.engine.worker  # noqa: F401
 
 
+def import_gpu_engine(config: Any) -> None:
+    """Import what the worker of a CUDA device imports for this configuration, without initializing CUDA.
+
+    Raises:
+        ImportError, AttributeError, ValueError: vLLM lacks a module or a name, or does not have the model's class.
+    """
+    from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        return
+    with timeline.measure("import the GPU engine", track="server"):
+        import vllm.v1.attention.backends.flash_attn
+        import vllm.v1.worker.gpu_worker  # noqa: F401
+
+        import_module(MODEL_RUNNERS[config.use_v2_model_runner])
+        ModelRegistry.resolve_model_cls(config.model_config.architectures, config.model_config)
+
+
 def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, stepdowns.Fallbacks]:
     """Parse vLLM's flags with vLLM's parser, set our executor and worker unless the user chose others; return fallbacks too."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -112,6 +137,7 @@ def configure(args: Namespace) -> Any:
 @asynccontextmanager
 async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication) -> AsyncIterator[Any]:
     """Yield vLLM's asynchronous engine with a forked engine process; `app` is built during its start."""
+    from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -121,17 +147,18 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
             config = configure(args)
     if plan.must_adopt:
         _require_built_worker(config)
-    if args.worker_cls == stepdowns.WORKER:
-        # Creating the configuration forces "spawn" on the CPU, for a worker process that does not exist here.
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    # A spawned engine imports everything again, about 10 s on a GPU. Creating the configuration forces "spawn" on the CPU,
+    # for a worker process that does not exist here; a user's own worker there keeps it.
+    forks = args.worker_cls == stepdowns.WORKER or not current_platform.is_cpu()
+    if forks:
+        os.environ[START_METHOD] = "fork"
     # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.
     if config.logging_config.pylogging_config_file is None:
         compat.check("logging", lambda: renewal.set_log_level(config.logging_config))
         config.logging_config = replace(config.logging_config, configure_logging=False)
     failure.watch_log()
     app.begin_after_fork(args, config)
-    if args.worker_cls != stepdowns.WORKER:  # our worker enables it when it is warm
-        os.register_at_fork(after_in_child=gc.enable)
+    collection.postpone_in_children()
     # Until its executor requests SIGTERM: a starting engine only records that signal and waits for its server.
     os.register_at_fork(after_in_child=partial(die_with_parent, signal.SIGKILL))
     # Freeze the imported objects: otherwise each gc.collect() of vLLM's loader scans them, half a second each time.
@@ -144,6 +171,8 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
             aggregate_engine_logging=args.aggregate_engine_logging,
             disable_log_stats=args.disable_log_stats,
         )
+    if forks and os.environ[START_METHOD] != "fork":
+        plan.fallbacks.append(Fallback("engine", SPAWNED))
     compat.check("ending", lambda: outlive(engine.engine_core.resources.engine_manager))
     compat.check("end-requests", lambda: fail_requests_at_shutdown(engine))
     try:

@@ -169,16 +169,19 @@ class Standby:
         address, sock = setup_server(args, reuse_port=False)
         readiness: Readiness | None = None
         ending: asyncio.Future[None] | None = None
+        app = EarlyApplication()
         try:
             self.awake = True
+            app.begin(args, self.engine.vllm_config)
             await wake(self.engine, self.level)
             readiness = Readiness(plan, self.engine, worker_reports=stepdowns.reports(args))
             if not await readiness.proven():
                 return 1
             # When this is cancelled or a signal arrives, vLLM's shutdown decides how its HTTP server ends.
-            shutdown = await build_and_serve(
-                self.engine, address, sock, args, callback_notify=readiness.listening
-            )
+            with app.provide():
+                shutdown = await build_and_serve(
+                    self.engine, address, sock, args, callback_notify=readiness.listening
+                )
             ending = asyncio.ensure_future(shutdown)
             await asyncio.sleep(0)  # the server stops listening
             deadline = asyncio.get_running_loop().time() + PATIENCE_S

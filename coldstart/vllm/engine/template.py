@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     config = server.configure(args)
     application.warm(args, config)
     ahead.prepare()
+    if reason := compat.check("start", partial(server.import_gpu_engine, config)):
+        fallbacks.append(Fallback("template", f"{reason} Each server imports its engine."))
+    if is_cuda_initialized():
+        raise RuntimeError(
+            "CUDA was initialized by an import: a fork of this process could not use the device"
+        )
     if level == "engine" and (reason := compat.check("template") or compat.check("worker")):
         fallbacks.append(Fallback("template", f"{reason} Each server builds its own worker."))
     elif level == "engine":
@@ -70,6 +77,13 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     memory.give_back()
     gc.freeze()
     return fallbacks
+
+
+def is_cuda_initialized() -> bool:
+    """Return whether this process has a CUDA context, with which no fork can use the device."""
+    import torch
+
+    return bool(torch.cuda.is_initialized())
 
 
 def _import_everything() -> None:

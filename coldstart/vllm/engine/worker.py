@@ -6,7 +6,6 @@ cannot use, and `fallbacks` has the reason.
 
 from __future__ import annotations
 
-import gc
 import logging
 import mmap
 from contextlib import AbstractContextManager, ExitStack
@@ -125,12 +124,6 @@ class ColdWorker(CPUWorker):
         self.warm_up()
         available: int = super().determine_available_memory()
         return available
-
-    def compile_or_warm_up_model(self) -> Any:
-        """Run vLLM's last step of a start, then enable the garbage collection that the server's process had disabled."""
-        times = super().compile_or_warm_up_model()
-        gc.enable()
-        return times
 
     def _should_warm_up_model(self) -> bool:
         return not self.restored and super()._should_warm_up_model()

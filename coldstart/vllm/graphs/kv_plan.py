@@ -3,7 +3,7 @@
 vLLM (>= 0.26) persists {schema, fingerprint, kv_cache_memory_bytes, free_memory_baseline} below its cache root and applies it
 when the fingerprint matches and no less memory is free. This module adds three things. One plan per rank travels with the
 bundle to machines with another model path (which vLLM's fingerprint contains). The plan records vLLM's version and the device.
-It is compared with the free memory before it is written where vLLM looks.
+What other processes hold is taken off its size before it is written where vLLM looks.
 
 Plans are measured in a start with warm caches, because profiling counts the peak memory of a compilation as the model's. Both
 values have a margin, because vLLM's check is strict and one refusal changes the size to which graphs are bound.
@@ -12,7 +12,7 @@ values have a margin, because vLLM's check is strict and one refusal changes the
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from coldstart.graphs.errors import AlteredTableError, GraphRefusedError
 SCHEMA = 1
 VARIABLE = "VLLM_ENABLE_STARTUP_PLAN"
 MARGIN = 256 << 20
+# If other processes hold more than the rest of the planned size, vLLM's profiling decides whether the model fits at all.
+LEAST = 0.25
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,24 @@ class KvPlan:
     vllm: str
     device: str
 
-    def check_free(self, free: int | None) -> None:
-        """Raise GraphRefusedError if less memory is free than at the measurement; None is unknown and passes."""
-        if free is not None and free < self.free_memory_baseline:
+    def fit(self, free: int | None) -> KvPlan:
+        """Return the plan less the memory that others hold now. If `free` is None, it is unknown, and the plan is unchanged.
+
+        Raises:
+            GraphRefusedError: Less than LEAST of the planned size would remain.
+        """
+        missing = 0 if free is None else max(0, self.free_memory_baseline - free)
+        size = self.kv_cache_memory_bytes - missing
+        if size < LEAST * self.kv_cache_memory_bytes:
             raise GraphRefusedError(
-                f"rank {self.rank} has {free} bytes free, and the KV plan was measured with "
-                f"{self.free_memory_baseline}: vLLM profiles again"
+                f"rank {self.rank} has {free} bytes free, {missing} fewer than when the KV plan of "
+                f"{self.kv_cache_memory_bytes} bytes was measured: vLLM profiles again"
             )
+        return replace(
+            self,
+            kv_cache_memory_bytes=size,
+            free_memory_baseline=self.free_memory_baseline - missing,
+        )
 
 
 def path(cache_root: Path, fingerprint: str) -> Path:
@@ -112,8 +125,8 @@ def write_for_worker(worker: Any, data: object) -> Path:
 
 
 def lay(plan: KvPlan, cache_root: Path, fingerprint: str, *, free: int | None = None) -> Path:
-    """Write the plan where vLLM looks, atomically. Raises GraphRefusedError (free memory) or OSError."""
-    plan.check_free(free)
+    """Write the plan, as far as it fits, where vLLM looks, atomically. Raises GraphRefusedError (free memory) or OSError."""
+    plan = plan.fit(free)
     target = path(cache_root, fingerprint)
     target.parent.mkdir(parents=True, exist_ok=True)
     figures = {name: getattr(plan, name) for name in ("kv_cache_memory_bytes", "free_memory_baseline")}

@@ -16,7 +16,7 @@ from coldstart.graphs import rounds
 from coldstart.graphs.errors import GraphError
 from coldstart.vllm import compat, late
 from coldstart.vllm.engine import aot
-from coldstart.vllm.graphs import collector, hook, kv_plan
+from coldstart.vllm.graphs import hook, kv_plan
 from coldstart.vllm.graphs.graph_source import log
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
@@ -85,9 +85,6 @@ def register(task: EngineTask) -> None:
     """Install the hooks for a task, in each of vLLM's processes."""
     if task.compiled:
         _lay_compiled(aot.Aot(task.compiled))
-    if (task.restore or task.kv_plan or task.compiled) and not compat.check("collector"):
-        for name in RUNNERS:
-            late.when_imported(name, collector.replace_collections)
     if task.kv_note or task.kv_plan:
         _size_kv(task)
     if task.record or task.prove or task.restore:

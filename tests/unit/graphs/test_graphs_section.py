@@ -85,7 +85,7 @@ def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> 
 
 @pytest.mark.parametrize(
     ("free", "used"),
-    [([999, 2000], False), ([1000, 1000], True), ([None, None], True), ([1000, 999], False)],
+    [([9, 2000], False), ([1000, 1000], True), ([None, None], True), ([999, 1000], True), ([1000, 9], False)],
 )
 def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, free: list[int | None], used: bool

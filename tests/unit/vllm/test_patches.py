@@ -18,7 +18,7 @@ ON_CLASSES_AND_MODULES = {
     "counting.py": {"module.tqdm", "module.CompilerManager.compile", "kind method"},
     "engine/application.py": {"entry.build_app"},
     "engine/aot.py": {"module._try_load_aot_compiled_fn", "worker COMPILE_REPORT"},
-    "graphs/collector.py": {"module.freeze_gc_for_cudagraph_capture", "module.GPUModelRunner._freeze_gc"},
+    "engine/collection.py": {"core.freeze_gc_heap", "module.freeze_gc_heap", "module.memory_profiling", "gc name"},
     "graphs/hook.py": {"*place", "*places[name]"},
     "graphs/plugin.py": {
         "kind.capture_model", "kind.load_model", "module.maybe_apply_startup_plan", "module.maybe_save_startup_plan",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -352,9 +353,15 @@ def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path, monkeypatch
     assert saved == [(1, (60 << 30) + 1), (0, 60 << 30)]
 
 
-def test_less_free_memory_means_profiling(tmp_path: Path) -> None:
+@pytest.mark.parametrize("free", [1000, 999, 600, 475])
+def test_what_others_hold_is_taken_off_the_plan(tmp_path: Path, free: int) -> None:
+    held = json.loads(kv_plan.lay(_plan(), tmp_path, FINGERPRINT, free=free).read_text())
+    assert (held["kv_cache_memory_bytes"], held["free_memory_baseline"]) == (free - 300, free)
+
+
+def test_much_less_free_memory_means_profiling(tmp_path: Path) -> None:
     with pytest.raises(GraphRefusedError, match="profiles again"):
-        kv_plan.lay(_plan(), tmp_path, FINGERPRINT, free=999)
+        kv_plan.lay(_plan(), tmp_path, FINGERPRINT, free=474)
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -408,12 +415,13 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
         gpu_worker.maybe_apply_startup_plan(one)
         return one.cache_config.kv_cache_memory_bytes, getattr(gpu_worker.Worker, KV_REPORT)(one)
 
-    size, reason = applied(plans, worker(999))
-    assert size is None and "rank 1 has 999 bytes free" in str(reason)
+    size, reason = applied(plans, worker(474))
+    assert size is None and "rank 1 has 474 bytes free" in str(reason)
     assert not list(tmp_path.rglob("*.json"))
     assert applied(plans, worker(1000)) == (700, None)
     assert [p.name for p in tmp_path.rglob("*.json")] == ["startup_plan_here-1-2.json"]
     assert applied(plans, worker(800, rank=0)) == (500, None)
+    assert applied(plans, worker(700)) == (400, None)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "empty"))
     for wrong, said in (
         ([plan], "for 1 ranks, this engine has 2"),

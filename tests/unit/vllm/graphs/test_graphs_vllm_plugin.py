@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 import json
 import shutil
 import sys
@@ -20,7 +18,7 @@ from coldstart.graphs import gate, table_files
 from coldstart.graphs.errors import GraphRefusedError, MissingRegionError, NotProvenError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import SymbolRegion
-from coldstart.vllm.graphs import collector, entry, outputs, plugin, record
+from coldstart.vllm.graphs import entry, outputs, plugin, record
 from coldstart.vllm.graphs.graph_source import refuse_unsupported
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.restore import Restoring
@@ -124,30 +122,6 @@ def test_bundle_without_a_proof_is_not_used_with_a_reason(
     assert "proof" in getattr(worker, plugin.GRAPHS_REPORT)()["*"]
     with pytest.raises(NotProvenError):
         Restoring(tmp_path)
-
-
-def test_a_start_from_a_bundle_captures_without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On vLLM's own modules: with its own context manager, the collector runs twice and all objects are frozen."""
-    pytest.importorskip("vllm")
-    collected: list[int] = []
-    monkeypatch.setattr("vllm.utils.gc_utils.gc.collect", lambda *generation: collected.append(1))
-    for name in plugin.RUNNERS:
-        module = importlib.import_module(name)
-        before = module.freeze_gc_for_cudagraph_capture
-        monkeypatch.setattr(module, before.__name__, before)
-        kind = module.GPUModelRunner
-        if collector.METHOD in vars(kind):
-            monkeypatch.setattr(kind, collector.METHOD, staticmethod(before))
-        collector.replace_collections(module)
-        entered = [module.freeze_gc_for_cudagraph_capture]
-        entered += [kind._freeze_gc] if collector.METHOD in vars(kind) else []
-        for enter in entered:
-            with enter():
-                assert not gc.isenabled()
-            assert gc.isenabled() and collected == []
-        with before():
-            assert collected
-        collected.clear()
 
 
 def test_impossible_round_is_reported_with_the_reason(

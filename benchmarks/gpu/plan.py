@@ -1,0 +1,544 @@
+"""Start modes of a 7B model on one GPU against plain vLLM, in parts with a time limit each; every answer is written at once.
+
+`probe` describes the machine and builds the model. `materialize` makes and proves the bundle. `compare` starts plain vLLM,
+plain vLLM with every free option, and each start mode in turn, with rotated order. `rest` parks a sleeping engine and tries
+single options. A step that fails is recorded with the end of its log and does not stop the others.
+
+Run: python -m benchmarks gpu/plan PART --out DIR [--seconds N] [--shape 7b]
+Time: 14 minutes in all on an H100
+Result: gpu/plan-probe-h200.json, gpu/plan-materialize-h200.json, gpu/plan-compare-h200.json, gpu/plan-fork-h200.json
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, parser
+from coldstart.models import tiny
+from coldstart.system.timeline import Timeline
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
+         "max_position_embeddings": 4096, "vocab_size": 32000, "tie_word_embeddings": False, "bos_token_id": 0,
+         "eos_token_id": 1, "torch_dtype": "bfloat16", "rope_theta": 10000.0}  # fmt: skip
+# Layers, hidden and inner size, heads; 7b is Llama2-7B's.
+SHAPES = {"7b": (32, 4096, 11008, 32), "tiny": (2, 256, 512, 4)}
+VLLM_ARGS = ["--max-model-len", "4096", "--gpu-memory-utilization", "0.8", "--served-model-name", "m"]
+REHEARSAL = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456", "--served-model-name", "m"]
+SLEEP = ["--enable-sleep-mode"]
+PROMPT, TOKENS = list(range(10, 42)), 16
+TAIL, POLL_S, END_S, LEAST_S = 4000, 0.02, 20.0, 15.0
+FULL_ONLY = '{"cudagraph_mode":"FULL_DECODE_ONLY"}'
+
+
+class Part:
+    """One part: its time limit, its working directory and its report, which is written after each change."""
+
+    def __init__(self, name: str, work: Path, out: Path, seconds: float) -> None:
+        self.work, self.out, self.end = work, out, time.monotonic() + seconds
+        self.report: dict[str, Any] = {
+            "command": sys.argv, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "answers": {},
+        }  # fmt: skip
+        self.place = out / f"plan-{name}.json"
+        (work / "logs").mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self.end - time.monotonic()
+
+    def answer(self, name: str, work: Callable[[], Any]) -> Any:
+        """Record what `work` returns, or why it failed, and its seconds; None after a failure or without time."""
+        start, row = time.monotonic(), dict[str, Any]()
+        if self.left() < LEAST_S:
+            row["error"] = "no time was left"
+        else:
+            try:
+                row["found"] = work()
+            except Exception as error:  # noqa: BLE001 - one failed answer must not lose the others
+                row["error"] = f"{type(error).__name__}: {error}"[-TAIL:]
+        row["seconds"] = round(time.monotonic() - start, 2)
+        self.report["answers"][name] = row
+        part = self.place.with_suffix(".part")
+        part.write_text(json.dumps(self.report, indent=1) + "\n")
+        part.replace(self.place)
+        short = {
+            "answer": name,
+            "s": row["seconds"],
+            "left": round(self.left()),
+            "error": row.get("error", "")[-700:],
+        }
+        print(json.dumps(short | _brief(row.get("found"))), flush=True)
+        return row.get("found")
+
+    def run(self, name: str, *command: str, limit: float = 600.0, **env: str) -> str:
+        """Run a command and return its standard output. Raises RuntimeError with the end of its log."""
+        log = self.work / "logs" / f"{name}.log"
+        with log.open("wb") as errors:
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment(self.work) | env,
+                start_new_session=True,
+            )
+            try:
+                output, _ = process.communicate(timeout=max(1.0, min(limit, self.left() - END_S / 2)))
+            except subprocess.TimeoutExpired:
+                end(process)
+                raise RuntimeError(f"did not end in time: {tail(log)}") from None
+        if process.returncode:
+            raise RuntimeError(f"exit code {process.returncode}: {output.decode()[-TAIL:]}\n{tail(log)}")
+        return output.decode()
+
+    @contextmanager
+    def server(self, name: str, *command: str, limit: float = 120.0, **env: str) -> Iterator[dict[str, Any]]:
+        """Start a server, measure it until it has answered, and end it after the block."""
+        port, log, events = (
+            free_port(),
+            self.work / "logs" / f"{name}.log",
+            self.work / "logs" / f"{name}.events",
+        )
+        events.unlink(missing_ok=True)
+        own = {"COLDSTART_TIMELINE_EVENTS": str(events)}
+        began, start = time.time(), time.monotonic()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [word.replace("{port}", str(port)) for word in command],
+                stdout=output, stderr=output, env=environment(self.work) | own | env, start_new_session=True,
+            )  # fmt: skip
+        try:
+            found = measure(process, port, start, min(limit, self.left() - END_S / 2))
+            found |= {"began": began, "gpu": gpu_memory()}
+            with suppress(OSError, ValueError):
+                found["spans"] = Timeline.read(events).phases()
+            yield found
+        except (TimeoutError, RuntimeError) as error:
+            raise RuntimeError(f"{error}: {tail(log)}") from error
+        finally:
+            end(process)
+
+
+def measure(process: subprocess.Popen[bytes], port: int, start: float, limit: float) -> dict[str, Any]:
+    """Return the seconds to readiness and to the first token, and the greedy tokens, of a server that starts.
+
+    Raises:
+        RuntimeError: The server ended, or it rejected the request.
+        TimeoutError: The limit was reached.
+    """
+    while not answers(port):
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with exit code {process.returncode}")
+        if time.monotonic() > start + limit:
+            raise TimeoutError(f"not ready after {limit:.0f} s")
+        time.sleep(POLL_S)
+    ready = time.monotonic() - start
+    complete(port, 1)
+    first = time.monotonic() - start
+    began = time.monotonic()
+    tokens = complete(port, TOKENS)
+    return {
+        "ready_s": round(ready, 3), "first_token_s": round(first, 3), "tokens": tokens,
+        "answer_s": round(time.monotonic() - began, 4),
+    }  # fmt: skip
+
+
+def answers(port: int) -> bool:
+    """Return whether the server is healthy."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def complete(port: int, count: int) -> list[int]:
+    """Return the greedy tokens after the prompt. Raises RuntimeError."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {
+        "model": "m",
+        "prompt": PROMPT,
+        "max_tokens": count,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    if response.status != 200:
+        raise RuntimeError(f"the server rejected the request with {response.status}: {text[:500]}")
+    return list(json.loads(text)["choices"][0].get("token_ids") or [])
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its group: first in order, then by force."""
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def free_port() -> int:
+    """Return a port that no process listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def tail(log: Path) -> str:
+    """Return the end of a log."""
+    return log.read_text(errors="replace")[-TAIL:] if log.exists() else ""
+
+
+def environment(work: Path) -> dict[str, str]:
+    """Return the variables of all processes: one set of caches below `work`, no network."""
+    caches = work / "plain"
+    own = {
+        "COLDSTART_CACHE_DIR": str(work / "cache"), "XDG_STATE_HOME": str(work / "state"), "XDG_RUNTIME_DIR": str(work / "run"),
+        "VLLM_CACHE_ROOT": str(caches / "vllm"), "TRITON_CACHE_DIR": str(caches / "triton"), "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1",
+        "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    return dict(os.environ) | own
+
+
+def gpu_memory() -> str | None:
+    """Return the used and the total memory of the device, as nvidia-smi prints them."""
+    command = ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader"]
+    with suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return None
+
+
+def coldstart(*words: str) -> list[str]:
+    """Return the command line of this interpreter's coldstart."""
+    return [sys.executable, "-m", "coldstart.commands.cli", *words]
+
+
+def write_model(shape: str, place: Path) -> dict[str, Any]:
+    """Write a Llama with random weights, made on the device, in eight files."""
+    import torch
+    from safetensors.torch import save_file
+
+    layers, hidden, inner, heads = SHAPES[shape]
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner,
+             "num_attention_heads": heads, "num_key_value_heads": heads}  # fmt: skip
+    tiny.make_tokenizer().save_pretrained(place)
+    (place / "config.json").write_text(json.dumps(LLAMA | sizes))
+    names = {
+        "model.embed_tokens.weight": (32000, hidden),
+        "lm_head.weight": (32000, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        names |= {f"{prefix}self_attn.{n}_proj.weight": (hidden, hidden) for n in "qkvo"}
+        names |= {f"{prefix}mlp.{n}_proj.weight": (inner, hidden) for n in ("gate", "up")}
+        names |= {f"{prefix}mlp.down_proj.weight": (hidden, inner)}
+        names |= {f"{prefix}{n}_layernorm.weight": (hidden,) for n in ("input", "post_attention")}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    random = torch.Generator(device).manual_seed(1)
+    files, items, index = 8 if layers > 8 else 1, list(names.items()), dict[str, str]()
+    for number in range(files):
+        name = f"model-{number + 1:05d}-of-{files:05d}.safetensors"
+        mine = items[number::files]
+        made = {key: torch.empty(size, dtype=torch.bfloat16, device=device).normal_(0, 0.02, generator=random).cpu()
+                if len(size) == 2 else torch.ones(size, dtype=torch.bfloat16) for key, size in mine}  # fmt: skip
+        save_file(made, str(place / name), metadata={"format": "pt"})
+        index |= dict.fromkeys(made, name)
+    (place / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return {"bytes": sum(path.stat().st_size for path in place.glob("*.safetensors"))}
+
+
+def model_of(work: Path) -> str:
+    """Return the directory of the model."""
+    return str(work / "model")
+
+
+def probe(part: Part, shape: str) -> None:
+    """Describe the machine, build the model, and measure imports and copies."""
+    smi = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+    part.answer("device", lambda: part.run("smi", *smi).strip())
+    place = Path(model_of(part.work))
+    if not (place / "model.safetensors.index.json").exists():
+        place.mkdir(parents=True, exist_ok=True)
+        part.answer("model", lambda: _script(part, "model", MODEL, shape, str(place)))
+    part.answer("doctor", lambda: json.loads(part.run("doctor", *coldstart("doctor", "--format", "json"))))
+    part.answer("template imports", lambda: _script(part, "fork", FORK, model_of(part.work)))
+    part.answer("copies", lambda: _script(part, "copies", COPIES))
+    part.answer(
+        "imports", lambda: {name: _script(part, "import", IMPORT, off) for name, off in IMPORTS.items()}
+    )
+
+
+def _script(part: Part, name: str, text: str, *words: str) -> Any:
+    """Run a Python text and return the JSON of its last line."""
+    return json.loads(part.run(name, sys.executable, "-c", text, *words).splitlines()[-1])
+
+
+IMPORTS = {"first": "collect", "collecting": "collect", "not collecting": "disable"}
+MODEL = """
+import json, sys
+from pathlib import Path
+from benchmarks.gpu import plan
+print(json.dumps(plan.write_model(sys.argv[1], Path(sys.argv[2]))))
+"""
+
+IMPORT = """
+import gc, time, sys
+getattr(gc, sys.argv[1])()
+start = time.perf_counter()
+from coldstart.vllm.engine import server
+server.import_runtime(); server.import_engine()
+print(round(time.perf_counter() - start, 3))
+"""
+
+FORK = """
+import json, os, sys, threading, time
+from pathlib import Path
+from coldstart.vllm.engine import server
+server.import_runtime(); server.import_engine()
+args, _ = server.parse_args(["--model", sys.argv[1], "--max-model-len", "4096"])
+start = time.perf_counter()
+config = server.configure(args)
+configured = time.perf_counter()
+server.import_gpu_engine(config)
+imported = time.perf_counter()
+import torch
+found = {"configure_s": configured - start, "import_gpu_engine_s": imported - configured,
+         "v2_runner": config.use_v2_model_runner,
+         "cuda_initialized": torch.cuda.is_initialized(), "threads": threading.active_count(),
+         "device_files": sorted({t for t in map(os.path.realpath, Path("/proc/self/fd").iterdir()) if "nvidia" in t})}
+reader, writer = os.pipe()
+start = time.perf_counter()
+if os.fork() == 0:
+    torch.zeros(1, device="cuda")
+    os.write(writer, str(time.perf_counter() - start).encode())
+    os._exit(0)
+os.close(writer)
+found["fork_and_context_s"] = os.read(reader, 100).decode() or "failed"
+print(json.dumps(found))
+"""
+
+COPIES = """
+import json, mmap, time, torch
+GIB = 1 << 30
+size = 4 * GIB
+target = torch.empty(size, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+found = {}
+def copy(name, source):
+    for label in ("first", "second"):
+        start = time.perf_counter()
+        target.copy_(source, non_blocking=True); torch.cuda.synchronize()
+        found[f"{name}, {label}, GB/s"] = round(size / 1e9 / (time.perf_counter() - start), 2)
+copy("pageable", torch.ones(size, dtype=torch.uint8))
+for name, advice in (("registered 4 KiB pages", mmap.MADV_NOHUGEPAGE), ("registered huge pages", mmap.MADV_HUGEPAGE)):
+    area = mmap.mmap(-1, size); area.madvise(advice)
+    host = torch.frombuffer(area, dtype=torch.uint8)
+    start = time.perf_counter(); host.fill_(1)
+    found[f"{name}, touch, s"] = round(time.perf_counter() - start, 3)
+    start = time.perf_counter()
+    code = int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), size, 0))
+    found[f"{name}, register, s"] = round(time.perf_counter() - start, 3)
+    found[f"{name}, code"] = code
+    copy(name, host)
+start = time.perf_counter()
+pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+found["pinned, allocate, s"] = round(time.perf_counter() - start, 3)
+copy("pinned", pinned)
+print(json.dumps(found))
+"""
+
+
+def materialize(part: Part, shape: str) -> None:
+    """Make and prove the bundle, and start once from it."""
+    words = ("materialize", model_of(part.work), "--format", "json", "--", *VLLM_ARGS, *SLEEP)
+    part.answer("materialize", lambda: json.loads(part.run("materialize", *coldstart(*words))))
+    part.answer("inspect", lambda: json.loads(part.run("inspect", *coldstart("list", "--format", "json"))))
+    part.answer("kv plan", lambda: _kv(part))
+    part.answer("fresh", lambda: _started(part, "fresh", 0))
+
+
+def _kv(part: Part) -> Any:
+    words = ("inspect", model_of(part.work), "--format", "json", "--", *VLLM_ARGS, *SLEEP)
+    return json.loads(part.run("kv", *coldstart(*words)))
+
+
+def _serve(part: Part, mode: str, number: int, *more: str) -> tuple[str, ...]:
+    ready = part.work / "logs" / f"{mode}-{number}.ready.json"
+    own = (
+        "serve",
+        model_of(part.work),
+        "--mode",
+        mode,
+        "--port",
+        "{port}",
+        "--ready-file",
+        str(ready),
+        "--on-miss",
+        "warn",
+    )
+    return tuple(coldstart(*own, "--", *VLLM_ARGS, *SLEEP, *more))
+
+
+def _plain(part: Part, *more: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model_of(part.work), *VLLM_ARGS,
+            "--port", "{port}", *more)  # fmt: skip
+
+
+def _started(part: Part, mode: str, number: int, *more: str) -> dict[str, Any]:
+    with part.server(f"{mode}-{number}", *_serve(part, mode, number, *more)) as found:
+        with suppress(OSError, ValueError):
+            report = json.loads((part.work / "logs" / f"{mode}-{number}.ready.json").read_text())
+            found["report"] = {
+                name: report.get(name)
+                for name in ("mode", "fallbacks", "canary", "skipped", "phases", "ready_s")
+            }
+        return found
+
+
+def _started_plain(part: Part, name: str, number: int, *more: str, **env: str) -> dict[str, Any]:
+    with part.server(f"{name}-{number}", *_plain(part, *more), **env) as found:
+        return found
+
+
+ORDER = ("standby", "template-runtime", "fresh", "plain", "plain-free")
+FILLED, ROUNDS = ("plain", "plain-free"), 3
+FREE = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_ENABLE_STARTUP_PLAN": "1"}
+
+
+def compare(part: Part, shape: str) -> None:
+    """Start plain vLLM and each mode in turn, in rotated order."""
+    words = (model_of(part.work), "--", *VLLM_ARGS, *SLEEP)
+    part.answer(
+        "template",
+        lambda: part.run("template", *coldstart("template", "start", "--level", "runtime", *words)),
+    )
+    part.answer(
+        "sleeping engine",
+        lambda: part.run("asleep", *coldstart("template", "start", "--level", "asleep-1", *words)),
+    )
+    part.answer("memory asleep", gpu_memory)
+    starts: dict[str, Callable[[int], Any]] = {
+        "plain": lambda n: _started_plain(part, "plain", n),
+        "fresh": lambda n: _started(part, "fresh", n),
+        "template-runtime": lambda n: _started(part, "template-runtime", n),
+        "standby": lambda n: _started(part, "standby", n),
+        "plain-free": lambda n: _started_plain(part, "plain-free", n, "-cc", FULL_ONLY, **FREE),
+    }
+    # The short ones first, so that a part that is cut off has them; the first plain start fills vLLM's own caches.
+    order = sorted(starts, key=list(ORDER).index)
+    for number in range(ROUNDS + 1):
+        for name in order:
+            if number > 0 or name in FILLED:
+                part.answer(f"{name}-{number}", lambda name=name, number=number: starts[name](number))
+        order = order[1:] + order[:1] if number else order
+
+
+def rest(part: Part, shape: str) -> None:
+    """Park a sleeping engine, and try single options."""
+    words = (model_of(part.work), "--", *VLLM_ARGS, *SLEEP)
+    part.answer(
+        "sleeping engine",
+        lambda: part.run("asleep", *coldstart("template", "start", "--level", "asleep-1", *words)),
+    )
+    part.answer("standby before", lambda: _started(part, "standby", 10))
+    part.answer("park", lambda: _park(part))
+    part.answer("standby after", lambda: _started(part, "standby", 11))
+    tensor = os.environ.get("PLAN_OPTIONAL", "")
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, [tensor, os.environ.get("PYTHONPATH", "")]))}
+    part.answer(
+        "instanttensor",
+        lambda: _started_plain(part, "instanttensor", 1, "--load-format", "instanttensor", **path),
+    )
+    part.answer("instanttensor, free options", lambda: _started_plain(
+        part, "instanttensor", 2, "--load-format", "instanttensor", "-cc", FULL_ONLY, **FREE, **path))  # fmt: skip
+
+
+PARK = """
+import json, sys
+from benchmarks.gpu import checkpoint
+print(json.dumps(list(checkpoint.drive(int(sys.argv[1]), 1.0, None))))
+"""
+
+
+def _park(part: Part) -> list[dict[str, Any]]:
+    """Let the driver move the memory of the process that sleeps on the device to host memory and back."""
+    query = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader")
+    listed = part.run("apps", *query).strip()
+    pids = [int(line.split(",")[0]) for line in listed.splitlines() if line.strip()] or _engine_pids()
+    found: list[dict[str, Any]] = [{"listed": listed, "pids": pids, "before": gpu_memory()}]
+    found += [{"pid": pid, "steps": _script(part, "park", PARK, str(pid))} for pid in pids]
+    return found
+
+
+def _engine_pids() -> list[int]:
+    """Return the processes that have a device file open, for a machine on which nvidia-smi lists none."""
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if any("/dev/nvidia0" in str(fd.readlink()) for fd in (entry / "fd").iterdir()):
+                pids.append(int(entry.name))
+    return [pid for pid in pids if pid != os.getpid()]
+
+
+def _brief(found: Any) -> dict[str, Any]:
+    names = ("ready_s", "first_token_s", "gpu", "report")
+    return {name: found[name] for name in names if name in found} if isinstance(found, dict) else {}
+
+
+PARTS: dict[str, Callable[[Part, str], None]] = {
+    "probe": probe, "materialize": materialize, "compare": compare, "rest": rest,
+}  # fmt: skip
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("part", choices=PARTS)
+    arguments.add_argument("--shape", choices=SHAPES, default="7b")
+    arguments.add_argument("--work", type=Path, default=Path("build/gpu-plan"))
+    arguments.add_argument("--seconds", type=float, default=300.0)
+    arguments.add_argument("--rehearse", action="store_true", help="run on a machine without a GPU")
+    arguments.add_argument("--out", type=Path, required=True)
+    options = arguments.parse_args()
+    if options.rehearse:
+        options.shape, VLLM_ARGS[:] = "tiny", REHEARSAL
+        SLEEP.clear()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    part = Part(options.part, options.work.resolve(), options.out.resolve(), options.seconds)
+    (part.work / "run").mkdir(mode=0o700, exist_ok=True)
+    try:
+        PARTS[options.part](part, options.shape)
+    finally:
+        subprocess.run(
+            coldstart("template", "stop", "--force"), env=environment(part.work), check=False, timeout=60
+        )
+    for log in (part.work / "logs").glob("*.log"):
+        with suppress(OSError):
+            (part.out / "logs").mkdir(exist_ok=True)
+            (part.out / "logs" / log.name).write_text(log.read_text(errors="replace")[-200_000:])
+    shutil.make_archive(str(part.out / f"logs-{options.part}"), "xztar", part.out / "logs")
+    shutil.rmtree(part.out / "logs")
+
+
+if __name__ == "__main__":
+    main()

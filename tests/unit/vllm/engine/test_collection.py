@@ -1,0 +1,85 @@
+"""Garbage is collected once when an engine is warm, and while its memory is profiled."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+from coldstart.vllm.engine import collection
+
+
+@pytest.fixture
+def collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The collections and freezes that really ran."""
+    ran: list[str] = []
+    for name in collection._OWN:
+        monkeypatch.setitem(collection._OWN, name, lambda *_, name=name: ran.append(name))
+        monkeypatch.setattr(gc, name, collection._OWN[name])
+    yield ran
+    gc.enable()
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's own core and GPU worker, with the hooks; undone afterwards."""
+    from vllm.v1.engine import core
+    from vllm.v1.worker import gpu_worker
+
+    @contextlib.contextmanager
+    def memory_profiling() -> Iterator[str]:
+        gc.collect()
+        yield "profile"
+        gc.collect()
+
+    monkeypatch.setattr(core, "freeze_gc_heap", core.freeze_gc_heap)
+    monkeypatch.setattr(gpu_worker, "freeze_gc_heap", gpu_worker.freeze_gc_heap)
+    monkeypatch.setattr(gpu_worker, "memory_profiling", memory_profiling)
+    return gpu_worker
+
+
+def test_no_collection_runs_until_the_worker_is_warm(worker: Any, collections: list[str]) -> None:
+    collection.postpone_in_process()
+    assert collections == ["freeze"] and not gc.isenabled()
+    collections.clear()
+    from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
+
+    with freeze_gc_for_cudagraph_capture():
+        gc.collect(2)
+    assert collections == []
+    worker.freeze_gc_heap()
+    assert collections == ["collect", "freeze"] and gc.isenabled()
+
+
+def test_profiling_collects(worker: Any, collections: list[str]) -> None:
+    collection.postpone_in_process()
+    collections.clear()
+    with worker.memory_profiling() as profile:
+        assert profile == "profile"
+    assert collections == ["collect", "collect"]
+    gc.collect()
+    assert collections == ["collect", "collect"], "they are postponed again"
+
+
+def test_a_warm_engine_freezes_as_vllm_does(worker: Any, collections: list[str]) -> None:
+    collection.postpone_in_process()
+    worker.freeze_gc_heap()
+    collections.clear()
+    from vllm.v1.engine import core
+
+    core.freeze_gc_heap()
+    assert collections == ["collect"] * 3 + ["freeze"]
+
+
+def test_without_the_hook_collections_stay_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    after: list[Any] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: after.append(after_in_child))
+    monkeypatch.setattr(collection, "import_module", lambda _: SimpleNamespace())
+    collection.postpone_in_children()
+    assert after == [gc.enable]
