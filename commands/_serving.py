@@ -99,7 +99,7 @@ def run(
 
     The phases are bars of text. The progress of the start goes to `on_progress`, by default to the command's output.
     """
-    from coldstart.launch import ladder, planning, start_history, supervise
+    from coldstart.launch import ladder, planning, supervise
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
     from coldstart.system.start_progress import StageClock
@@ -119,9 +119,6 @@ def run(
             with common.out.gather():
                 announce(report, draw(recorded.timeline))
                 advise(common, request, plan, report)
-            if request.weights_from is None:  # last, because it waits for the disk
-                key, cache = request.lookup.key.digest, request.lookup.cache
-                start_history.record_start(key, report["mode"], report["ready_s"], cache)
             return supervise.stay(started.running.process)
 
 
@@ -160,21 +157,13 @@ def advise(common: Common, request: "ServeRequest", plan: "LaunchPlan", report: 
 
 
 def advise_faster(lookup: "Lookup", ready_s: float, unavailable: Iterable[Fallback]) -> str | None:
-    """Return the command that prepares the fastest unavailable start mode, in one line; None after a fast start.
-
-    The line has the time of the last start in that mode, in seconds, if it was shorter.
-    """
-    from coldstart.launch import start_history
-
+    """Return the command that prepares the fastest unavailable start mode, in one line; None after a fast start."""
     hints = [(one.stage, one.hint) for one in unavailable if one.hint and one.hint.startswith("coldstart ")]
     if ready_s < SLOW_S or not hints:
         return None
     mode, command = hints[0]
     if lookup.vllm_args and command.startswith("coldstart materialize "):
         command += " -- " + shlex.join(secrets.arguments(lookup.vllm_args))
-    last_s = start_history.find_last(lookup.key.digest, mode, lookup.cache)
-    if last_s is not None and last_s < ready_s:
-        mode += f", the last one here: {last_s:.1f} s instead of {ready_s:.1f} s"
     return f"For a faster next start ({mode}): {command}"
 
 

@@ -32,7 +32,7 @@ from coldstart.fleet.live.state import FleetState
 from coldstart.graphs import table_files
 from coldstart.graphs.errors import AlteredTableError
 from coldstart.host.tables import read_toml
-from coldstart.launch import interrupted, process_snapshot, start_history
+from coldstart.launch import interrupted, process_snapshot
 from coldstart.models import inspection
 from coldstart.system import digests, fingerprint, paths
 from coldstart.system.key_file import read_key
@@ -200,7 +200,7 @@ def test_record_of_unpacked_code_is_ignored(signed: Bundle, replace: Replace) ->
     assert isinstance(again, IsADirectoryError) if record.is_dir() else again == place
 
 
-def test_records_of_digests_and_starts_are_ignored(home: Path, tmp_path: Path, replace: Replace) -> None:
+def test_records_of_digests_are_ignored(home: Path, tmp_path: Path, replace: Replace) -> None:
     (tmp_path / "f").write_text("x")
     listed = digests.cached([str(tmp_path / "f")])
     for name in (
@@ -208,10 +208,6 @@ def test_records_of_digests_and_starts_are_ignored(home: Path, tmp_path: Path, r
     ):
         replace(name)
     assert _call(lambda: digests.cached([str(tmp_path / "f")])) == listed
-    cache = Cache.at()
-    start_history.record_start("key", "cold", 1.5, cache)
-    replace(cache.writable / "starts.json")
-    assert _call(lambda: start_history.find_last("key", "cold", cache)) is None
     replace(tmp_path / "fingerprint" / "fingerprint.json")
     assert "no valid fingerprint" in _call(lambda: fingerprint.obstacle(tmp_path / "fingerprint", "template"))
 
