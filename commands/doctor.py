@@ -8,7 +8,7 @@ from coldstart.commands._output import table
 
 from coldstart.errors import CommandFailedError
 from coldstart.launch.modes import availability
-from coldstart.system import doctor
+from coldstart.system import probes
 from coldstart.system.probes import Probe
 
 
@@ -16,8 +16,8 @@ from coldstart.system.probes import Probe
 def command(common: Common) -> None:
     """Examine the machine and report; exit code 1 if it cannot serve."""
     with common.out.phase("examine this machine"):
-        results = doctor.examine(common.cache)
-    modes, able = availability.permitted(results), doctor.able(results)
+        results = probes.examine(common.cache)
+    modes, able = availability.permitted(results), probes.able(results)
     refused = {mode: {"reason": why.reason, "hint": why.hint} for mode, why in availability.reasons().items()}
     data = {
         "able": able,

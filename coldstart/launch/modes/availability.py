@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from coldstart.launch import modes
 from coldstart.launch.modes.mode import Reason, StartMode
-from coldstart.system import doctor, probes
+from coldstart.system import probes
 from coldstart.system.probes import Probe
 
 
 def permitted(results: Sequence[Probe]) -> dict[str, bool]:
     """Return for each mode whether the machine with these probe results can start servers with it."""
     good = {probe.name for probe in results if probe.status == "ok"}
-    able = doctor.able(results)
+    able = probes.able(results)
     return {
         mode.name: able and not mode.unavailable() and good.issuperset(mode.probes) for mode in modes.LADDER
     }
