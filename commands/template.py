@@ -57,7 +57,7 @@ def freeze(
 ) -> None:
     """Write the image unless a matching one exists."""
     from coldstart.launch import prepare_template
-    from coldstart.launch.modes.runtime_snapshot import RUNTIME_SNAPSHOT
+    from coldstart.launch.modes import RUNTIME_SNAPSHOT
     from coldstart.system.snapshot import runtime_image
 
     there = None if force else prepare_template.find_frozen_runtime(common.cache)

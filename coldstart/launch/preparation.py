@@ -21,7 +21,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import ENGINE, RUNTIME
 from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.launch import prepare_template, template_pool, up_records
-from coldstart.launch.modes.runtime_snapshot import RUNTIME_SNAPSHOT
+from coldstart.launch.modes import RUNTIME_SNAPSHOT
 from coldstart.launch.template_pool import Warm
 from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache

@@ -8,9 +8,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import LEVELS, SLEEP_LEVELS
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import runtime_snapshot, template_pool
-from coldstart.launch.modes import LADDER
-from coldstart.launch.modes.from_template import TemplateMode
-from coldstart.launch.modes.runtime_snapshot import RUNTIME_SNAPSHOT
+from coldstart.launch.modes import LADDER, RUNTIME_SNAPSHOT, TemplateMode
 from coldstart.launch.template_pool import Warm
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image

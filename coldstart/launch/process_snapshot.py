@@ -26,7 +26,7 @@ from coldstart.artifacts import canonical, files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailedError
+from coldstart.errors import CommandFailedError, LaunchRefusedError
 from coldstart.launch import template_environment, template_pool
 from coldstart.system import fingerprint, paths
 from coldstart.system.paths import Cache
@@ -47,12 +47,8 @@ def _list_options() -> list[str]:
     return [*_OPTIONS, *criu.list_options()]
 
 
-class SnapshotUnusableError(RuntimeError):
+class SnapshotUnusableError(LaunchRefusedError):
     """The snapshot cannot be thawed here; the message has the expected and the actual value."""
-
-    def __init__(self, reason: str, hint: str | None = None) -> None:
-        super().__init__(reason)
-        self.hint = hint
 
 
 def _require_criu() -> None:

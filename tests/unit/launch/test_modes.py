@@ -14,11 +14,10 @@ from coldstart.bench import run_order
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import LEVELS
-from coldstart.errors import UsageError
+from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.host.launches import Launch
 from coldstart.launch import ladder, modes, prepare_template, server_process
-from coldstart.launch.modes import availability
-from coldstart.launch.modes.mode import LaunchRefusedError, Reason, StartMode, await_ready
+from coldstart.launch.modes import Reason, StartMode, await_ready
 from coldstart.launch.request import ServeRequest, ServerStart
 from coldstart.launch.server_process import Running
 from coldstart.models.inspection import Lookup
@@ -29,15 +28,11 @@ ROOT = Path(__file__).parents[3]
 PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary={"prompt": [5], "tokens": [1]})
 
 
-class ToyMode:
+class ToyMode(StartMode):
     """Mode that starts a fake server with the process of the fresh mode."""
 
-    name = "toy"
-    loads_weights = False
-    repeatable = True
-    probes = ("toy probe",)
-
     def __init__(self, missing: Reason | None = None, refused: str = "") -> None:
+        super().__init__("toy", loads_weights=False, probes=("toy probe",))
         self.missing, self.refused = missing, refused
 
     def unavailable(self, start: ServerStart | None = None) -> Reason | None:
@@ -87,10 +82,10 @@ def test_a_mode_is_a_fallback_when_it_refuses_under_auto(start: Callable[..., la
 def test_the_doctor_lists_a_mode_when_it_is_in_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     results = [Probe("vllm", "ok", "x", required=True), Probe("toy probe", "ok", "x")]
     monkeypatch.setattr(modes, "LADDER", [ToyMode(), *modes.LADDER])
-    assert availability.permitted(results)["toy"] is True
-    assert availability.permitted(results[:1])["toy"] is False
+    assert modes.list_permitted(results)["toy"] is True
+    assert modes.list_permitted(results[:1])["toy"] is False
     monkeypatch.setattr(modes, "LADDER", [ToyMode(missing=Reason("no toy", "buy one"))])
-    assert availability.reasons() == {"toy": Reason("no toy", "buy one")}
+    assert modes.list_reasons() == {"toy": Reason("no toy", "buy one")}
 
 
 def test_dry_run_reports_that_criu_cannot_run(

@@ -13,8 +13,14 @@ from support.engines import FakeThawed
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.launch import ladder, prepare_template, process_snapshot, runtime_snapshot, template_pool
-from coldstart.launch.modes import availability
+from coldstart.launch import (
+    ladder,
+    modes,
+    prepare_template,
+    process_snapshot,
+    runtime_snapshot,
+    template_pool,
+)
 from coldstart.models import tiny
 from coldstart.system import fingerprint, runtime
 from coldstart.system.paths import Cache
@@ -132,7 +138,7 @@ def test_fresh_mode_does_not_use_the_image(
 def test_start_is_fresh_with_a_reason_without_an_image(
     start: Callable[..., ladder.StartedServer], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(availability, "find_obstacle", lambda mode: None)
+    monkeypatch.setattr(modes, "find_obstacle", lambda mode: None)
     document = start("runtime-snapshot").document()
     assert document["mode"] == "fresh" and document["fallbacks"][0]["section"] == "runtime-snapshot"
     assert document["fallbacks"][0]["hint"] == "coldstart template freeze"

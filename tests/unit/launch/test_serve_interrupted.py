@@ -13,7 +13,7 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import interrupted, ladder
-from coldstart.launch.modes.fresh import FreshMode
+from coldstart.launch.modes import FreshMode
 from coldstart.launch.request import ServeRequest
 
 GCC = shutil.which("gcc")

@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 from coldstart.artifacts import sign
@@ -22,9 +21,6 @@ from tools.bundles import key, provenance, write_tree
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import process_snapshot, server_process, template_environment
-from coldstart.launch.modes.mode import LaunchRefusedError
-from coldstart.launch.modes.thawing import launch_thawed
-from coldstart.launch.request import ServerStart
 from coldstart.models import inspection
 from coldstart.system import digests, fingerprint, paths
 from coldstart.system.paths import Cache
@@ -156,9 +152,9 @@ class TestThaw:
         self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-        bundle, start = frozen(store, tmp_path), cast(ServerStart, None)
-        with pytest.raises(LaunchRefusedError, match="was not found") as refused:
-            launch_thawed(start, lambda _: thaw(bundle))
+        bundle = frozen(store, tmp_path)
+        with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not found") as refused:
+            thaw(bundle)
         assert "build CRIU" in str(refused.value.hint)
 
     def test_thaw_reports_a_missing_section(

@@ -20,10 +20,9 @@ import pytest
 from support.waiting import wait_until
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailedError, UsageError
+from coldstart.errors import CommandFailedError, LaunchRefusedError, UsageError
 from coldstart.launch import server_process, template_pool
-from coldstart.launch.modes.mode import LaunchRefusedError
-from coldstart.launch.modes.template_runtime import TEMPLATE_RUNTIME
+from coldstart.launch.modes import TEMPLATE_RUNTIME
 from coldstart.system import timeline
 from coldstart.system.proc import processes
 
@@ -273,7 +272,7 @@ def test_stopped_template_is_killed_and_reported_as_fallback(
     warm = template_pool.start("runtime", PLAN, "tiny", 20)
     assert warm.pid is not None
     os.kill(warm.pid, signal.SIGSTOP)
-    start = SimpleNamespace(request=SimpleNamespace(templates=None), plan=PLAN)
+    start = SimpleNamespace(request=SimpleNamespace(templates=None, lookup=None), plan=PLAN)
     with pytest.raises(LaunchRefusedError, match=r"the template did not answer within 0\.5 s"):
         TEMPLATE_RUNTIME.launch(cast("Any", start))
     wait_until(lambda: processes.birth(cast("int", warm.pid)) is None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.fake_nvml import A100, H200, Fake
 
-from coldstart.launch.modes import availability
+from coldstart.launch import modes
 from coldstart.system import probes, runtime
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
@@ -24,7 +24,7 @@ def gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _found(tmp_path: Path) -> tuple[dict[str, Probe], dict[str, bool]]:
     found = probes.examine(Cache(tmp_path))
-    return {probe.name: probe for probe in found}, availability.permitted(found)
+    return {probe.name: probe for probe in found}, modes.list_permitted(found)
 
 
 def test_doctor_permits_modes_with_one_device(fake: Fake, tmp_path: Path) -> None:
@@ -101,11 +101,11 @@ def test_doctor_reports_two_device_models(
 
 
 def test_modes_unavailable_on_a_gpu_engine() -> None:
-    assert set(availability.reasons()) == {"template-engine", "snapshot", "runtime-snapshot"}
-    assert all(found.reason and found.hint for found in availability.reasons().values())
+    assert set(modes.list_reasons()) == {"template-engine", "snapshot", "runtime-snapshot"}
+    assert all(found.reason and found.hint for found in modes.list_reasons().values())
 
 
 def test_a_cpu_engine_has_all_but_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert set(availability.reasons()) == {"standby"}
-    assert "--level engine" in availability.reasons()["standby"].hint
+    assert set(modes.list_reasons()) == {"standby"}
+    assert "--level engine" in modes.list_reasons()["standby"].hint

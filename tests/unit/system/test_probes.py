@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.launch.modes import availability
+from coldstart.launch import modes
 from coldstart.system import probes, runtime
 from coldstart.system.devices import hardware, nvml
 from coldstart.system.devices.nvml import Gpu, Machine
@@ -135,10 +135,10 @@ def test_modes_follow_the_probes() -> None:
         Probe("template", "ok", "x"),
         Probe("criu", "missing", "x"),
     ]
-    allowed = [name for name, yes in availability.permitted(good).items() if yes]
+    allowed = [name for name, yes in modes.list_permitted(good).items() if yes]
     assert allowed == ["template-engine", "template-runtime", "fresh"]
     bad = [Probe("vllm", "missing", "x", required=True), Probe("criu", "ok", "x")]
-    assert not any(availability.permitted(bad).values())
+    assert not any(modes.list_permitted(bad).values())
 
 
 def test_probe_reports_an_old_criu(program: Path) -> None:
