@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,34 +158,70 @@ def _exit_code(code: int | None) -> int | None:
     return code if code is None or code >= 0 else 128 - code
 
 
+def spawn(
+    module: str,
+    plan: LaunchPlan,
+    list_arguments: Callable[[int, int], Sequence[str]],
+    output: IO[Any] | int,
+    *,
+    env: Mapping[str, str],
+    variable: str | None = None,
+    **options: Any,
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a module of `coldstart.vllm.engine` in a session of its own, with a pipe on which it reports readiness.
+
+    In its own session the process receives a terminal's Ctrl-C once, through this process.
+
+    Args:
+        module: Name of the module.
+        plan: Launch plan, in a file without a name, so that it never outlives both processes.
+        list_arguments: Returns the arguments for the descriptors of that file and of the pipe.
+        output: Destination of the process's output.
+        env: Environment of the process.
+        variable: Variable that receives the descriptor of the pipe, too.
+        options: Further arguments of subprocess.Popen.
+
+    Returns:
+        The process, and the descriptor of the pipe's other end.
+    """
+    reader, writer = os.pipe()
+    with tempfile.TemporaryFile("w") as file:
+        json.dump(plan.document(), file)
+        file.flush()
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                f"coldstart.vllm.engine.{module}",
+                *list_arguments(file.fileno(), writer),
+            ],
+            env={**env, variable: str(writer)} if variable else env,
+            pass_fds=(writer, file.fileno()),
+            start_new_session=True,
+            stdout=output,
+            stderr=output,
+            **options,
+        )
+    os.close(writer)
+    return process, reader
+
+
 def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProcess, int]:
     """Start a server in a new process. Its log goes to `output`, by default to our standard error.
 
     Returns:
         The process, and the descriptor on which the server reports readiness.
     """
-    reader, writer = os.pipe()
-    variables: dict[str, str] = {
-        READY_FD_ENV: str(writer),
-        SUPERVISOR_ENV: str(os.getpid()),
-        START_PROGRESS: "1",
-    }
-    environment = os.environ | variables | plan.env
-    sink = output or sys.stderr
-    # The plan is a file without a name, so it never outlives both processes.
-    with tempfile.TemporaryFile("w") as file:
-        json.dump(plan.document(), file)
-        file.flush()
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "coldstart.vllm.engine.server", f"/proc/self/fd/{file.fileno()}"],
-            env=environment,
-            pass_fds=(writer, file.fileno()),
-            # In its own session the server receives a terminal's Ctrl-C once, through this process.
-            start_new_session=True,
-            stdout=sink,
-            stderr=sink,
-        )
-    os.close(writer)
+    variables: dict[str, str] = {SUPERVISOR_ENV: str(os.getpid()), START_PROGRESS: "1"}
+    process, reader = spawn(
+        "server",
+        plan,
+        lambda file, writer: [f"/proc/self/fd/{file}"],
+        output or sys.stderr,
+        env=os.environ | variables | plan.env,
+        variable=READY_FD_ENV,
+    )
     return Child(process), reader
 
 

@@ -3,8 +3,7 @@
 The runtime directory is the user's, whatever store they use. The name of a record's directory therefore begins with the
 digest of the store and of the state directory that the server uses: a command sees only the servers of its own.
 
-The record names the process that supervises the server, by PID and birth. A record of a process that has ended, such as
-one from before a reboot or with a reused PID, counts as no record.
+The record names the process that supervises the server, by PID and birth. A record of a process that has ended counts as none.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import hashlib
 import json
 import os
 import re
-import select
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +19,6 @@ from pathlib import Path
 
 from coldstart.artifacts import canonical, files
 from coldstart.launch import up_settings
-from coldstart.models import tiny
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths, secrets
@@ -38,9 +34,8 @@ _VERSION = re.compile(r":v\d+$|@sha256:[0-9a-f]+$")
 class UpRecord:
     """A supervised server. `url` and `mode` are None while it is prepared or starts.
 
-    `planned_url` is known as soon as the port is chosen. `host` is the address at which it listens, which `url` may not
-    show; None for a server that an earlier release started.
-    `log` is the path of its log, None without one: in the foreground, or started by an earlier release.
+    `planned_url` is known as soon as the port is chosen. `host` is the address at which it listens, which `url` may not show.
+    `log` is the path of its log, None in the foreground.
     `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor. `vllm_args` are for
     the user alone: their secrets are hidden. `settings` are those of `up_settings.digest`.
     """
@@ -61,7 +56,7 @@ class UpRecord:
     @property
     def is_alive(self) -> bool:
         """Return whether the supervisor still runs."""
-        return self.birth is not None and self.birth == processes.birth(self.pid)
+        return processes.is_alive(self.pid, self.birth)
 
 
 @dataclass(frozen=True)
@@ -184,29 +179,13 @@ def list_directories(cache: Cache) -> list[UpDirectory]:
 
     Raises UsageError as `paths.runtime_dir`.
     """
-    places = [path for path in sorted(_root().iterdir()) if path.is_dir()]
-    return [UpDirectory(path) for path in places if _is_own(path, cache)]
-
-
-def is_of_store(argument: str, path: str, cache: Cache) -> bool:
-    """Return whether a model that names no store can be one of this store: no store has another's tiny models."""
-    return argument not in tiny.NAMES or Path(path).is_relative_to(cache.models)
+    places = sorted(_root().glob(f"{identify_store(cache)}-*"))
+    return [UpDirectory(path) for path in places if path.is_dir()]
 
 
 def stop(record: UpRecord, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """End the supervisor, and its server with it: SIGTERM, then SIGKILL after `timeout_s` seconds."""
-    with suppress(ProcessLookupError):  # it has ended meanwhile
-        descriptor = os.pidfd_open(record.pid)
-        try:
-            # Check again while the descriptor holds the process: its PID may have been reused since it was read.
-            if not record.is_alive:
-                return
-            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-            if not select.select([descriptor], [], [], timeout_s)[0]:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                select.select([descriptor], [], [])
-        finally:
-            os.close(descriptor)
+    processes.end(record.pid, record.birth, timeout_s)
 
 
 def list_names(word: str) -> set[str]:
@@ -216,15 +195,6 @@ def list_names(word: str) -> set[str]:
     word = _VERSION.sub("", word)
     names = {word, word.lower()}
     return names | {alias for alias, repository in ALIASES.items() if repository in names or alias in names}
-
-
-def _is_own(path: Path, cache: Cache) -> bool:
-    home, separator, _ = path.name.partition("-")
-    if separator:
-        return home == identify_store(cache)
-    # An earlier release wrote no store into the name.
-    record = UpDirectory(path).read_last()
-    return record is None or is_of_store(record.argument, record.path, cache)
 
 
 def _root() -> Path:

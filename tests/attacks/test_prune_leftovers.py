@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, publish, write_tree
@@ -15,7 +16,6 @@ from tools.shell import Run
 
 from coldstart.system import paths, reclaim
 from coldstart.system.paths import Cache
-from coldstart.system.proc import processes
 from coldstart.system.trust import unpacked
 
 
@@ -108,11 +108,12 @@ def test_prune_removes_files_of_killed_servers(run: Run, store: Store, home: Pat
     scratch = paths.temporary_dir() / "server-12345678"
     for directory in (gone, alive):
         directory.mkdir(parents=True, mode=0o700)
-    (gone / "guardian").write_text(f"{os.getpid()} another life's")
-    (alive / "guardian").write_text(f"{os.getpid()} {processes.birth(os.getpid())}")
+    held = files.try_lock(alive / "lock")
+    assert held is not None
     run("prune", "--dry-run")
     assert gone.is_dir()
     # No process holds its lock. Commands of other tests, which run at the same time, remove it, too.
     scratch.mkdir(mode=0o700, exist_ok=True)
     run("prune")
     assert not gone.exists() and not scratch.exists() and alive.is_dir()
+    os.close(held)

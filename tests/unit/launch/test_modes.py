@@ -16,7 +16,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import LEVELS
 from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.host.launches import Launch
-from coldstart.launch import ladder, modes, prepare_template, server_process
+from coldstart.launch import ladder, modes, preparation, server_process
 from coldstart.launch.modes import Reason, StartMode, await_ready
 from coldstart.launch.request import ServeRequest, ServerStart
 from coldstart.launch.server_process import Running
@@ -125,14 +125,14 @@ def test_host_and_benchmark_use_the_modes_that_start_any_number_of_servers() -> 
 
 
 def test_every_template_level_has_one_mode() -> None:
-    assert {level: prepare_template.find_mode(level).name for level in LEVELS} == {
+    assert {level: preparation.find_mode(level).name for level in LEVELS} == {
         "runtime": "template-runtime",
         "engine": "template-engine",
         "asleep-1": "standby",
         "asleep-2": "standby",
     }
     with pytest.raises(UsageError, match="Unknown template level 'warm'"):
-        prepare_template.find_mode("warm")
+        preparation.find_mode("warm")
 
 
 def test_the_architecture_page_lists_the_modes_in_their_order() -> None:

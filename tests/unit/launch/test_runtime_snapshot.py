@@ -16,7 +16,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import (
     ladder,
     modes,
-    prepare_template,
+    preparation,
     process_snapshot,
     runtime_snapshot,
     template_pool,
@@ -60,13 +60,13 @@ def test_find_frozen_runtime_returns_only_an_image_that_can_be_thawed(
     frozen_plans: list[LaunchPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache.at()
-    assert prepare_template.find_frozen_runtime(cache) is None
+    assert preparation.find_frozen_runtime(cache) is None
     image = runtime_snapshot.freeze(cache, 9)
     monkeypatch.setattr(runtime_image, "obstacle", lambda image: None)
     monkeypatch.setattr(fingerprint, "obstacle", lambda image, name: None)
-    assert prepare_template.find_frozen_runtime(cache) == image
+    assert preparation.find_frozen_runtime(cache) == image
     monkeypatch.setattr(runtime_image, "obstacle", lambda image: "another kernel")
-    assert prepare_template.find_frozen_runtime(cache) is None
+    assert preparation.find_frozen_runtime(cache) is None
 
 
 def test_freeze_reports_missing_criu_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_freeze_reports_missing_criu_at_once(home: Path, monkeypatch: pytest.Mon
 def test_freeze_refuses_a_gpu_engine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     with pytest.raises(CommandFailedError, match="Cannot freeze the runtime") as said:
-        prepare_template.freeze_runtime(Cache.at(), 9)
+        preparation.freeze_runtime(Cache.at(), 9)
     assert "--level runtime" in str(said.value.hint)
 
 

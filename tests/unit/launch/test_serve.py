@@ -24,7 +24,7 @@ from coldstart.launch import (
     fetch,
     ladder,
     planning,
-    prepare_template,
+    preparation,
     process_snapshot,
     server_process,
     supervise,
@@ -119,7 +119,7 @@ def test_a_template_with_other_arguments_is_named_in_the_reason_with_the_argumen
     warm = template_pool.start("engine", replace(PLAN, key="sha256:" + "b" * 64), lookup.model.name, 20)
     asked = replace(lookup, vllm_args=Arguments(["--max-model-len", "64", "--api-key", "very-secret"]))
     one = ServerStart(ServeRequest(asked), PLAN, 0.0)
-    why = prepare_template.find_mode("engine").unavailable(one)
+    why = preparation.find_mode("engine").unavailable(one)
     assert why is not None
     assert why.reason == "the template-engine that runs for tiny was started with other arguments or versions"
     argument = lookup.model.argument

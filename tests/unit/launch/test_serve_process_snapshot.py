@@ -286,7 +286,7 @@ def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "60"])
     own = tmp_path / "own"
     own.mkdir()
-    thawed = process_snapshot.Thawed(own, process)
+    thawed = process_snapshot.Thawed(own, process, own.rmdir)
     guardian: server_process.Guardian = thawed
     guardian.end()
     assert process.poll() is not None and not own.exists() and thawed.socket == own / "socket"
