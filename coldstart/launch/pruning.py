@@ -18,7 +18,7 @@ from coldstart.system import paths, reclaim
 from coldstart.system.paths import Cache
 from coldstart.system.proc import locked_directory, scratch
 from coldstart.system.snapshot import runtime_image
-from coldstart.system.trust import directory_fingerprint, section_claims
+from coldstart.system.trust import directory_fingerprint
 
 
 @dataclass(frozen=True)
@@ -80,35 +80,21 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
 def _reclaim_unpacked(
     cache: Cache, store: Store, removed: Collection[str], dry_run: bool
 ) -> reclaim.Reclaimed:
-    """Remove what was unpacked from sections that no remaining bundle has."""
+    """Remove what was unpacked from sections that no remaining bundle has, also where stores share a directory."""
     live = {
         blob.digest.removeprefix("sha256:")
         for bundle in store.list()
         if bundle.digest not in removed
         for blob in _layers(bundle)
     }
-    records, shared = paths.state_dir() / "unpacked", [paths.compiled_dir()]
-    if any(records.glob("*")):
+    roots = [cache.unpacked, paths.compiled_dir()]
+    if (paths.state_dir() / "unpacked").is_dir():
         with suppress(UsageError):  # A directory of another user contains nothing of this store.
-            shared += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
-
-    def is_owned(path: Path, digest: str) -> bool:
-        if _belongs(path, digest, [cache.unpacked]):
-            return True
-        return _belongs(path, digest, shared) and section_claims.is_claimed_alone(digest, store.root)
-
-    found = reclaim.reclaim([cache.unpacked, records, *shared], live, dry_run=dry_run, is_owned=is_owned)
-    if not dry_run:
-        section_claims.give_up(store.root, live)
+            roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
+    found = reclaim.reclaim(roots, live, dry_run=dry_run)
+    for path in () if dry_run else found.paths:
+        directory_fingerprint.record("unpacked", path).unlink(missing_ok=True)
     return found
-
-
-def _belongs(path: Path, digest: str, roots: Sequence[Path]) -> bool:
-    """Return whether `path` is the section's directory below one of `roots`, or the record of its check."""
-    return any(
-        path.parent == root or path == directory_fingerprint.record("unpacked", root / digest)
-        for root in roots
-    )
 
 
 def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:

@@ -1,4 +1,4 @@
-"""Remove unpacked sections of deleted bundles, and the records of their verification. Both are named by content digest.
+"""Remove unpacked sections of deleted bundles, which are named by content digest.
 
 Invariant: sections of bundles in the store, and files that a running process has mapped, are never removed.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,19 +24,9 @@ class Reclaimed:
     freed: int
 
 
-def reclaim(
-    roots: Iterable[Path],
-    live: Collection[str],
-    *,
-    dry_run: bool,
-    is_owned: Callable[[Path, str], bool] = lambda path, digest: True,
-) -> Reclaimed:
-    """Remove entries directly below `roots` whose digest (hexadecimal) is not in `live`, unless a process has mapped them.
-
-    Only entries whose path and digest `is_owned` accepts are removed.
-    """
-    named = [(path, _digest(path)) for root in roots for path in _named(root)]
-    dead = [path for path, digest in named if digest not in live and is_owned(path, digest)]
+def reclaim(roots: Iterable[Path], live: Collection[str], *, dry_run: bool) -> Reclaimed:
+    """Remove entries directly below `roots` whose digest (hexadecimal) is not in `live`, unless a process has mapped them."""
+    dead = [path for root in roots for path, digest in _named(root) if digest not in live]
     mapped = _mapped() if dead else set()
     chosen = tuple(path for path in dead if not _in_use(path, mapped))
     freed = sum(size(path) for path in chosen)
@@ -45,14 +35,10 @@ def reclaim(
     return Reclaimed(chosen, freed)
 
 
-def _named(root: Path) -> Iterator[Path]:
-    if root.is_dir():
-        yield from (path for path in sorted(root.iterdir()) if _NAME.fullmatch(path.name))
-
-
-def _digest(path: Path) -> str:
-    matched = _NAME.fullmatch(path.name)
-    return matched["digest"] if matched else ""
+def _named(root: Path) -> Iterator[tuple[Path, str]]:
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        if matched := _NAME.fullmatch(path.name):
+            yield path, matched["digest"]
 
 
 def _mapped() -> set[str]:

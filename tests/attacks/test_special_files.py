@@ -37,7 +37,7 @@ from coldstart.models import inspection
 from coldstart.system import digests, fingerprint, paths
 from coldstart.system.key_file import read_key
 from coldstart.system.paths import Cache
-from coldstart.system.trust import directory_fingerprint, section_claims, trusted_keys
+from coldstart.system.trust import directory_fingerprint, trusted_keys
 from coldstart.system.trust.unpacked import unpacked
 from coldstart.validate import prompts
 from coldstart.weights.prefetch.backends import open_source
@@ -220,14 +220,7 @@ def test_file_with_a_digest_counts_as_missing(home: Path, tmp_path: Path, replac
     assert "found nothing" in _call(lambda: digests.difference(listed))
 
 
-def test_claim_and_lock_do_not_hang(home: Path, tmp_path: Path, replace: Replace) -> None:
-    section_claims.claim("0" * 64, tmp_path / "one")
-    section_claims.claim("0" * 64, tmp_path / "two")
-    (own, other) = sorted((paths.state_dir() / "sections").iterdir())
-    replace(other)
-    found = _call(lambda: section_claims.is_claimed_alone("0" * 64, tmp_path / "one"))
-    assert isinstance(found, (bool, OSError)), found
-    assert own.exists()
+def test_lock_and_shared_object_do_not_hang(home: Path, tmp_path: Path, replace: Replace) -> None:
     replace(paths.runtime_dir() / "thawed-x" / "lock")
     assert isinstance(_call(process_snapshot.sweep), (OSError, type(None)))
     (tmp_path / "compiled").mkdir()

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,8 +25,7 @@ from coldstart.system.trust import directory_fingerprint, ownership
 FORMAT = 1
 ABOUT = "image.json"
 _KIND = "frozen"
-_LOCK = ".lock"
-_LEFT = ".*.*"
+_LOCK, _PARTIAL = ".lock", ".partial"
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,9 @@ def obstacle(image: Path) -> str | None:
         return reason
     try:
         known = canonical.read(directory_fingerprint.record(_KIND, image))
-        stamped = known["entries"] if known["format"] == FORMAT else None
+        stamped = known["entries"] if known["format"] == FORMAT else {}
     except (OSError, ValueError, KeyError, TypeError):
-        stamped = None
+        stamped = {}
     if not stamped:
         return f"{image} was not created on this machine"
     try:
@@ -74,30 +72,27 @@ def obstacle(image: Path) -> str | None:
 def published(image: Path) -> Iterator[Path]:
     """Yield a private directory for a new image, which replaces `image` when the block ends. If the block raises, remove it.
 
-    Only one image is created at a time; a second caller waits. Leftovers of killed processes are removed.
+    Only one image is created at a time; a second caller waits. The directory of a killed process is removed.
 
     Raises:
         OSError, NoLocksError: The directory cannot be created or locked.
     """
-    root = image.parent
-    files.make_private(root)
-    with files.locked(root / _LOCK):
-        _sweep(root)
-        partial = root / f".{image.name}.{uuid.uuid4().hex}.partial"
+    files.make_private(image.parent)
+    with files.locked(image.parent / _LOCK):
+        partial = image.with_name(_PARTIAL)
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
         try:
             yield partial
             _seal(partial)
-            _replace(image, partial)
+            shutil.rmtree(image, ignore_errors=True)
+            partial.rename(image)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         record = directory_fingerprint.record(_KIND, image)
         files.make_private(record.parent)
-        files.write_atomic(
-            record,
-            json.dumps({"format": FORMAT, "entries": directory_fingerprint.compute(image)}).encode(),
-            mode=0o600,
-        )
+        document = {"format": FORMAT, "entries": directory_fingerprint.compute(image)}
+        files.write_atomic(record, json.dumps(document).encode(), mode=0o600)
 
 
 def _seal(directory: Path) -> None:
@@ -107,19 +102,6 @@ def _seal(directory: Path) -> None:
         with path.open("rb") as file:
             files.sync_file(file)
     files.sync_directory(directory)
-
-
-def _replace(image: Path, partial: Path) -> None:
-    aside = image.with_name(f".{image.name}.{uuid.uuid4().hex}.old")
-    if image.exists():
-        image.rename(aside)
-    partial.rename(image)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sweep(root: Path) -> None:
-    for left in root.glob(_LEFT):
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def listed(root: Path) -> Iterator[Image]:
@@ -146,26 +128,16 @@ def discard(image: Image) -> None:
 
 
 def prune(root: Path, *, dry_run: bool) -> reclaim.Reclaimed:
-    """Remove the images that cannot be thawed any more, and leftovers of killed processes."""
+    """Remove the images that cannot be thawed any more, and what a killed process left of one."""
     dead = [image for image in listed(root) if image.obstacle is not None]
-    left, left_bytes = _left(root, dry_run=dry_run)
+    paths, freed = [image.directory for image in dead], sum(image.size for image in dead)
     for image in () if dry_run else dead:
         discard(image)
-    freed = sum(image.size for image in dead) + left_bytes
-    return reclaim.Reclaimed((*(image.directory for image in dead), *left), freed)
-
-
-def _left(root: Path, *, dry_run: bool) -> tuple[list[Path], int]:
-    """Remove leftovers of killed processes and return them with their bytes on disk; none while an image is being created."""
-    try:
-        held = files.try_lock(root / _LOCK) if root.is_dir() else None
-    except OSError:
-        held = None
-    if held is None:
-        return [], 0
-    left = list(root.glob(_LEFT))
-    freed = sum(map(reclaim.size, left))
-    if not dry_run:
-        _sweep(root)
-    os.close(held)
-    return left, freed
+    partial = root / _PARTIAL
+    # While an image is being created, its process has the lock.
+    if partial.is_dir() and (held := files.try_lock(root / _LOCK)) is not None:
+        paths, freed = [*paths, partial], freed + reclaim.size(partial)
+        if not dry_run:
+            shutil.rmtree(partial, ignore_errors=True)
+        os.close(held)
+    return reclaim.Reclaimed(tuple(paths), freed)

@@ -16,17 +16,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from coldstart.artifacts import canonical, files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.system import fingerprint, paths
 from coldstart.system.dry_run import is_dry_run
-from coldstart.system.trust import directory_fingerprint, ownership, section_claims
+from coldstart.system.trust import directory_fingerprint, ownership
 
 FORMAT = 2
-"""Format 1 was a text with the names of the trusted keys."""
 _TRIES = 20
 
 
@@ -62,8 +61,6 @@ def unpacked(
         if _obstacle(record, place) is not None:
             bundle.require_trust(section, trust)
         return place
-    with suppress(OSError):  # a state directory that cannot be written costs a later prune its work only
-        section_claims.claim(digest, bundle.layout.root)
     if (reason := _obstacle(record, place)) is None:
         return place
     with _closed():

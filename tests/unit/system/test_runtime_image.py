@@ -94,7 +94,7 @@ def test_failed_publish_leaves_the_former_image(make: Make, root: Path) -> None:
 
 def test_next_publish_removes_files_of_a_killed_one(make: Make, root: Path) -> None:
     image = make()
-    left = root / f".{image.name}.0123.partial"
+    left = root / ".partial"
     left.mkdir()
     (left / "pages-1.img").write_bytes(b"half")
     make()
@@ -103,7 +103,7 @@ def test_next_publish_removes_files_of_a_killed_one(make: Make, root: Path) -> N
 
 def test_prune_removes_unusable_images_and_leftovers(make: Make, root: Path) -> None:
     kept, old = make("a" * 64), make("b" * 64, kernel="3.1")
-    left = root / f".{'c' * 64}.0123.partial"
+    left = root / ".partial"
     left.mkdir()
     (left / "pages-1.img").write_bytes(b"half" * 4096)
     planned = runtime_image.prune(root, dry_run=True)
