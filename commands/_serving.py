@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -102,33 +102,18 @@ def run(
     from coldstart.launch import ladder, planning, supervise
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
-    from coldstart.system.start_progress import StageClock
 
     with recording(timeline, wanted=True) as recorded:
         with nullcontext(on_progress) if on_progress else show_start(common) as show:
-            clock = StageClock(show)
-            started = ladder.start(replace(request, on_progress=clock), plan)
+            started = ladder.start(replace(request, on_progress=show), plan)
         with supervise.end_on_error(started.running.process):
-            step = clock.find_longest()
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
-            phases = recorded.timeline.phases()
-            report["longest_phase"] = _choose_longest(
-                recorded.timeline.find_longest(started.began), step, phases
-            )
+            report["longest_phase"] = recorded.timeline.find_longest(started.began)
             with common.out.gather():
                 announce(report, draw(recorded.timeline))
                 advise(common, request, plan, report)
             return supervise.stay(started.running.process)
-
-
-def _choose_longest(
-    phase: tuple[str, float] | None, step: tuple[str, float] | None, phases: Container[str]
-) -> tuple[str, float] | None:
-    """Return the longest phase, or the reported step if it is that of vLLM itself and most of the phase: it says more."""
-    if phase is None or step is None:
-        return phase or step
-    return step if step[0] not in phases and step[1] > phase[1] / 2 else phase
 
 
 @contextmanager

@@ -65,34 +65,6 @@ class StartProgress:
 Report = Callable[[StartProgress], None]
 
 
-class StageClock:
-    """Measures the stages of a start by the arrival of its reports, where no timeline is recorded.
-
-    A stage lasts until the report of another one: the rest of a stage after one within it counts for the inner one.
-    """
-
-    def __init__(self, then: Report) -> None:
-        self._then, self._stage, self._began = then, "", 0.0
-        self._seconds: dict[str, float] = {}
-
-    def __call__(self, progress: StartProgress) -> None:
-        """Note the report and pass it on."""
-        if progress.stage != self._stage:
-            self._switch(progress.stage)
-        self._then(progress)
-
-    def find_longest(self) -> tuple[str, float] | None:
-        """Return name and seconds of the longest stage until now, None without a report. The last stage ends here."""
-        self._switch("")
-        return max(self._seconds.items(), key=lambda item: item[1], default=None)
-
-    def _switch(self, stage: str) -> None:
-        now = time.monotonic()
-        if self._stage:
-            self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + now - self._began
-        self._stage, self._began = stage, now
-
-
 class ProgressText(str):
     """Progress in words, as the step of a phase that the next step replaces."""
 

@@ -71,20 +71,3 @@ def test_ready_line_names_the_longest_phase_of_a_slow_start(
     assert _serving.describe(report | {"longest_phase": longest}) == line
     shown = _serving.describe(report | {"longest_phase": longest}, phases_follow=True)
     assert shown == line.removesuffix("; -v shows all phases")
-
-
-@pytest.mark.parametrize(
-    ("phase", "step", "longest"),
-    [
-        (("start engine", 60.0), ("compile the model", 50.0), "compile the model"),
-        (("fork the server", 3.0), ("compile the model", 0.6), "fork the server"),
-        (("start engine", 6.0), ("load weights", 5.0), "start engine"),
-        (None, ("load weights", 5.0), "load weights"),
-        (("start engine", 6.0), None, "start engine"),
-    ],
-)
-def test_longest_phase_is_a_step_of_vllm_that_no_phase_contains_alone(
-    phase: tuple[str, float] | None, step: tuple[str, float] | None, longest: str
-) -> None:
-    found = _serving._choose_longest(phase, step, {"start engine", "fork the server", "load weights"})
-    assert found is not None and found[0] == longest

@@ -10,7 +10,7 @@ from support.progress_pipe import pipe
 from coldstart.contract.environment import START_PROGRESS
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import start_progress, timeline
-from coldstart.system.start_progress import KEY, Counter, LineReader, StageClock, StartProgress
+from coldstart.system.start_progress import KEY, Counter, LineReader, StartProgress
 
 __all__ = ["pipe"]
 
@@ -111,20 +111,3 @@ def test_figures_that_cannot_be_sent_fail_no_start(pipe: int) -> None:
 )
 def test_progress_in_words(progress: StartProgress, words: str) -> None:
     assert progress.describe() == words == progress.build_document()["text"]
-
-
-def test_clock_finds_the_longest_stage_by_the_arrival_of_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter((0.0, 2.0, 8.5, 9.0, 9.0))
-    monkeypatch.setattr(start_progress.time, "monotonic", lambda: next(moments))
-    passed: list[str] = []
-    clock = StageClock(lambda progress: passed.append(progress.describe()))
-    for progress in (
-        StartProgress("import torch"),
-        StartProgress("import vllm"),
-        StartProgress("load", 1, 2, "shards"),
-        StartProgress("load", 2, 2, "shards"),
-    ):
-        clock(progress)
-    assert clock.find_longest() == ("import vllm", 6.5)
-    assert passed == ["import torch", "import vllm", "load: 1 of 2 shards", "load: 2 of 2 shards"]
-    assert StageClock(start_progress.ignore).find_longest() is None
