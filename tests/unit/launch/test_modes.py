@@ -133,9 +133,3 @@ def test_every_template_level_has_one_mode() -> None:
     }
     with pytest.raises(UsageError, match="Unknown template level 'warm'"):
         preparation.find_mode("warm")
-
-
-def test_the_architecture_page_lists_the_modes_in_their_order() -> None:
-    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
-    listed = [line.split()[0] for line in page.splitlines() if line.startswith("     ") and line.split()]
-    assert [word for word in listed if word in modes.names()] == list(modes.names())

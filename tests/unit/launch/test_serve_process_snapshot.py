@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import platform
 import subprocess
@@ -116,34 +115,6 @@ class TestCheck:
             match=r"OMP_NUM_THREADS: .* created with '1', this start has '2'",
         ):
             process_snapshot.check(made, replace(PLAN, env={"OMP_NUM_THREADS": "2"}))
-
-
-class TestCriuMissing:
-    def test_missing_names_criu_when_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-        assert "/nonexistent/criu was not found: install criu" in str(criu.missing())
-
-    def test_missing_names_a_program_that_is_not_executable(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        (tmp_path / "criu").write_text("")
-        monkeypatch.setenv(criu.VARIABLE, str(tmp_path / "criu"))
-        assert "was not found" in str(criu.missing())
-
-    @pytest.mark.parametrize("held", ["0", "200000", "10000000000", None])
-    def test_missing_names_the_capabilities(
-        self, fake_criu: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, held: str | None
-    ) -> None:
-        fake_criu(0)
-        monkeypatch.setattr(criu, "_status", lambda _: held)
-        assert "CRIU needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE" in str(criu.missing())
-
-    def test_missing_is_none_when_all_is_there(self, fake_criu: Callable[[int], Path]) -> None:
-        fake_criu(0)
-        assert criu.missing() is None and criu.version() == "9.8.7"
-
-    def test_status_reads_a_field_of_the_process(self) -> None:
-        assert int(criu._status("CapEff") or "", 16) >= 0 and criu._status("NoSuchField") is None
 
 
 @pytest.mark.usefixtures("home")
@@ -261,25 +232,6 @@ def test_freeze_records_the_dependencies(
     assert "python" in listed and "coldstart/launch/process_snapshot.py" in listed
     assert not (home / fingerprint.MODULES).exists()
     process_snapshot.check(tmp_path / "out", LaunchPlan([]))
-
-
-def test_mapped_files_are_those_of_the_process(tmp_path: Path) -> None:
-    path = tmp_path / "with space.so"
-    path.write_bytes(b"x" * 5000)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
-        assert str(path) in fingerprint.mapped_files(os.getpid())
-    assert str(path) not in fingerprint.mapped_files(os.getpid())
-
-
-def test_first_error_is_the_cause(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(
-        "(1) a\n(2) Error (x.c:1): no space\n(3) Error (y.c:2): Restoring FAILED.\n"
-    )
-    assert process_snapshot.first_error(tmp_path / "log") == "(2) Error (x.c:1): no space"
-
-
-def test_first_error_is_empty_without_errors(tmp_path: Path) -> None:
-    assert process_snapshot.first_error(tmp_path / "none") == "its log contains no error"
 
 
 def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:

@@ -331,17 +331,6 @@ def test_a_pid_that_belongs_to_another_template_is_never_signalled(fake_engine: 
     template_pool.stop(other)
 
 
-def test_process_with_another_start_time_is_not_a_template(fake_engine: FakeEngine) -> None:
-    fake_engine("serves")
-    warm = template_pool.start("engine", PLAN, "tiny", 20)
-    about = json.loads((warm.directory / "about.json").read_text())
-    assert about["birth"] == processes.birth(about["pid"])
-    (warm.directory / "about.json").write_text(json.dumps(about | {"birth": about["birth"] + "1"}))
-    (found,) = template_pool.listed()
-    assert found.pid is None and template_pool.find("engine", KEY) is None
-    template_pool.stop(warm)
-
-
 def test_templates_of_another_root_are_not_listed(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("serves")
     (tmp_path / "own").mkdir()

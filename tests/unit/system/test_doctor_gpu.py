@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.fake_nvml import A100, H200, Fake
+from support.fake_nvml import Fake
 
 from coldstart.launch import modes
 from coldstart.system import probes, runtime
-from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.system.probes import Probe
 
@@ -56,48 +55,6 @@ def test_doctor_accepts_a_mig_instance(fake: Fake, tmp_path: Path) -> None:
     fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0)
     found, ways = _found(tmp_path)
     assert "MIG 3g.71gb" in found["gpu"].found and ways["fresh"]
-
-
-def test_doctor_reports_a_mask_without_a_device(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.add()
-    monkeypatch.setenv(nvml.VISIBLE, "GPU-ffff")
-    found, ways = _found(tmp_path)
-    assert "GPU-ffff, but no such device exists" in str(found["gpu"].hint) and not ways["fresh"]
-
-
-def test_doctor_accepts_a_mask_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake.add(A100)
-    wanted = fake.add(H200)
-    monkeypatch.setenv(nvml.VISIBLE, wanted)
-    found, ways = _found(tmp_path)
-    # Only one device is visible, so the order does not matter.
-    assert found["gpu"].status == "ok" and "H200" in found["gpu"].found and "A100" not in found["gpu"].found
-    assert ways["fresh"] and ways["template-runtime"] and ways["standby"]
-
-
-def test_doctor_accepts_a_mig_instance_by_uuid(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.add(A100)
-    fake.add(mig=1)
-    wanted = fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=1)
-    monkeypatch.setenv(nvml.VISIBLE, wanted)
-    found, ways = _found(tmp_path)
-    assert "MIG 3g.71gb" in found["gpu"].found and "A100" not in found["gpu"].found and ways["fresh"]
-
-
-def test_doctor_reports_two_device_models(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.add(A100)
-    fake.add(H200)
-    found, ways = _found(tmp_path)
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in str(found["gpu"].hint) and ways["fresh"]
-    monkeypatch.setenv(nvml.ORDER, "PCI_BUS_ID")
-    found, _ = _found(tmp_path)
-    assert found["gpu"].status == "ok"
 
 
 def test_modes_unavailable_on_a_gpu_engine() -> None:

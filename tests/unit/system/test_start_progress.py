@@ -28,19 +28,6 @@ def test_reader_sees_the_end_of_the_pipe_when_reports_end(pipe: int) -> None:
     assert read(pipe) == [StartProgress("load weights")] and LineReader(pipe).read() is None
 
 
-def test_each_start_of_one_process_uses_one_descriptor(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
-    monkeypatch.setenv(START_PROGRESS, "1")
-    reader, writer = os.pipe()
-    monkeypatch.setenv(READY_FD_ENV, str(writer))
-    own = start_progress._Pipe.descriptor
-    start_progress.begin()
-    os.close(writer)
-    start_progress.report(StartProgress("wake the engine"))
-    assert start_progress._Pipe.descriptor == own and LineReader(pipe).read() is None
-    assert read(reader) == [StartProgress("wake the engine")]
-    os.close(reader)
-
-
 def test_a_span_reports_its_stage_when_it_begins(pipe: int) -> None:
     with timeline.measure("import torch", track="server"):
         assert read(pipe) == [StartProgress("import torch")]
