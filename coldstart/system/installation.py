@@ -44,14 +44,16 @@ class Environment:
     python: str = sys.executable
     constraint: Path | None = None
 
-    def run(self, *arguments: str, quiet: bool = True, **variables: str) -> tuple[str, str | None]:
+    def run(
+        self, *arguments: str, quiet: bool = True, variables: Mapping[str, str] | None = None
+    ) -> tuple[str, str | None]:
         """Run this environment's Python. Return its output, if `quiet`, and the last line of its error, None on success."""
         done = subprocess.run(
             [self.python, *arguments],
             stdout=subprocess.PIPE if quiet else sys.stderr,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **variables},
+            env={**os.environ, **(variables or {})},
             check=False,
         )
         return done.stdout or "", _last_line(done.stderr) if done.returncode else None
@@ -178,7 +180,8 @@ def _by_uv(version: str, environment: Environment) -> str | None:
         if (failure := environment.pip("--target", directory, "uv", quiet=True)) is not None:
             return failure
         words = ("pip", "install", "--python", environment.python, "--no-deps", "--torch-backend", "cpu")
-        return environment.run("-m", "uv", *words, f"torch=={version}", PYTHONPATH=directory, **_UV_LIMITS)[1]
+        limits = _UV_LIMITS | {"PYTHONPATH": directory}
+        return environment.run("-m", "uv", *words, f"torch=={version}", variables=limits)[1]
 
 
 def _belongs(requirement: Requirement, extra: str) -> bool:
