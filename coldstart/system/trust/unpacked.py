@@ -77,7 +77,7 @@ def unpacked(
 def _fit(root: Path) -> Path:
     nearest = next(place for place in (root, *root.parents) if place.exists())
     fit = ownership.fault(root) is None and os.access(nearest, os.W_OK | os.X_OK)
-    return root if fit else paths.frozen_dir() / "unpacked"
+    return root if fit else paths.replacement_dir() / "unpacked"
 
 
 def _obstacle(record: Path, place: Path) -> str | None:
