@@ -23,7 +23,6 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import (
     fetch,
     ladder,
-    planning,
     preparation,
     process_snapshot,
     server_process,
@@ -395,23 +394,6 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
     one = started("snapshot")
     assert one.mode == "fresh" and "cannot connect to" in one.account.fallbacks[0].reason
     assert silent.ends == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "url"),
-    [
-        ([], "http://127.0.0.1:8000"),
-        (["--port", "9"], "http://127.0.0.1:9"),
-        (["--port", "9", "--port", "10"], "http://127.0.0.1:10"),
-        (["--host", "0.0.0.0"], "http://127.0.0.1:8000"),
-        (["--host", "::1"], "http://[::1]:8000"),
-        (["--host", "::"], "http://[::1]:8000"),
-        (["--ssl-certfile", "a.pem"], "https://127.0.0.1:8000"),
-        (["--uds", "/run/s"], "unix:/run/s"),
-    ],
-)
-def test_url_of_the_server(given: list[str], url: str) -> None:
-    assert planning.url(LaunchPlan(Arguments(given))) == url
 
 
 class Fake:

@@ -153,49 +153,11 @@ def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine
     assert list(template_pool._root().glob("*/")) == []
 
 
-def test_the_error_of_a_template_that_was_killed_has_its_code(
-    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine("never-ready")
-    real, wait = subprocess.Popen, template_pool._await
-
-    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
-        process = real(*args, **options)
-        monkeypatch.setattr(template_pool, "_await", lambda *given: (process.kill(), wait(*given)))
-        return process
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    with pytest.raises(template_pool.TemplateExitedError) as caught:
-        template_pool.start("engine", PLAN, "tiny", 20)
-    assert caught.value.code == 128 + signal.SIGKILL
-
-
 def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
     fake_engine("never-ready")
     with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s") as caught:
         template_pool.start("engine", PLAN, "tiny", 0.3)
     assert caught.value.hint == "allow more time with --ready-timeout SECONDS"
-    assert list(template_pool._root().glob("*/")) == []
-
-
-def test_an_interrupted_start_leaves_no_process(
-    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine("never-ready")
-    real, started = subprocess.Popen, list[subprocess.Popen[bytes]]()
-
-    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
-        started.append(real(*args, **options))
-        return started[-1]
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    monkeypatch.setattr(template_pool, "_await", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        template_pool.start("engine", PLAN, "tiny", 20)
-    assert [process.poll() for process in started] == [-signal.SIGKILL]
     assert list(template_pool._root().glob("*/")) == []
 
 

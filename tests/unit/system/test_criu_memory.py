@@ -143,20 +143,3 @@ def test_unknown_images_are_not_changed(frozen: tuple[Path, str], tmp_path: Path
     with pytest.raises(criu_memory.UnknownImageError):
         criu_memory.move(images, images / criu_memory.MEMORY)
     assert {file.name: file.read_bytes() for file in images.iterdir()} == there
-
-
-PRIVATE, WRITABLE, ANONYMOUS = (7, 0x201), (5, 3), (6, 0x22)
-
-
-@pytest.mark.parametrize(
-    ("mapping", "moved"),
-    [
-        ([WRITABLE, ANONYMOUS, PRIVATE], True),
-        ([WRITABLE, (6, 0x122), PRIVATE], False),  # grows downwards: a stack
-        ([(5, 1), ANONYMOUS, PRIVATE], False),  # read only
-        ([WRITABLE, (6, 0x2), (7, 0x41)], False),  # of a file already
-        ([WRITABLE, ANONYMOUS, PRIVATE, (9, 1 << 18)], False),  # to be wiped in a child
-    ],
-)
-def test_only_ordinary_memory_is_moved(mapping: list[tuple[int, int]], moved: bool) -> None:
-    assert criu_memory._plain([*mapping]) is moved
