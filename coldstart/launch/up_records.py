@@ -1,7 +1,8 @@
-"""Records of the servers that `coldstart up` started: one directory per model and key, with the record, a lock and a log.
+"""Records of the servers that `coldstart up` started: one directory per model and key, with the record and a log.
 
 The runtime directory is the user's, whatever store they use. The name of a record's directory therefore begins with the
-digest of the store and of the state directory that the server uses: a command sees only the servers of its own.
+digest of the store and of the state directory that the server uses: a command sees only the servers of its own. The digest
+of the model follows: its servers start under one lock.
 
 The record names the process that supervises the server, by PID and birth. A record of a process that has ended counts as none.
 """
@@ -12,8 +13,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -111,25 +112,20 @@ class UpDirectory:
                     self.path.rmdir()
             os.close(handle)
 
-    def try_lock(self, stack: ExitStack) -> bool:
-        """Hold the lock of `locked` until `stack` is closed. Return False if another process has it."""
-        if (handle := files.try_lock(self._lock)) is None:
-            return False
-        stack.callback(os.close, handle)
-        return True
+    def lock(self, stack: ExitStack, await_other: Callable[[], None]) -> None:
+        """Hold the lock under which a server of this model starts, until `stack` is closed.
 
-    @contextmanager
-    def locked(self, await_other: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock under which a server of this model starts. Call `await_other` before waiting for another start."""
-        with ExitStack() as stack:
-            if not self.try_lock(stack):
-                await_other()
-                stack.enter_context(files.locked(self._lock))
-            yield
+        Call `await_other` before waiting for another start of the model.
+        """
+        if (handle := files.try_lock(self._lock)) is None:
+            await_other()
+            stack.enter_context(files.locked(self._lock))
+        else:
+            stack.callback(os.close, handle)
 
     @property
     def _lock(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.lock")
+        return self.path.with_name(f"{self.path.name.rpartition('-')[0]}.lock")
 
 
 def identify_store(cache: Cache) -> str:
@@ -149,21 +145,17 @@ def find_recorded(record: UpRecord, cache: Cache) -> UpDirectory:
 
 
 def _find(cache: Cache, path: str, key: str) -> UpDirectory:
-    identity = hashlib.sha256(f"{path}\0{key}".encode()).hexdigest()[:12]
-    return UpDirectory(_root() / f"{identify_store(cache)}-{identity}")
+    model, own = (hashlib.sha256(text.encode()).hexdigest()[:8] for text in (path, key))
+    return UpDirectory(_root() / f"{identify_store(cache)}-{model}-{own}")
 
 
-def locked_model(lookup: Lookup) -> AbstractContextManager[None]:
-    """Return a lock on all records of the look-up's model. It is held for a decision, never for a start."""
-    identity = hashlib.sha256(str(lookup.model.path).encode()).hexdigest()[:12]
-    return files.locked(_root() / f"{identity}.model.lock")
-
-
-def find_others(lookup: Lookup) -> list[UpDirectory]:
-    """Return the directories of servers of the look-up's model that run or start under another key."""
-    own, path = find_directory(lookup), str(lookup.model.path)
-    others = [one for one in list_directories(lookup.cache) if one != own]
-    return [one for one in others if (record := one.read()) is not None and record.path == path]
+def find_others(lookup: Lookup) -> list[UpRecord]:
+    """Return the records of servers of the look-up's model that run or start under another key."""
+    own = find_directory(lookup)
+    beside = sorted(own.path.parent.glob(f"{own.path.name.rpartition('-')[0]}-*"))
+    return [
+        record for path in beside if path != own.path and (record := UpDirectory(path).read()) is not None
+    ]
 
 
 def describe_own(lookup: Lookup, planned_url: str | None = None) -> UpRecord:

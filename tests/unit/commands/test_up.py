@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -654,7 +655,8 @@ def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
     claimed = fork.Event()
 
     def claim() -> None:
-        with directory.locked(lambda: None):
+        with ExitStack() as lock:
+            directory.lock(lock, lambda: None)
             directory.write(up_records.describe_own(replace(lookup, vllm_args=Arguments(API_KEYS[0]))))
             claimed.set()
             signal.pause()

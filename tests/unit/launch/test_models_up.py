@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_find_others_lists_servers_of_the_same_model_alone(
     larger = replace(lookup, key=key(max_model_len=64), vllm_args=Arguments(("--api-key", "k")))
     up_records.find_directory(larger).write(record := read_record(larger, process.pid))
     assert record.vllm_args == ("--api-key", "***")
-    assert [one.read() for one in up_records.find_others(lookup)] == [record]
+    assert up_records.find_others(lookup) == [record]
     assert up_records.find_others(larger) == []
     elsewhere = replace(lookup, model=replace(lookup.model, path=tmp_path / "other"))
     assert up_records.find_others(elsewhere) == []
@@ -112,7 +113,8 @@ def test_remove_retains_the_files_of_a_start_in_progress(lookup: Lookup) -> None
     directory.remove()  # it runs
     assert directory.read() is not None
     directory.end()
-    with directory.locked(lambda: None):
+    with ExitStack() as lock:
+        directory.lock(lock, lambda: None)
         directory.remove()
         assert directory.path.is_dir()
     directory.remove()
