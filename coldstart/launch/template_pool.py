@@ -85,13 +85,12 @@ def listed(root: Path | None = None) -> Iterator[Warm]:
     for directory in sorted(_root(root).iterdir()):
         try:
             about = canonical.read(directory / "about.json")
-            born, level, owner = about["birth"], about["level"], tuple(about["owner"])
-            pid = about["pid"] if processes.is_alive(about["pid"], born) else None
-            key, model, python, read = (about[name] for name in ("key", "model", "python", "environment"))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            warm = Warm(**about | {"directory": directory, "owner": tuple(about["owner"])})
+        except (OSError, ValueError, LookupError, TypeError):
             continue  # being written, or being removed
-        servers = _awake(pid, directory) if level in SLEEP_LEVELS else _servers(pid)
-        yield Warm(level, key, directory, model, pid, servers, python, read, born, owner)
+        pid = warm.pid if warm.pid and processes.is_alive(warm.pid, warm.birth) else None
+        servers = _awake(pid, directory) if warm.level in SLEEP_LEVELS else _servers(pid)
+        yield replace(warm, pid=pid, servers=servers)
 
 
 def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
