@@ -1,8 +1,8 @@
 """Records of the servers that `coldstart up` started: one directory per model and key, with the record and a log.
 
 The runtime directory is the user's, whatever store they use. The name of a record's directory therefore begins with the
-digest of the store and of the state directory that the server uses: a command sees only the servers of its own. The digest
-of the model follows: its servers start under one lock.
+digest of the store and of the state directory that the server uses: a command sees only the servers of the same store. The
+digest of the model follows: its servers start under one lock.
 
 The record names the process that supervises the server, by PID and birth. A record of a process that has ended counts as none.
 """
