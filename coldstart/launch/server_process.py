@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from coldstart.contract.environment import START_PROGRESS
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import rejection
@@ -213,13 +212,13 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProc
     Returns:
         The process, and the descriptor on which the server reports readiness.
     """
-    variables: dict[str, str] = {SUPERVISOR_ENV: str(os.getpid()), START_PROGRESS: "1"}
+    supervisor: dict[str, str] = {SUPERVISOR_ENV: str(os.getpid())}
     process, reader = spawn(
         "server",
         plan,
         lambda file, writer: [f"/proc/self/fd/{file}"],
         output or sys.stderr,
-        env=os.environ | variables | plan.env,
+        env=os.environ | supervisor | plan.env,
         variable=READY_FD_ENV,
     )
     return Child(process), reader
@@ -253,7 +252,7 @@ def forked(
     request = {
         "plan": plan.document(),
         "cwd": str(Path.cwd()),
-        "env": {**os.environ, START_PROGRESS: "1"},
+        "env": dict(os.environ),
         "now": timeline.now(),
     }
     # Arguments and variables contain secrets: they travel where the server reads them, and the template does not.

@@ -1,8 +1,7 @@
 """Progress of a start: its stage with figures, as lines on the pipe on which the server reports readiness.
 
 A line is {"progress": {stage, done, total, unit}}; only a stage that counts has figures. A process reports if it, or a
-process that forked it, has called `begin`: in a spawned process the descriptor belongs to another file. The reader asks for
-reports, because one of an earlier release would take the first line for readiness.
+process that forked it, has called `begin`: in a spawned process the descriptor belongs to another file.
 Invariant: a report never blocks or fails a start. A reader that does not keep up misses reports, and the pipe retains space
 for the report of readiness.
 """
@@ -105,14 +104,13 @@ class _Pipe:
 
 
 def begin() -> None:
-    """Report the progress of this process, and of those that it forks, to the process that started it, if it asks for it."""
+    """Report the progress of this process, and of those that it forks, to the process that awaits its readiness."""
     end()
-    if environment.START_PROGRESS.read():
-        with suppress(OSError):
-            # Writes to this open file never block, while the report of readiness on the pipe may.
-            _open(f"/proc/self/fd/{int(environment.READY_FD.read())}")
-            _Pipe.is_read, _Pipe.last = True, None
-            timeline.on_begin = lambda name: report(StartProgress(name))
+    with suppress(OSError):
+        # Writes to this open file never block, while the report of readiness on the pipe may.
+        _open(f"/proc/self/fd/{int(environment.READY_FD.read())}")
+        _Pipe.is_read, _Pipe.last = True, None
+        timeline.on_begin = lambda name: report(StartProgress(name))
 
 
 def end() -> None:

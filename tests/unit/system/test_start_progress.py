@@ -7,7 +7,6 @@ import os
 import pytest
 from support.progress_pipe import pipe
 
-from coldstart.contract.environment import START_PROGRESS
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import start_progress, timeline
 from coldstart.system.start_progress import KEY, Counter, LineReader, StartProgress
@@ -63,22 +62,11 @@ def test_unread_reports_block_neither_a_start_nor_its_readiness(pipe: int) -> No
 def test_nothing_is_reported_to_a_reader_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     monkeypatch.setenv(READY_FD_ENV, str(writer))
-    monkeypatch.setenv(START_PROGRESS, "1")
     start_progress.begin()
     os.close(writer)
     os.close(reader)
     start_progress.report(StartProgress("load weights"))
     assert timeline.on_begin is None
-
-
-def test_a_reader_that_does_not_ask_receives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    monkeypatch.setenv(READY_FD_ENV, str(writer))
-    start_progress.begin()
-    start_progress.report(StartProgress("load weights"))
-    os.close(writer)
-    assert os.read(reader, 1) == b""
-    os.close(reader)
 
 
 def test_figures_that_cannot_be_sent_fail_no_start(pipe: int) -> None:
