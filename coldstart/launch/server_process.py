@@ -289,56 +289,46 @@ def acknowledged(
         ServerExitedError: The server exits before it is ready.
         CommandFailedError: `timeout` seconds have passed; the server is killed.
     """
-    try:
-        return _acknowledged(process, reader, since, timeout, on_progress)
-    finally:
-        os.close(reader)
-
-
-def _acknowledged(
-    process: ServerProcess,
-    reader: int,
-    since: float,
-    timeout: float | None,
-    on_progress: start_progress.Report,
-) -> Running:
     deadline = None if timeout is None else since + timeout
     lines, cause, report = start_progress.LineReader(reader), "", None
-    while report is None:
-        left = None if deadline is None else max(0.0, deadline - timeline.now())
-        ready, _, _ = select.select([reader], [], [], left)
-        if not ready:
-            process.signal(signal.SIGKILL)
-            raise CommandFailedError(
-                f"The server was not ready within {timeout:g} s and was killed.",
-                hint="allow more time with --ready-timeout SECONDS",
-            )
-        messages = lines.read()
-        if messages is None:
-            from coldstart.system import probes  # what else it imports, no start needs
-
-            code = process.wait()
-            if found := rejection.find(cause):
-                rejected = found.build_error(ServerExitedError)
-                rejected.code = code
-                raise rejected
-            ended = f"The server {exits.describe(code)} before it was ready"
-            because = "." if exits.is_kill(code) else "; its log has the reason."
-            died = ServerExitedError(
-                f"{ended}: {cause}" if cause else ended + because, hint=probes.exhausted()
-            )
-            died.code = code
-            raise died
-        for line in messages:
-            # An error alone ends nothing: the server may still become ready.
-            if start_progress.KEY in line:
-                with suppress(OSError):  # what reads the progress may have gone
-                    on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
-            elif "failed" in line:
-                cause = cause if _ENGINE_FAILED in line["failed"] and cause else str(line["failed"])
-            else:
-                report = report or line
+    with os.fdopen(reader):
+        while report is None:
+            left = None if deadline is None else max(0.0, deadline - timeline.now())
+            ready, _, _ = select.select([reader], [], [], left)
+            if not ready:
+                process.signal(signal.SIGKILL)
+                raise CommandFailedError(
+                    f"The server was not ready within {timeout:g} s and was killed.",
+                    hint="allow more time with --ready-timeout SECONDS",
+                )
+            messages = lines.read()
+            if messages is None:
+                raise _explain_exit(process.wait(), cause)
+            for line in messages:
+                # An error alone ends nothing: the server may still become ready.
+                if start_progress.KEY in line:
+                    with suppress(OSError):  # what reads the progress may have gone
+                        on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
+                elif "failed" in line:
+                    cause = cause if _ENGINE_FAILED in line["failed"] and cause else str(line["failed"])
+                else:
+                    report = report or line
     if reason := report.get("unfit"):
         process.wait()
         raise ServerExitedError(f"the prepared engine does not fit this start: {reason}")
     return Running(process, report, timeline.now() - since)
+
+
+def _explain_exit(code: int, cause: str) -> ServerExitedError:
+    """Return the error for a server that exited before it was ready; `cause` is what it reported, "" for nothing."""
+    from coldstart.system import probes  # what else it imports, no start needs
+
+    if found := rejection.find(cause):
+        died = found.build_error(ServerExitedError)
+    else:
+        ended = f"The server {exits.describe(code)} before it was ready"
+        because = "." if exits.is_kill(code) else "; its log has the reason."
+        message = f"{ended}: {cause}" if cause else ended + because
+        died = ServerExitedError(message, hint=probes.exhausted())
+    died.code = code
+    return died

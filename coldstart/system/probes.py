@@ -102,9 +102,7 @@ def frozen_runtime(cache: Cache) -> Probe:
         place = runtime_image.place(cache.runtimes)
         image = runtime_image.described(place) if place.is_dir() else None
     except (ColdstartError, OSError) as error:
-        return Probe(
-            name, "note", f"none: {error}", error.hint if isinstance(error, ColdstartError) else None
-        )
+        return Probe(name, "note", f"none: {error}", getattr(error, "hint", None))
     if image is None:
         return Probe(name, "note", "none yet", make)
     if image.obstacle is not None:
@@ -142,11 +140,7 @@ def template() -> Probe:
     try:
         place = paths.runtime_dir()
     except (ColdstartError, OSError) as error:
-        hint = (
-            error.hint
-            if isinstance(error, ColdstartError)
-            else "set XDG_RUNTIME_DIR to a directory that you own"
-        )
+        hint = getattr(error, "hint", "set XDG_RUNTIME_DIR to a directory that you own")
         return Probe("template", "missing", str(error), hint)
     return Probe("template", "ok", f"sockets in {place}")
 

@@ -85,11 +85,9 @@ def _obstacle(record: Path, place: Path) -> str | None:
     try:
         known = canonical.read(record)
     except (OSError, ValueError):
-        return (
-            f"{place} has no valid record: an older coldstart, or none, verified it" if place.is_dir() else ""
-        )
+        known = None
     if not isinstance(known, dict) or known.get("format") != FORMAT:
-        return f"{place} was verified by an older coldstart"
+        return f"{place} has no valid record of its verification" if place.is_dir() else ""
     if not place.is_dir():
         return ""
     if (reason := ownership.fault(place)) is not None:
