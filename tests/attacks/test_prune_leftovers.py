@@ -14,7 +14,8 @@ from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, publish, write_tree
 from tools.shell import Run
 
-from coldstart.system import paths, reclaim
+from coldstart.launch import pruning
+from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.trust import unpacked
 
@@ -81,8 +82,8 @@ def test_reclaim_retains_files_that_a_process_has_mapped(store: Store, home: Pat
         (place / "kernel.so").open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ),
     ):
-        assert reclaim.reclaim([place.parent], [], dry_run=False).paths == () and place.is_dir()
-    assert reclaim.reclaim([place.parent], [], dry_run=False).paths == (place,) and not place.exists()
+        assert pruning.reclaim([place.parent], [], dry_run=False).paths == () and place.is_dir()
+    assert pruning.reclaim([place.parent], [], dry_run=False).paths == (place,) and not place.exists()
 
 
 def test_reclaim_retains_files_with_other_names(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_reclaim_retains_files_with_other_names(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     left = tmp_path / f".{'a' * 64}.123.old"
     left.mkdir()
-    assert reclaim.reclaim([tmp_path], [], dry_run=False).paths == (left,)
+    assert pruning.reclaim([tmp_path], [], dry_run=False).paths == (left,)
     assert len(list(tmp_path.iterdir())) == 4
 
 

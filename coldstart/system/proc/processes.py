@@ -61,6 +61,15 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
+def has_terminal() -> bool:
+    """Return whether this process has a controlling terminal, which it loses when the terminal is closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 def memory_bytes(pid: int) -> int:
     """Return the proportional set size of a process and its descendants in bytes. Each shared page counts by its share.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -19,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.artifacts import canonical, files
-from coldstart.system import fingerprint, reclaim, runtime
+from coldstart.system import fingerprint, runtime
 from coldstart.system.trust import directory_fingerprint, ownership
 
 FORMAT = 1
 ABOUT = "image.json"
 _KIND = "frozen"
-_LOCK, _PARTIAL = ".lock", ".partial"
+LOCK, PARTIAL = ".lock", ".partial"
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ def published(image: Path) -> Iterator[Path]:
         OSError, NoLocksError: The directory cannot be created or locked.
     """
     files.make_private(image.parent)
-    with files.locked(image.parent / _LOCK):
-        partial = image.with_name(_PARTIAL)
+    with files.locked(image.parent / LOCK):
+        partial = image.with_name(PARTIAL)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
         try:
@@ -118,7 +117,7 @@ def described(directory: Path) -> Image:
     except (OSError, ValueError, KeyError, TypeError):
         python = vllm = made = ""
     reason = obstacle(directory) or fingerprint.obstacle(directory, "runtime snapshot")
-    return Image(directory, python, vllm, made, reclaim.size(directory), reason)
+    return Image(directory, python, vllm, made, size(directory), reason)
 
 
 def discard(image: Image) -> None:
@@ -127,17 +126,7 @@ def discard(image: Image) -> None:
     directory_fingerprint.record(_KIND, image.directory).unlink(missing_ok=True)
 
 
-def prune(root: Path, *, dry_run: bool) -> reclaim.Reclaimed:
-    """Remove the images that cannot be thawed any more, and what a killed process left of one."""
-    dead = [image for image in listed(root) if image.obstacle is not None]
-    paths, freed = [image.directory for image in dead], sum(image.size for image in dead)
-    for image in () if dry_run else dead:
-        discard(image)
-    partial = root / _PARTIAL
-    # While an image is being created, its process has the lock.
-    if partial.is_dir() and (held := files.try_lock(root / _LOCK)) is not None:
-        paths, freed = [*paths, partial], freed + reclaim.size(partial)
-        if not dry_run:
-            shutil.rmtree(partial, ignore_errors=True)
-        os.close(held)
-    return reclaim.Reclaimed(tuple(paths), freed)
+def size(path: Path) -> int:
+    """Return the bytes that a file or a directory takes on disk."""
+    inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
+    return sum(status.st_blocks * 512 for one in inside if (status := one.lstat()))

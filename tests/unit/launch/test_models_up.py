@@ -159,17 +159,7 @@ def test_untrusted_bundle_of_a_server_is_a_setting_and_the_permission_alone_is_n
 def test_key_of_the_digests_is_private_and_made_once(lookup: Lookup) -> None:
     given = replace(lookup, vllm_args=Arguments(("--api-key", "k")))
     first = up_settings.digest(given, {})
-    key = paths.state_dir() / "up.key"
+    key = paths.runtime_dir() / "up.key"
     assert key.stat().st_mode & 0o777 == 0o600 and up_settings.digest(given, {}) == first
     key.unlink()
     assert up_settings.digest(given, {})[up_settings.API_KEY] != first[up_settings.API_KEY]
-
-
-def test_settings_are_compared_where_the_state_cannot_be_written(
-    lookup: Lookup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    assert up_settings.digest(lookup, {"VLLM_API_KEY": "k"}) == up_settings.digest(
-        lookup, {"VLLM_API_KEY": "k"}
-    )
