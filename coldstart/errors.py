@@ -22,6 +22,7 @@ __all__ = [
     "AuthRequiredError",
     "ColdstartError",
     "CommandFailedError",
+    "LaunchRefusedError",
     "NoBundleError",
     "UsageError",
     "describe",
@@ -42,6 +43,14 @@ class UsageError(ColdstartError):
     """The arguments or the configuration are invalid (exit code 2)."""
 
     exit_code = ERROR
+
+
+class LaunchRefusedError(RuntimeError):
+    """An available start mode did not start the server; the message has the reason. The next mode is tried."""
+
+    def __init__(self, reason: str, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.hint = hint
 
 
 class NoBundleError(ColdstartError):

@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -99,39 +99,21 @@ def run(
 
     The phases are bars of text. The progress of the start goes to `on_progress`, by default to the command's output.
     """
-    from coldstart.launch import ladder, planning, start_history, supervise
+    from coldstart.launch import ladder, planning, supervise
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
-    from coldstart.system.start_progress import StageClock
 
     with recording(timeline, wanted=True) as recorded:
         with nullcontext(on_progress) if on_progress else show_start(common) as show:
-            clock = StageClock(show)
-            started = ladder.start(replace(request, on_progress=clock), plan)
+            started = ladder.start(replace(request, on_progress=show), plan)
         with supervise.end_on_error(started.running.process):
-            step = clock.find_longest()
             report = started.document() | {"url": planning.url(plan)}
             recorded.started()
-            phases = recorded.timeline.phases()
-            report["longest_phase"] = _choose_longest(
-                recorded.timeline.find_longest(started.began), step, phases
-            )
+            report["longest_phase"] = recorded.timeline.find_longest(started.began)
             with common.out.gather():
                 announce(report, draw(recorded.timeline))
                 advise(common, request, plan, report)
-            if request.weights_from is None:  # last, because it waits for the disk
-                key, cache = request.lookup.key.digest, request.lookup.cache
-                start_history.record_start(key, report["mode"], report["ready_s"], cache)
             return supervise.stay(started.running.process)
-
-
-def _choose_longest(
-    phase: tuple[str, float] | None, step: tuple[str, float] | None, phases: Container[str]
-) -> tuple[str, float] | None:
-    """Return the longest phase, or the reported step if it is that of vLLM itself and most of the phase: it says more."""
-    if phase is None or step is None:
-        return phase or step
-    return step if step[0] not in phases and step[1] > phase[1] / 2 else phase
 
 
 @contextmanager
@@ -160,21 +142,13 @@ def advise(common: Common, request: "ServeRequest", plan: "LaunchPlan", report: 
 
 
 def advise_faster(lookup: "Lookup", ready_s: float, unavailable: Iterable[Fallback]) -> str | None:
-    """Return the command that prepares the fastest unavailable start mode, in one line; None after a fast start.
-
-    The line has the time of the last start in that mode, in seconds, if it was shorter.
-    """
-    from coldstart.launch import start_history
-
+    """Return the command that prepares the fastest unavailable start mode, in one line; None after a fast start."""
     hints = [(one.stage, one.hint) for one in unavailable if one.hint and one.hint.startswith("coldstart ")]
     if ready_s < SLOW_S or not hints:
         return None
     mode, command = hints[0]
     if lookup.vllm_args and command.startswith("coldstart materialize "):
         command += " -- " + shlex.join(secrets.arguments(lookup.vllm_args))
-    last_s = start_history.find_last(lookup.key.digest, mode, lookup.cache)
-    if last_s is not None and last_s < ready_s:
-        mode += f", the last one here: {last_s:.1f} s instead of {ready_s:.1f} s"
     return f"For a faster next start ({mode}): {command}"
 
 

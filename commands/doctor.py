@@ -7,8 +7,8 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
 from coldstart.errors import CommandFailedError
-from coldstart.launch.modes import availability
-from coldstart.system import doctor
+from coldstart.launch.modes import list_permitted, list_reasons
+from coldstart.system import probes
 from coldstart.system.probes import Probe
 
 
@@ -16,9 +16,9 @@ from coldstart.system.probes import Probe
 def command(common: Common) -> None:
     """Examine the machine and report; exit code 1 if it cannot serve."""
     with common.out.phase("examine this machine"):
-        results = doctor.examine(common.cache)
-    modes, able = availability.permitted(results), doctor.able(results)
-    refused = {mode: {"reason": why.reason, "hint": why.hint} for mode, why in availability.reasons().items()}
+        results = probes.examine(common.cache)
+    modes, able = list_permitted(results), probes.able(results)
+    refused = {mode: {"reason": why.reason, "hint": why.hint} for mode, why in list_reasons().items()}
     data = {
         "able": able,
         "start_modes": modes,
@@ -39,7 +39,7 @@ def _text(results: list[Probe], modes: dict[str, bool]) -> str:
     missing = [f"  {probe.name}: {probe.hint}" for probe in results if probe.hint]
     can = ", ".join(f"{name} {'yes' if yes else 'no'}" for name, yes in modes.items())
     blocks = [table(("", "what", "found"), rows), f"start modes: {can}"]
-    refused = [f"  {mode}: {why.reason}; {why.hint}" for mode, why in availability.reasons().items()]
+    refused = [f"  {mode}: {why.reason}; {why.hint}" for mode, why in list_reasons().items()]
     if refused:
         blocks.append("modes that this vLLM lacks:\n" + "\n".join(refused))
     if missing:

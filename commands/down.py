@@ -77,23 +77,18 @@ def _stop_servers(common: Common, model: str | None) -> Iterator["UpRecord"]:
 
 
 def _stop_templates(common: Common, model: str | None) -> tuple[list["Warm"], list[CommandFailedError]]:
-    from coldstart.launch import preparation, up_records
+    from coldstart.launch import preparation, template_pool, up_records
 
     wanted = None if model is None else up_records.list_names(model)
     stopped: list[Warm] = []
     failures: list[CommandFailedError] = []
-    for warm, owner in preparation.list_prepared(common.cache):
-        if wanted is not None and wanted.isdisjoint(owner):
+    for warm in preparation.list_prepared(common.cache):
+        if wanted is not None and wanted.isdisjoint(warm.owner):
             continue
         try:
-            is_stopped = preparation.stop_prepared(warm, common.cache)
+            template_pool.stop(warm)
         except CommandFailedError as error:
             failures.append(error)
-            continue
-        if not is_stopped:
-            common.out.note(
-                f"The {warm.level} template of {warm.model} remains: coldstart up of another store uses it"
-            )
-        elif warm.pid is not None:
-            stopped.append(warm)
+        else:
+            stopped += [warm] if warm.pid is not None else []
     return stopped, failures

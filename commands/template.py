@@ -29,7 +29,7 @@ def start(
     untrusted: Untrusted = False,
 ) -> None:
     """Start a template for the model's bundle."""
-    from coldstart.launch import planning, prepare_template
+    from coldstart.launch import planning, preparation
     from coldstart.launch.request import ServeRequest
 
     lookup = _serving.find(common, model, None, anyone if untrusted else None)
@@ -39,8 +39,8 @@ def start(
     for note in request.lookup.notes:
         common.out.warn(note)
     with common.out.phase(f"start a template ({level})"):
-        warm = prepare_template.start_template(level, plan, request.lookup.model.name, ready_timeout)
-    mode = prepare_template.find_mode(level).name
+        warm = preparation.start_template(level, plan, request.lookup.model.name, ready_timeout)
+    mode = preparation.find_mode(level).name
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
     common.out.success("Started a template", then=common.format_command("serve", model, "--mode", mode))
@@ -56,15 +56,15 @@ def freeze(
     ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
 ) -> None:
     """Write the image unless a matching one exists."""
-    from coldstart.launch import prepare_template
-    from coldstart.launch.modes.runtime_snapshot import RUNTIME_SNAPSHOT
+    from coldstart.launch import preparation
+    from coldstart.launch.modes import RUNTIME_SNAPSHOT
     from coldstart.system.snapshot import runtime_image
 
-    there = None if force else prepare_template.find_frozen_runtime(common.cache)
+    there = None if force else preparation.find_frozen_runtime(common.cache)
     is_new = there is None
     if there is None:
         with common.out.phase("freeze the imported runtime"):
-            there = prepare_template.freeze_runtime(common.cache, ready_timeout)
+            there = preparation.freeze_runtime(common.cache, ready_timeout)
     image = runtime_image.described(there)
     data = {**_image(image), "made_now": is_new}
     common.out.result(data, f"{image.directory}  {human_bytes(image.size)}")

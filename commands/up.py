@@ -115,32 +115,25 @@ def _show_termination(common: Common, model: str, code: object) -> None:
 def _claim(common: Common, lookup: "Lookup", model: str, lock: ExitStack) -> "UpRecord | None":
     """Return the server of the model that is up. If there is none, record this process as the one that starts it.
 
-    Two commands at one moment decide one after the other, so the second finds the record of the first. `lock` then
-    contains the lock under which this process starts its server.
+    Two commands at one moment decide one after the other. `lock` then contains the lock under which the server starts.
     """
     from coldstart.launch import up_records
 
     own = up_records.find_directory(lookup)
-    while True:
-        with up_records.locked_model(lookup):
-            awaited = _find_awaited(common, lookup, model, lock)
-            if awaited is None:
-                if (ended := own.read_last()) is not None:
-                    process = f"process {ended.pid} has ended"
-                    common.out.note(f"The recorded server of {model} no longer runs: {process}")
-                own.write(up_records.describe_own(lookup))
-                return None
-        with awaited.locked(lambda: common.out.note(f"Waiting for another start of {model}")):
-            record = awaited.read()
-        if record is not None:
-            if awaited != own:
-                renew = f"(hint: to restart it: {_describe_restart(record)})"
-                common.out.note(f"{_describe_other(record, lookup)} {renew}")
-            return record
+    own.lock(lock, lambda: common.out.note(f"Waiting for another start of {model}"))
+    running = own.read() or _choose_other(common, lookup, model)
+    if running is not None:
+        lock.close()
+        return running
+    if (ended := own.read_last()) is not None:
+        process = f"process {ended.pid} has ended"
+        common.out.note(f"The recorded server of {model} no longer runs: {process}")
+    own.write(up_records.describe_own(lookup))
+    return None
 
 
-def _find_awaited(common: Common, lookup: "Lookup", model: str, lock: ExitStack) -> "UpDirectory | None":
-    """Return the server of the model that runs or starts; None, with the lock of its own in `lock`, to start another.
+def _choose_other(common: Common, lookup: "Lookup", model: str) -> "UpRecord | None":
+    """Return a server of the model under another key, None to start another.
 
     The user asks for another server by typing arguments or the version of a bundle. Arguments that come from the newest
     bundle are no request.
@@ -148,16 +141,12 @@ def _find_awaited(common: Common, lookup: "Lookup", model: str, lock: ExitStack)
     from coldstart.launch import up_records
     from coldstart.models import recorded
 
-    own = up_records.find_directory(lookup)
-    if own.read() is not None or not own.try_lock(lock):
-        return own
     others = up_records.find_others(lookup)
-    if not others:
-        return None
-    if not common.typed_args and recorded.find_versioned(common.store(), model) is None:
-        lock.close()
+    if others and not common.typed_args and recorded.find_versioned(common.store(), model) is None:
+        renew = f"(hint: to restart it: {_describe_restart(others[0])})"
+        common.out.note(f"{_describe_other(others[0], lookup)} {renew}")
         return others[0]
-    for one in filter(None, [other.read() for other in others]):
+    for one in others:
         common.out.note(f"{_describe_other(one, lookup)}. Starting another server")
     return None
 

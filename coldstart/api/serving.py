@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from coldstart.api.lookups import PathLike, check_arguments, check_choice, look_up
-from coldstart.launch import modes, server
+from coldstart.launch import listening, modes, server
 from coldstart.launch.request import ServeRequest
 from coldstart.launch.scheduler import STOCK, check
 from coldstart.launch.server import Server
@@ -14,18 +14,16 @@ from coldstart.materialize.options import Options
 from coldstart.materialize.planned import MaterializationPlan
 from coldstart.materialize.progress import Phase
 from coldstart.scheduling.settings import SchedulerSettings
-from coldstart.system.ipc import addresses
 
 OnMiss = Literal["fail", "warn", "materialize"]
-LOOPBACK = "127.0.0.1"
 
 
 def serve(
     model: str,
     vllm_args: Sequence[str] = (),
     *,
-    host: str = LOOPBACK,
-    port: int = 8000,
+    host: str = listening.DEFAULT_HOST,
+    port: int = listening.DEFAULT_PORT,
     api_key: str | None = None,
     mode: str = modes.AUTO,
     on_miss: OnMiss = "fail",
@@ -80,10 +78,11 @@ def serve(
     if lookup.bundle is None and on_miss == "materialize":
         MaterializationPlan(lookup, Options()).run(on_progress)
         lookup = lookup.refresh()
+    key = [] if api_key is None else ["--api-key", api_key]
     return server.start(
         ServeRequest(
             lookup,
-            _listen(host, port, api_key),
+            [*listening.choose_address(host, port, lookup.vllm_args), *key],
             mode=mode,
             without_bundle=on_miss == "warn",
             ready_timeout=ready_timeout_s,
@@ -93,8 +92,3 @@ def serve(
             fetch_rest=fetch_rest,
         )
     )
-
-
-def _listen(host: str, port: int, api_key: str | None) -> list[str]:
-    key = [] if api_key is None else ["--api-key", api_key]
-    return ["--host", host, "--port", str(port or addresses.free_port(host)), *key]

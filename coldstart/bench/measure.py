@@ -13,7 +13,7 @@ from pathlib import Path
 from coldstart.bench import usage, vllm_log
 from coldstart.bench.steady import Steady, sample
 from coldstart.system.proc import processes
-from coldstart.system.timeline import Timeline
+from coldstart.system.timeline import Span, Timeline
 from coldstart.validate import process_tree
 from coldstart.validate.answers import ask_alone
 from coldstart.validate.completions import CompletionClient
@@ -92,9 +92,8 @@ def _served(readiness: Mapping[str, object]) -> int | None:
 
 
 def _timeline(server: LaunchedServer, listening_s: float, token_s: float) -> Timeline:
-    timeline = Timeline()
-    timeline.span(LISTENING, server.launched_s, listening_s, track=HARNESS)
-    timeline.span(ANSWERING, listening_s, token_s, track=HARNESS)
+    listening = Span(LISTENING, server.launched_s, listening_s, HARNESS)
+    timeline = Timeline([listening, Span(ANSWERING, listening_s, token_s, HARNESS)])
     if server.files.events.exists():
         # Spans of a template or a snapshot before this launch are not part of this start.
         reported = Timeline.read(server.files.events).spans

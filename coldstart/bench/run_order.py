@@ -8,27 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coldstart.launch.modes import (
-    repeatable_names,
-    runtime_snapshot,
-    snapshot,
-    template_engine,
-    template_runtime,
-)
+from coldstart.launch import modes
 from coldstart.validate.launchers import FRESH as FRESH
 from coldstart.validate.launchers import VLLM_COLD as VLLM_COLD
 from coldstart.validate.launchers import VLLM_WARM as VLLM_WARM
 
-RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT = (
-    mode.name
-    for mode in (
-        runtime_snapshot.RUNTIME_SNAPSHOT,
-        template_runtime.TEMPLATE_RUNTIME,
-        template_engine.TEMPLATE_ENGINE,
-        snapshot.SNAPSHOT,
-    )
-)
-MODES = (VLLM_COLD, VLLM_WARM, *reversed(repeatable_names()))
+RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME = modes.RUNTIME_SNAPSHOT.name, modes.TEMPLATE_RUNTIME.name
+TEMPLATE_ENGINE, SNAPSHOT = modes.TEMPLATE_ENGINE.name, modes.SNAPSHOT.name
+MODES = (VLLM_COLD, VLLM_WARM, *reversed(modes.repeatable_names()))
 BASELINES = (VLLM_COLD, VLLM_WARM)
 REFERENCE = VLLM_WARM
 

@@ -157,9 +157,11 @@ TIMELINE_EVENTS = _mine(
 # Instructions for a complete server are typed members of the launch plan (contract.plan). The variables here belong to one
 # process: their values are unknown when the plan is created, or differ between processes with the same plan.
 PLAN = _ours("PLAN", text, "", "The launch plan, for the processes of a server.")
-READY_FD = _ours("READY_FD", number(-1), -1.0, "Descriptor on which a server reports readiness.")
-START_PROGRESS = _ours(
-    "START_PROGRESS", flag, False, "1: report the progress of the start on that descriptor, too."
+READY_FD = _ours(
+    "READY_FD",
+    number(-1),
+    -1.0,
+    "Descriptor on which a server reports the progress of its start and readiness.",
 )
 SUPERVISOR_PID = _ours("SUPERVISOR_PID", text, "", "PID of the process whose exit ends the server.")
 TIMELINE_OFFSET_S = _ours(

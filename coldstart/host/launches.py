@@ -13,7 +13,7 @@ from functools import cached_property
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.launch import modes
-from coldstart.launch.modes.template_runtime import TEMPLATE_RUNTIME
+from coldstart.launch.modes import TEMPLATE_RUNTIME
 
 MODES = (modes.AUTO, *modes.repeatable_names())
 FORKED = (modes.AUTO, TEMPLATE_RUNTIME.name)

@@ -17,11 +17,9 @@ from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import LOST
-from coldstart.errors import ColdstartError
+from coldstart.errors import ColdstartError, LaunchRefusedError
 from coldstart.launch import fetch, interrupted, modes, planning, prepare
-from coldstart.launch.modes import availability
-from coldstart.launch.modes.fresh import FRESH
-from coldstart.launch.modes.mode import LaunchRefusedError, Reason, StartMode
+from coldstart.launch.modes import FRESH, Reason, StartMode
 from coldstart.launch.request import ServeRequest, ServerStart
 from coldstart.launch.server_process import Running, ServerExitedError
 from coldstart.system import timeline
@@ -109,7 +107,7 @@ def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallba
 def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:
     try:
         why = mode.unavailable(one)
-        return availability.find_obstacle(mode) if why is None else _name_first(mode, one, why)
+        return modes.find_obstacle(mode) if why is None else _name_first(mode, one, why)
     except (BundleError, LaunchRefusedError) as error:
         return Reason(str(error), error.hint or "")
 
@@ -121,7 +119,7 @@ def _name_first(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
     """
     if one.request.mode == modes.AUTO or mode.unavailable() is not None:
         return why
-    return availability.find_obstacle(mode) or why
+    return modes.find_obstacle(mode) or why
 
 
 def _name_model(mode: StartMode, one: ServerStart, why: Reason) -> Fallback:

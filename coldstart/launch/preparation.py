@@ -3,34 +3,32 @@
 A failed preparation raises only where each start with these arguments fails. Otherwise its reason is returned, and the next
 slower preparation is tried.
 
-All stores of a user share templates. A template has a file for each store whose `up` uses it, and ends with the last of them.
+All stores of a user share templates. The store whose `up` started a template owns it, and ends it. A template that a user
+started has no owner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coldstart.artifacts import files
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.template_levels import ENGINE, RUNTIME
-from coldstart.errors import ColdstartError, CommandFailedError
-from coldstart.launch import prepare_template, template_pool, up_records
-from coldstart.launch.modes.runtime_snapshot import RUNTIME_SNAPSHOT
+from coldstart.contract.template_levels import ENGINE, LEVELS, RUNTIME, SLEEP_LEVELS
+from coldstart.errors import ColdstartError, CommandFailedError, UsageError
+from coldstart.launch import runtime_snapshot, template_pool, up_records
+from coldstart.launch.modes import LADDER, RUNTIME_SNAPSHOT, TemplateMode
 from coldstart.launch.template_pool import Warm
 from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache
+from coldstart.system.snapshot import runtime_image
 
 Phase = Callable[[str], AbstractContextManager[Any]]
 TIMEOUT_S = 600.0
-# Start of the name of a store's file in a template's directory: the model's name and path on two lines. The digest of the
-# store follows; an earlier release wrote none.
-_PREPARED_FOR = "prepared-for"
 
 
 @dataclass(frozen=True)
@@ -74,58 +72,21 @@ def _explain(error: ColdstartError) -> str:
 
 def find_template(lookup: Lookup, prepared: Preparation) -> Warm | None:
     """Return the template of a preparation, None if it prepared another mode or if the template has ended."""
-    levels = [level for level in (ENGINE, RUNTIME) if prepare_template.find_mode(level).name == prepared.mode]
+    levels = [level for level in (ENGINE, RUNTIME) if find_mode(level).name == prepared.mode]
     return template_pool.find(levels[0], lookup.key.digest) if levels else None
 
 
-def list_prepared(cache: Cache) -> Iterator[tuple[Warm, Sequence[str]]]:
-    """Yield the templates that `prepare_fastest` prepared for this store, with name and path of the model."""
-    for warm in template_pool.listed():
-        if (
-            owner := _list_owners(warm).get(up_records.identify_store(cache)) or _find_old(warm, cache)
-        ) is not None:
-            yield warm, owner
-
-
-def stop_prepared(warm: Warm, cache: Cache) -> bool:
-    """Stop a template of `list_prepared`. Return False, and release it, if `up` prepared it for another store, too.
-
-    Raises CommandFailedError while its servers run.
-    """
+def list_prepared(cache: Cache) -> Iterator[Warm]:
+    """Yield the templates that `prepare_fastest` started for this store. Their owner has the name and the path of the model."""
     own = up_records.identify_store(cache)
-    if _list_owners(warm).keys() - {own, "" if _find_old(warm, cache) else own}:
-        for name in (own, ""):
-            _place_owner(warm, name).unlink(missing_ok=True)
-        return False
-    template_pool.stop(warm)
-    return True
-
-
-def _list_owners(warm: Warm) -> dict[str, Sequence[str]]:
-    """Return name and path of the model by the digest of each store that uses the template, "" for an unknown one."""
-    found: dict[str, Sequence[str]] = {}
-    for file in warm.directory.glob(f"{_PREPARED_FOR}*"):
-        with suppress(OSError, ValueError):  # it is being removed
-            found[file.name.removeprefix(_PREPARED_FOR).removeprefix("-")] = files.read_text(
-                file
-            ).splitlines()
-    return found
-
-
-def _find_old(warm: Warm, cache: Cache) -> Sequence[str] | None:
-    owner = _list_owners(warm).get("")
-    return owner if owner and up_records.is_of_store(owner[0], owner[-1], cache) else None
-
-
-def _place_owner(warm: Warm, store: str) -> Path:
-    return warm.directory / (f"{_PREPARED_FOR}-{store}" if store else _PREPARED_FOR)
+    return (warm for warm in template_pool.listed() if own in warm.owner[:1])
 
 
 def _list_steps(
     lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float
 ) -> Iterator[tuple[str, Callable[[], bool]]]:
     for level in (ENGINE, RUNTIME):
-        mode = prepare_template.find_mode(level).name
+        mode = find_mode(level).name
         yield mode, partial(_prepare_template, level, lookup, plan, phase, timeout_s)
     yield RUNTIME_SNAPSHOT.name, partial(_prepare_runtime, lookup, phase, timeout_s)
 
@@ -134,12 +95,12 @@ def _prepare_template(level: str, lookup: Lookup, plan: LaunchPlan, phase: Phase
     """Return whether a template was started, False if a usable one runs. Raises ColdstartError."""
     # Another store may prepare the same template now.
     with template_pool.locked(level, plan.key):
-        if (warm := _find_usable(level, lookup, plan)) is not None:
-            if _list_owners(warm):  # otherwise a user started it, and it outlives `down`
-                _add_owner(warm, lookup)
+        if _find_usable(level, lookup, plan) is not None:
             return False
+        store = up_records.identify_store(lookup.cache)
         with phase(f"start a template ({level})"):
-            _add_owner(prepare_template.start_template(level, plan, lookup.model.name, timeout_s), lookup)
+            owner = (store, lookup.model.argument, str(lookup.model.path))
+            start_template(level, plan, lookup.model.name, timeout_s, owner=owner)
     return True
 
 
@@ -159,15 +120,57 @@ def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> Warm | None:
     return None
 
 
-def _add_owner(warm: Warm, lookup: Lookup) -> None:
-    owner = f"{lookup.model.argument}\n{lookup.model.path}\n"
-    files.write_atomic(_place_owner(warm, up_records.identify_store(lookup.cache)), owner.encode())
-
-
 def _prepare_runtime(lookup: Lookup, phase: Phase, timeout_s: float) -> bool:
     """Return whether the runtime was frozen, False if a usable image exists. Raises ColdstartError."""
-    if RUNTIME_SNAPSHOT.unavailable() is None and prepare_template.find_frozen_runtime(lookup.cache):
+    if RUNTIME_SNAPSHOT.unavailable() is None and find_frozen_runtime(lookup.cache):
         return False
     with phase("freeze the imported runtime"):
-        prepare_template.freeze_runtime(lookup.cache, timeout_s)
+        freeze_runtime(lookup.cache, timeout_s)
     return True
+
+
+def find_mode(level: str) -> TemplateMode:
+    """Return the start mode that a template of `level` serves. Raises UsageError for an unknown level."""
+    for mode in LADDER:
+        if isinstance(mode, TemplateMode) and level in mode.levels:
+            return mode
+    raise UsageError(f"Unknown template level {level!r}.", hint=f"use one of {', '.join(LEVELS)}")
+
+
+def start_template(
+    level: str,
+    plan: LaunchPlan,
+    model: str,
+    timeout: float,
+    root: Path | None = None,
+    owner: Sequence[str] = (),
+) -> Warm:
+    """Start a template and wait until it listens. Arguments as of `template_pool.start`.
+
+    Raises:
+        UsageError: This machine or this plan does not permit such a template, or one already runs.
+        CommandFailedError: The template exits, or is not ready in `timeout` seconds.
+    """
+    if why := find_mode(level).unavailable():
+        raise UsageError(f"Cannot start a template of level {level}: {why.reason}.", hint=why.hint)
+    if level in SLEEP_LEVELS and not plan.vllm_args.gives("enable_sleep_mode"):
+        raise UsageError(
+            "vLLM's engine cannot sleep without --enable-sleep-mode.",
+            hint=f"pass it to every command: coldstart template start {model} --level asleep-1 -- --enable-sleep-mode",
+        )
+    return template_pool.start(level, plan, model, timeout, root, owner)
+
+
+def find_frozen_runtime(cache: Cache) -> Path | None:
+    """Return the directory of the frozen runtime that this interpreter can thaw, None if there is none."""
+    image = runtime_snapshot.find_image(cache)
+    if image is None or runtime_image.described(image).obstacle is not None:
+        return None
+    return image
+
+
+def freeze_runtime(cache: Cache, timeout: float) -> Path:
+    """Freeze the imported runtime and return its directory. Raises CommandFailedError if this machine cannot."""
+    if why := RUNTIME_SNAPSHOT.unavailable():
+        raise CommandFailedError(f"Cannot freeze the runtime: {why.reason}.", hint=why.hint)
+    return runtime_snapshot.freeze(cache, timeout)

@@ -18,26 +18,26 @@ import select
 import shutil
 import signal
 import subprocess
-import tempfile
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from coldstart.artifacts import canonical, files
+from coldstart.artifacts import canonical
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailedError
+from coldstart.errors import CommandFailedError, LaunchRefusedError
 from coldstart.launch import template_environment, template_pool
 from coldstart.system import fingerprint, paths
 from coldstart.system.paths import Cache
-from coldstart.system.proc import processes
+from coldstart.system.proc import locked_directory, processes
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.system.snapshot import criu, criu_memory
 from coldstart.system.trust import ownership
 from coldstart.system.trust.unpacked import unpacked
 
 ABOUT = "snapshot.json"
-_PREFIX, _GUARDIAN = "thawed-", "guardian"
+_PREFIX, _GATE = "thawed-", "thawed.lock"
 _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap", "-v1"]
 # A private mount gives every thawed template its own socket directory under the frozen path.
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -47,12 +47,8 @@ def _list_options() -> list[str]:
     return [*_OPTIONS, *criu.list_options()]
 
 
-class SnapshotUnusableError(RuntimeError):
+class SnapshotUnusableError(LaunchRefusedError):
     """The snapshot cannot be thawed here; the message has the expected and the actual value."""
-
-    def __init__(self, reason: str, hint: str | None = None) -> None:
-        super().__init__(reason)
-        self.hint = hint
 
 
 def _require_criu() -> None:
@@ -116,10 +112,10 @@ def _clear(meeting: Path) -> None:
 
 
 class Thawed:
-    """A thawed template: its socket directory, and the process that holds its namespaces."""
+    """A thawed template: its socket directory, which `remove` removes, and the process that holds its namespaces."""
 
-    def __init__(self, directory: Path, process: subprocess.Popen[bytes]) -> None:
-        self.directory, self.process, self.pid = directory, process, process.pid
+    def __init__(self, directory: Path, process: subprocess.Popen[bytes], remove: Callable[[], None]) -> None:
+        self.directory, self.process, self.pid, self._remove = directory, process, process.pid, remove
 
     @property
     def socket(self) -> Path:
@@ -138,7 +134,7 @@ class Thawed:
         for pidfd in inside:  # a namespace's first process ends last, and CRIU may write until then
             select.select([pidfd], [], [])
             os.close(pidfd)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._remove()
 
 
 def _pidfds(parent: int) -> list[int]:
@@ -215,14 +211,13 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     """
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sweep()
-    own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=paths.runtime_dir()))
+    runtime, stack = paths.runtime_dir(), ExitStack()
+    own = stack.enter_context(locked_directory.owned(runtime, runtime / _GATE, _PREFIX))
     if (images / criu_memory.MEMORY).exists():
         (own / criu_memory.MEMORY).symlink_to(images.absolute() / criu_memory.MEMORY)
     os.mkfifo(own / "resumed")
     resumed = os.open(own / "resumed", os.O_RDONLY | os.O_NONBLOCK)
-    thawed = Thawed(own, _spawn(images, meeting, own))
-    (own / _GUARDIAN).write_text(f"{thawed.pid} {processes.birth(thawed.pid)}")
+    thawed = Thawed(own, _spawn(images, meeting, own), stack.close)
     try:
         check(images, plan)  # concurrent with CRIU: the template does nothing before a request
     except BaseException:
@@ -242,14 +237,8 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
 
 def sweep() -> None:
     """Remove the directories of thawed templates whose supervisor was killed. Raises OSError."""
-    for record in paths.runtime_dir().glob(f"{_PREFIX}*/{_GUARDIAN}"):
-        try:
-            pid, _, born = files.read_text(record).partition(" ")
-        except (OSError, ValueError):
-            continue  # being removed
-        # The PID may have been reused by another process.
-        if pid.isdigit() and (processes.birth(int(pid)) or "") != born:
-            shutil.rmtree(record.parent, ignore_errors=True)
+    runtime = paths.runtime_dir()
+    locked_directory.sweep(runtime, runtime / _GATE, _PREFIX)
 
 
 def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:

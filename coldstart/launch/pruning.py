@@ -1,12 +1,19 @@
-"""Prune the store, and with it everything on this machine that was derived from the removed bundles."""
+"""Prune the store, and with it everything on this machine that was derived from the removed bundles.
+
+Invariant: sections of bundles in the store, and files that a running process has mapped, are never removed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.oci import Descriptor
@@ -14,11 +21,14 @@ from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError
 from coldstart.launch import caches, process_snapshot
 from coldstart.models import inspection, tiny
-from coldstart.system import paths, reclaim
+from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import locked_directory, scratch
 from coldstart.system.snapshot import runtime_image
-from coldstart.system.trust import directory_fingerprint, section_claims
+from coldstart.system.trust import directory_fingerprint
+
+# Leftovers of a dead writer start with the digest too: .DIGEST.PID.old, .DIGEST.UUID.partial.
+_NAME = re.compile(r"\.?(?P<digest>[0-9a-f]{64})(\..*)?")
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,14 @@ class PruneReport:
     paths: tuple[Path, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """Removed (or, in a dry run, removable) directories and records, and their bytes on disk."""
+
+    paths: tuple[Path, ...]
+    freed: int
+
+
 def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
     """Remove bundles, the sections unpacked from them, unusable runtime snapshots, and files of killed servers.
 
@@ -64,7 +82,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
     removed = tuple(entry.digest for entry in pruned.removed)
     unpacked = _reclaim_unpacked(cache, store, removed, dry_run)
-    frozen = runtime_image.prune(cache.runtimes, dry_run=dry_run)
+    frozen = reclaim_images(cache.runtimes, dry_run=dry_run)
     if not dry_run:
         scratch.sweep()
         process_snapshot.sweep()
@@ -77,38 +95,22 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     return PruneReport(removed, pruned.files, unpacked.paths, frozen.paths, freed, pruned.note, every)
 
 
-def _reclaim_unpacked(
-    cache: Cache, store: Store, removed: Collection[str], dry_run: bool
-) -> reclaim.Reclaimed:
-    """Remove what was unpacked from sections that no remaining bundle has."""
+def _reclaim_unpacked(cache: Cache, store: Store, removed: Collection[str], dry_run: bool) -> Reclaimed:
+    """Remove what was unpacked from sections that no remaining bundle has, also where stores share a directory."""
     live = {
         blob.digest.removeprefix("sha256:")
         for bundle in store.list()
         if bundle.digest not in removed
         for blob in _layers(bundle)
     }
-    records, shared = paths.state_dir() / "unpacked", [paths.compiled_dir()]
-    if any(records.glob("*")):
+    roots = [cache.unpacked, paths.compiled_dir()]
+    if (paths.state_dir() / "unpacked").is_dir():
         with suppress(UsageError):  # A directory of another user contains nothing of this store.
-            shared += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
-
-    def is_owned(path: Path, digest: str) -> bool:
-        if _belongs(path, digest, [cache.unpacked]):
-            return True
-        return _belongs(path, digest, shared) and section_claims.is_claimed_alone(digest, store.root)
-
-    found = reclaim.reclaim([cache.unpacked, records, *shared], live, dry_run=dry_run, is_owned=is_owned)
-    if not dry_run:
-        section_claims.give_up(store.root, live)
+            roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
+    found = reclaim(roots, live, dry_run=dry_run)
+    for path in () if dry_run else found.paths:
+        directory_fingerprint.record("unpacked", path).unlink(missing_ok=True)
     return found
-
-
-def _belongs(path: Path, digest: str, roots: Sequence[Path]) -> bool:
-    """Return whether `path` is the section's directory below one of `roots`, or the record of its check."""
-    return any(
-        path.parent == root or path == directory_fingerprint.record("unpacked", root / digest)
-        for root in roots
-    )
 
 
 def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:
@@ -116,3 +118,57 @@ def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:
         return bundle.image.layers
     except BundleError:
         return ()  # nothing was ever unpacked from what cannot be read
+
+
+def reclaim(roots: Iterable[Path], live: Collection[str], *, dry_run: bool) -> Reclaimed:
+    """Remove entries directly below `roots` whose digest (hexadecimal) is not in `live`, unless a process has mapped them."""
+    dead = [path for root in roots for path, digest in _named(root) if digest not in live]
+    mapped = _mapped() if dead else set()
+    chosen = tuple(path for path in dead if not _in_use(path, mapped))
+    freed = sum(runtime_image.size(path) for path in chosen)
+    for path in () if dry_run else chosen:
+        _remove(path)
+    return Reclaimed(chosen, freed)
+
+
+def _named(root: Path) -> Iterator[tuple[Path, str]]:
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        if matched := _NAME.fullmatch(path.name):
+            yield path, matched["digest"]
+
+
+def _mapped() -> set[str]:
+    """Return the paths of all files that processes have mapped, as far as this user may read them."""
+    paths: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            paths.update(line.partition("/")[2] for line in maps.read_text(errors="replace").splitlines())
+    return paths
+
+
+def _in_use(path: Path, mapped: Collection[str]) -> bool:
+    prefix = str(path.resolve()).lstrip("/") + "/"
+    return any(name.startswith(prefix) for name in mapped)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def reclaim_images(root: Path, *, dry_run: bool) -> Reclaimed:
+    """Remove the images that cannot be thawed any more, and what a killed process left of one."""
+    dead = [image for image in runtime_image.listed(root) if image.obstacle is not None]
+    paths, freed = [image.directory for image in dead], sum(image.size for image in dead)
+    for image in () if dry_run else dead:
+        runtime_image.discard(image)
+    partial = root / runtime_image.PARTIAL
+    # While an image is being created, its process has the lock.
+    if partial.is_dir() and (held := files.try_lock(root / runtime_image.LOCK)) is not None:
+        paths, freed = [*paths, partial], freed + runtime_image.size(partial)
+        if not dry_run:
+            shutil.rmtree(partial, ignore_errors=True)
+        os.close(held)
+    return Reclaimed(tuple(paths), freed)

@@ -7,7 +7,6 @@ signal handler; `supervise.stay` does that for the command line.
 from __future__ import annotations
 
 import select
-import signal
 import threading
 from concurrent.futures import Future
 from types import TracebackType
@@ -81,13 +80,10 @@ class Server:
         Returns:
             The exit code of the server, 128 + n after signal n.
         """
-        if self.is_running():
-            self._started.running.process.signal(signal.SIGTERM)
-        try:
-            return self.wait(timeout_s)
-        except TimeoutError:
-            self._started.running.process.signal(signal.SIGKILL)
-            return self.wait()
+        with self._ending:
+            if self._code is None:
+                self._code = supervise.end(self._started.running.process, timeout_s)
+            return self._code
 
     def _has_ended(self, timeout_s: float | None) -> bool:
         # `poll` would reap the process, and its session could no longer be ended with it.

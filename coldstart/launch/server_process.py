@@ -13,13 +13,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from coldstart.contract.environment import START_PROGRESS
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import rejection
@@ -158,34 +157,70 @@ def _exit_code(code: int | None) -> int | None:
     return code if code is None or code >= 0 else 128 - code
 
 
+def spawn(
+    module: str,
+    plan: LaunchPlan,
+    list_arguments: Callable[[int, int], Sequence[str]],
+    output: IO[Any] | int,
+    *,
+    env: Mapping[str, str],
+    variable: str | None = None,
+    **options: Any,
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a module of `coldstart.vllm.engine` in a session of its own, with a pipe on which it reports readiness.
+
+    In its own session the process receives a terminal's Ctrl-C once, through this process.
+
+    Args:
+        module: Name of the module.
+        plan: Launch plan, in a file without a name, so that it never outlives both processes.
+        list_arguments: Returns the arguments for the descriptors of that file and of the pipe.
+        output: Destination of the process's output.
+        env: Environment of the process.
+        variable: Variable that receives the descriptor of the pipe, too.
+        options: Further arguments of subprocess.Popen.
+
+    Returns:
+        The process, and the descriptor of the pipe's other end.
+    """
+    reader, writer = os.pipe()
+    with tempfile.TemporaryFile("w") as file:
+        json.dump(plan.document(), file)
+        file.flush()
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                f"coldstart.vllm.engine.{module}",
+                *list_arguments(file.fileno(), writer),
+            ],
+            env={**env, variable: str(writer)} if variable else env,
+            pass_fds=(writer, file.fileno()),
+            start_new_session=True,
+            stdout=output,
+            stderr=output,
+            **options,
+        )
+    os.close(writer)
+    return process, reader
+
+
 def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProcess, int]:
     """Start a server in a new process. Its log goes to `output`, by default to our standard error.
 
     Returns:
         The process, and the descriptor on which the server reports readiness.
     """
-    reader, writer = os.pipe()
-    variables: dict[str, str] = {
-        READY_FD_ENV: str(writer),
-        SUPERVISOR_ENV: str(os.getpid()),
-        START_PROGRESS: "1",
-    }
-    environment = os.environ | variables | plan.env
-    sink = output or sys.stderr
-    # The plan is a file without a name, so it never outlives both processes.
-    with tempfile.TemporaryFile("w") as file:
-        json.dump(plan.document(), file)
-        file.flush()
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "coldstart.vllm.engine.server", f"/proc/self/fd/{file.fileno()}"],
-            env=environment,
-            pass_fds=(writer, file.fileno()),
-            # In its own session the server receives a terminal's Ctrl-C once, through this process.
-            start_new_session=True,
-            stdout=sink,
-            stderr=sink,
-        )
-    os.close(writer)
+    supervisor: dict[str, str] = {SUPERVISOR_ENV: str(os.getpid())}
+    process, reader = spawn(
+        "server",
+        plan,
+        lambda file, writer: [f"/proc/self/fd/{file}"],
+        output or sys.stderr,
+        env=os.environ | supervisor | plan.env,
+        variable=READY_FD_ENV,
+    )
     return Child(process), reader
 
 
@@ -217,7 +252,7 @@ def forked(
     request = {
         "plan": plan.document(),
         "cwd": str(Path.cwd()),
-        "env": {**os.environ, START_PROGRESS: "1"},
+        "env": dict(os.environ),
         "now": timeline.now(),
     }
     # Arguments and variables contain secrets: they travel where the server reads them, and the template does not.
@@ -254,56 +289,46 @@ def acknowledged(
         ServerExitedError: The server exits before it is ready.
         CommandFailedError: `timeout` seconds have passed; the server is killed.
     """
-    try:
-        return _acknowledged(process, reader, since, timeout, on_progress)
-    finally:
-        os.close(reader)
-
-
-def _acknowledged(
-    process: ServerProcess,
-    reader: int,
-    since: float,
-    timeout: float | None,
-    on_progress: start_progress.Report,
-) -> Running:
     deadline = None if timeout is None else since + timeout
     lines, cause, report = start_progress.LineReader(reader), "", None
-    while report is None:
-        left = None if deadline is None else max(0.0, deadline - timeline.now())
-        ready, _, _ = select.select([reader], [], [], left)
-        if not ready:
-            process.signal(signal.SIGKILL)
-            raise CommandFailedError(
-                f"The server was not ready within {timeout:g} s and was killed.",
-                hint="allow more time with --ready-timeout SECONDS",
-            )
-        messages = lines.read()
-        if messages is None:
-            from coldstart.system import probes  # what else it imports, no start needs
-
-            code = process.wait()
-            if found := rejection.find(cause):
-                rejected = found.build_error(ServerExitedError)
-                rejected.code = code
-                raise rejected
-            ended = f"The server {exits.describe(code)} before it was ready"
-            because = "." if exits.is_kill(code) else "; its log has the reason."
-            died = ServerExitedError(
-                f"{ended}: {cause}" if cause else ended + because, hint=probes.exhausted()
-            )
-            died.code = code
-            raise died
-        for line in messages:
-            # An error alone ends nothing: the server may still become ready.
-            if start_progress.KEY in line:
-                with suppress(OSError):  # what reads the progress may have gone
-                    on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
-            elif "failed" in line:
-                cause = cause if _ENGINE_FAILED in line["failed"] and cause else str(line["failed"])
-            else:
-                report = report or line
+    with os.fdopen(reader):
+        while report is None:
+            left = None if deadline is None else max(0.0, deadline - timeline.now())
+            ready, _, _ = select.select([reader], [], [], left)
+            if not ready:
+                process.signal(signal.SIGKILL)
+                raise CommandFailedError(
+                    f"The server was not ready within {timeout:g} s and was killed.",
+                    hint="allow more time with --ready-timeout SECONDS",
+                )
+            messages = lines.read()
+            if messages is None:
+                raise _explain_exit(process.wait(), cause)
+            for line in messages:
+                # An error alone ends nothing: the server may still become ready.
+                if start_progress.KEY in line:
+                    with suppress(OSError):  # what reads the progress may have gone
+                        on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
+                elif "failed" in line:
+                    cause = cause if _ENGINE_FAILED in line["failed"] and cause else str(line["failed"])
+                else:
+                    report = report or line
     if reason := report.get("unfit"):
         process.wait()
         raise ServerExitedError(f"the prepared engine does not fit this start: {reason}")
     return Running(process, report, timeline.now() - since)
+
+
+def _explain_exit(code: int, cause: str) -> ServerExitedError:
+    """Return the error for a server that exited before it was ready; `cause` is what it reported, "" for nothing."""
+    from coldstart.system import probes  # what else it imports, no start needs
+
+    if found := rejection.find(cause):
+        died = found.build_error(ServerExitedError)
+    else:
+        ended = f"The server {exits.describe(code)} before it was ready"
+        because = "." if exits.is_kill(code) else "; its log has the reason."
+        message = f"{ended}: {cause}" if cause else ended + because
+        died = ServerExitedError(message, hint=probes.exhausted())
+    died.code = code
+    return died

@@ -21,11 +21,17 @@ def end_on_error(process: ServerProcess) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if process.poll() is None:
-            process.signal(signal.SIGTERM)
-            process.wait()
-        _sweep(process)
+        end(process)
         raise
+
+
+def end(process: ServerProcess, patience_s: float | None = None) -> int:
+    """End the server: SIGTERM, then SIGKILL after `patience_s` seconds (None: no limit). Return its exit code."""
+    if not has_ended(process, 0.0):
+        process.signal(signal.SIGTERM)
+        if not has_ended(process, patience_s):
+            process.signal(signal.SIGKILL)
+    return reap(process)
 
 
 def stay(process: ServerProcess) -> int:

@@ -15,10 +15,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import IO
@@ -27,10 +26,13 @@ from coldstart.artifacts import canonical, files
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import RUNTIME, SLEEP_LEVELS
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.launch import rejection, template_environment
+from coldstart.launch import rejection, server_process, template_environment
 from coldstart.system import fingerprint, paths
 from coldstart.system.proc import logs, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
+
+# Seconds until a template that ignores SIGTERM is killed.
+_PATIENCE_S = 10.0
 
 
 class TemplateExitedError(CommandFailedError):
@@ -44,7 +46,8 @@ class TemplateExitedError(CommandFailedError):
 class Warm:
     """A template. `pid` is None after its process exited. `servers` are the processes it has forked, or itself when awake.
 
-    `python` is its interpreter: a server forked from it runs the vLLM of that interpreter.
+    `python` is its interpreter: a server forked from it runs the vLLM of that interpreter. `birth` distinguishes its process
+    from a later one with its PID. `owner` are the store and the names of the model for which `up` started it, if `up` did.
     """
 
     level: str
@@ -55,6 +58,8 @@ class Warm:
     servers: tuple[int, ...] = ()
     python: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    birth: str | None = None
+    owner: tuple[str, ...] = ()
 
     @property
     def socket(self) -> Path:
@@ -80,13 +85,12 @@ def listed(root: Path | None = None) -> Iterator[Warm]:
     for directory in sorted(_root(root).iterdir()):
         try:
             about = canonical.read(directory / "about.json")
-            pid = about["pid"] if _lives(about["pid"], directory, about.get("birth")) else None
-            python, read = about.get("python", ""), about.get("environment", {})
-            level, key, model = about["level"], about["key"], about["model"]
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            warm = Warm(**about | {"directory": directory, "owner": tuple(about["owner"])})
+        except (OSError, ValueError, LookupError, TypeError):
             continue  # being written, or being removed
-        servers = _awake(pid, directory) if level in SLEEP_LEVELS else _servers(pid)
-        yield Warm(level, key, directory, model, pid, servers, python, read)
+        pid = warm.pid if warm.pid and processes.is_alive(warm.pid, warm.birth) else None
+        servers = _awake(pid, directory) if warm.level in SLEEP_LEVELS else _servers(pid)
+        yield replace(warm, pid=pid, servers=servers)
 
 
 def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
@@ -98,7 +102,14 @@ def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
     return reason or template_environment.difference(warm.environment, os.environ | plan.env, "template")
 
 
-def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path | None = None) -> Warm:
+def start(
+    level: str,
+    plan: LaunchPlan,
+    model: str,
+    timeout: float,
+    root: Path | None = None,
+    owner: Sequence[str] = (),
+) -> Warm:
     """Start a template and wait until it listens.
 
     Raises:
@@ -115,33 +126,25 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path |
         try:
             directory.mkdir()
             process = _spawn_logged(level, plan, directory, timeout, bound=root is not None)
-            return _describe(process, level, plan, directory, model)
+            return _describe(
+                process, Warm(level, plan.key, directory, model, process.pid, owner=tuple(owner)), plan
+            )
         except BaseException:  # a signal included: an unlisted directory would remain
             shutil.rmtree(directory, ignore_errors=True)
             raise
 
 
-def _describe(
-    process: subprocess.Popen[bytes], level: str, plan: LaunchPlan, directory: Path, model: str
-) -> Warm:
-    """Write the files by which `listed` finds the ready template. On an error end the template."""
+def _describe(process: subprocess.Popen[bytes], started: Warm, plan: LaunchPlan) -> Warm:
+    """Write the files by which `listed` finds the ready template, and return its description. On an error end the template."""
     read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
-    about = {
-        "level": level,
-        "key": plan.key,
-        "model": model,
-        "pid": process.pid,
-        "birth": processes.birth(process.pid),
-        "python": sys.executable,
-        "environment": read,
-    }
+    warm = replace(started, python=sys.executable, environment=read, birth=processes.birth(process.pid))
     try:
-        fingerprint.write(process.pid, directory / fingerprint.MODULES, directory)
-        (directory / "about.json").write_text(json.dumps(about))
+        fingerprint.write(process.pid, warm.directory / fingerprint.MODULES, warm.directory)
+        (warm.directory / "about.json").write_text(json.dumps(asdict(warm), default=str))
     except BaseException:
         _kill(process)
         raise
-    return Warm(level, plan.key, directory, model, process.pid, python=sys.executable, environment=read)
+    return warm
 
 
 @contextmanager
@@ -233,41 +236,25 @@ def spawn(
     plan = template_environment.redact_plan(plan)
     # A template that outlived its killed start would listen in the place of a later one.
     supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound or level not in SLEEP_LEVELS else {}
-    reader, writer = os.pipe()
-    # A file without a name is not left behind by a kill.
-    with tempfile.TemporaryFile("w") as file:
-        json.dump(plan.document(), file)
-        file.flush()
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "coldstart.vllm.engine.template",
-                str(socket),
-                level,
-                str(file.fileno()),
-                str(writer),
-                *(["alone"] if alone else [] if bound else ["outlives"]),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(writer, file.fileno()),
-            start_new_session=True,
-            cwd="/",
-            env=template_environment.select_allowed(os.environ) | supervisor,
-        )
-        os.close(writer)
-        try:
-            _await(reader, timeout)
-        except BaseException as error:  # Ctrl-C included: otherwise an unlisted template would remain
-            code = _kill(process)
-            if isinstance(error, TemplateExitedError):
-                error.code = code if code >= 0 else 128 - code
-            raise
-        finally:
-            os.close(reader)
+    lasts = ["alone"] if alone else [] if bound else ["outlives"]
+    process, reader = server_process.spawn(
+        "template",
+        plan,
+        lambda file, writer: [str(socket), level, str(file), str(writer), *lasts],
+        log,
+        env=template_environment.select_allowed(os.environ) | supervisor,
+        stdin=subprocess.DEVNULL,
+        cwd="/",
+    )
+    try:
+        _await(reader, timeout)
+    except BaseException as error:  # Ctrl-C included: otherwise an unlisted template would remain
+        code = _kill(process)
+        if isinstance(error, TemplateExitedError):
+            error.code = code if code >= 0 else 128 - code
+        raise
+    finally:
+        os.close(reader)
     return process
 
 
@@ -296,7 +283,7 @@ def stop(warm: Warm, *, force: bool = False) -> None:
             hint="stop the servers first, or run coldstart template stop --force",
         )
     if warm.pid is not None:
-        _end(warm.pid, warm.directory)
+        processes.end(warm.pid, warm.birth, _PATIENCE_S)
     shutil.rmtree(warm.directory, ignore_errors=True)
 
 
@@ -304,41 +291,13 @@ def discard(warm: Warm) -> None:
     """Let no further start use a template that does not answer; kill it if no server would end with it."""
     warm.socket.unlink(missing_ok=True)
     if warm.pid is not None and not _servers(warm.pid):
-        _end(warm.pid, warm.directory, patience_s=0.0)
-
-
-def _end(pid: int, directory: Path, patience_s: float = 10.0) -> None:
-    with suppress(ProcessLookupError):  # it may have ended meanwhile
-        descriptor = os.pidfd_open(pid)
-        try:
-            # Check again while the descriptor holds the process: its PID may have been reused since it was listed.
-            if not _lives(pid, directory, None):
-                return
-            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-            if not select.select([descriptor], [], [], patience_s)[0]:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        finally:
-            os.close(descriptor)
+        processes.end(warm.pid, warm.birth, 0.0)
 
 
 def _root(given: Path | None = None) -> Path:
     root = given or paths.runtime_dir() / "templates"
     root.mkdir(mode=0o700, exist_ok=True)
     return root
-
-
-def _lives(pid: int, directory: Path, born: str | None) -> bool:
-    """Return whether `pid` is still the template that listens in `directory`, and not a process with a reused PID.
-
-    The command line identifies the template for every release: `stop` can end a template that an older release started.
-    """
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        own = Path(f"/proc/{pid}").stat().st_uid == os.getuid()
-    except OSError:
-        return False
-    named = os.fsencode(directory / "socket") in words and any(w.endswith(b".engine.template") for w in words)
-    return own and named and (born is None or born == processes.birth(pid))
 
 
 def _awake(pid: int | None, directory: Path) -> tuple[int, ...]:

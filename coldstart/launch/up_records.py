@@ -1,10 +1,10 @@
-"""Records of the servers that `coldstart up` started: one directory per model and key, with the record, a lock and a log.
+"""Records of the servers that `coldstart up` started: one directory per model and key, with the record and a log.
 
 The runtime directory is the user's, whatever store they use. The name of a record's directory therefore begins with the
-digest of the store and of the state directory that the server uses: a command sees only the servers of its own.
+digest of the store and of the state directory that the server uses: a command sees only the servers of the same store. The
+digest of the model follows: its servers start under one lock.
 
-The record names the process that supervises the server, by PID and birth. A record of a process that has ended, such as
-one from before a reboot or with a reused PID, counts as no record.
+The record names the process that supervises the server, by PID and birth. A record of a process that has ended counts as none.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ import hashlib
 import json
 import os
 import re
-import select
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from coldstart.artifacts import canonical, files
 from coldstart.launch import up_settings
-from coldstart.models import tiny
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths, secrets
@@ -38,9 +35,8 @@ _VERSION = re.compile(r":v\d+$|@sha256:[0-9a-f]+$")
 class UpRecord:
     """A supervised server. `url` and `mode` are None while it is prepared or starts.
 
-    `planned_url` is known as soon as the port is chosen. `host` is the address at which it listens, which `url` may not
-    show; None for a server that an earlier release started.
-    `log` is the path of its log, None without one: in the foreground, or started by an earlier release.
+    `planned_url` is known as soon as the port is chosen. `host` is the address at which it listens, which `url` may not show.
+    `log` is the path of its log, None in the foreground.
     `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor. `vllm_args` are for
     the user alone: their secrets are hidden. `settings` are those of `up_settings.digest`.
     """
@@ -61,7 +57,7 @@ class UpRecord:
     @property
     def is_alive(self) -> bool:
         """Return whether the supervisor still runs."""
-        return self.birth is not None and self.birth == processes.birth(self.pid)
+        return processes.is_alive(self.pid, self.birth)
 
 
 @dataclass(frozen=True)
@@ -116,25 +112,20 @@ class UpDirectory:
                     self.path.rmdir()
             os.close(handle)
 
-    def try_lock(self, stack: ExitStack) -> bool:
-        """Hold the lock of `locked` until `stack` is closed. Return False if another process has it."""
-        if (handle := files.try_lock(self._lock)) is None:
-            return False
-        stack.callback(os.close, handle)
-        return True
+    def lock(self, stack: ExitStack, await_other: Callable[[], None]) -> None:
+        """Hold the lock under which a server of this model starts, until `stack` is closed.
 
-    @contextmanager
-    def locked(self, await_other: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock under which a server of this model starts. Call `await_other` before waiting for another start."""
-        with ExitStack() as stack:
-            if not self.try_lock(stack):
-                await_other()
-                stack.enter_context(files.locked(self._lock))
-            yield
+        Call `await_other` before waiting for another start of the model.
+        """
+        if (handle := files.try_lock(self._lock)) is None:
+            await_other()
+            stack.enter_context(files.locked(self._lock))
+        else:
+            stack.callback(os.close, handle)
 
     @property
     def _lock(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.lock")
+        return self.path.with_name(f"{self.path.name.rpartition('-')[0]}.lock")
 
 
 def identify_store(cache: Cache) -> str:
@@ -154,21 +145,17 @@ def find_recorded(record: UpRecord, cache: Cache) -> UpDirectory:
 
 
 def _find(cache: Cache, path: str, key: str) -> UpDirectory:
-    identity = hashlib.sha256(f"{path}\0{key}".encode()).hexdigest()[:12]
-    return UpDirectory(_root() / f"{identify_store(cache)}-{identity}")
+    model, own = (hashlib.sha256(text.encode()).hexdigest()[:8] for text in (path, key))
+    return UpDirectory(_root() / f"{identify_store(cache)}-{model}-{own}")
 
 
-def locked_model(lookup: Lookup) -> AbstractContextManager[None]:
-    """Return a lock on all records of the look-up's model. It is held for a decision, never for a start."""
-    identity = hashlib.sha256(str(lookup.model.path).encode()).hexdigest()[:12]
-    return files.locked(_root() / f"{identity}.model.lock")
-
-
-def find_others(lookup: Lookup) -> list[UpDirectory]:
-    """Return the directories of servers of the look-up's model that run or start under another key."""
-    own, path = find_directory(lookup), str(lookup.model.path)
-    others = [one for one in list_directories(lookup.cache) if one != own]
-    return [one for one in others if (record := one.read()) is not None and record.path == path]
+def find_others(lookup: Lookup) -> list[UpRecord]:
+    """Return the records of servers of the look-up's model that run or start under another key."""
+    own = find_directory(lookup)
+    beside = sorted(own.path.parent.glob(f"{own.path.name.rpartition('-')[0]}-*"))
+    return [
+        record for path in beside if path != own.path and (record := UpDirectory(path).read()) is not None
+    ]
 
 
 def describe_own(lookup: Lookup, planned_url: str | None = None) -> UpRecord:
@@ -184,29 +171,13 @@ def list_directories(cache: Cache) -> list[UpDirectory]:
 
     Raises UsageError as `paths.runtime_dir`.
     """
-    places = [path for path in sorted(_root().iterdir()) if path.is_dir()]
-    return [UpDirectory(path) for path in places if _is_own(path, cache)]
-
-
-def is_of_store(argument: str, path: str, cache: Cache) -> bool:
-    """Return whether a model that names no store can be one of this store: no store has another's tiny models."""
-    return argument not in tiny.NAMES or Path(path).is_relative_to(cache.models)
+    places = sorted(_root().glob(f"{identify_store(cache)}-*"))
+    return [UpDirectory(path) for path in places if path.is_dir()]
 
 
 def stop(record: UpRecord, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """End the supervisor, and its server with it: SIGTERM, then SIGKILL after `timeout_s` seconds."""
-    with suppress(ProcessLookupError):  # it has ended meanwhile
-        descriptor = os.pidfd_open(record.pid)
-        try:
-            # Check again while the descriptor holds the process: its PID may have been reused since it was read.
-            if not record.is_alive:
-                return
-            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-            if not select.select([descriptor], [], [], timeout_s)[0]:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                select.select([descriptor], [], [])
-        finally:
-            os.close(descriptor)
+    processes.end(record.pid, record.birth, timeout_s)
 
 
 def list_names(word: str) -> set[str]:
@@ -216,15 +187,6 @@ def list_names(word: str) -> set[str]:
     word = _VERSION.sub("", word)
     names = {word, word.lower()}
     return names | {alias for alias, repository in ALIASES.items() if repository in names or alias in names}
-
-
-def _is_own(path: Path, cache: Cache) -> bool:
-    home, separator, _ = path.name.partition("-")
-    if separator:
-        return home == identify_store(cache)
-    # An earlier release wrote no store into the name.
-    record = UpDirectory(path).read_last()
-    return record is None or is_of_store(record.argument, record.path, cache)
 
 
 def _root() -> Path:

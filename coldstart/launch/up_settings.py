@@ -3,7 +3,7 @@
 The key of a bundle leaves out what only the API server reads, such as an API key or a chat template. Here every option counts,
 and every variable of the environment that a server's libraries read. The address does not: `up` compares it itself.
 
-Secrets are among the settings, and a record must not help to guess them: the digests need a key of the state directory.
+Secrets are among the settings, and a record must not help to guess them: the digests need a key.
 """
 
 from __future__ import annotations
@@ -108,16 +108,8 @@ def _read_content(name: str, value: object) -> object:
 
 
 def _read_key() -> bytes:
-    """Return the key of the digests, created on first use. Where the state cannot be written, it is beside the records."""
-    try:
-        return _keep_key(paths.state_dir())
-    except (OSError, ColdstartError):
-        return _keep_key(paths.runtime_dir())
-
-
-def _keep_key(directory: Path) -> bytes:
-    path = directory / "up.key"
+    """Return the key of the digests, created on first use beside the records."""
+    path = paths.runtime_dir() / "up.key"
     if not path.exists():
-        files.make_private(directory)
         files.create_once(path, os.urandom(32), 0o600)
     return files.read_regular(path)

@@ -20,7 +20,7 @@ from coldstart.artifacts import canonical, files
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.environment import START_PROGRESS, TIMELINE_EVENTS
+from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
@@ -273,7 +273,6 @@ def _run_child(command: list[str], log: Path, events: Path, say: Steps = progres
         reports: dict[str, str] = {
             TIMELINE_EVENTS: str(events),
             READY_FD_ENV: str(writer),
-            START_PROGRESS: "1",
         }
         environment = os.environ | supervisor | reports
         process = subprocess.Popen(

@@ -12,7 +12,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
 from coldstart.errors import CommandFailedError
-from coldstart.launch.modes.snapshot import SNAPSHOT
+from coldstart.launch.modes import SNAPSHOT
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
 from coldstart.materialize.expectation import describe_nearest, estimates

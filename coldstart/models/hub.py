@@ -22,9 +22,9 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from coldstart.artifacts import canonical
 from coldstart.artifacts.files import replacing
-from coldstart.errors import AuthRequiredError, ColdstartError
+from coldstart.errors import AuthRequiredError, ColdstartError, UsageError
+from coldstart.models import checkpoint_files
 from coldstart.system import secrets
 from coldstart.system.dry_run import is_dry_run
 
@@ -150,21 +150,12 @@ def list_missing(directory: Path, *, weights: bool = True) -> list[str]:
 def _list_missing_weights(directory: Path) -> list[str]:
     # The form of the weights that vLLM prefers decides; an index names the files of its form.
     for pattern in WEIGHT_PATTERNS:
-        index = next(directory.glob(f"{pattern}.index.json"), None)
-        if index is not None:
-            named = _read_index(index)
-            if missing := [name for name in named if not (directory / name).exists()]:
-                return missing
-        if index is not None or any(directory.glob(pattern)):
+        with suppress(UsageError):  # an invalid index is left to its reader
+            if named := set(checkpoint_files.read_index(directory, pattern[1:]).values()):
+                return [name for name in named if not (directory / name).exists()]
+        if any(directory.glob(pattern)):
             return []
     return [f"weights ({', '.join(WEIGHT_PATTERNS)})"]
-
-
-def _read_index(index: Path) -> set[str]:
-    try:
-        return {str(name) for name in canonical.read(index)["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {index.name}
 
 
 def _find_cached(repo_id: str, revision: str | None) -> Path | None:

@@ -17,7 +17,7 @@ from coldstart.artifacts.key import Key, Mismatch
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError, NoBundleError
-from coldstart.models import checkpoint_files, keys, options, resolution
+from coldstart.models import keys, options, resolution
 from coldstart.models.aliases import NAMES
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths, secrets
@@ -85,7 +85,7 @@ class Lookup:
             bundle = self.store.find(self.key, name=self.model.name, trust=self.accepts or trust)
         except BundleNotFoundError as error:
             nearest, mismatches = error.nearest or (None, [])
-            notes = (*self._copies(), *(describe_distrust(nearest) if nearest else ()))
+            notes = tuple(describe_distrust(nearest)) if nearest else ()
             return replace(
                 self,
                 bundle=None,
@@ -94,12 +94,8 @@ class Lookup:
                 untrusted=error.untrusted,
                 notes=notes,
             )
-        notes = (*self._copies(), *describe_distrust(bundle), *_passed_over(self.store, bundle))
+        notes = (*describe_distrust(bundle), *_passed_over(self.store, bundle))
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
-
-    def _copies(self) -> Iterator[str]:
-        if self.model.path is not None:
-            yield from checkpoint_files.describe_copies(self.model.path, self.model.weight_files)
 
     def drop_weights(self) -> Lookup:
         """Take the bundle that differs in the layout of the weights alone, for a model directory without weights."""

@@ -1,6 +1,6 @@
-"""Check vLLM's options before a key is computed, against the installed vLLM's sources; vLLM is not imported.
+"""Check the names of vLLM's options before a key is computed, against the installed vLLM's sources; vLLM is not imported.
 
-A key of misspelt arguments would miss every bundle. `option_values` checks the values.
+A key of misspelt arguments would miss every bundle. vLLM's own parser checks the values at the start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 
 from coldstart.contract.arguments import SHORT, Arguments
 from coldstart.errors import UsageError
-from coldstart.models import option_values
 from coldstart.system import runtime
 
 # vLLM's engine options are literals; those of its API server are the fields of a class.
@@ -28,19 +27,12 @@ _OPTION = re.compile(r"--([A-Za-z][\w-]*)")
 
 
 def check(given: Arguments) -> None:
-    """Raise UsageError for an option or a value that the installed vLLM rejects. Do nothing if its sources are not found."""
-    if list_options():
-        check_names(given)
-        option_values.check(given)
-
-
-def check_names(given: Arguments) -> None:
-    """Raise UsageError for an option that the installed vLLM does not have.
+    """Raise UsageError for an option that the installed vLLM does not have. Do nothing if its sources are not found.
 
     As in vLLM, an option may be abbreviated, has dashes or underscores, and a plugin may add options.
     """
     known = list_options()
-    for word in given:
+    for word in given if known else ():
         match = _OPTION.match(word)
         name = match[1].replace("_", "-").lower() if match else ""
         if match and not _is_known(name, known) and not runtime.mentions("vllm", f'"--{name}"'):

@@ -11,7 +11,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -57,37 +56,35 @@ def build(name: str, models: Path) -> Path:
     if (temporary := find_directory()) is not None:
         final = temporary / final.relative_to(models)
     final.parent.mkdir(parents=True, exist_ok=True)
-    with files.locked(final.parent / f".{name}.lock"):
+    with files.locked(_place_lock(final)):
         if not final.is_dir():
-            _remove_drafts(final)
-            _build_locked(name, final)
+            draft = _place_draft(final)
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+            try:
+                _run_child(name, draft)
+                draft.rename(final)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
     return final
 
 
 def sweep(models: Path) -> None:
     """Remove the drafts of builds that were killed."""
     for final in (path / name for path in models.glob("tiny-v*") for name in NAMES):
-        with suppress(OSError):  # a read-only cache
-            lock = files.try_lock(final.parent / f".{final.name}.lock")
-            if lock is not None:
-                _remove_drafts(final)
+        # A build in progress holds the lock; a cache may be read-only.
+        with suppress(OSError):
+            if _place_draft(final).is_dir() and (lock := files.try_lock(_place_lock(final))) is not None:
+                shutil.rmtree(_place_draft(final), ignore_errors=True)
                 os.close(lock)
 
 
-def _remove_drafts(final: Path) -> None:
-    for draft in final.parent.glob(f".{final.name}.*"):
-        if draft.is_dir():
-            shutil.rmtree(draft, ignore_errors=True)
+def _place_lock(final: Path) -> Path:
+    return final.with_name(f".{final.name}.lock")
 
 
-def _build_locked(name: str, final: Path) -> None:
-    draft = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=final.parent))
-    try:
-        _run_child(name, draft)
-        draft.chmod(0o755)
-        draft.rename(final)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+def _place_draft(final: Path) -> Path:
+    return final.with_name(f".{final.name}.partial")
 
 
 def _run_child(name: str, draft: Path) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from coldstart.artifacts.files import make_private, open_regular, read_text
+from coldstart.artifacts.files import make_private, open_regular, read_text, replacing
 from coldstart.system import paths
 from coldstart.system.dry_run import is_dry_run
 from coldstart.system.file_state import RACY_S
@@ -35,36 +35,34 @@ def listing(files: Iterable[str]) -> str:
 def cached(files: Iterable[str]) -> str:
     """Return `listing`, cached by the stats of its files. Use it for a few hundred files that every start needs."""
     chosen = sorted(set(files))
-    stamp = _stamp(chosen)
-    record = (
-        paths.state_dir()
-        / "compared"
-        / f"list-{hashlib.sha256(chr(10).join(chosen).encode()).hexdigest()[:32]}"
-    )
-    mark, _, kept = (_read(record) or "").partition("\n")
-    if stamp is not None and mark == stamp[0]:
-        return kept
-    listed = listing(chosen)
-    if stamp is not None and stamp == _stamp(chosen) and time.time() - stamp[1] > RACY_S:
-        _write(record, f"{stamp[0]}\n{listed}")
-    return listed
+    return _compute_once("list-", "\n".join(chosen), chosen, lambda: listing(chosen))
 
 
 def difference(listed: str) -> str | None:
     """Return the first file that differs from the list, with the expected and the actual digest; None if all match."""
     lines = listed.splitlines()
     files = [line[64 + len(_MARK) :] for line in lines]
-    record = _record(listed)
-    stamp = _stamp(files)
-    if stamp is not None and _read(record) == stamp[0]:
-        return None
-    digests = _side_by_side(_sha256_or_none, files)
-    for line, path, digest in zip(lines, files, digests, strict=True):
-        if digest != line[:64]:
-            return f"{path} (sha256 {line[:12]}), found {'nothing' if digest is None else digest[:12]}"
+
+    def compare() -> str:
+        for line, path, digest in zip(lines, files, _side_by_side(_sha256_or_none, files), strict=True):
+            if digest != line[:64]:
+                return f"{path} (sha256 {line[:12]}), found {'nothing' if digest is None else digest[:12]}"
+        return ""
+
+    return _compute_once("", listed, files, compare) or None
+
+
+def _compute_once(kind: str, asked: str, files: Sequence[str], compute: Callable[[], str]) -> str:
+    """Return the result of `compute` for `asked`, or the recorded one if no file has changed since."""
+    name = hashlib.sha256(asked.encode(errors="surrogateescape")).hexdigest()
+    record, stamp = paths.state_dir() / "compared" / f"{kind}{name}", _stamp(files)
+    mark, _, known = (_read(record) or "").partition("\n")
+    if stamp is not None and mark == stamp[0]:
+        return known
+    result = compute()
     if stamp is not None and stamp == _stamp(files) and time.time() - stamp[1] > RACY_S:
-        _write(record, stamp[0])
-    return None
+        _write(record, f"{stamp[0]}\n{result}")
+    return result
 
 
 def _stamp(files: Sequence[str]) -> tuple[str, float] | None:
@@ -82,19 +80,13 @@ def _stamp(files: Sequence[str]) -> tuple[str, float] | None:
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest(), youngest / 1e9
 
 
-def _record(listed: str) -> Path:
-    name = hashlib.sha256(listed.encode(errors="surrogateescape")).hexdigest()
-    return paths.state_dir() / "compared" / name
-
-
 def _write(record: Path, text: str) -> None:
     if is_dry_run():
         return
     with suppress(OSError):  # a read-only home directory compares at every start
         make_private(record.parent)
-        partial = record.with_name(f".{record.name}.{os.getpid()}")
-        partial.write_text(text)
-        partial.replace(record)
+        with replacing(record, durable=False) as file:
+            file.write(text.encode(errors="surrogateescape"))
 
 
 def _read(record: Path) -> str | None:

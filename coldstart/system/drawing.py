@@ -1,6 +1,6 @@
 """Draw the timeline as bars of text: one axis for all tracks, no line longer than the width.
 
-Bars use block characters if the encoding has them, ASCII otherwise. Launchers import this module only when they draw.
+Launchers import this module only when they draw.
 """
 
 from __future__ import annotations
@@ -17,51 +17,29 @@ def draw(timeline: Timeline, width: int = 80, *, encoding: str | None = None) ->
 
     Bars use block characters if `encoding` (default: stdout's) has them, ASCII otherwise. Without spans the text is empty.
     """
-    if not timeline.spans:
+    spans = sorted(timeline.spans, key=lambda span: span.start_s)
+    if not spans:
         return ""
-    return _Drawing(timeline, max(width, MIN_WIDTH), encoding or sys.stdout.encoding or "ascii").text()
+    encoding = encoding or sys.stdout.encoding or "ascii"
+    block, ellipsis = "█…" if "█…".encode(encoding, "replace").decode(encoding) == "█…" else "#~"
+    label_width = min(max(len(span.name) + 2 for span in spans), max(width, MIN_WIDTH) // 3)
+    bar_width = max(width, MIN_WIDTH) - label_width - 12
+    total_s = max(span.end_s for span in spans) - timeline.origin_s
 
+    def clip(text: str, columns: int) -> str:
+        text = text.encode(encoding, "replace").decode(encoding)
+        return text if len(text) <= columns else text[: columns - 1] + ellipsis
 
-class _Drawing:
-    """Layout: `label  bar  seconds`; the bar area shares one time axis over all tracks."""
+    def format_line(span: Span) -> str:
+        scale = bar_width / total_s if total_s else 0.0
+        left = min(int((span.start_s - timeline.origin_s) * scale), bar_width - 1)
+        bar = " " * left + block * max(1, min(round(span.duration_s * scale), bar_width - left))
+        label = clip("  " + span.name, label_width)
+        return f"{label:{label_width}} {bar:{bar_width}} {span.duration_s:8.3f} s"
 
-    def __init__(self, timeline: Timeline, width: int, encoding: str) -> None:
-        self.timeline = timeline
-        self.block, self.ellipsis = ("█", "…") if _can_encode("█…", encoding) else ("#", "~")
-        self.encoding = encoding
-        self.origin_s = timeline.origin_s
-        self.total_s = max(span.end_s for span in timeline.spans) - self.origin_s
-        longest = max(len(span.name) + 2 for span in timeline.spans)
-        self.label_width = min(longest, width // 3)
-        self.bar_width = width - self.label_width - 12
-
-    def text(self) -> str:
-        tracks: dict[str, list[Span]] = {}
-        for span in sorted(self.timeline.spans, key=lambda span: span.start_s):
-            tracks.setdefault(span.track, []).append(span)
-        lines = []
-        for track, spans in tracks.items():
-            lines.append(self._clip(track, self.label_width + self.bar_width))
-            lines.extend(self._line(span) for span in spans)
-        lines.append(f"{'':{self.label_width}} 0{'':{self.bar_width - 1}} {self.total_s:8.3f} s")
-        return "\n".join(lines)
-
-    def _line(self, span: Span) -> str:
-        scale = self.bar_width / self.total_s if self.total_s else 0.0
-        left = min(int((span.start_s - self.origin_s) * scale), self.bar_width - 1)
-        length = max(1, min(round(span.duration_s * scale), self.bar_width - left))
-        bar = " " * left + self.block * length
-        label = self._clip("  " + span.name, self.label_width)
-        return f"{label:{self.label_width}} {bar:{self.bar_width}} {span.duration_s:8.3f} s"
-
-    def _clip(self, text: str, width: int) -> str:
-        text = text.encode(self.encoding, "replace").decode(self.encoding)
-        return text if len(text) <= width else text[: width - 1] + self.ellipsis
-
-
-def _can_encode(text: str, encoding: str) -> bool:
-    try:
-        text.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+    lines = []
+    for track in dict.fromkeys(span.track for span in spans):
+        lines.append(clip(track, label_width + bar_width))
+        lines.extend(format_line(span) for span in spans if span.track == track)
+    lines.append(f"{'':{label_width}} 0{'':{bar_width - 1}} {total_s:8.3f} s")
+    return "\n".join(lines)

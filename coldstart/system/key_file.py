@@ -23,11 +23,9 @@ def read_key(file: Path) -> str:
     except UnicodeDecodeError:
         key = ""
     except (OSError, ValueError) as error:
-        hint = (
-            f"make a key: {_format_making(file)}"
-            if isinstance(error, FileNotFoundError)
-            else "name the file of a key"
-        )
+        name, hint = shlex.quote(str(file)), "name the file of a key"
+        if isinstance(error, FileNotFoundError):
+            hint = f"make a key: install -m 600 /dev/null {name} && openssl rand -hex 32 > {name}"
         raise UsageError(f"cannot read {file}: {describe(error)}.", hint=hint) from error
     if not key or not key.isprintable():
         raise UsageError(
@@ -43,9 +41,3 @@ def describe_exposure(file: Path) -> str | None:
     except OSError:
         return None
     return f"other users can read {file} (hint: chmod 600 {shlex.quote(str(file))})" if exposed else None
-
-
-def _format_making(file: Path) -> str:
-    """Return the command that makes a key file which only its owner can read."""
-    name = shlex.quote(str(file))
-    return f"install -m 600 /dev/null {name} && openssl rand -hex 32 > {name}"

@@ -2,9 +2,9 @@
 
 Everything that can be rebuilt (bundles, tiny models) is below one cache directory, which ``--cache-dir`` or
 ``COLDSTART_CACHE_DIR`` moves. Keys and trust settings are in the state directory, which does not move with the cache: a cache
-copied from another machine must not bring its own trust. Only ``runtime_dir``, ``temporary_dir`` and ``frozen_dir`` create
-directories, with mode 0700. If another user owns the name, they create another directory and record it in the state directory.
-A runtime or temporary directory in which no private directory can be is not used, but another place.
+copied from another machine must not bring its own trust. Only the functions that return a private directory create
+directories, with mode 0700. A runtime or temporary directory in which no private directory can be is not used, but another
+place, as where another user has the name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldstart.artifacts import files
 from coldstart.contract import environment
 from coldstart.contract.environment import Variable
 from coldstart.errors import UsageError
@@ -98,7 +97,7 @@ class Cache:
         """
         if os.access(_find_nearest(self.root), os.W_OK | os.X_OK) and ownership.fault(self.root) is None:
             return self.root
-        return frozen_dir() / "cache"
+        return replacement_dir() / "cache"
 
     @property
     def weights(self) -> Path:
@@ -165,9 +164,18 @@ def frozen_dir() -> Path:
     """Return the directory of the files that process snapshots map: one per user, with the same path on every machine.
 
     A frozen process refers to its files by absolute path, so this path depends on neither HOME nor the cache root.
-    Raises UsageError as `runtime_dir`.
+    Raises UsageError where another user has the name.
     """
-    return _private(Path("/var/tmp") / f"coldstart-{os.getuid()}")
+    return _private(_name_frozen_dir())
+
+
+def replacement_dir() -> Path:
+    """Return the private directory that replaces a cache where other users could write. Raises UsageError as `runtime_dir`."""
+    return _choose([_name_frozen_dir(), *_list_temporary()], 0)
+
+
+def _name_frozen_dir() -> Path:
+    return Path("/var/tmp") / f"coldstart-{os.getuid()}"
 
 
 def _list_xdg() -> list[Path]:
@@ -185,13 +193,12 @@ def _list_temporary() -> list[Path]:
 
 
 def _choose(places: Sequence[Path], below: int) -> Path:
-    """Return the first of `places` that is or can become private, or its replacement. Raises UsageError."""
+    """Return the first of `places` that is or can become private. Raises UsageError."""
     reasons = list[str]()
     for place in places:
         if (reason := _find_obstacle(place, below)) is None:
             try:
-                if (reason := _find_excess(chosen := _private(place), below)) is None:
-                    return chosen
+                return _private(place)
             except UsageError as error:
                 reason = error.message
         reasons.append(reason)
@@ -219,37 +226,10 @@ def _find_nearest(place: Path) -> Path:
     return next(one for one in (place, *place.parents) if os.path.exists(one))  # noqa: PTH110 - never raises
 
 
-def _private(wanted: Path) -> Path:
-    if (reason := ownership.private(wanted)) is None:
-        return wanted
-    remembered = state_dir() / "places" / str(wanted).strip("/").replace("/", "%")
-    if remembered.is_symlink() and ownership.private(stand_in := remembered.readlink()) is None:
-        return stand_in
-    try:
-        return _stand_in(wanted, remembered)
-    except OSError as error:
+def _private(place: Path) -> Path:
+    if (reason := ownership.private(place)) is not None:
         raise UsageError(
-            f"Cannot create a private directory: {reason}, and creating one beside it failed: {error.strerror}.",
-            hint=f"rm -r {wanted}" if ownership.fault(wanted.parent) is None else None,
-        ) from error
-
-
-def _stand_in(wanted: Path, remembered: Path) -> Path:
-    """Create a directory with an unpredictable name and record it as a link, which only one process can create."""
-    files.make_private(remembered.parent)
-    place = (
-        wanted.parent
-        if wanted.parent.is_dir() and os.access(wanted.parent, os.W_OK)
-        else tempfile.gettempdir()
-    )
-    directory = Path(tempfile.mkdtemp(prefix=f"{wanted.name}-", dir=place))
-    if (reason := ownership.private(directory)) is not None:
-        directory.rmdir()
-        raise OSError(0, reason)
-    if remembered.is_symlink() and ownership.private(remembered.readlink()) is not None:
-        remembered.unlink()
-    try:
-        remembered.symlink_to(directory)
-    except FileExistsError:  # another process created it first
-        directory.rmdir()
-    return remembered.readlink()
+            f"Cannot create a private directory: {reason}.",
+            hint=f"rm -r {place}" if ownership.fault(place.parent) is None else None,
+        )
+    return place

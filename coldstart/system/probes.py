@@ -3,12 +3,10 @@
 A probe does not raise if the machine lacks something; the result reports it.
 """
 
-import ctypes
-import ctypes.util
 import os
 import re
-import resource
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,11 +22,9 @@ from coldstart.system.snapshot import runtime_image
 
 Status = Literal["ok", "missing", "note"]
 
-_OPEN_FILES = 4096
 _SHM_BYTES = 1 << 30
 _FULL_BYTES = 1 << 20
 _FREE_BYTES = 5 << 30
-_CHECKPOINT_DRIVER, _CHECKPOINT_CALL = 570, "cuCheckpointProcessLock"
 
 
 @dataclass(frozen=True)
@@ -80,23 +76,6 @@ def gpu() -> Probe:
     return Probe("gpu", "missing" if needed else "note", "none", hint, required=needed)
 
 
-def cuda_checkpoint() -> Probe:
-    """Report whether `vllm snapshot`, which coldstart does not use, could checkpoint a GPU engine on this machine."""
-    devices = nvml.query()
-    if not devices:
-        return Probe("cuda checkpoint", "note", "no GPU, not needed")
-    if int(devices[0].branch or 0) < _CHECKPOINT_DRIVER or not _exports("libcuda.so.1", _CHECKPOINT_CALL):
-        hint = f"install driver {_CHECKPOINT_DRIVER} or newer"
-    elif devices[0].mig or len(devices) > 1:
-        hint = f"set {nvml.VISIBLE} to one full device: a snapshot contains one"
-    elif os.geteuid() != 0:
-        hint = "run as root: CRIU and cuda-checkpoint need CAP_SYS_ADMIN and CAP_SYS_PTRACE"
-    else:
-        hint = None
-    label = f"driver {devices[0].driver}, for `vllm snapshot` only"
-    return Probe("cuda checkpoint", "missing" if hint else "note", label, hint)
-
-
 def criu() -> Probe:
     """Check that CRIU is installed and permitted, which a snapshot of a CPU engine needs."""
     if (lacking := snapshots.missing()) is not None:
@@ -123,9 +102,7 @@ def frozen_runtime(cache: Cache) -> Probe:
         place = runtime_image.place(cache.runtimes)
         image = runtime_image.described(place) if place.is_dir() else None
     except (ColdstartError, OSError) as error:
-        return Probe(
-            name, "note", f"none: {error}", error.hint if isinstance(error, ColdstartError) else None
-        )
+        return Probe(name, "note", f"none: {error}", getattr(error, "hint", None))
     if image is None:
         return Probe(name, "note", "none yet", make)
     if image.obstacle is not None:
@@ -158,27 +135,12 @@ def exhausted() -> str | None:
     return None
 
 
-def huge_pages() -> Probe:
-    """Report transparent huge pages and the reserved pool. Both speed up large mappings, and neither is required."""
-    switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    mode = re.search(r"\[(\w+)\]", switch.read_text()) if switch.is_file() else None
-    return Probe(
-        "huge pages",
-        "ok" if mode and mode[1] != "never" else "note",
-        f"transparent: {mode[1] if mode else 'unavailable'}, reserved: {processes.meminfo('HugePages_Total')}",
-    )
-
-
 def template() -> Probe:
     """Check that a template process can fork servers, which needs a private directory for its socket."""
     try:
         place = paths.runtime_dir()
     except (ColdstartError, OSError) as error:
-        hint = (
-            error.hint
-            if isinstance(error, ColdstartError)
-            else "set XDG_RUNTIME_DIR to a directory that you own"
-        )
+        hint = getattr(error, "hint", "set XDG_RUNTIME_DIR to a directory that you own")
         return Probe("template", "missing", str(error), hint)
     return Probe("template", "ok", f"sockets in {place}")
 
@@ -189,16 +151,6 @@ def compiler() -> Probe:
     needed = runtime.targets_cpu()
     status: Status = "ok" if path else ("missing" if needed else "note")
     return Probe("compiler", status, path or "none", None if path else "apt-get install g++", required=needed)
-
-
-def tcmalloc() -> Probe:
-    """Report the allocator that vLLM recommends on a CPU."""
-    library = next(
-        (lib for n in ("tcmalloc_minimal", "tcmalloc") if (lib := ctypes.util.find_library(n))), None
-    )
-    if library is None:
-        return Probe("tcmalloc", "note", "none", "apt-get install libtcmalloc-minimal4")
-    return Probe("tcmalloc", "ok", library)
 
 
 def vllm() -> Probe:
@@ -235,16 +187,12 @@ def store(cache: Cache) -> Probe:
     return Probe("store", "ok", label, required=True)
 
 
-def open_files() -> Probe:
-    """Check the soft limit of open files: a server needs one per connection and per mapped weight file."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = soft == resource.RLIM_INFINITY or soft >= _OPEN_FILES
-    limit = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
-    return Probe("open files", "ok" if enough else "note", limit, None if enough else "ulimit -n 65536")
+def examine(cache: Cache) -> list[Probe]:
+    """Run all probes, the most important for a new user first."""
+    own = (vllm(), cpu(), memory(), gpu(), store(cache), compiler(), template(), criu())
+    return [*own, frozen_runtime(cache), shared_memory()]
 
 
-def _exports(library: str, symbol: str) -> bool:
-    try:
-        return hasattr(ctypes.CDLL(library), symbol)
-    except OSError:
-        return False
+def able(results: Sequence[Probe]) -> bool:
+    """Return whether cold starts can be served, because no required item is missing."""
+    return not any(probe.required and probe.status == "missing" for probe in results)

@@ -1,8 +1,7 @@
 """Progress of a start: its stage with figures, as lines on the pipe on which the server reports readiness.
 
 A line is {"progress": {stage, done, total, unit}}; only a stage that counts has figures. A process reports if it, or a
-process that forked it, has called `begin`: in a spawned process the descriptor belongs to another file. The reader asks for
-reports, because one of an earlier release would take the first line for readiness.
+process that forked it, has called `begin`: in a spawned process the descriptor belongs to another file.
 Invariant: a report never blocks or fails a start. A reader that does not keep up misses reports, and the pipe retains space
 for the report of readiness.
 """
@@ -65,34 +64,6 @@ class StartProgress:
 Report = Callable[[StartProgress], None]
 
 
-class StageClock:
-    """Measures the stages of a start by the arrival of its reports, where no timeline is recorded.
-
-    A stage lasts until the report of another one: the rest of a stage after one within it counts for the inner one.
-    """
-
-    def __init__(self, then: Report) -> None:
-        self._then, self._stage, self._began = then, "", 0.0
-        self._seconds: dict[str, float] = {}
-
-    def __call__(self, progress: StartProgress) -> None:
-        """Note the report and pass it on."""
-        if progress.stage != self._stage:
-            self._switch(progress.stage)
-        self._then(progress)
-
-    def find_longest(self) -> tuple[str, float] | None:
-        """Return name and seconds of the longest stage until now, None without a report. The last stage ends here."""
-        self._switch("")
-        return max(self._seconds.items(), key=lambda item: item[1], default=None)
-
-    def _switch(self, stage: str) -> None:
-        now = time.monotonic()
-        if self._stage:
-            self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + now - self._began
-        self._stage, self._began = stage, now
-
-
 class ProgressText(str):
     """Progress in words, as the step of a phase that the next step replaces."""
 
@@ -133,14 +104,13 @@ class _Pipe:
 
 
 def begin() -> None:
-    """Report the progress of this process, and of those that it forks, to the process that started it, if it asks for it."""
+    """Report the progress of this process, and of those that it forks, to the process that awaits its readiness."""
     end()
-    if environment.START_PROGRESS.read():
-        with suppress(OSError):
-            # Writes to this open file never block, while the report of readiness on the pipe may.
-            _open(f"/proc/self/fd/{int(environment.READY_FD.read())}")
-            _Pipe.is_read, _Pipe.last = True, None
-            timeline.on_begin = lambda name: report(StartProgress(name))
+    with suppress(OSError):
+        # Writes to this open file never block, while the report of readiness on the pipe may.
+        _open(f"/proc/self/fd/{int(environment.READY_FD.read())}")
+        _Pipe.is_read, _Pipe.last = True, None
+        timeline.on_begin = lambda name: report(StartProgress(name))
 
 
 def end() -> None:

@@ -113,35 +113,18 @@ class Timeline:
     @classmethod
     def read(cls, path: str | Path) -> Timeline:
         """Read the spans of an events file. Raises OSError, or ValueError with the number of an invalid line."""
-        timeline = cls()
-        timeline.merge(path)
-        return timeline
-
-    def merge(self, path: str | Path) -> None:
-        """Add the spans that other processes appended to an events file. Raises as `read`."""
         import json
 
+        timeline = cls()
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs a launcher milliseconds
             for number, line in enumerate(file, 1):
                 try:
-                    self.spans.append(Span(**json.loads(line)))
+                    timeline.spans.append(Span(**json.loads(line)))
                 except (ValueError, TypeError) as error:
                     raise ValueError(
                         f"line {number} of the timeline events is not a span: {error}"
                     ) from error
-
-    def span(
-        self,
-        name: str,
-        start_s: float,
-        end_s: float,
-        *,
-        track: str,
-        args: Mapping[str, object] | None = None,
-        pid: int | None = None,
-    ) -> None:
-        """Add one span. Raises ValueError when it ends before it starts."""
-        self.spans.append(Span(name, start_s, end_s, track, args, pid))
+        return timeline
 
     @property
     def origin_s(self) -> float:
@@ -186,12 +169,24 @@ class Timeline:
         ]
 
     def build_chrome_trace(self) -> dict[str, object]:
-        """Return Chrome trace-event JSON, with times in microseconds from the earliest span. It opens in Perfetto."""
+        """Return Chrome trace-event JSON, with times in microseconds from the earliest span. It opens in Perfetto.
+
+        A thread of the format is a stack: spans of one process and track that overlap without nesting get a thread each.
+        """
         events: list[dict[str, object]] = []
-        for number, ((pid, track), spans) in enumerate(_lanes(self.spans), 1):
-            events.append(_metadata("process_name", pid, number, f"pid {pid}"))
-            events.append(_metadata("thread_name", pid, number, track))
-            events.extend(_complete(span, number, self.origin_s) for span in spans)
+        threads: list[tuple[int, str, list[float]]] = []
+        for span in sorted(self.spans, key=lambda span: (span.start_s, -span.end_s)):
+            home = span.pid, span.track
+            fitting = (
+                n for n, (*owner, ends) in enumerate(threads, 1) if (*owner,) == home and _nest(span, ends)
+            )
+            if (number := next(fitting, 0)) == 0:
+                threads.append((*home, [span.end_s]))
+                number = len(threads)
+                for name, value in (("process_name", f"pid {span.pid}"), ("thread_name", span.track)):
+                    args = {"name": value}
+                    events.append({"name": name, "ph": "M", "pid": span.pid, "tid": number, "args": args})
+            events.append(_complete(span, number, self.origin_s))
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def save(self, path: str | Path) -> None:
@@ -202,41 +197,14 @@ class Timeline:
             json.dump(self.build_chrome_trace(), file)
 
 
-def _lanes(spans: list[Span]) -> list[tuple[tuple[int, str], list[Span]]]:
-    """Group spans by process and track, split so that the spans of one lane nest or do not overlap.
-
-    A thread of the trace format is a stack. It would draw spans that overlap without nesting wrongly.
-    """
-    lanes: list[tuple[tuple[int, str], list[Span]]] = []
-    homes: dict[tuple[int, str], list[_Lane]] = {}
-    for span in sorted(spans, key=lambda span: (span.start_s, -span.end_s)):
-        home = (span.pid, span.track)
-        known = homes.setdefault(home, [])
-        if not any(lane.take(span) for lane in known):
-            known.append(_Lane(span))
-            lanes.append((home, known[-1].members))
-    return lanes
-
-
-class _Lane:
-    """Nested spans; `ends` is the stack of open spans, the innermost last."""
-
-    def __init__(self, first: Span) -> None:
-        self.members, self.ends = [first], [first.end_s]
-
-    def take(self, span: Span) -> bool:
-        """Add a span that starts no earlier than the others if it nests, and return whether it does."""
-        while self.ends and self.ends[-1] <= span.start_s:
-            self.ends.pop()
-        if self.ends and span.end_s > self.ends[-1]:
-            return False
-        self.members.append(span)
-        self.ends.append(span.end_s)
-        return True
-
-
-def _metadata(name: str, pid: int, tid: int, value: str) -> dict[str, object]:
-    return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": {"name": value}}
+def _nest(span: Span, ends: list[float]) -> bool:
+    """Add a span to the stack of the ends of open spans if it nests there. Return whether it does."""
+    while ends and ends[-1] <= span.start_s:
+        ends.pop()
+    if ends and span.end_s > ends[-1]:
+        return False
+    ends.append(span.end_s)
+    return True
 
 
 def _complete(span: Span, tid: int, origin_s: float) -> dict[str, object]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from coldstart.system import start_progress
-from coldstart.system.start_progress import Counter, StartProgress
+from coldstart.system import start_progress, timeline
+from coldstart.system.start_progress import Counter
 from coldstart.vllm import compat, late
 
 log = logging.getLogger("vllm.coldstart")
@@ -25,7 +25,7 @@ BARS = {
 COMPILER = "vllm.compilation.backends"
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
 STEPS = {
-    "load_model": "load weights",
+    "load_model": "load the model",
     "determine_available_memory": "compile the model or size the KV cache",  # its profile compiles
     "compile_or_warm_up_model": "compile or warm up",
 }
@@ -97,7 +97,8 @@ def _named(original: Callable[..., Any], stage: str) -> Callable[..., Any]:
     def step(worker: Any, *arguments: Any, **keywords: Any) -> Any:
         if getattr(worker, "rank", 0):  # the figures of several ranks would alternate
             start_progress.end()
-        start_progress.report(StartProgress(stage))
-        return original(worker, *arguments, **keywords)
+            return original(worker, *arguments, **keywords)
+        with timeline.measure(stage, track="vllm"):
+            return original(worker, *arguments, **keywords)
 
     return step

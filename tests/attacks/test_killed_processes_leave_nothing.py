@@ -105,7 +105,7 @@ def test_killed_start_of_a_template_leaves_no_file(home: Path) -> None:
 
 
 def _draft(models: Path) -> Path:
-    draft = models / f"tiny-v{tiny.GENERATION}" / ".tiny-llama.killed"
+    draft = models / f"tiny-v{tiny.GENERATION}" / ".tiny-llama.partial"
     draft.mkdir(parents=True)
     (draft / "model.safetensors").write_text("part")
     return draft

@@ -32,12 +32,12 @@ from coldstart.fleet.live.state import FleetState
 from coldstart.graphs import table_files
 from coldstart.graphs.errors import AlteredTableError
 from coldstart.host.tables import read_toml
-from coldstart.launch import interrupted, process_snapshot, start_history
+from coldstart.launch import interrupted, process_snapshot
 from coldstart.models import inspection
 from coldstart.system import digests, fingerprint, paths
 from coldstart.system.key_file import read_key
 from coldstart.system.paths import Cache
-from coldstart.system.trust import directory_fingerprint, section_claims, trusted_keys
+from coldstart.system.trust import directory_fingerprint, trusted_keys
 from coldstart.system.trust.unpacked import unpacked
 from coldstart.validate import prompts
 from coldstart.weights.prefetch.backends import open_source
@@ -200,7 +200,7 @@ def test_record_of_unpacked_code_is_ignored(signed: Bundle, replace: Replace) ->
     assert isinstance(again, IsADirectoryError) if record.is_dir() else again == place
 
 
-def test_records_of_digests_and_starts_are_ignored(home: Path, tmp_path: Path, replace: Replace) -> None:
+def test_records_of_digests_are_ignored(home: Path, tmp_path: Path, replace: Replace) -> None:
     (tmp_path / "f").write_text("x")
     listed = digests.cached([str(tmp_path / "f")])
     for name in (
@@ -208,10 +208,6 @@ def test_records_of_digests_and_starts_are_ignored(home: Path, tmp_path: Path, r
     ):
         replace(name)
     assert _call(lambda: digests.cached([str(tmp_path / "f")])) == listed
-    cache = Cache.at()
-    start_history.record_start("key", "cold", 1.5, cache)
-    replace(cache.writable / "starts.json")
-    assert _call(lambda: start_history.find_last("key", "cold", cache)) is None
     replace(tmp_path / "fingerprint" / "fingerprint.json")
     assert "no valid fingerprint" in _call(lambda: fingerprint.obstacle(tmp_path / "fingerprint", "template"))
 
@@ -224,16 +220,9 @@ def test_file_with_a_digest_counts_as_missing(home: Path, tmp_path: Path, replac
     assert "found nothing" in _call(lambda: digests.difference(listed))
 
 
-def test_claim_and_guardian_do_not_hang(home: Path, tmp_path: Path, replace: Replace) -> None:
-    section_claims.claim("0" * 64, tmp_path / "one")
-    section_claims.claim("0" * 64, tmp_path / "two")
-    (own, other) = sorted((paths.state_dir() / "sections").iterdir())
-    replace(other)
-    found = _call(lambda: section_claims.is_claimed_alone("0" * 64, tmp_path / "one"))
-    assert isinstance(found, (bool, OSError)), found
-    assert own.exists()
-    replace(paths.runtime_dir() / "thawed-x" / "guardian")
-    assert _call(process_snapshot.sweep) is None
+def test_lock_and_shared_object_do_not_hang(home: Path, tmp_path: Path, replace: Replace) -> None:
+    replace(paths.runtime_dir() / "thawed-x" / "lock")
+    assert isinstance(_call(process_snapshot.sweep), (OSError, type(None)))
     (tmp_path / "compiled").mkdir()
     replace(tmp_path / "compiled" / "k.so")
     assert _call(lambda: list(interrupted.unfinished(tmp_path / "compiled"))) == []

@@ -109,8 +109,8 @@ def test_no_command_shows_help(run: Run) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_command_exits_with_128_plus_signal(home: Path, number: int, code: int) -> None:
     script = (
-        "import time, coldstart.system.doctor\nfrom coldstart.commands.cli import main\n"
-        "coldstart.system.doctor.examine = lambda cache: (print('up', flush=True), time.sleep(60))\n"
+        "import time, coldstart.system.probes\nfrom coldstart.commands.cli import main\n"
+        "coldstart.system.probes.examine = lambda cache: (print('up', flush=True), time.sleep(60))\n"
         "main(['doctor', '-q'])"
     )
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=os.environ)

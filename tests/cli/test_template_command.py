@@ -12,7 +12,7 @@ from tools.recorded import publish_recorded
 from tools.shell import Run
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import prepare_template
+from coldstart.launch import preparation
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
@@ -71,7 +71,7 @@ def test_template_has_the_arguments_of_the_bundle_when_none_are_typed(
         begun.append(plan)
         return SimpleNamespace(model=model, key=plan.key, pid=1)
 
-    monkeypatch.setattr(prepare_template, "start_template", start_template)
+    monkeypatch.setattr(preparation, "start_template", start_template)
     with pytest.raises(SystemExit) as ended:
         cli.main(["template", "start", "tiny-llama"])
     assert ended.value.code == 0 and [plan.key for plan in begun] == [made.key.digest]

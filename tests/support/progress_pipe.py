@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from coldstart.contract.environment import START_PROGRESS
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import start_progress
 
@@ -18,7 +17,6 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     monkeypatch.setenv(READY_FD_ENV, str(writer))
-    monkeypatch.setenv(START_PROGRESS, "1")
     start_progress.begin()
     os.close(writer)
     yield reader

@@ -22,7 +22,7 @@ from coldstart.host.live.tasks import Tasks
 from coldstart.host.live.templates import TEMPLATE_DROPPED, Templates
 from coldstart.host.model_state import State
 from coldstart.host.specification import TEMPLATE
-from coldstart.launch.modes.fresh import FRESH
+from coldstart.launch.modes import FRESH
 
 STOPPING = "the host is stopping"
 Order = events.Start | events.Leave | events.Abort | events.GiveUp

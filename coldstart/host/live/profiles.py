@@ -23,8 +23,7 @@ from coldstart.host.configuration import Profile, Profiles
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live import lookups
 from coldstart.launch import modes, template_pool
-from coldstart.launch.modes.snapshot import SNAPSHOT
-from coldstart.launch.modes.template_engine import TEMPLATE_ENGINE
+from coldstart.launch.modes import SNAPSHOT, TEMPLATE_ENGINE
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import weight_files

@@ -36,7 +36,7 @@ from coldstart.host.running_hosts import own_directory, publish_url
 from coldstart.system import runtime
 from coldstart.system.file_state import find_state
 from coldstart.system.paths import Cache
-from coldstart.system.proc.terminal import has_terminal
+from coldstart.system.proc.processes import has_terminal
 
 LOOK_S = 1.0
 

@@ -59,7 +59,7 @@ def import_start() -> None:
     import coldstart.host.live.lookups
     import coldstart.launch.ladder
     import coldstart.launch.planning
-    import coldstart.launch.prepare_template
+    import coldstart.launch.preparation
     import coldstart.launch.supervise
     import coldstart.system.recording  # noqa: F401
 
@@ -224,7 +224,7 @@ def _plan(request: ServeRequest) -> LaunchPlan:
 
 def _template(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     """Supervise a template for this host's servers, or the user's own if a usable one runs (pid 0: it is not ended)."""
-    from coldstart.launch import prepare_template, template_pool
+    from coldstart.launch import preparation, template_pool
 
     request, level = _request(message), message["template"]
     plan, model = _plan(request), request.lookup.model.name
@@ -232,7 +232,7 @@ def _template(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     if own is not None and template_pool.obstacle(own, plan) is None:
         return _guard(own, channel, 0, lambda: None)
     root = Path(message["templates"])
-    warm = prepare_template.start_template(level, plan, model, message["ready_timeout"], root=root)
+    warm = preparation.start_template(level, plan, model, message["ready_timeout"], root=root)
     return _guard(warm, channel, warm.pid or 0, lambda: template_pool.stop(warm, force=True))
 
 

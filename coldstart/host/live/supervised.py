@@ -18,7 +18,7 @@ from typing import Any
 
 from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.servers import Ready, StartFailedError
-from coldstart.launch.modes.standby import STANDBY
+from coldstart.launch.modes import STANDBY
 from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.peers import PeerError
 from coldstart.system.proc import exits, processes

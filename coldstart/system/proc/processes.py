@@ -6,6 +6,9 @@ nor control group limits.
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,11 +33,41 @@ def birth(pid: int) -> str | None:
     return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
 
 
+def is_alive(pid: int, born: str | None) -> bool:
+    """Return whether the process that `birth` identified still runs."""
+    return born is not None and born == birth(pid)
+
+
+def end(pid: int, born: str | None, patience_s: float) -> None:
+    """End a process: SIGTERM, then SIGKILL after `patience_s` seconds. Another process with its PID is spared."""
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        descriptor = os.pidfd_open(pid)
+        try:
+            # While the descriptor holds the process, its PID is not reused.
+            if not is_alive(pid, born):
+                return
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            if not select.select([descriptor], [], [], patience_s)[0]:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                select.select([descriptor], [], [])
+        finally:
+            os.close(descriptor)
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a signal has stopped the process; False if it does not exist."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T"
     return False
+
+
+def has_terminal() -> bool:
+    """Return whether this process has a controlling terminal, which it loses when the terminal is closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def memory_bytes(pid: int) -> int:

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.artifacts import canonical, files
-from coldstart.system import fingerprint, reclaim, runtime
+from coldstart.system import fingerprint, runtime
 from coldstart.system.trust import directory_fingerprint, ownership
 
 FORMAT = 1
 ABOUT = "image.json"
 _KIND = "frozen"
-_LOCK = ".lock"
-_LEFT = ".*.*"
+LOCK, PARTIAL = ".lock", ".partial"
 
 
 @dataclass(frozen=True)
@@ -59,9 +56,9 @@ def obstacle(image: Path) -> str | None:
         return reason
     try:
         known = canonical.read(directory_fingerprint.record(_KIND, image))
-        stamped = known["entries"] if known["format"] == FORMAT else None
+        stamped = known["entries"] if known["format"] == FORMAT else {}
     except (OSError, ValueError, KeyError, TypeError):
-        stamped = None
+        stamped = {}
     if not stamped:
         return f"{image} was not created on this machine"
     try:
@@ -74,30 +71,27 @@ def obstacle(image: Path) -> str | None:
 def published(image: Path) -> Iterator[Path]:
     """Yield a private directory for a new image, which replaces `image` when the block ends. If the block raises, remove it.
 
-    Only one image is created at a time; a second caller waits. Leftovers of killed processes are removed.
+    Only one image is created at a time; a second caller waits. The directory of a killed process is removed.
 
     Raises:
         OSError, NoLocksError: The directory cannot be created or locked.
     """
-    root = image.parent
-    files.make_private(root)
-    with files.locked(root / _LOCK):
-        _sweep(root)
-        partial = root / f".{image.name}.{uuid.uuid4().hex}.partial"
+    files.make_private(image.parent)
+    with files.locked(image.parent / LOCK):
+        partial = image.with_name(PARTIAL)
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
         try:
             yield partial
             _seal(partial)
-            _replace(image, partial)
+            shutil.rmtree(image, ignore_errors=True)
+            partial.rename(image)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         record = directory_fingerprint.record(_KIND, image)
         files.make_private(record.parent)
-        files.write_atomic(
-            record,
-            json.dumps({"format": FORMAT, "entries": directory_fingerprint.compute(image)}).encode(),
-            mode=0o600,
-        )
+        document = {"format": FORMAT, "entries": directory_fingerprint.compute(image)}
+        files.write_atomic(record, json.dumps(document).encode(), mode=0o600)
 
 
 def _seal(directory: Path) -> None:
@@ -107,19 +101,6 @@ def _seal(directory: Path) -> None:
         with path.open("rb") as file:
             files.sync_file(file)
     files.sync_directory(directory)
-
-
-def _replace(image: Path, partial: Path) -> None:
-    aside = image.with_name(f".{image.name}.{uuid.uuid4().hex}.old")
-    if image.exists():
-        image.rename(aside)
-    partial.rename(image)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sweep(root: Path) -> None:
-    for left in root.glob(_LEFT):
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def listed(root: Path) -> Iterator[Image]:
@@ -136,7 +117,7 @@ def described(directory: Path) -> Image:
     except (OSError, ValueError, KeyError, TypeError):
         python = vllm = made = ""
     reason = obstacle(directory) or fingerprint.obstacle(directory, "runtime snapshot")
-    return Image(directory, python, vllm, made, reclaim.size(directory), reason)
+    return Image(directory, python, vllm, made, size(directory), reason)
 
 
 def discard(image: Image) -> None:
@@ -145,27 +126,7 @@ def discard(image: Image) -> None:
     directory_fingerprint.record(_KIND, image.directory).unlink(missing_ok=True)
 
 
-def prune(root: Path, *, dry_run: bool) -> reclaim.Reclaimed:
-    """Remove the images that cannot be thawed any more, and leftovers of killed processes."""
-    dead = [image for image in listed(root) if image.obstacle is not None]
-    left, left_bytes = _left(root, dry_run=dry_run)
-    for image in () if dry_run else dead:
-        discard(image)
-    freed = sum(image.size for image in dead) + left_bytes
-    return reclaim.Reclaimed((*(image.directory for image in dead), *left), freed)
-
-
-def _left(root: Path, *, dry_run: bool) -> tuple[list[Path], int]:
-    """Remove leftovers of killed processes and return them with their bytes on disk; none while an image is being created."""
-    try:
-        held = files.try_lock(root / _LOCK) if root.is_dir() else None
-    except OSError:
-        held = None
-    if held is None:
-        return [], 0
-    left = list(root.glob(_LEFT))
-    freed = sum(map(reclaim.size, left))
-    if not dry_run:
-        _sweep(root)
-    os.close(held)
-    return left, freed
+def size(path: Path) -> int:
+    """Return the bytes that a file or a directory takes on disk."""
+    inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
+    return sum(status.st_blocks * 512 for one in inside if (status := one.lstat()))

@@ -16,17 +16,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from coldstart.artifacts import canonical, files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.system import fingerprint, paths
 from coldstart.system.dry_run import is_dry_run
-from coldstart.system.trust import directory_fingerprint, ownership, section_claims
+from coldstart.system.trust import directory_fingerprint, ownership
 
 FORMAT = 2
-"""Format 1 was a text with the names of the trusted keys."""
 _TRIES = 20
 
 
@@ -62,8 +61,6 @@ def unpacked(
         if _obstacle(record, place) is not None:
             bundle.require_trust(section, trust)
         return place
-    with suppress(OSError):  # a state directory that cannot be written costs a later prune its work only
-        section_claims.claim(digest, bundle.layout.root)
     if (reason := _obstacle(record, place)) is None:
         return place
     with _closed():
@@ -80,7 +77,7 @@ def unpacked(
 def _fit(root: Path) -> Path:
     nearest = next(place for place in (root, *root.parents) if place.exists())
     fit = ownership.fault(root) is None and os.access(nearest, os.W_OK | os.X_OK)
-    return root if fit else paths.frozen_dir() / "unpacked"
+    return root if fit else paths.replacement_dir() / "unpacked"
 
 
 def _obstacle(record: Path, place: Path) -> str | None:
@@ -88,11 +85,9 @@ def _obstacle(record: Path, place: Path) -> str | None:
     try:
         known = canonical.read(record)
     except (OSError, ValueError):
-        return (
-            f"{place} has no valid record: an older coldstart, or none, verified it" if place.is_dir() else ""
-        )
+        known = None
     if not isinstance(known, dict) or known.get("format") != FORMAT:
-        return f"{place} was verified by an older coldstart"
+        return f"{place} has no valid record of its verification" if place.is_dir() else ""
     if not place.is_dir():
         return ""
     if (reason := ownership.fault(place)) is not None:

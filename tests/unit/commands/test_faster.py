@@ -1,4 +1,4 @@
-"""After a slow start one line names the command that prepares a faster mode, and the gain where earlier starts show it."""
+"""After a slow start one line names the command that prepares a faster mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
-from coldstart.launch import start_history
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
@@ -56,13 +55,6 @@ def test_advise_shows_no_secret() -> None:
     assert line is not None and "very-secret" not in line
 
 
-def test_advise_names_the_time_of_the_last_start_in_that_mode(cache: Cache) -> None:
-    start_history.record_start(key().digest, "template-engine", 0.44, cache)
-    line = advise(look_up(), 65.26, [TEMPLATE])
-    assert line is not None
-    assert "(template-engine, the last one here: 0.4 s instead of 65.3 s): coldstart template start" in line
-
-
 @pytest.mark.parametrize(
     ("ready_s", "longest", "end"),
     [
@@ -79,26 +71,3 @@ def test_ready_line_names_the_longest_phase_of_a_slow_start(
     assert _serving.describe(report | {"longest_phase": longest}) == line
     shown = _serving.describe(report | {"longest_phase": longest}, phases_follow=True)
     assert shown == line.removesuffix("; -v shows all phases")
-
-
-def test_advise_claims_no_gain_that_the_figures_do_not_show(cache: Cache) -> None:
-    start_history.record_start(key().digest, "template-engine", 70.0, cache)
-    assert "instead" not in str(advise(look_up(), 65.26, [TEMPLATE]))
-    assert "instead" not in str(advise(look_up(), 65.26, [SNAPSHOT]))
-
-
-@pytest.mark.parametrize(
-    ("phase", "step", "longest"),
-    [
-        (("start engine", 60.0), ("compile the model", 50.0), "compile the model"),
-        (("fork the server", 3.0), ("compile the model", 0.6), "fork the server"),
-        (("start engine", 6.0), ("load weights", 5.0), "start engine"),
-        (None, ("load weights", 5.0), "load weights"),
-        (("start engine", 6.0), None, "start engine"),
-    ],
-)
-def test_longest_phase_is_a_step_of_vllm_that_no_phase_contains_alone(
-    phase: tuple[str, float] | None, step: tuple[str, float] | None, longest: str
-) -> None:
-    found = _serving._choose_longest(phase, step, {"start engine", "fork the server", "load weights"})
-    assert found is not None and found[0] == longest

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
-from coldstart.launch import preparation, up_records
+from coldstart.launch import preparation, template_pool, up_records
 from coldstart.launch.request import ServeRequest
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
@@ -126,20 +127,6 @@ def test_down_retains_the_servers_of_another_store(
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize(("argument", "is_ours"), [("org/model", True), ("tiny-llama", False)])
-def test_down_stops_the_server_of_an_earlier_release_that_can_be_of_this_store(
-    argument: str, is_ours: bool, supervisor: subprocess.Popen[bytes], lookup: Lookup
-) -> None:
-    own = up_records.find_directory(lookup)
-    record = own.read()
-    assert record is not None
-    old = up_records.UpDirectory(own.path.with_name("0123456789ab"))
-    old.write(replace(record, argument=argument, path="/elsewhere/models/tiny-v1/tiny-llama"))
-    own.write(replace(record, pid=0))
-    down()
-    assert (supervisor.poll() is not None) == is_ours
-
-
 def test_down_names_the_address_of_a_start_that_it_ends(
     supervisor: subprocess.Popen[bytes], lookup: Lookup, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,10 +170,10 @@ def test_down_without_a_model_stops_all(
 def test_down_stops_the_template_unless_it_is_to_be_kept(
     keeps: bool, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    warm = SimpleNamespace(level="engine", model="tiny", pid=7)
+    warm = SimpleNamespace(level="engine", model="tiny", pid=7, owner=("store", "tiny", "/tiny"))
     stopped: list[object] = []
-    monkeypatch.setattr(preparation, "list_prepared", lambda _: [(warm, ("tiny", "/tiny"))])
-    monkeypatch.setattr(preparation, "stop_prepared", lambda one, _: stopped.append(one) or True)
+    monkeypatch.setattr(preparation, "list_prepared", lambda _: [warm])
+    monkeypatch.setattr(template_pool, "stop", stopped.append)
     down("tiny", *(["--keep-template"] if keeps else []))
     out, err = capsys.readouterr()
     assert stopped == ([] if keeps else [warm]) and ("stopped the engine template" in out) != keeps
@@ -668,7 +655,8 @@ def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
     claimed = fork.Event()
 
     def claim() -> None:
-        with directory.locked(lambda: None):
+        with ExitStack() as lock:
+            directory.lock(lock, lambda: None)
             directory.write(up_records.describe_own(replace(lookup, vllm_args=Arguments(API_KEYS[0]))))
             claimed.set()
             signal.pause()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import anyone
 from support.engines import Publish
-from support.waiting import wait_until
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
@@ -81,7 +80,7 @@ def test_find_others_lists_servers_of_the_same_model_alone(
     larger = replace(lookup, key=key(max_model_len=64), vllm_args=Arguments(("--api-key", "k")))
     up_records.find_directory(larger).write(record := read_record(larger, process.pid))
     assert record.vllm_args == ("--api-key", "***")
-    assert [one.read() for one in up_records.find_others(lookup)] == [record]
+    assert up_records.find_others(lookup) == [record]
     assert up_records.find_others(larger) == []
     elsewhere = replace(lookup, model=replace(lookup.model, path=tmp_path / "other"))
     assert up_records.find_others(elsewhere) == []
@@ -114,27 +113,12 @@ def test_remove_retains_the_files_of_a_start_in_progress(lookup: Lookup) -> None
     directory.remove()  # it runs
     assert directory.read() is not None
     directory.end()
-    with directory.locked(lambda: None):
+    with ExitStack() as lock:
+        directory.lock(lock, lambda: None)
         directory.remove()
         assert directory.path.is_dir()
     directory.remove()
     assert up_records.list_directories(lookup.cache) == []
-
-
-def test_a_second_start_waits_for_the_first(lookup: Lookup) -> None:
-    directory, events = up_records.find_directory(lookup), list[str]()
-
-    def second() -> None:
-        with directory.locked(lambda: events.append("waits")):
-            events.append("starts")
-
-    thread = threading.Thread(target=second)
-    with directory.locked(lambda: None):
-        thread.start()
-        wait_until(lambda: events)
-        assert events == ["waits"]
-    thread.join()
-    assert events == ["waits", "starts"]
 
 
 def test_list_names_covers_alias_repository_and_directory(
@@ -151,12 +135,6 @@ def test_list_names_covers_alias_repository_and_directory(
         == up_records.list_names("tiny-llama@sha256:12ab")
         == {"tiny-llama"}
     )
-
-
-def test_models_with_one_key_have_separate_records(lookup: Lookup, tmp_path: Path) -> None:
-    other = replace(lookup, model=replace(lookup.model, path=tmp_path / "other"))
-    assert up_records.find_directory(lookup) != up_records.find_directory(other)
-    assert up_records.find_directory(lookup).path.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_phases_of_a_start_remain_after_its_server_was_stopped(lookup: Lookup) -> None:
@@ -181,27 +159,7 @@ def test_untrusted_bundle_of_a_server_is_a_setting_and_the_permission_alone_is_n
 def test_key_of_the_digests_is_private_and_made_once(lookup: Lookup) -> None:
     given = replace(lookup, vllm_args=Arguments(("--api-key", "k")))
     first = up_settings.digest(given, {})
-    key = paths.state_dir() / "up.key"
+    key = paths.runtime_dir() / "up.key"
     assert key.stat().st_mode & 0o777 == 0o600 and up_settings.digest(given, {}) == first
     key.unlink()
     assert up_settings.digest(given, {})[up_settings.API_KEY] != first[up_settings.API_KEY]
-
-
-def test_settings_are_compared_where_the_state_cannot_be_written(
-    lookup: Lookup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    assert up_settings.digest(lookup, {"VLLM_API_KEY": "k"}) == up_settings.digest(
-        lookup, {"VLLM_API_KEY": "k"}
-    )
-
-
-def test_certificate_that_the_server_reloads_counts_by_its_name(lookup: Lookup, tmp_path: Path) -> None:
-    file = tmp_path / "a.pem"
-    for reloads, same in (((), False), (("--enable-ssl-refresh",), True)):
-        given = replace(lookup, vllm_args=Arguments(("--ssl-certfile", str(file), *reloads)))
-        file.write_text("one")
-        first = up_settings.digest(given, {})
-        file.write_text("two")
-        assert (up_settings.digest(given, {}) == first) is same

@@ -64,26 +64,19 @@ def test_an_engine_template_is_started_once_and_found_again(
     second = prepare_fastest(lookup, plan, phase, 20)
     assert (second.mode, second.is_new, second.failures) == ("template-engine", False, ())
     assert names == ["start a template (engine)"]
-    ((warm, owner),) = preparation.list_prepared(lookup.cache)
-    assert owner == [str(lookup.model.path)] * 2 and warm.level == "engine"
+    (warm,) = preparation.list_prepared(lookup.cache)
+    assert warm.owner[1:] == (str(lookup.model.path),) * 2 and warm.level == "engine"
 
 
-def test_a_template_ends_with_the_last_store_that_uses_it(
-    lookup: Lookup,
-    plan: LaunchPlan,
-    fake_engine: FakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+def test_a_template_belongs_to_the_store_that_started_it(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, tmp_path: Path
 ) -> None:
     fake_engine("serves")
     assert prepare(lookup, plan).is_new
     other = replace(lookup, cache=Cache.at(tmp_path / "other"))
-    assert list(preparation.list_prepared(other.cache)) == []
     assert not prepare(other, plan).is_new
-    ((warm, _),) = preparation.list_prepared(lookup.cache)
-    assert not preparation.stop_prepared(warm, lookup.cache)
-    assert list(preparation.list_prepared(lookup.cache)) == [] and warm.ready
-    assert preparation.stop_prepared(warm, other.cache) and not warm.directory.exists()
+    assert list(preparation.list_prepared(other.cache)) == []
+    assert len(list(preparation.list_prepared(lookup.cache))) == 1
 
 
 def test_a_second_store_waits_for_the_template_that_a_first_one_starts(

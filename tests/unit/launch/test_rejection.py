@@ -11,7 +11,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import ladder, rejection, template_pool
-from coldstart.launch.modes.fresh import FreshMode
+from coldstart.launch.modes import FreshMode
 from coldstart.launch.preparation import prepare_fastest
 from coldstart.launch.request import ServeRequest
 from coldstart.models.inspection import Lookup

@@ -13,8 +13,14 @@ from support.engines import FakeThawed
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.launch import ladder, prepare_template, process_snapshot, runtime_snapshot, template_pool
-from coldstart.launch.modes import availability
+from coldstart.launch import (
+    ladder,
+    modes,
+    preparation,
+    process_snapshot,
+    runtime_snapshot,
+    template_pool,
+)
 from coldstart.models import tiny
 from coldstart.system import fingerprint, runtime
 from coldstart.system.paths import Cache
@@ -54,13 +60,13 @@ def test_find_frozen_runtime_returns_only_an_image_that_can_be_thawed(
     frozen_plans: list[LaunchPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache.at()
-    assert prepare_template.find_frozen_runtime(cache) is None
+    assert preparation.find_frozen_runtime(cache) is None
     image = runtime_snapshot.freeze(cache, 9)
     monkeypatch.setattr(runtime_image, "obstacle", lambda image: None)
     monkeypatch.setattr(fingerprint, "obstacle", lambda image, name: None)
-    assert prepare_template.find_frozen_runtime(cache) == image
+    assert preparation.find_frozen_runtime(cache) == image
     monkeypatch.setattr(runtime_image, "obstacle", lambda image: "another kernel")
-    assert prepare_template.find_frozen_runtime(cache) is None
+    assert preparation.find_frozen_runtime(cache) is None
 
 
 def test_freeze_reports_missing_criu_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +79,7 @@ def test_freeze_reports_missing_criu_at_once(home: Path, monkeypatch: pytest.Mon
 def test_freeze_refuses_a_gpu_engine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     with pytest.raises(CommandFailedError, match="Cannot freeze the runtime") as said:
-        prepare_template.freeze_runtime(Cache.at(), 9)
+        preparation.freeze_runtime(Cache.at(), 9)
     assert "--level runtime" in str(said.value.hint)
 
 
@@ -132,7 +138,7 @@ def test_fresh_mode_does_not_use_the_image(
 def test_start_is_fresh_with_a_reason_without_an_image(
     start: Callable[..., ladder.StartedServer], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(availability, "find_obstacle", lambda mode: None)
+    monkeypatch.setattr(modes, "find_obstacle", lambda mode: None)
     document = start("runtime-snapshot").document()
     assert document["mode"] == "fresh" and document["fallbacks"][0]["section"] == "runtime-snapshot"
     assert document["fallbacks"][0]["hint"] == "coldstart template freeze"

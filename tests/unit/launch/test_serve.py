@@ -23,15 +23,13 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import (
     fetch,
     ladder,
-    planning,
-    prepare_template,
+    preparation,
     process_snapshot,
     server_process,
     supervise,
     template_pool,
 )
 from coldstart.launch.request import ServeRequest, ServerStart
-from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.system import probes
 from coldstart.system.ipc import json_lines, peers
@@ -119,7 +117,7 @@ def test_a_template_with_other_arguments_is_named_in_the_reason_with_the_argumen
     warm = template_pool.start("engine", replace(PLAN, key="sha256:" + "b" * 64), lookup.model.name, 20)
     asked = replace(lookup, vllm_args=Arguments(["--max-model-len", "64", "--api-key", "very-secret"]))
     one = ServerStart(ServeRequest(asked), PLAN, 0.0)
-    why = prepare_template.find_mode("engine").unavailable(one)
+    why = preparation.find_mode("engine").unavailable(one)
     assert why is not None
     assert why.reason == "the template-engine that runs for tiny was started with other arguments or versions"
     argument = lookup.model.argument
@@ -237,14 +235,6 @@ def test_start_falls_back_when_the_socket_directory_is_full(
     assert "No such file or directory: '/proc/none/templates'" in one.account.fallbacks[-1].reason
 
 
-def test_start_falls_back_when_the_template_died(started: Started, template: Template) -> None:
-    warm = template("engine")
-    assert warm.pid is not None
-    os.kill(warm.pid, signal.SIGKILL)
-    os.waitpid(warm.pid, 0)
-    assert started("template-engine").mode == "fresh"
-
-
 def test_auto_names_a_template_that_died(started: Started, template: Template) -> None:
     warm = template("engine")
     assert warm.pid is not None
@@ -311,12 +301,6 @@ def test_start_falls_back_when_a_thawed_server_dies(started: Started, thawed: Fa
     assert thawed.ends == 1 and thawed.process.poll() is not None
 
 
-def test_start_fails_when_the_server_dies_in_every_mode(lookup: Lookup, template: Template) -> None:
-    template("engine")
-    with pytest.raises(server_process.ServerExitedError, match="exit code 7"):
-        ladder.start(ServeRequest(lookup), LaunchPlan(Arguments(["dies"])))
-
-
 def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
     one = started("fresh", fetch_rest=True)
     (fallback,) = one.document()["fallbacks"]
@@ -375,20 +359,6 @@ def test_start_without_the_requested_snapshot_reports_missing_criu_first(
     assert skipped[0] == fallback
 
 
-def test_a_snapshot_that_cannot_be_thawed(
-    started: Started, lookup: Lookup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def thaw(*_: object) -> process_snapshot.Thawed:
-        raise process_snapshot.SnapshotUnusableError(
-            "the snapshot was created on kernel 5.1, this machine has 6.18"
-        )
-
-    monkeypatch.setattr(Bundle, "has", lambda self, name: True)
-    monkeypatch.setattr(process_snapshot, "thaw", thaw)
-    one = started("snapshot")
-    assert one.mode == "fresh" and "kernel 5.1" in one.account.fallbacks[0].reason
-
-
 def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     def thaw(*_: object) -> process_snapshot.Thawed:
         raise process_snapshot.SnapshotUnusableError(
@@ -424,23 +394,6 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
     one = started("snapshot")
     assert one.mode == "fresh" and "cannot connect to" in one.account.fallbacks[0].reason
     assert silent.ends == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "url"),
-    [
-        ([], "http://127.0.0.1:8000"),
-        (["--port", "9"], "http://127.0.0.1:9"),
-        (["--port", "9", "--port", "10"], "http://127.0.0.1:10"),
-        (["--host", "0.0.0.0"], "http://127.0.0.1:8000"),
-        (["--host", "::1"], "http://[::1]:8000"),
-        (["--host", "::"], "http://[::1]:8000"),
-        (["--ssl-certfile", "a.pem"], "https://127.0.0.1:8000"),
-        (["--uds", "/run/s"], "unix:/run/s"),
-    ],
-)
-def test_url_of_the_server(given: list[str], url: str) -> None:
-    assert planning.url(LaunchPlan(Arguments(given))) == url
 
 
 class Fake:
@@ -511,10 +464,6 @@ def test_a_signal_that_does_not_interrupt_the_wait_is_passed_on() -> None:
             assert supervise.stay(process) == 143 and process.received == [signal.SIGTERM]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def test_request_uses_the_trust_of_the_user_by_default(lookup: Lookup) -> None:
-    assert ServeRequest(lookup).trust is inspection.trust
 
 
 def _refused(*_: object) -> None:

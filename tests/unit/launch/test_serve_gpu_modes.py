@@ -9,7 +9,7 @@ import pytest
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.launch import prepare_template
+from coldstart.launch import preparation
 from coldstart.materialize import materialize
 from coldstart.materialize.options import Options
 from coldstart.system import runtime
@@ -43,7 +43,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_built_engine_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="CUDA does not survive a fork") as caught:
-        prepare_template.start_template("engine", LaunchPlan([]), "m", 1.0)
+        preparation.start_template("engine", LaunchPlan([]), "m", 1.0)
     assert "--level runtime" in str(caught.value.hint)
     with pytest.raises(RuntimeError, match="CUDA does not survive a fork"):
         template.build(LaunchPlan([]), "engine")

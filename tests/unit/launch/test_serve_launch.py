@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pytest
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import server_process
-from coldstart.system.proc import processes
 from coldstart.system.start_progress import StartProgress
 
 FakeEngine = Callable[[str], None]
@@ -67,18 +65,6 @@ def test_progress_of_the_server_is_passed_on_and_fails_no_start(
     process.wait()
 
 
-def test_plan_file_is_removed(
-    fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine("serves")
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    running = acknowledged("serves", tmp_path / "log")
-    assert list((tmp_path / "tmp").iterdir()) == []
-    running.process.signal(signal.SIGKILL)
-    assert running.process.wait() == 137
-
-
 @pytest.mark.parametrize(("behaviour", "code"), [("dies", 7), ("raises", 1)])
 def test_launch_fails_when_the_server_dies_first(
     fake_engine: FakeEngine, tmp_path: Path, behaviour: str, code: int
@@ -119,13 +105,6 @@ def test_launch_fails_when_the_server_is_never_ready(fake_engine: FakeEngine, tm
     assert process.wait() == 137
 
 
-def test_exit_of_the_server_is_readable(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    fake_engine("ends")
-    running = acknowledged("ends", tmp_path / "log")
-    assert select.select([running.process], [], [], 20)[0]
-    assert running.process.wait() == 3
-
-
 def test_kill_minus_nine_of_the_supervisor_ends_the_server(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("serves")
     supervisor = (
@@ -147,20 +126,3 @@ def test_kill_minus_nine_of_the_supervisor_ends_the_server(fake_engine: FakeEngi
     while not has_ended(server) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert has_ended(server)
-
-
-def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:
-    sizes = "x = bytearray(64 << 20); "
-    wait = "import sys; print(1, flush=True); sys.stdin.read()"
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sizes + wait!r}])"
-    with subprocess.Popen(
-        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as parent:
-        assert parent.stdout is not None and parent.stdout.readline() == b"1\n"
-        assert processes.memory_bytes(parent.pid) > 64 << 20
-        parent.communicate()
-
-
-def test_a_pid_is_found_below_its_guardian(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    with pytest.raises(ProcessLookupError, match="does not exist"):
-        processes.outer_pid(os.getpid(), 1)

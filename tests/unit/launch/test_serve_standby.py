@@ -12,7 +12,7 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import UsageError
-from coldstart.launch import ladder, modes, prepare_template, template_pool
+from coldstart.launch import ladder, modes, preparation, template_pool
 from coldstart.models.inspection import Lookup
 from coldstart.system import runtime
 
@@ -37,7 +37,7 @@ def test_standby_is_refused_with_an_alternative_when_vllm_cannot_sleep(
     one = starter.start("auto")
     assert one.account.fallbacks == [] and one.account.unavailable[0].stage == "standby"
     with pytest.raises(UsageError, match="CPU build") as caught:
-        prepare_template.start_template("asleep-1", SLEEPY, "m", 1.0)
+        preparation.start_template("asleep-1", SLEEPY, "m", 1.0)
     assert "--level engine" in str(caught.value.hint)
 
 
@@ -69,5 +69,5 @@ def test_auto_prefers_a_sleeping_engine(starter: SimpleNamespace, monkeypatch: p
 def test_engine_without_sleep_mode_is_refused(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     with pytest.raises(UsageError, match="cannot sleep without --enable-sleep-mode") as caught:
-        prepare_template.start_template("asleep-1", replace(SLEEPY, vllm_args=Arguments(["m"])), "m", 1.0)
+        preparation.start_template("asleep-1", replace(SLEEPY, vllm_args=Arguments(["m"])), "m", 1.0)
     assert "--level asleep-1 -- --enable-sleep-mode" in str(caught.value.hint)

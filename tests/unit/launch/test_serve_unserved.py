@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coldstart.contract.arguments import Arguments
-from coldstart.launch import unserved
+from coldstart.launch import planning
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,6 @@ from coldstart.launch import unserved
     ],
 )
 def test_ignored_flags_are_named(words: list[str], named: list[str]) -> None:
-    said = unserved.fallbacks(Arguments(words))
+    said = planning.list_unserved(Arguments(words))
     assert [line.reason.split()[0] for line in said] == named
     assert all(line.stage == "server" and "has no effect: " in line.reason for line in said)

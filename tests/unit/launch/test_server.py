@@ -81,12 +81,6 @@ def test_server_has_ended_after_the_block(start: Start) -> None:
     assert one.wait() == one.stop() == 143
 
 
-def test_server_stops_when_the_block_raises(start: Start) -> None:
-    with pytest.raises(ValueError, match="of the caller"), start() as one:
-        raise ValueError("of the caller")
-    assert not one.is_running()
-
-
 def test_wait_raises_when_the_server_still_runs(start: Start) -> None:
     one = start()
     with pytest.raises(TimeoutError, match=f"server {one.pid} at http://127.0.0.1:7 still runs after 0.05 s"):

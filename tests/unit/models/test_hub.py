@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -105,56 +101,3 @@ def test_error_has_no_code_of_a_login_when_the_hub_is_unreachable_and_nothing_is
 ) -> None:
     found, seconds = _resolve(tmp_path / "hub" / "a" / "b" / "c", _UNREACHABLE)
     assert found.startswith("2 cannot fetch acme/tiny: the hub does not answer") and seconds < 15
-
-
-def test_complete_cache_is_used_when_the_hub_disconnects(cache: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as hub:
-        asked: list[None] = []
-
-        def disconnect() -> None:
-            with suppress(OSError):
-                while True:
-                    hub.accept()[0].close()
-                    asked.append(None)
-
-        thread = threading.Thread(target=disconnect)
-        thread.start()
-        found = _resolve(cache, {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}"})[0]
-        hub.shutdown(socket.SHUT_RDWR)
-        thread.join()
-    # For the configuration, for the tokenizer and for the weights.
-    assert (found, len(asked)) == (str(cache), 3)
-
-
-BAD_ANSWERS = {
-    "deep": b"[" * 100_000 + b"]" * 100_000,
-    "page": b"<!DOCTYPE html><title>Log in</title>",
-    "array": b"[]",
-    "null": b"null",
-    "huge number": b'{"id": ' + b"1" * 5000 + b"}",
-    "no name": b"{}",
-    "files that are no list": b'{"id": "acme/tiny", "siblings": 5}',
-    "files without names": b'{"id": "acme/tiny", "siblings": [{}]}',
-}
-
-
-@pytest.mark.parametrize("kind", BAD_ANSWERS)
-def test_answer_of_the_hub_that_cannot_be_read_is_named(tmp_path: Path, kind: str) -> None:
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(BAD_ANSWERS[kind])))
-            self.end_headers()
-            self.wfile.write(BAD_ANSWERS[kind])
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        found = _resolve(tmp_path / "hub" / "a" / "b" / "c", {"HF_ENDPOINT": endpoint})[0]
-        server.shutdown()
-        thread.join()
-    assert found.startswith("2 cannot fetch acme/tiny: the hub gave an answer that is not one of a hub")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.models import checkpoint_files, hub, identity, model_files, resolution
+from coldstart.models import checkpoint_files, identity, model_files, resolution
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 123\n" % (b"0" * 64)
 ANNEX = b"/annex/objects/SHA256E-s123--%s.safetensors\n" % (b"0" * 64)
@@ -161,9 +161,3 @@ def test_weight_map_that_is_no_map_is_refused(model: Path, named: object) -> Non
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
     with pytest.raises(UsageError, match="weight_map does not map"):
         checkpoint_files.read_index(model)
-
-
-@pytest.mark.parametrize("kind", BAD_JSON)
-def test_bad_index_of_a_snapshot_is_left_to_its_reader(model: Path, kind: str) -> None:
-    (model / "model.safetensors.index.json").write_bytes(BAD_JSON[kind])
-    assert hub.list_missing(model) == []

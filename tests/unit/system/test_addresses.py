@@ -35,24 +35,6 @@ def test_free_port_is_outside_of_the_ephemeral_range() -> None:
         socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_free_port_skips_ports_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = addresses.free_port("127.0.0.1")
-    monkeypatch.setattr(addresses, "_SPAN", 1)
-    monkeypatch.setattr(addresses, "_EPHEMERAL", tmp_path / "range")
-    (tmp_path / "range").write_text(f"{taken + 1}\t60999\n")
-    assert addresses.free_port("127.0.0.1") == taken
-    with socket.create_server(("127.0.0.1", taken)):
-        assert addresses.free_port("127.0.0.1") not in (taken, 0)
-
-
-def test_free_port_is_ephemeral_when_all_ports_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses, "_EPHEMERAL", tmp_path / "range")
-    (tmp_path / "range").write_text("1024\t60999\n")
-    assert addresses.free_port("127.0.0.1") >= 1024
-    with pytest.raises(OSError):
-        addresses.free_port("192.0.2.77")
-
-
 def test_stop_listening_leaves_other_descriptors_open(tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as one,

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -134,10 +133,6 @@ def test_a_file_of_another_length_is_not_mapped(frozen: tuple[Path, str], moved:
     assert criu_memory.MEMORY in (place / "log").read_text()
 
 
-def test_memory_file_is_private(moved: Path) -> None:
-    assert {(moved / name).stat().st_mode & 0o077 for name in (criu_memory.MEMORY, "pages-1.img")} == {0}
-
-
 @pytest.mark.parametrize("image", ["mm", "pagemap", "files"])
 def test_unknown_images_are_not_changed(frozen: tuple[Path, str], tmp_path: Path, image: str) -> None:
     images = tmp_path / "images"
@@ -148,36 +143,3 @@ def test_unknown_images_are_not_changed(frozen: tuple[Path, str], tmp_path: Path
     with pytest.raises(criu_memory.UnknownImageError):
         criu_memory.move(images, images / criu_memory.MEMORY)
     assert {file.name: file.read_bytes() for file in images.iterdir()} == there
-
-
-def test_pages_outside_of_the_map_are_not_moved(frozen: tuple[Path, str], tmp_path: Path) -> None:
-    images = tmp_path / "images"
-    shutil.copytree(frozen[0] / "images", images)
-    with (images / "pages-1.img").open("ab") as pages:
-        pages.write(struct.pack("<I", 0))
-    with pytest.raises(criu_memory.UnknownImageError, match="does not contain the pages"):
-        criu_memory.move(images, images / criu_memory.MEMORY)
-
-
-def test_images_of_several_processes_are_not_changed(tmp_path: Path) -> None:
-    for name in ("mm-1.img", "mm-2.img"):
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(criu_memory.UnknownImageError, match=r"expected one image mm-\*, found 2"):
-        criu_memory.move(tmp_path, tmp_path / criu_memory.MEMORY)
-
-
-PRIVATE, WRITABLE, ANONYMOUS = (7, 0x201), (5, 3), (6, 0x22)
-
-
-@pytest.mark.parametrize(
-    ("mapping", "moved"),
-    [
-        ([WRITABLE, ANONYMOUS, PRIVATE], True),
-        ([WRITABLE, (6, 0x122), PRIVATE], False),  # grows downwards: a stack
-        ([(5, 1), ANONYMOUS, PRIVATE], False),  # read only
-        ([WRITABLE, (6, 0x2), (7, 0x41)], False),  # of a file already
-        ([WRITABLE, ANONYMOUS, PRIVATE, (9, 1 << 18)], False),  # to be wiped in a child
-    ],
-)
-def test_only_ordinary_memory_is_moved(mapping: list[tuple[int, int]], moved: bool) -> None:
-    assert criu_memory._plain([*mapping]) is moved

@@ -2,54 +2,38 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from support.fake_nvml import A100, H200, Fake
+from support.fake_nvml import Fake
 
-from coldstart.launch.modes import availability
-from coldstart.system import doctor, probes, runtime
-from coldstart.system.devices import nvml
+from coldstart.launch import modes
+from coldstart.system import probes, runtime
 from coldstart.system.paths import Cache
 from coldstart.system.probes import Probe
 
 
 @pytest.fixture(autouse=True)
 def gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate vLLM's GPU build, a driver with checkpoints, and root."""
+    """Simulate vLLM's GPU build and CRIU."""
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    monkeypatch.setattr(probes, "_exports", lambda library, symbol: True)
     monkeypatch.setattr(probes, "criu", lambda: Probe("criu", "ok", "4.2"))
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
 def _found(tmp_path: Path) -> tuple[dict[str, Probe], dict[str, bool]]:
-    found = doctor.examine(Cache(tmp_path))
-    return {probe.name: probe for probe in found}, availability.permitted(found)
+    found = probes.examine(Cache(tmp_path))
+    return {probe.name: probe for probe in found}, modes.list_permitted(found)
 
 
 def test_doctor_permits_modes_with_one_device(fake: Fake, tmp_path: Path) -> None:
     fake.add()
     found, ways = _found(tmp_path)
-    assert found["gpu"].status == "ok" and found["cuda checkpoint"].hint is None
-    # coldstart does not use CUDA checkpoints, even if the driver supports them.
+    assert found["gpu"].status == "ok"
     assert ways == {
         "standby": True, "template-engine": False, "snapshot": False, "template-runtime": True,
         "runtime-snapshot": False, "fresh": True
     }  # fmt: skip
-    assert found["cuda checkpoint"].status == "note" and "vllm snapshot" in found["cuda checkpoint"].found
-
-
-def test_doctor_reports_a_driver_without_checkpoints(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The version is not sufficient: libcuda must export the function."""
-    fake.add()
-    monkeypatch.setattr(probes, "_exports", lambda library, symbol: False)
-    found, _ = _found(tmp_path)
-    assert "install driver" in str(found["cuda checkpoint"].hint)
 
 
 def test_doctor_reports_a_missing_gpu(fake: Fake, tmp_path: Path) -> None:
@@ -66,79 +50,19 @@ def test_doctor_reports_a_lost_gpu(fake: Fake, tmp_path: Path) -> None:
     assert not any(ways.values())
 
 
-def test_doctor_reports_missing_privileges(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.add()
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    found, ways = _found(tmp_path)
-    assert "run as root" in str(found["cuda checkpoint"].hint) and ways["fresh"] and ways["template-runtime"]
-
-
-def test_doctor_reports_an_old_driver(fake: Fake, tmp_path: Path) -> None:
-    fake.add()
-    fake.c.fake_driver(b"560.35.03")
-    found, ways = _found(tmp_path)
-    assert found["cuda checkpoint"].hint == "install driver 570 or newer" and ways["fresh"]
-
-
 def test_doctor_accepts_a_mig_instance(fake: Fake, tmp_path: Path) -> None:
     fake.add(mig=1)
     fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0)
     found, ways = _found(tmp_path)
     assert "MIG 3g.71gb" in found["gpu"].found and ways["fresh"]
-    assert "one full device" in str(found["cuda checkpoint"].hint)
-
-
-def test_doctor_reports_a_mask_without_a_device(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.add()
-    monkeypatch.setenv(nvml.VISIBLE, "GPU-ffff")
-    found, ways = _found(tmp_path)
-    assert "GPU-ffff, but no such device exists" in str(found["gpu"].hint) and not ways["fresh"]
-
-
-def test_doctor_accepts_a_mask_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake.add(A100)
-    wanted = fake.add(H200)
-    monkeypatch.setenv(nvml.VISIBLE, wanted)
-    found, ways = _found(tmp_path)
-    # Only one device is visible, so the order does not matter.
-    assert found["gpu"].status == "ok" and "H200" in found["gpu"].found and "A100" not in found["gpu"].found
-    assert ways["fresh"] and ways["template-runtime"] and ways["standby"]
-
-
-def test_doctor_accepts_a_mig_instance_by_uuid(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.add(A100)
-    fake.add(mig=1)
-    wanted = fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=1)
-    monkeypatch.setenv(nvml.VISIBLE, wanted)
-    found, ways = _found(tmp_path)
-    assert "MIG 3g.71gb" in found["gpu"].found and "A100" not in found["gpu"].found and ways["fresh"]
-    assert "one full device" in str(found["cuda checkpoint"].hint)
-
-
-def test_doctor_reports_two_device_models(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.add(A100)
-    fake.add(H200)
-    found, ways = _found(tmp_path)
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in str(found["gpu"].hint) and ways["fresh"]
-    monkeypatch.setenv(nvml.ORDER, "PCI_BUS_ID")
-    found, _ = _found(tmp_path)
-    assert found["gpu"].status == "ok"
 
 
 def test_modes_unavailable_on_a_gpu_engine() -> None:
-    assert set(availability.reasons()) == {"template-engine", "snapshot", "runtime-snapshot"}
-    assert all(found.reason and found.hint for found in availability.reasons().values())
+    assert set(modes.list_reasons()) == {"template-engine", "snapshot", "runtime-snapshot"}
+    assert all(found.reason and found.hint for found in modes.list_reasons().values())
 
 
 def test_a_cpu_engine_has_all_but_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert set(availability.reasons()) == {"standby"}
-    assert "--level engine" in availability.reasons()["standby"].hint
+    assert set(modes.list_reasons()) == {"standby"}
+    assert "--level engine" in modes.list_reasons()["standby"].hint

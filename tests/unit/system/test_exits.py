@@ -32,10 +32,3 @@ def test_memory_kills_are_counted_by_the_control_group_or_the_machine(
     (tmp_path / file).write_text(text)
     monkeypatch.setattr(exits, "Path", lambda path: tmp_path / path.lstrip("/"))
     assert exits.count_memory_kills() == 4
-
-
-def test_memory_kills_are_zero_when_nothing_counts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exits, "Path", lambda path: tmp_path / path.lstrip("/"))
-    assert exits.count_memory_kills() == 0

@@ -134,8 +134,3 @@ def test_find_extras_names_the_extras_of_a_module_when_one_provides_it() -> None
     assert installation.find_extras("uvicorn") == ["host", "fleet"]
     assert installation.find_extras("prometheus_client") == ["host", "fleet"]
     assert installation.find_extras("vllm") == installation.find_extras("unknown") == []
-
-
-def test_find_extras_is_empty_when_coldstart_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "DISTRIBUTION", "no-such-distribution")
-    assert installation.find_extras("uvicorn") == []

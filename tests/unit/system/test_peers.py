@@ -6,7 +6,6 @@ import os
 import resource
 import select
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,17 +85,6 @@ def test_another_users_server_and_another_users_client_are_refused(
         assert client.recv(1) == b""
 
 
-def test_other_sockets_are_not_trusted() -> None:
-    with socket.socket(socket.AF_INET) as connection:
-        assert not peers.trusted(connection)
-
-
-def test_a_new_listener_takes_the_place_of_a_dead_one(home: Path) -> None:
-    Listener(home / "socket").close()
-    with Listener(home / "socket"), peers.connect(home / "socket"):
-        pass
-
-
 def test_clients_are_refused_without_descriptors(home: Path) -> None:
     with Listener(home / "socket") as listener:
         for _ in range(2):  # the reserve is restored
@@ -110,19 +98,3 @@ def test_clients_are_refused_without_descriptors(home: Path) -> None:
             accepted = listener.accept()
             assert accepted is not None
             accepted.close()
-
-
-def test_the_loop_pauses_when_not_even_the_reserve_is_left(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(peers.time, "sleep", pauses.append)
-    with Listener(home / "socket") as listener, peers.connect(home / "socket"), no_descriptors_left():
-        os.close(listener._reserve)  # type: ignore[arg-type]
-        listener._reserve = None
-        taken = os.dup(0)
-        try:
-            assert listener.accept() is None and len(pauses) == 1
-        finally:
-            os.close(taken)
-        assert listener.accept() is not None  # from now on there is one again

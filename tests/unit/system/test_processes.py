@@ -22,7 +22,3 @@ def test_the_smaller_of_machine_and_control_group(
     (tmp_path / "proc/self/cgroup").write_text("0::/one/two\n")
     monkeypatch.setattr(processes, "Path", lambda path: tmp_path / path.lstrip("/"))
     assert processes.available_memory() == left
-
-
-def test_total_memory_is_at_most_that_of_the_machine() -> None:
-    assert processes.available_memory() <= processes.total_memory() <= processes.meminfo("MemTotal") * 1024

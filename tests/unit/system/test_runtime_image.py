@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from coldstart.launch import pruning
 from coldstart.system import digests, fingerprint
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
@@ -94,7 +95,7 @@ def test_failed_publish_leaves_the_former_image(make: Make, root: Path) -> None:
 
 def test_next_publish_removes_files_of_a_killed_one(make: Make, root: Path) -> None:
     image = make()
-    left = root / f".{image.name}.0123.partial"
+    left = root / ".partial"
     left.mkdir()
     (left / "pages-1.img").write_bytes(b"half")
     make()
@@ -103,19 +104,19 @@ def test_next_publish_removes_files_of_a_killed_one(make: Make, root: Path) -> N
 
 def test_prune_removes_unusable_images_and_leftovers(make: Make, root: Path) -> None:
     kept, old = make("a" * 64), make("b" * 64, kernel="3.1")
-    left = root / f".{'c' * 64}.0123.partial"
+    left = root / ".partial"
     left.mkdir()
     (left / "pages-1.img").write_bytes(b"half" * 4096)
-    planned = runtime_image.prune(root, dry_run=True)
+    planned = pruning.reclaim_images(root, dry_run=True)
     assert {*planned.paths} == {old, left} and old.is_dir() and left.is_dir()
-    assert runtime_image.prune(root, dry_run=False) == planned and planned.freed > 4096
+    assert pruning.reclaim_images(root, dry_run=False) == planned and planned.freed > 4096
     assert kept.is_dir() and not old.exists() and not left.exists()
     assert [one.directory for one in runtime_image.listed(root)] == [kept]
 
 
 def test_prune_retains_an_image_in_progress(make: Make, root: Path) -> None:
     with runtime_image.published(root / ("d" * 64)) as partial:
-        runtime_image.prune(root, dry_run=False)
+        pruning.reclaim_images(root, dry_run=False)
         assert partial.is_dir()
 
 

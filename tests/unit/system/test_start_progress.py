@@ -7,10 +7,9 @@ import os
 import pytest
 from support.progress_pipe import pipe
 
-from coldstart.contract.environment import START_PROGRESS
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import start_progress, timeline
-from coldstart.system.start_progress import KEY, Counter, LineReader, StageClock, StartProgress
+from coldstart.system.start_progress import KEY, Counter, LineReader, StartProgress
 
 __all__ = ["pipe"]
 
@@ -26,19 +25,6 @@ def test_reader_sees_the_end_of_the_pipe_when_reports_end(pipe: int) -> None:
     # A thread that is still about to write must not reach a file opened later.
     assert not os.get_inheritable(own) and os.path.realpath(f"/proc/self/fd/{own}") == os.devnull
     assert read(pipe) == [StartProgress("load weights")] and LineReader(pipe).read() is None
-
-
-def test_each_start_of_one_process_uses_one_descriptor(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
-    monkeypatch.setenv(START_PROGRESS, "1")
-    reader, writer = os.pipe()
-    monkeypatch.setenv(READY_FD_ENV, str(writer))
-    own = start_progress._Pipe.descriptor
-    start_progress.begin()
-    os.close(writer)
-    start_progress.report(StartProgress("wake the engine"))
-    assert start_progress._Pipe.descriptor == own and LineReader(pipe).read() is None
-    assert read(reader) == [StartProgress("wake the engine")]
-    os.close(reader)
 
 
 def test_a_span_reports_its_stage_when_it_begins(pipe: int) -> None:
@@ -76,22 +62,11 @@ def test_unread_reports_block_neither_a_start_nor_its_readiness(pipe: int) -> No
 def test_nothing_is_reported_to_a_reader_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     monkeypatch.setenv(READY_FD_ENV, str(writer))
-    monkeypatch.setenv(START_PROGRESS, "1")
     start_progress.begin()
     os.close(writer)
     os.close(reader)
     start_progress.report(StartProgress("load weights"))
     assert timeline.on_begin is None
-
-
-def test_a_reader_that_does_not_ask_receives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    monkeypatch.setenv(READY_FD_ENV, str(writer))
-    start_progress.begin()
-    start_progress.report(StartProgress("load weights"))
-    os.close(writer)
-    assert os.read(reader, 1) == b""
-    os.close(reader)
 
 
 def test_figures_that_cannot_be_sent_fail_no_start(pipe: int) -> None:
@@ -111,20 +86,3 @@ def test_figures_that_cannot_be_sent_fail_no_start(pipe: int) -> None:
 )
 def test_progress_in_words(progress: StartProgress, words: str) -> None:
     assert progress.describe() == words == progress.build_document()["text"]
-
-
-def test_clock_finds_the_longest_stage_by_the_arrival_of_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter((0.0, 2.0, 8.5, 9.0, 9.0))
-    monkeypatch.setattr(start_progress.time, "monotonic", lambda: next(moments))
-    passed: list[str] = []
-    clock = StageClock(lambda progress: passed.append(progress.describe()))
-    for progress in (
-        StartProgress("import torch"),
-        StartProgress("import vllm"),
-        StartProgress("load", 1, 2, "shards"),
-        StartProgress("load", 2, 2, "shards"),
-    ):
-        clock(progress)
-    assert clock.find_longest() == ("import vllm", 6.5)
-    assert passed == ["import torch", "import vllm", "load: 1 of 2 shards", "load: 2 of 2 shards"]
-    assert StageClock(start_progress.ignore).find_longest() is None

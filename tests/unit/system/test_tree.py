@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 
-import psutil
-import pytest
 from support.waiting import wait_until
 
 from coldstart.system.proc import processes
@@ -54,16 +52,3 @@ def test_process_that_does_not_exist_has_an_empty_tree() -> None:
     tree = ProcessTree(gone.pid)
     tree.kill()
     assert not tree.look() and not tree.is_stopped() and tree.used_processor_s() == 0.0
-
-
-def test_kill_ends_parents_before_their_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Each of these shells waits for the next one, and would go on if it saw that one die.
-    chain = _started("(" * 6 + "sleep 60 & echo up; wait" + "; :)" * 6 + "; :")
-    tree, killed, kill = ProcessTree(chain.pid), list[int](), psutil.Process.kill
-    expected = [chain.pid]
-    while children := processes.children(expected[-1]):
-        expected += children
-    monkeypatch.setattr(psutil.Process, "kill", lambda one: killed.append(one.pid) or kill(one))
-    tree.kill()
-    assert len(expected) > 3 and killed == expected
-    assert chain.wait() == -signal.SIGKILL

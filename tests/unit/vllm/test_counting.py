@@ -54,7 +54,7 @@ def test_steps_of_the_first_rank_are_reported(pipe: int) -> None:
 
     module: Any = SimpleNamespace(Worker=Worker)
     counting._name_steps("Worker", module)
-    assert Worker().load_model() == "loaded" and read(pipe) == ["load weights"]
+    assert Worker().load_model() == "loaded" and read(pipe) == ["load the model"]
     second = Worker()
     second.rank = 1
     assert second.load_model() == "loaded" and read(pipe) == []

@@ -1,0 +1,325 @@
+"""The start modes. `LADDER` is the one list of them, in the order in which `--mode auto` tries them.
+
+A command imports this module for the names of the modes. What only a start or the doctor needs is imported in the functions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from coldstart.contract.template_levels import ENGINE, RUNTIME, SLEEP_LEVELS
+from coldstart.errors import LaunchRefusedError, UsageError
+from coldstart.system import runtime
+
+if TYPE_CHECKING:
+    from coldstart.launch.process_snapshot import Thawed
+    from coldstart.launch.request import ServerStart
+    from coldstart.launch.server_process import Running, ServerProcess
+    from coldstart.launch.template_pool import Warm
+    from coldstart.system.probes import Probe
+
+AUTO = "auto"
+_FREEZE = "coldstart template freeze"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Reason why a mode cannot be used, and a hint that the user can type."""
+
+    reason: str
+    hint: str
+
+
+@dataclass(eq=False)
+class StartMode:
+    """One way to start a server. To add a mode, write a subclass with `launch`, and add its object to `LADDER`.
+
+    Attributes:
+        name: Value of `--mode`.
+        loads_weights: Whether the server loads its weights itself, so that an early fetch helps.
+        probes: Names of the doctor's probes that must be ok.
+        on_cpu: Why vLLM's CPU build lacks this mode, if it does.
+        on_gpu: Why vLLM's GPU build lacks this mode, if it does.
+        repeatable: Whether one preparation starts any number of servers, which a host and a benchmark need.
+    """
+
+    name: str
+    loads_weights: bool = True
+    probes: tuple[str, ...] = ()
+    on_cpu: Reason | None = None
+    on_gpu: Reason | None = None
+    repeatable: bool = True
+
+    def unavailable(self, start: ServerStart | None = None) -> Reason | None:
+        """Return why this machine or vLLM build lacks this mode, None if it is available.
+
+        With `start`, the bundle and the templates of that start count too.
+
+        Raises:
+            LaunchRefusedError: The availability cannot be determined.
+        """
+        here = self.on_cpu if runtime.targets_cpu() else self.on_gpu
+        return here if here is not None or start is None else self.find_missing(start)
+
+    def find_missing(self, start: ServerStart) -> Reason | None:
+        """Return what this start lacks for the mode, None if nothing. Raises LaunchRefusedError as `unavailable`."""
+        return None
+
+    def launch(self, start: ServerStart) -> Running:
+        """Start the server and wait until it is ready.
+
+        Raises:
+            LaunchRefusedError, PeerError, BundleError: This mode cannot be used now.
+            ServerExitedError: The server exits before it is ready.
+            CommandFailedError: The server is not ready in time.
+        """
+        raise NotImplementedError
+
+
+def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Running:
+    """Wait until the launched server is ready. End the server on any exception.
+
+    Raises:
+        ServerExitedError: The server exits before it is ready.
+        CommandFailedError: The server is not ready in time.
+    """
+    from coldstart.launch import server_process, supervise
+
+    process, reader = launched
+    with supervise.end_on_error(process):
+        start.request.observe(process.pid)
+        request = start.request
+        return server_process.acknowledged(
+            process, reader, start.began, request.ready_timeout, request.on_progress
+        )
+
+
+class FreshMode(StartMode):
+    """Start of a new process that imports, loads and builds everything itself. It is available everywhere."""
+
+    def launch(self, start: ServerStart) -> Running:
+        """Start a new server process, as specified by StartMode."""
+        from coldstart.launch import server_process
+
+        return await_ready(start, server_process.fresh(start.plan))
+
+
+@dataclass(eq=False)
+class TemplateMode(StartMode):
+    """A mode whose server comes from a template of one of `levels`: the template forks it, or wakes up as the server.
+
+    A template that is not ready counts as available.
+    """
+
+    levels: tuple[str, ...] = ()
+
+    def find_missing(self, start: ServerStart) -> Reason | None:
+        """Return that no template fits this start, as specified by StartMode."""
+        if self._templates(start):
+            return None
+        model = start.request.lookup.model.name
+        reason = f"no {self.name} runs for {model}"
+        if any(warm.model == model and warm.level in self.levels for warm in _list_templates(start)):
+            reason = f"the {self.name} that runs for {model} was started with other arguments or versions"
+        return Reason(reason, start.request.lookup.format_template(self.levels[0]))
+
+    def launch(self, start: ServerStart) -> Running:
+        """Fork or wake the server, as specified by StartMode."""
+        from coldstart.launch import server_process, template_pool
+
+        warm = self._ready(start)
+
+        def judge() -> None:
+            if (reason := template_pool.obstacle(warm, start.plan)) is not None:
+                raise LaunchRefusedError(reason, "run coldstart template stop, then start the template again")
+
+        try:
+            launched = server_process.forked(start.plan, warm.socket, judge=judge)
+        except server_process.TemplateHungError as error:
+            template_pool.discard(warm)
+            raise LaunchRefusedError(str(error), "coldstart template status") from error
+        return await_ready(start, launched)
+
+    def _ready(self, start: ServerStart) -> Warm:
+        found = self._templates(start)
+        for warm in found:
+            if warm.ready:
+                return warm
+        if not found:
+            raise LaunchRefusedError(f"the {self.name} has exited", "coldstart template status")
+        if found[0].pid:
+            raise LaunchRefusedError(f"the {self.name} of {found[0].model} is not ready yet")
+        raise LaunchRefusedError(f"the {self.name} of {found[0].model} has died", "coldstart template stop")
+
+    def _templates(self, start: ServerStart) -> list[Warm]:
+        """Return the templates that fit this start, ready or not, in the order of `levels`."""
+        try:
+            listed = [warm for warm in _list_templates(start) if warm.python == sys.executable]
+        except (OSError, UsageError) as error:  # no private directory for sockets, or no space in it
+            raise LaunchRefusedError(str(error)) from error
+        lookup = start.request.lookup
+        fitting = [warm for warm in listed if warm.level == RUNTIME or warm.key == lookup.key.digest]
+        return [warm for level in self.levels for warm in fitting if warm.level == level]
+
+
+def _list_templates(start: ServerStart) -> Iterator[Warm]:
+    from coldstart.launch import template_pool
+
+    for root in dict.fromkeys((start.request.templates, None)):
+        yield from template_pool.listed(root)
+
+
+class ThawingMode(StartMode):
+    """A mode whose server comes from a template that CRIU thaws for this server alone."""
+
+    def thaw(self, start: ServerStart) -> Thawed:
+        """Return the thawed template. Raises LaunchRefusedError, BundleError, and errors of unusable files."""
+        raise NotImplementedError
+
+    def launch(self, start: ServerStart) -> Running:
+        """Thaw the template and have it fork the server, as specified by StartMode."""
+        from coldstart.launch import server_process
+
+        try:
+            thawed = self.thaw(start)
+        except (UsageError, OSError, LookupError, ValueError, TypeError) as error:
+            raise LaunchRefusedError(str(error)) from error
+        try:
+            launched = server_process.forked(start.plan, thawed.socket, thawed)
+        except BaseException:
+            thawed.end()
+            raise
+        return await_ready(start, launched)
+
+
+class SnapshotMode(ThawingMode):
+    """Start from the process image of a bundle's engine, weights included."""
+
+    def find_missing(self, start: ServerStart) -> Reason | None:
+        """Return that the bundle has no snapshot, as specified by StartMode."""
+        lookup = start.request.lookup
+        if lookup.bundle and lookup.bundle.has(self.name):
+            return None
+        return Reason("the bundle has no snapshot", lookup.format_materialize("--snapshot"))
+
+    def thaw(self, start: ServerStart) -> Thawed:
+        """Return the thawed engine, as specified by ThawingMode."""
+        from coldstart.launch import process_snapshot
+
+        lookup = start.request.lookup
+        assert lookup.bundle is not None, "unavailable() was not asked"
+        return process_snapshot.thaw(lookup.bundle, start.plan, lookup.cache, start.request.trust)
+
+    def launch(self, start: ServerStart) -> Running:
+        """Have the thawed engine fork a server that adopts it, as specified by StartMode."""
+        return super().launch(replace(start, plan=replace(start.plan, must_adopt=True)))
+
+
+class RuntimeSnapshotMode(ThawingMode):
+    """Start from the process image of this machine's runtime, which contains no model."""
+
+    def find_missing(self, start: ServerStart) -> Reason | None:
+        """Return that no image exists, as specified by StartMode."""
+        from coldstart.launch import runtime_snapshot
+
+        try:
+            exists = runtime_snapshot.find_image(start.request.lookup.cache) is not None
+        except (UsageError, OSError) as error:
+            raise LaunchRefusedError(str(error)) from error
+        return None if exists else Reason("no runtime snapshot exists on this machine", _FREEZE)
+
+    def thaw(self, start: ServerStart) -> Thawed:
+        """Return the thawed runtime, as specified by ThawingMode."""
+        from coldstart.launch import runtime_snapshot
+
+        image = runtime_snapshot.find_image(start.request.lookup.cache)
+        if image is None:
+            raise LaunchRefusedError("the frozen runtime was removed", _FREEZE)
+        try:
+            return runtime_snapshot.thaw(image, start.plan)
+        except LaunchRefusedError as error:
+            raise LaunchRefusedError(str(error), error.hint or _FREEZE) from error
+
+
+STANDBY = TemplateMode(
+    "standby",
+    loads_weights=False,
+    on_cpu=Reason(
+        "vLLM's sleep mode works on devices only: the CPU build would free no memory",
+        "use the mode template-engine: coldstart template start MODEL --level engine",
+    ),
+    repeatable=False,  # each engine that sleeps is one server
+    levels=tuple(SLEEP_LEVELS),
+)
+TEMPLATE_ENGINE = TemplateMode(
+    "template-engine",
+    loads_weights=False,
+    probes=("template",),
+    on_gpu=Reason(
+        "a built GPU engine cannot be forked: CUDA does not survive a fork",
+        "coldstart template start MODEL --level runtime, which forks before CUDA is initialised",
+    ),
+    levels=(ENGINE,),
+)
+SNAPSHOT = SnapshotMode(
+    "snapshot",
+    loads_weights=False,
+    probes=("criu",),
+    on_gpu=Reason(
+        "a CRIU image of a forked template holds no CUDA state",
+        "use vLLM's snapshots (one GPU, same host and device, root): vllm snapshot create MODEL --revision COMMIT",
+    ),
+)
+TEMPLATE_RUNTIME = TemplateMode("template-runtime", probes=("template",), levels=(RUNTIME,))
+RUNTIME_SNAPSHOT = RuntimeSnapshotMode(
+    "runtime-snapshot",
+    probes=("criu",),
+    on_gpu=Reason(
+        "freezing a runtime that has queried the GPU driver was never tested",
+        "coldstart template start MODEL --level runtime",
+    ),
+)
+FRESH = FreshMode("fresh")
+LADDER: list[StartMode] = [STANDBY, TEMPLATE_ENGINE, SNAPSHOT, TEMPLATE_RUNTIME, RUNTIME_SNAPSHOT, FRESH]
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all modes, the fastest first."""
+    return tuple(mode.name for mode in LADDER)
+
+
+def repeatable_names() -> tuple[str, ...]:
+    """Return the names of the modes that a host and a benchmark can use, the fastest first."""
+    return tuple(mode.name for mode in LADDER if mode.repeatable)
+
+
+def attempts(name: str) -> list[StartMode]:
+    """Return the modes to try for `--mode NAME`, in order. The last one is always `fresh`. Raises KeyError."""
+    known = {mode.name: mode for mode in LADDER}
+    return list(LADDER) if name == AUTO else list(dict.fromkeys((known[name], FRESH)))
+
+
+def list_permitted(results: Sequence[Probe]) -> dict[str, bool]:
+    """Return for each mode whether the machine with these probe results can start servers with it."""
+    from coldstart.system import probes
+
+    good = {probe.name for probe in results if probe.status == "ok"}
+    able = probes.able(results)
+    return {mode.name: able and not mode.unavailable() and good.issuperset(mode.probes) for mode in LADDER}
+
+
+def list_reasons() -> dict[str, Reason]:
+    """Return for each mode that the installed vLLM lacks the reason."""
+    return {mode.name: why for mode in LADDER if (why := mode.unavailable()) is not None}
+
+
+def find_obstacle(mode: StartMode) -> Reason | None:
+    """Return why CRIU cannot run on this machine, as the doctor reports it, for a mode that needs it."""
+    from coldstart.system import probes
+
+    if "criu" not in mode.probes or (checked := probes.criu()).status == "ok":
+        return None
+    return Reason(f"CRIU cannot run: {checked.found}", checked.hint or "")
