@@ -62,7 +62,7 @@ def export_archive(
 
 
 def import_archive(store: Store, path: Path) -> list[Bundle]:
-    """Copy every bundle of the archive. Raises NotALayoutError and the errors of tar.members and Store.receive."""
+    """Copy every bundle of the archive. Raises NotALayoutError and the errors of TarStream.members and Store.receive."""
     try:
         with closing(ArchiveSource(path)) as source:
             return [store.receive(source, entry) for entry in source.bundles()]
@@ -83,7 +83,7 @@ class ArchiveSource:
     """Layout inside a tar file, read in place without unpacking."""
 
     def __init__(self, path: Path) -> None:
-        """Open the archive. Raises NotALayoutError and the errors of tar.members."""
+        """Open the archive. Raises NotALayoutError and the errors of TarStream.members."""
         self._file = files.open_regular(path)
         self._found: dict[str, tuple[int, int]] = {}
         try:
@@ -127,10 +127,9 @@ class ArchiveSource:
             return None
 
     def _scan(self) -> None:
-        for member, body in tar.members(self._file):
-            if not member.is_directory:
-                self._found[member.name] = (self._file.tell(), member.size)
-                body.jump(self._file)
+        for info in tar.TarStream(self._file).members():
+            if info.isreg():
+                self._found[info.name] = (info.offset_data, info.size)
 
     def _small(self, name: str, cap: int) -> bytes:
         if name not in self._found:
@@ -164,12 +163,11 @@ def _slice(file: BinaryIO, start: int, end: int) -> BinaryIO:
 def _write(bundles: Sequence[Bundle], file: BinaryIO) -> None:
     entries, content = contents(bundles)
     for name, data in ((oci.LAYOUT_FILE, oci.LAYOUT), (oci.INDEX_FILE, oci.index_document(entries))):
-        file.write(tar.header(tar.Member(name, len(data))) + data + tar.padding(len(data)))
+        tar.append(file, tar.describe(name, len(data)), io.BytesIO(data))
     for blob, bundle in content.values():
-        file.write(tar.header(tar.Member(_BLOBS + blob.digest.removeprefix("sha256:"), blob.size)))
         with blobs.open_verified(bundle.layout.root, blob.digest, blob.size) as reader:
-            tar.copy(reader, file)
-        file.write(tar.padding(blob.size))
+            tar.append(file, tar.describe(_BLOBS + blob.digest.removeprefix("sha256:"), blob.size), reader)
+            reader.drain()
     file.write(tar.END)
 
 

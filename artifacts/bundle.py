@@ -166,9 +166,7 @@ class Bundle:
         ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError,
         NoSpaceError.
         """
-        from coldstart.artifacts import (
-            unpack,
-        )  # A start whose trees are already unpacked does not need this import.
+        from coldstart.artifacts import trees  # A start whose trees are already unpacked does not need it.
 
         entry, declared = self.entry(name), SECTION_TYPES[name]
         if declared.encoding != "tar.zst":
@@ -176,7 +174,7 @@ class Bundle:
         if declared.executable:
             self.require_trust(name, trust)
         with self.open_blob(name) as reader:
-            return unpack.extract(reader, entry, dest)
+            return trees.extract(reader, entry, dest)
 
     def open_blob(self, name: str) -> blobs.VerifiedReader:
         """Open a section as stored; reading to the end raises DigestMismatchError if it is damaged."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from coldstart.artifacts import canonical, commit, oci, pack
+from coldstart.artifacts import canonical, commit, oci, trees
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import DraftClosedError, SectionUnsupportedError, TooLargeError
 from coldstart.artifacts.key import Key
@@ -72,11 +72,11 @@ class Draft:
     ) -> SectionEntry:
         """Add a directory as one tar.zst. For gigabytes use level 1 to 3 and threads=-1 (all cores).
 
-        Raises DraftClosedError, SectionUnsupportedError, NoSpaceError and the errors of pack.pack.
+        Raises DraftClosedError, SectionUnsupportedError, NoSpaceError and the errors of trees.pack.
         """
         declared = self._declared(name, "tar.zst")
         with self.staging.file(mode=blob_mode(declared.media_type)) as file:
-            packed = pack.pack(
+            packed = trees.pack(
                 directory,
                 cast("BinaryIO", file),
                 level=level,
