@@ -79,15 +79,11 @@ def _entry(descriptor: oci.Descriptor, identity: Mapping[str, str], version: int
 
 def _stage_signature(staging: Staging, subject: oci.Descriptor, payload: bytes) -> oci.Descriptor:
     # sigstore's clients find a bundle by the types, and by these annotations whether it is one of theirs.
-    theirs = oci.SIGSTORE_TYPE.encode() in payload
-    kind, layer_type = (
-        (oci.SIGSTORE_TYPE,) * 2 if theirs else (oci.SIGNATURE_TYPE, f"{oci.SIGNATURE_TYPE}+json")
-    )
-    layer = staging.put(payload, layer_type)
+    layer = staging.put(payload, oci.SIGNATURE_TYPE)
     config = staging.put(b"{}", oci.EMPTY_TYPE)
-    image = oci.ImageManifest(kind, config, (layer,), subject.bare(), _SIGSTORE if theirs else {})
+    image = oci.ImageManifest(oci.SIGNATURE_TYPE, config, (layer,), subject.bare(), _SIGSTORE)
     descriptor = staging.put(image.document(), oci.MANIFEST_TYPE)
-    return replace(descriptor, artifact_type=kind)
+    return replace(descriptor, artifact_type=oci.SIGNATURE_TYPE)
 
 
 def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:

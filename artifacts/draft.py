@@ -22,17 +22,9 @@ from coldstart.artifacts.staging import HashingFile, Staging
 
 
 class Signer(Protocol):
-    """Signer of bundles, which creates the signature document over a manifest's digest.
-
-    A signer with a method `attest` of the same form also creates a sigstore bundle, which other tools can verify.
-    """
+    """Signer of bundles, which creates the signature document over a manifest's digest."""
 
     def sign(self, digest: str) -> bytes: ...
-
-
-def _signatures(signer: Signer, digest: str) -> list[bytes]:
-    attest = getattr(signer, "attest", None)
-    return [signer.sign(digest), *([attest(digest)] if attest else [])]
 
 
 @dataclass
@@ -113,7 +105,7 @@ class Draft:
         parse(manifest.config(), image)  # A bundle that no reader accepts must not be published.
         self.staging.put(manifest.config(), oci.CONFIG_TYPE)
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
-        signatures = _signatures(signer, descriptor.digest) if signer else []
+        signatures = [signer.sign(descriptor.digest)] if signer else []
         self.closed = True
         identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
         return commit.publish(self.layout, self.staging, descriptor, identity, signatures)

@@ -20,9 +20,7 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 BUNDLE_TYPE = "application/vnd.coldstart.bundle.v1"
 CONFIG_TYPE = "application/vnd.coldstart.config.v1+json"
-SIGNATURE_TYPE = "application/vnd.coldstart.signature.v1"
-SIGSTORE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-SIGNATURE_TYPES = frozenset({SIGNATURE_TYPE, SIGSTORE_TYPE})
+SIGNATURE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 REF_NAME = "org.opencontainers.image.ref.name"
 CREATED = "org.opencontainers.image.created"
