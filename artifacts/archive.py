@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from coldstart.artifacts import blobs, fields, files, oci, tar
+from coldstart.artifacts import blobs, canonical, files, oci, tar
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import LayoutSource, list_signatures, payloads, small
 from coldstart.artifacts.errors import (
@@ -103,7 +103,7 @@ class ArchiveSource:
 
     def open(self, blob: oci.Descriptor) -> BinaryIO:
         """Open a blob's bytes in place. Raises MissingBlobError."""
-        name = _BLOBS + fields.digest(blob.digest, "digest").removeprefix("sha256:")
+        name = _BLOBS + canonical.check_digest(blob.digest).removeprefix("sha256:")
         if name not in self._found:
             raise MissingBlobError(f"blob {blob.digest} is not in the archive")
         start, size = self._found[name]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from coldstart.artifacts import files, oci
 from coldstart.artifacts.bundle import Bundle
@@ -15,6 +14,7 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.staging import Staging
+from msgspec.structs import replace
 
 _SIGSTORE = {
     "dev.sigstore.bundle.content": "dsse-envelope",

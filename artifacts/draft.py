@@ -119,7 +119,7 @@ class Draft:
             file.digest,
             file.size,
             declared.media_type,
-            annotations,
+            dict(annotations),
         )
         self.sections[declared.name] = entry
         return entry

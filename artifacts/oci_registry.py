@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 from urllib.parse import urljoin, urlsplit
 
-from coldstart.artifacts import blobs, fields, files, oci
+from coldstart.artifacts import blobs, canonical, files, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, list_signatures, payloads
 from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
@@ -194,7 +194,7 @@ def _document(answer: Answer, cap: int) -> bytes:
 
 
 def _fallback(digest: str) -> str:
-    return fields.digest(digest, "digest").replace(":", "-")
+    return canonical.check_digest(digest).replace(":", "-")
 
 
 def _expect(answer: Answer, *statuses: int) -> Answer:
