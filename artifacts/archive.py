@@ -32,16 +32,11 @@ from coldstart.artifacts.store import Store
 _BLOBS = "blobs/sha256/"
 
 
-def export_archive(
-    bundles: Sequence[Bundle], path: Path, *, replace: bool = False, memory: bool = False
-) -> int:
+def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = False) -> int:
     """Write `bundles` with their signatures to `path` and return the number of bytes. The file appears complete or not at all.
 
-    A bundle with process memory is written only with `memory`, and then only its owner can read the file. Raises
-    ProcessMemoryError, DestinationExistsError, DigestMismatchError, MissingBlobError, NoSpaceError, ReadOnlyStoreError.
+    Raises DestinationExistsError, DigestMismatchError, MissingBlobError, NoSpaceError, ReadOnlyStoreError.
     """
-    for bundle in bundles:
-        bundle.may_leave(memory)
     if path.exists() and not replace:
         raise DestinationExistsError(
             f"{path.name} exists already", hint="replace it with --force, or name another file with --to"
@@ -49,7 +44,7 @@ def export_archive(
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     with named_os_errors(f"writing {path.name}"):
         try:
-            with files.create(partial, 0o600 if memory else 0o666) as file:
+            with files.create(partial, 0o666) as file:
                 _write(bundles, file)
                 size = file.tell()
                 file.flush()

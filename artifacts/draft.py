@@ -17,7 +17,7 @@ from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import MEMBERS, UNPACKED, Manifest, Provenance, SectionEntry, parse
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType, blob_mode
+from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType
 from coldstart.artifacts.staging import HashingFile, Staging
 
 
@@ -67,7 +67,7 @@ class Draft:
         Raises DraftClosedError, SectionUnsupportedError, NoSpaceError and the errors of trees.pack.
         """
         declared = self._declared(name, "tar.zst")
-        with self.staging.file(mode=blob_mode(declared.media_type)) as file:
+        with self.staging.file() as file:
             packed = trees.pack(
                 directory,
                 cast("BinaryIO", file),
@@ -85,8 +85,7 @@ class Draft:
         """
         entry = bundle.entry(name)
         self._declared(name, SECTION_TYPES[name].encoding)
-        mode = blob_mode(entry.media_type)
-        with bundle.open_blob(name) as reader, self.staging.file(mode=mode) as file:
+        with bundle.open_blob(name) as reader, self.staging.file() as file:
             while data := reader.read(1 << 20):
                 file.write(data)
         self.sections[name] = entry

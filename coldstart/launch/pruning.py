@@ -29,7 +29,7 @@ class PruneReport:
         removed: Digests of the bundles.
         files: Number of files in the store.
         unpacked: Directories of unpacked sections.
-        frozen: Directories of runtime snapshots.
+        frozen: Directories of snapshots.
         freed_bytes: Size of all of it on disk.
         paths: All files and directories.
         note: Why blobs were retained, None if none was.
@@ -65,6 +65,8 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     removed = tuple(entry.digest for entry in pruned.removed)
     unpacked = _reclaim_unpacked(cache, store, removed, dry_run)
     frozen = runtime_image.prune(cache.runtimes, dry_run=dry_run)
+    live = {bundle.digest for bundle in store.list()}.difference(removed)
+    engines = runtime_image.prune_engines(cache.runtimes, live, dry_run=dry_run)
     if not dry_run:
         scratch.sweep()
         process_snapshot.sweep()
@@ -72,9 +74,10 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         caches.sweep(paths.compiled_dir())
         # Of materializations that were killed.
         locked_directory.sweep(cache.work)
-    freed = pruned.freed + unpacked.freed + frozen.freed
-    every = (*pruned.paths, *unpacked.paths, *frozen.paths)
-    return PruneReport(removed, pruned.files, unpacked.paths, frozen.paths, freed, pruned.note, every)
+    freed = pruned.freed + unpacked.freed + frozen.freed + engines.freed
+    snapshots = (*frozen.paths, *engines.paths)
+    every = (*pruned.paths, *unpacked.paths, *snapshots)
+    return PruneReport(removed, pruned.files, unpacked.paths, snapshots, freed, pruned.note, every)
 
 
 def _reclaim_unpacked(

@@ -1,4 +1,4 @@
-"""Start mode `snapshot`: CRIU thaws the bundle's built engine, which forks the server."""
+"""Start mode `snapshot`: CRIU thaws an engine that was built from the bundle and frozen here, which forks the server."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ class SnapshotMode:
             return _ON_GPU
         if start is None:
             return None
+        from coldstart.system.snapshot import runtime_image
+
         lookup = start.request.lookup
-        if lookup.bundle and lookup.bundle.has(self.name):
+        if lookup.bundle and runtime_image.engine_place(lookup.cache.runtimes, lookup.bundle.digest).is_dir():
             return None
         return Reason("the bundle has no snapshot", lookup.format_materialize("--snapshot"))
 

@@ -1,9 +1,10 @@
 """Images of processes with the runtime imported: location, permission to read them, and removal.
 
-There is one image for each interpreter and its versions, without a model, below the cache root. launch/runtime_snapshot.py
-creates and thaws them. An image is memory that runs as this user. So it is read only on the machine that created it, from a
-directory of this user with mode 0700 whose files are unchanged (directory_fingerprint.py). fingerprint.py judges whether it
-fits the installed software.
+Each interpreter with its versions has one image without a model (launch/runtime_snapshot.py), below the cache root. So has each
+bundle whose engine was frozen here (materialize/freeze.py).
+
+An image is memory that runs as this user. So it is read only on the machine that created it, from a directory of this user
+with mode 0700 whose files are unchanged (directory_fingerprint.py). fingerprint.py judges whether it fits the software.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,22 @@ def place(root: Path) -> Path:
     """Return the directory below `root` of the image for this interpreter and its versions; it need not exist."""
     which = {"executable": sys.executable, **runtime.fields()}
     return root / hashlib.sha256(json.dumps(which, sort_keys=True).encode()).hexdigest()
+
+
+def engine_place(runtimes: Path, bundle_digest: str) -> Path:
+    """Return the directory of the image of an engine built from a bundle, beside `runtimes`; it need not exist."""
+    return runtimes.with_name("snapshots") / bundle_digest.removeprefix("sha256:")
+
+
+def prune_engines(runtimes: Path, live: Collection[str], *, dry_run: bool) -> reclaim.Reclaimed:
+    """Remove the images of engines whose bundle is not in `live`, a collection of bundle digests."""
+    kept = {engine_place(runtimes, digest) for digest in live}
+    dead = sorted(set(runtimes.with_name("snapshots").glob("[0-9a-f]*")) - kept)
+    freed = sum(map(reclaim.size, dead))
+    for image in () if dry_run else dead:
+        shutil.rmtree(image, ignore_errors=True)
+        directory_fingerprint.record(_KIND, image).unlink(missing_ok=True)
+    return reclaim.Reclaimed(tuple(dead), freed)
 
 
 def obstacle(image: Path) -> str | None:

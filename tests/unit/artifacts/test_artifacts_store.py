@@ -265,7 +265,7 @@ def test_several_threads_and_any_number_of_them_give_the_same_bytes(store: Store
     digests = set()
     for threads in (1, 2, -1):
         with store.begin(key()) as draft:
-            digests.add(draft.add_tree("snapshot", tmp_path / "tree", level=1, threads=threads).digest)
+            digests.add(draft.add_tree("graphs", tmp_path / "tree", level=1, threads=threads).digest)
     assert len(digests) == 1
 
 
