@@ -84,7 +84,7 @@ class Repository:
         source = LayoutSource(bundle.layout)
         for blob in bundle.image.blobs:
             self._upload(source, blob)
-        self.put(bundle.image_bytes())
+        self._put(self.reference or "latest", bundle.image_bytes())
         entries = bundle.layout.entries()
         for entry, image in list_signatures(source, entries, bundle.descriptor):
             for blob in image.blobs:
@@ -96,15 +96,6 @@ class Repository:
         if not self._has(blob):
             with blobs.open_verified(source.layout.root, blob.digest, blob.size) as file:
                 self._send(blob, file)
-
-    def upload(self, blob: oci.Descriptor, file: Readable) -> None:
-        """Upload a blob that is in no store, unless the registry has it. Raises RemoteDeniedError, RemoteFailedError."""
-        if not self._has(blob):
-            self._send(blob, file)
-
-    def put(self, manifest: bytes) -> None:
-        """Upload a manifest under the reference. Raises RemoteDeniedError, RemoteFailedError."""
-        self._put(self.reference or "latest", manifest)
 
     def _has(self, blob: oci.Descriptor) -> bool:
         with self.session.ask("HEAD", self.url("blobs", blob.digest)) as known:

@@ -41,7 +41,7 @@ from attacks.second_user import (
     trace,
     won,
 )
-from coldstart.artifacts import files, sign
+from coldstart.artifacts import sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.store import Store
 from tools.bundles import CODE, key, provenance, write_tree
@@ -243,10 +243,3 @@ def test_name_taken_by_another_user_is_not_used(
         Attack("replace", replace, place),
     ]
     assert won(stranger, tried) == {} and find() == place
-
-
-def test_lock_of_an_older_release_is_closed_to_other_users(tmp_path: Path) -> None:
-    lock = tmp_path / "lock"
-    lock.touch(0o644)
-    with files.locked(lock):
-        assert lock.stat().st_mode & 0o777 == 0o600
