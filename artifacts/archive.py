@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from coldstart.artifacts import blobs, fields, files, oci, tar
+from coldstart.artifacts import blobs, canonical, files, oci, tar
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import LayoutSource, list_signatures, payloads, small
 from coldstart.artifacts.errors import (
@@ -32,16 +32,11 @@ from coldstart.artifacts.store import Store
 _BLOBS = "blobs/sha256/"
 
 
-def export_archive(
-    bundles: Sequence[Bundle], path: Path, *, replace: bool = False, memory: bool = False
-) -> int:
+def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = False) -> int:
     """Write `bundles` with their signatures to `path` and return the number of bytes. The file appears complete or not at all.
 
-    A bundle with process memory is written only with `memory`, and then only its owner can read the file. Raises
-    ProcessMemoryError, DestinationExistsError, DigestMismatchError, MissingBlobError, NoSpaceError, ReadOnlyStoreError.
+    Raises DestinationExistsError, DigestMismatchError, MissingBlobError, NoSpaceError, ReadOnlyStoreError.
     """
-    for bundle in bundles:
-        bundle.may_leave(memory)
     if path.exists() and not replace:
         raise DestinationExistsError(
             f"{path.name} exists already", hint="replace it with --force, or name another file with --to"
@@ -49,7 +44,7 @@ def export_archive(
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     with named_os_errors(f"writing {path.name}"):
         try:
-            with files.create(partial, 0o600 if memory else 0o666) as file:
+            with files.create(partial, 0o666) as file:
                 _write(bundles, file)
                 size = file.tell()
                 file.flush()
@@ -62,7 +57,7 @@ def export_archive(
 
 
 def import_archive(store: Store, path: Path) -> list[Bundle]:
-    """Copy every bundle of the archive. Raises NotALayoutError and the errors of tar.members and Store.receive."""
+    """Copy every bundle of the archive. Raises NotALayoutError and the errors of TarStream.members and Store.receive."""
     try:
         with closing(ArchiveSource(path)) as source:
             return [store.receive(source, entry) for entry in source.bundles()]
@@ -83,7 +78,7 @@ class ArchiveSource:
     """Layout inside a tar file, read in place without unpacking."""
 
     def __init__(self, path: Path) -> None:
-        """Open the archive. Raises NotALayoutError and the errors of tar.members."""
+        """Open the archive. Raises NotALayoutError and the errors of TarStream.members."""
         self._file = files.open_regular(path)
         self._found: dict[str, tuple[int, int]] = {}
         try:
@@ -103,7 +98,7 @@ class ArchiveSource:
 
     def open(self, blob: oci.Descriptor) -> BinaryIO:
         """Open a blob's bytes in place. Raises MissingBlobError."""
-        name = _BLOBS + fields.digest(blob.digest, "digest").removeprefix("sha256:")
+        name = _BLOBS + canonical.check_digest(blob.digest).removeprefix("sha256:")
         if name not in self._found:
             raise MissingBlobError(f"blob {blob.digest} is not in the archive")
         start, size = self._found[name]
@@ -127,10 +122,9 @@ class ArchiveSource:
             return None
 
     def _scan(self) -> None:
-        for member, body in tar.members(self._file):
-            if not member.is_directory:
-                self._found[member.name] = (self._file.tell(), member.size)
-                body.jump(self._file)
+        for info in tar.TarStream(self._file).members():
+            if info.isreg():
+                self._found[info.name] = (info.offset_data, info.size)
 
     def _small(self, name: str, cap: int) -> bytes:
         if name not in self._found:
@@ -164,12 +158,11 @@ def _slice(file: BinaryIO, start: int, end: int) -> BinaryIO:
 def _write(bundles: Sequence[Bundle], file: BinaryIO) -> None:
     entries, content = contents(bundles)
     for name, data in ((oci.LAYOUT_FILE, oci.LAYOUT), (oci.INDEX_FILE, oci.index_document(entries))):
-        file.write(tar.header(tar.Member(name, len(data))) + data + tar.padding(len(data)))
+        tar.append(file, tar.describe(name, len(data)), io.BytesIO(data))
     for blob, bundle in content.values():
-        file.write(tar.header(tar.Member(_BLOBS + blob.digest.removeprefix("sha256:"), blob.size)))
         with blobs.open_verified(bundle.layout.root, blob.digest, blob.size) as reader:
-            tar.copy(reader, file)
-        file.write(tar.padding(blob.size))
+            tar.append(file, tar.describe(_BLOBS + blob.digest.removeprefix("sha256:"), blob.size), reader)
+            reader.drain()
     file.write(tar.END)
 
 

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from coldstart.artifacts import fields, files
+from coldstart.artifacts import canonical, files
 from coldstart.artifacts.errors import (
     BundleError,
     DigestMismatchError,
@@ -24,7 +24,7 @@ from coldstart.artifacts.errors import (
 
 def blob_path(root: Path, digest: str) -> Path:
     """Return the path of a blob. Raises InvalidManifestError unless `digest` is sha256:<hex>, so it stays below `root`."""
-    return root / "blobs" / "sha256" / fields.digest(digest, "digest").removeprefix("sha256:")
+    return root / "blobs" / "sha256" / canonical.check_digest(digest).removeprefix("sha256:")
 
 
 def open_unverified(root: Path, digest: str) -> BinaryIO:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from coldstart.artifacts import blobs, canonical, manifest, oci
 from coldstart.artifacts.errors import (
     IndexMismatchError,
-    ProcessMemoryError,
     SectionMissingError,
     SectionUnsupportedError,
     UntrustedError,
@@ -22,7 +21,7 @@ from coldstart.artifacts.errors import (
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import Manifest, SectionEntry, supported
-from coldstart.artifacts.section import SECTION_TYPES, holds_memory
+from coldstart.artifacts.section import SECTION_TYPES
 
 if TYPE_CHECKING:
     from coldstart.artifacts.oci_layout import OciLayout
@@ -166,9 +165,7 @@ class Bundle:
         ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError,
         NoSpaceError.
         """
-        from coldstart.artifacts import (
-            unpack,
-        )  # A start whose trees are already unpacked does not need this import.
+        from coldstart.artifacts import trees  # A start whose trees are already unpacked does not need it.
 
         entry, declared = self.entry(name), SECTION_TYPES[name]
         if declared.encoding != "tar.zst":
@@ -176,20 +173,12 @@ class Bundle:
         if declared.executable:
             self.require_trust(name, trust)
         with self.open_blob(name) as reader:
-            return unpack.extract(reader, entry, dest)
+            return trees.extract(reader, entry, dest)
 
     def open_blob(self, name: str) -> blobs.VerifiedReader:
         """Open a section as stored; reading to the end raises DigestMismatchError if it is damaged."""
         entry = self._stored(name)
         return blobs.open_verified(self.layout.root, entry.digest, entry.size)
-
-    def may_leave(self, memory: bool) -> None:
-        """Raise ProcessMemoryError if the bundle holds process memory and `memory` does not allow it elsewhere."""
-        inside = [entry.type for entry in self.manifest.sections if holds_memory(entry.media_type)]
-        if inside and not memory:
-            raise ProcessMemoryError(
-                f"{self.name}:v{self.version} contains the memory of a process ({', '.join(inside)})"
-            )
 
     def verify(self, level: Level = "checksum") -> list[Finding]:
         """Check the bundle at `level` and return the findings; an empty list means that it is valid."""

@@ -92,7 +92,7 @@ def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
 
 
 def _may_sign(entry: oci.Descriptor) -> bool:
-    return entry.artifact_type is None or entry.artifact_type in oci.SIGNATURE_TYPES
+    return entry.artifact_type in (None, oci.SIGNATURE_TYPE)
 
 
 def _signature(source: BundleSource, entry: oci.Descriptor) -> oci.ImageManifest | None:
@@ -100,7 +100,7 @@ def _signature(source: BundleSource, entry: oci.Descriptor) -> oci.ImageManifest
         image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
     except BundleError:
         return None  # A signature that cannot be read proves nothing.
-    is_signature = image.artifact_type in oci.SIGNATURE_TYPES and len(image.layers) == 1
+    is_signature = image.artifact_type == oci.SIGNATURE_TYPE and len(image.layers) == 1
     return image if is_signature else None
 
 

@@ -10,12 +10,20 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+import msgspec
 from coldstart.artifacts import files
-from coldstart.artifacts.errors import DuplicateKeyError, InvalidJsonError, TooLargeError
+from coldstart.artifacts.errors import (
+    DuplicateKeyError,
+    InvalidJsonError,
+    InvalidManifestError,
+    TooLargeError,
+)
 from coldstart.artifacts.limits import LIMITS
 
+_T = TypeVar("_T")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # The escape of half a character, which no encoding can represent.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -76,6 +84,25 @@ def digest(data: bytes) -> str:
     from hashlib import sha256  # The import loads OpenSSL; completion needs no digest.
 
     return "sha256:" + sha256(data).hexdigest()
+
+
+def convert(value: object, kind: type[_T], what: str) -> _T:
+    """Return parsed JSON as a value of the type `kind`; members that it does not have are ignored.
+
+    Raises InvalidManifestError with the place in the document, or TooLargeError for a size, length or count above its limit.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raised = TooLargeError if "<=" in str(error) else InvalidManifestError
+        raise raised(f"{what}: {error}") from error
+
+
+def check_digest(text: str) -> str:
+    """Return `text` if it is sha256:<64 lower-case hex digits>, which cannot be a path. Raises InvalidManifestError."""
+    if not _DIGEST.fullmatch(text):
+        raise InvalidManifestError(f"{text[:200]!r} is not a sha256 digest")
+    return text
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from coldstart.artifacts import files, oci
+from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.staging import Staging
+from msgspec.structs import replace
 
 _SIGSTORE = {
     "dev.sigstore.bundle.content": "dsse-envelope",
@@ -39,7 +37,6 @@ def publish(
         entries = layout.entries()
         known = next((entry for entry in entries if entry.digest == descriptor.digest), None)
         entry = known or _entry(descriptor, identity, next_version(entries, identity[oci.NAME]))
-        _close_memory(staging, descriptor)
         _place(layout, staging, {descriptor.digest, *(item.digest for item in signed)})
         have = {item.digest for item in entries}
         layout.write_index(
@@ -79,33 +76,11 @@ def _entry(descriptor: oci.Descriptor, identity: Mapping[str, str], version: int
 
 def _stage_signature(staging: Staging, subject: oci.Descriptor, payload: bytes) -> oci.Descriptor:
     # sigstore's clients find a bundle by the types, and by these annotations whether it is one of theirs.
-    theirs = oci.SIGSTORE_TYPE.encode() in payload
-    kind, layer_type = (
-        (oci.SIGSTORE_TYPE,) * 2 if theirs else (oci.SIGNATURE_TYPE, f"{oci.SIGNATURE_TYPE}+json")
-    )
-    layer = staging.put(payload, layer_type)
+    layer = staging.put(payload, oci.SIGNATURE_TYPE)
     config = staging.put(b"{}", oci.EMPTY_TYPE)
-    image = oci.ImageManifest(kind, config, (layer,), subject.bare(), _SIGSTORE if theirs else {})
+    image = oci.ImageManifest(oci.SIGNATURE_TYPE, config, (layer,), subject.bare(), _SIGSTORE)
     descriptor = staging.put(image.document(), oci.MANIFEST_TYPE)
-    return replace(descriptor, artifact_type=kind)
-
-
-def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:
-    """Make the blobs of sections that hold the memory of a process readable by their owner alone."""
-    if (staged := staging.blobs.get(descriptor.digest)) is None:
-        return
-    memory = {kind.name for kind in SECTION_TYPES.values() if kind.memory}
-    try:
-        layers = oci.parse_manifest(files.read_regular(staged)).layers
-    except BundleError:
-        return  # a reader reports the error; without a manifest no section is known
-    for layer in layers:
-        # Read from the media type, of whatever version: application/vnd.coldstart.section.NAME.vN...
-        if (
-            layer.media_type.partition(".section.")[2].partition(".")[0] in memory
-            and layer.digest in staging.blobs
-        ):
-            staging.blobs[layer.digest].chmod(0o600)
+    return replace(descriptor, artifact_type=oci.SIGNATURE_TYPE)
 
 
 def _place(layout: OciLayout, staging: Staging, manifests: set[str]) -> None:

@@ -10,29 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from coldstart.artifacts import canonical, commit, oci, pack
+from coldstart.artifacts import canonical, commit, oci, trees
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import DraftClosedError, SectionUnsupportedError, TooLargeError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import MEMBERS, UNPACKED, Manifest, Provenance, SectionEntry, parse
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType, blob_mode
+from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType
 from coldstart.artifacts.staging import HashingFile, Staging
 
 
 class Signer(Protocol):
-    """Signer of bundles, which creates the signature document over a manifest's digest.
-
-    A signer with a method `attest` of the same form also creates a sigstore bundle, which other tools can verify.
-    """
+    """Signer of bundles, which creates the signature document over a manifest's digest."""
 
     def sign(self, digest: str) -> bytes: ...
-
-
-def _signatures(signer: Signer, digest: str) -> list[bytes]:
-    attest = getattr(signer, "attest", None)
-    return [signer.sign(digest), *([attest(digest)] if attest else [])]
 
 
 @dataclass
@@ -72,11 +64,11 @@ class Draft:
     ) -> SectionEntry:
         """Add a directory as one tar.zst. For gigabytes use level 1 to 3 and threads=-1 (all cores).
 
-        Raises DraftClosedError, SectionUnsupportedError, NoSpaceError and the errors of pack.pack.
+        Raises DraftClosedError, SectionUnsupportedError, NoSpaceError and the errors of trees.pack.
         """
         declared = self._declared(name, "tar.zst")
-        with self.staging.file(mode=blob_mode(declared.media_type)) as file:
-            packed = pack.pack(
+        with self.staging.file() as file:
+            packed = trees.pack(
                 directory,
                 cast("BinaryIO", file),
                 level=level,
@@ -93,8 +85,7 @@ class Draft:
         """
         entry = bundle.entry(name)
         self._declared(name, SECTION_TYPES[name].encoding)
-        mode = blob_mode(entry.media_type)
-        with bundle.open_blob(name) as reader, self.staging.file(mode=mode) as file:
+        with bundle.open_blob(name) as reader, self.staging.file() as file:
             while data := reader.read(1 << 20):
                 file.write(data)
         self.sections[name] = entry
@@ -113,7 +104,7 @@ class Draft:
         parse(manifest.config(), image)  # A bundle that no reader accepts must not be published.
         self.staging.put(manifest.config(), oci.CONFIG_TYPE)
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
-        signatures = _signatures(signer, descriptor.digest) if signer else []
+        signatures = [signer.sign(descriptor.digest)] if signer else []
         self.closed = True
         identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
         return commit.publish(self.layout, self.staging, descriptor, identity, signatures)
@@ -127,7 +118,7 @@ class Draft:
             file.digest,
             file.size,
             declared.media_type,
-            annotations,
+            dict(annotations),
         )
         self.sections[declared.name] = entry
         return entry

@@ -210,16 +210,6 @@ class UntrustedError(BundleError):
     default_hint = "trust the signer's public key, or materialize here: coldstart materialize MODEL"
 
 
-class ProcessMemoryError(BundleError):
-    """Bundle with process memory that would leave this machine without permission."""
-
-    code = "CS-MEMORY"
-    exit_code = ERROR
-    default_hint = (
-        "to let every receiver read this memory: --include-snapshot; else name a version without a snapshot"
-    )
-
-
 class InvalidSignatureError(BundleError):
     """Signature or key file that is malformed or does not verify."""
 

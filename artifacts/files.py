@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -20,8 +20,7 @@ from uuid import uuid4
 from coldstart.artifacts.errors import NoLocksError, NotRegularError, TooLargeError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 
-# Errors of file systems without hard links (FAT, some network and overlay file systems) or without locks.
-_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+# Errors of file systems without locks.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 # Names of files that this process has open, as the shell gives them for `<(...)`: the user chose the pipe.
 _OPEN_ALREADY = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
@@ -156,12 +155,7 @@ def try_lock(path: Path) -> int | None:
 
 def _open_lock(path: Path) -> int:
     """Open a lock file. Another user who could read it could lock it, and this user would wait forever."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    status = os.fstat(handle)
-    if status.st_mode & 0o077 and status.st_uid == os.getuid():  # of an older release
-        with suppress(OSError):  # a file system without modes
-            os.fchmod(handle, 0o600)
-    return handle
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _flock(handle: int, operation: int, path: Path) -> None:
@@ -178,29 +172,11 @@ def _flock(handle: int, operation: int, path: Path) -> None:
 def create_once(path: Path, data: bytes, mode: int) -> None:
     """Create `path` with `data` unless it exists; of several writers one wins, and its file is complete.
 
-    A hard link decides which writer is first, or a lock on file systems without hard links. Raises NoSpaceError,
-    ReadOnlyStoreError, NoLocksError.
+    Raises NoSpaceError, ReadOnlyStoreError, NoLocksError.
     """
-    fresh = path.with_name(f".{path.name}.{uuid4().hex}.partial")
-    with named_os_errors(f"making {path.name}"):
-        try:
-            with create(fresh, mode) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(fresh, path)
-            except FileExistsError:
-                pass
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                with locked(path.with_name(f".{path.name}.lock")):
-                    if not path.exists():
-                        fresh.rename(path)
-        finally:
-            fresh.unlink(missing_ok=True)
-        sync_directory(path.parent)
+    with locked(path.with_name(f".{path.name}.lock")):
+        if not os.path.lexists(path):
+            write_atomic(path, data, mode=mode)
 
 
 def sync_file(file: BinaryIO) -> None:

@@ -6,14 +6,15 @@ parse(write(m)) == m, and the table and the layers of an accepted bundle agree o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import cast
+from typing import Annotated, Any
 
-from coldstart.artifacts import canonical, fields, oci
+import msgspec
+from coldstart.artifacts import canonical, oci
 from coldstart.artifacts.errors import FormatTooNewError, InvalidManifestError, SectionTableError
-from coldstart.artifacts.key import Key, Scalar
+from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.section import SECTION_TYPES, SectionType
 
@@ -22,7 +23,6 @@ FORMAT_VERSION = "1.0"
 _VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|\+00:00)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
-_TYPE = re.compile(r"[a-z][a-z0-9-]{0,63}")
 UNPACKED = "dev.coldstart.unpacked-size"
 MEMBERS = "dev.coldstart.members"
 
@@ -31,14 +31,15 @@ MEMBERS = "dev.coldstart.members"
 class Provenance:
     """Provenance of a bundle: `created` in UTC, `seconds` per stage. It contains no path and no host name."""
 
-    created: str
-    tool: Mapping[str, str]
-    arguments: Sequence[str]
-    seconds: Mapping[str, float]
-    model_name: str
-    host_note: str | None = None
+    created: oci.Text
+    tool: oci.Annotations
+    arguments: Annotated[Sequence[oci.Text], msgspec.Meta(max_length=1024)]
+    seconds: dict[str, float]
+    model_name: oci.Text
+    host_note: oci.Text | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", tuple(self.arguments))
         if not _CREATED.fullmatch(self.created):
             raise InvalidManifestError(f"provenance.created {self.created!r} is not an ISO 8601 time in UTC")
         if not _NAME.fullmatch(self.model_name) or len(self.model_name) > 128:
@@ -46,44 +47,30 @@ class Provenance:
                 f"provenance.model_name {self.model_name!r} is not a name such as org/model"
             )
 
-    def document(self) -> dict[str, object]:
+    def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "created": self.created,
-            "tool": dict(self.tool),
-            "arguments": list(self.arguments),
-            "seconds": dict(self.seconds),
-            "model_name": self.model_name,
-            "host_note": self.host_note,
-        }
+        return dict(msgspec.to_builtins(self))
 
 
 @dataclass(frozen=True, slots=True)
 class SectionEntry:
     """Entry of one section; `size` in bytes as stored."""
 
-    type: str
-    version: int
-    digest: str
-    size: int
-    media_type: str
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    type: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{0,63}\Z")]
+    version: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
+    digest: oci.Digest
+    size: oci.Size
+    media_type: oci.Text
+    annotations: oci.Annotations = field(default_factory=dict)
 
     @property
     def layer(self) -> oci.Descriptor:
         """Return the layer that the image manifest must list for this section."""
         return oci.Descriptor(self.media_type, self.digest, self.size)
 
-    def document(self) -> dict[str, object]:
+    def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {
-            "type": self.type,
-            "version": self.version,
-            "digest": self.digest,
-            "size": self.size,
-            "media_type": self.media_type,
-            "annotations": dict(self.annotations),
-        }
+        return dict(msgspec.to_builtins(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +111,26 @@ class Manifest:
         return next((entry for entry in self.sections if entry.type == name), None)
 
 
+class _Version(msgspec.Struct):
+    format_version: oci.Text
+
+
+class _Config(_Version):
+    key: dict[str, Any]
+    provenance: Provenance
+    sections: Annotated[tuple[SectionEntry, ...], msgspec.Meta(max_length=LIMITS.sections)]
+
+
 def parse(config: bytes, image: oci.ImageManifest) -> Manifest:
     """Parse the manifest in `config` and check it against the layers of `image`.
 
     Raises InvalidManifestError, SectionTableError, FormatTooNewError, InvalidKeyError, TooLargeError, InvalidJsonError,
     DuplicateKeyError.
     """
-    raw = canonical.loads(config, cap=LIMITS.config, what="config")
-    document = fields.mapping(raw, "config")
-    version = fields.text(document.get("format_version"), "config.format_version")
-    _check_version(version)
-    table = fields.items(document.get("sections"), "config.sections", cap=LIMITS.sections)
-    manifest = Manifest(
-        key=Key(cast("Mapping[str, Scalar]", fields.mapping(document.get("key"), "config.key"))),
-        sections=tuple(_section(item, f"config.sections[{n}]") for n, item in enumerate(table)),
-        provenance=_provenance(fields.mapping(document.get("provenance"), "config.provenance")),
-        format_version=version,
-    )
+    document = canonical.loads(config, cap=LIMITS.config, what="config")
+    _check_version(canonical.convert(document, _Version, "config").format_version)
+    read = canonical.convert(document, _Config, "config")
+    manifest = Manifest(Key(read.key), read.sections, read.provenance, read.format_version)
     _check(manifest, image)
     return manifest
 
@@ -166,35 +156,6 @@ def _check(manifest: Manifest, image: oci.ImageManifest) -> None:
             raise SectionTableError(f"section {name} and the layers of the manifest differ")
     if image.annotations.get(oci.KEY, manifest.key.digest) != manifest.key.digest:
         raise InvalidManifestError("the manifest's key annotation is not the digest of the key")
-
-
-def _section(value: object, where: str) -> SectionEntry:
-    members = fields.mapping(value, where)
-    name = fields.text(members.get("type"), f"{where}.type")
-    if not _TYPE.fullmatch(name):
-        raise InvalidManifestError(f"{where}.type {name!r} is not a section name")
-    return SectionEntry(
-        type=name,
-        version=fields.count(members.get("version"), f"{where}.version", cap=1 << 16),
-        digest=fields.digest(members.get("digest"), f"{where}.digest"),
-        size=fields.count(members.get("size"), f"{where}.size", cap=LIMITS.blob),
-        media_type=fields.text(members.get("media_type"), f"{where}.media_type"),
-        annotations=fields.texts(members.get("annotations"), f"{where}.annotations"),
-    )
-
-
-def _provenance(members: Mapping[str, object]) -> Provenance:
-    note = members.get("host_note")
-    spent = fields.mapping(members.get("seconds"), "provenance.seconds")
-    arguments = fields.items(members.get("arguments"), "provenance.arguments", cap=1024)
-    return Provenance(
-        created=fields.text(members.get("created"), "provenance.created"),
-        tool=fields.texts(members.get("tool"), "provenance.tool"),
-        arguments=tuple(fields.text(item, "provenance.arguments") for item in arguments),
-        seconds={name: fields.number(item, f"provenance.seconds.{name}") for name, item in spent.items()},
-        model_name=fields.text(members.get("model_name"), "provenance.model_name"),
-        host_note=None if note is None else fields.text(note, "provenance.host_note"),
-    )
 
 
 def supported(entry: SectionEntry) -> bool:

@@ -5,10 +5,10 @@ A bundle is one image manifest: its config blob contains key, provenance and sec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
-from coldstart.artifacts import canonical, fields
+import msgspec
+from coldstart.artifacts import canonical
 from coldstart.artifacts.errors import InvalidManifestError, NotALayoutError
 from coldstart.artifacts.limits import LIMITS
 
@@ -20,9 +20,7 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 BUNDLE_TYPE = "application/vnd.coldstart.bundle.v1"
 CONFIG_TYPE = "application/vnd.coldstart.config.v1+json"
-SIGNATURE_TYPE = "application/vnd.coldstart.signature.v1"
-SIGSTORE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-SIGNATURE_TYPES = frozenset({SIGNATURE_TYPE, SIGSTORE_TYPE})
+SIGNATURE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 REF_NAME = "org.opencontainers.image.ref.name"
 CREATED = "org.opencontainers.image.created"
@@ -31,15 +29,20 @@ KEY = "dev.coldstart.key"
 VERSION = "dev.coldstart.version"
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
+Text = Annotated[str, msgspec.Meta(max_length=LIMITS.text)]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
+Size = Annotated[int, msgspec.Meta(ge=0, le=LIMITS.blob)]
+Annotations = Annotated[dict[Text, Text], msgspec.Meta(max_length=256)]
+
+
+class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """Pointer to a blob: type, size and digest."""
 
-    media_type: str
-    digest: str
-    size: int
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    artifact_type: str | None = None
+    media_type: Text
+    digest: Digest
+    size: Size
+    annotations: Annotations = {}
+    artifact_type: Text | None = None
 
     @property
     def version(self) -> int:
@@ -47,18 +50,13 @@ class Descriptor:
         text = self.annotations.get(VERSION, "")
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
-    def document(self) -> dict[str, object]:
+    def document(self) -> dict[str, Any]:
         """Return the JSON object of this descriptor."""
-        document: dict[str, object] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
-        if self.artifact_type:
-            document["artifactType"] = self.artifact_type
-        if self.annotations:
-            document["annotations"] = dict(self.annotations)
-        return document
+        return dict(msgspec.to_builtins(self))
 
     def bare(self) -> Descriptor:
         """Return the same descriptor without annotations."""
-        return replace(self, annotations={})
+        return msgspec.structs.replace(self, annotations={})
 
 
 def describe(data: bytes, media_type: str) -> Descriptor:
@@ -66,43 +64,18 @@ def describe(data: bytes, media_type: str) -> Descriptor:
     return Descriptor(media_type, canonical.digest(data), len(data))
 
 
-def parse_descriptor(value: object, where: str) -> Descriptor:
-    """Parse a descriptor. Raises InvalidManifestError or TooLargeError."""
-    members = fields.mapping(value, where)
-    kind = members.get("artifactType")
-    return Descriptor(
-        media_type=fields.text(members.get("mediaType"), f"{where}.mediaType"),
-        digest=fields.digest(members.get("digest"), f"{where}.digest"),
-        size=fields.count(members.get("size"), f"{where}.size", cap=LIMITS.blob),
-        annotations=fields.texts(members.get("annotations"), f"{where}.annotations"),
-        artifact_type=None if kind is None else fields.text(kind, f"{where}.artifactType"),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ImageManifest:
+class ImageManifest(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """OCI image manifest; `subject` is set for signatures."""
 
-    artifact_type: str
+    artifact_type: Text
     config: Descriptor
-    layers: tuple[Descriptor, ...]
+    layers: Annotated[tuple[Descriptor, ...], msgspec.Meta(max_length=LIMITS.sections)]
     subject: Descriptor | None = None
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Annotations = {}
 
     def document(self) -> bytes:
         """Return the canonical bytes."""
-        document: dict[str, object] = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "artifactType": self.artifact_type,
-            "config": self.config.document(),
-            "layers": [layer.document() for layer in self.layers],
-        }
-        if self.subject:
-            document["subject"] = self.subject.document()
-        if self.annotations:
-            document["annotations"] = dict(self.annotations)
-        return canonical.dumps(document)
+        return canonical.dumps(msgspec.to_builtins(self) | {"schemaVersion": 2, "mediaType": MANIFEST_TYPE})
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
@@ -112,23 +85,20 @@ class ImageManifest:
 
 def parse_manifest(data: bytes) -> ImageManifest:
     """Parse a manifest. Raises TooLargeError, InvalidJsonError, DuplicateKeyError or InvalidManifestError."""
-    members = fields.mapping(canonical.loads(data, cap=LIMITS.manifest, what="manifest"), "manifest")
-    if members.get("schemaVersion") != 2 or members.get("mediaType") != MANIFEST_TYPE:
+    members = canonical.loads(data, cap=LIMITS.manifest, what="manifest")
+    known = members if isinstance(members, dict) else {}
+    if known.get("schemaVersion") != 2 or known.get("mediaType") != MANIFEST_TYPE:
         raise InvalidManifestError("manifest is not an OCI image manifest")
-    if "artifactType" not in members:
+    if "artifactType" not in known:
         raise InvalidManifestError(
             "the manifest is of a container image, not of a bundle",
             hint="mount the image at the path of the store, or pull the bundle from the registry",
         )
-    layers = fields.items(members.get("layers"), "manifest.layers", cap=LIMITS.sections)
-    subject = members.get("subject")
-    return ImageManifest(
-        artifact_type=fields.text(members.get("artifactType"), "manifest.artifactType"),
-        config=parse_descriptor(members.get("config"), "manifest.config"),
-        layers=tuple(parse_descriptor(item, f"manifest.layers[{n}]") for n, item in enumerate(layers)),
-        subject=None if subject is None else parse_descriptor(subject, "manifest.subject"),
-        annotations=fields.texts(members.get("annotations"), "manifest.annotations"),
-    )
+    return canonical.convert(members, ImageManifest, "manifest")
+
+
+class _Index(msgspec.Struct):
+    manifests: Annotated[list[Descriptor], msgspec.Meta(max_length=100_000)]
 
 
 def index_document(entries: list[Descriptor]) -> bytes:
@@ -139,9 +109,7 @@ def index_document(entries: list[Descriptor]) -> bytes:
 
 def parse_index(data: bytes) -> list[Descriptor]:
     """Return the entries in file order. Raises TooLargeError, InvalidJsonError or InvalidManifestError."""
-    members = fields.mapping(canonical.loads(data, cap=LIMITS.index, what="index"), "index")
-    listed = fields.items(members.get("manifests"), "index.manifests", cap=100_000)
-    return [parse_descriptor(item, f"index.manifests[{n}]") for n, item in enumerate(listed)]
+    return canonical.convert(canonical.loads(data, cap=LIMITS.index, what="index"), _Index, "index").manifests
 
 
 def check_layout(data: bytes) -> None:

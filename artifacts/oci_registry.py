@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 from urllib.parse import urljoin, urlsplit
 
-from coldstart.artifacts import blobs, fields, files, oci
+from coldstart.artifacts import blobs, canonical, files, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, list_signatures, payloads
 from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
@@ -84,7 +84,7 @@ class Repository:
         source = LayoutSource(bundle.layout)
         for blob in bundle.image.blobs:
             self._upload(source, blob)
-        self.put(bundle.image_bytes())
+        self._put(self.reference or "latest", bundle.image_bytes())
         entries = bundle.layout.entries()
         for entry, image in list_signatures(source, entries, bundle.descriptor):
             for blob in image.blobs:
@@ -96,15 +96,6 @@ class Repository:
         if not self._has(blob):
             with blobs.open_verified(source.layout.root, blob.digest, blob.size) as file:
                 self._send(blob, file)
-
-    def upload(self, blob: oci.Descriptor, file: Readable) -> None:
-        """Upload a blob that is in no store, unless the registry has it. Raises RemoteDeniedError, RemoteFailedError."""
-        if not self._has(blob):
-            self._send(blob, file)
-
-    def put(self, manifest: bytes) -> None:
-        """Upload a manifest under the reference. Raises RemoteDeniedError, RemoteFailedError."""
-        self._put(self.reference or "latest", manifest)
 
     def _has(self, blob: oci.Descriptor) -> bool:
         with self.session.ask("HEAD", self.url("blobs", blob.digest)) as known:
@@ -194,7 +185,7 @@ def _document(answer: Answer, cap: int) -> bytes:
 
 
 def _fallback(digest: str) -> str:
-    return fields.digest(digest, "digest").replace(":", "-")
+    return canonical.check_digest(digest).replace(":", "-")
 
 
 def _expect(answer: Answer, *statuses: int) -> Answer:

@@ -86,7 +86,7 @@ def _with_live_subject(layout: OciLayout, kept: list[oci.Descriptor]) -> list[oc
 
 
 def _subject(layout: OciLayout, entry: oci.Descriptor) -> str | None:
-    if entry.artifact_type not in oci.SIGNATURE_TYPES:
+    if entry.artifact_type != oci.SIGNATURE_TYPE:
         return None
     try:
         subject = _image(layout, entry).subject

@@ -16,7 +16,6 @@ from coldstart.artifacts.bundle_source import BundleSource, small
 from coldstart.artifacts.errors import DigestMismatchError, MissingBlobError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.section import blob_mode
 from coldstart.artifacts.staging import HashingFile, Staging, staging
 
 
@@ -51,8 +50,7 @@ def receive(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor)
 
 def fetch(place: Staging, source: BundleSource, blob: oci.Descriptor) -> None:
     """Stream one blob into staging. Raises DigestMismatchError, MissingBlobError, RemoteFailedError, NoSpaceError."""
-    mode = blob_mode(blob.media_type)
-    with source.open(blob) as file, place.file(cap=blob.size + 1, mode=mode) as target:
+    with source.open(blob) as file, place.file(cap=blob.size + 1) as target:
         _copy_exactly(file, target, blob)
 
 

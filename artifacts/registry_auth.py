@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlencode, urlsplit
 
-from coldstart.artifacts import canonical, credentials, fields
+from coldstart.artifacts import canonical, credentials
 from coldstart.artifacts.credentials import Login
 from coldstart.artifacts.errors import BundleError, RemoteDeniedError, RemoteFailedError
 from coldstart.artifacts.net import origin
@@ -133,10 +133,11 @@ class RegistrySession:
 
 def _token_in(data: bytes, realm: str) -> str:
     try:
-        document = fields.mapping(canonical.loads(data, cap=_TOKEN_CAP, what="token"), "token")
+        document = canonical.loads(data, cap=_TOKEN_CAP, what="token")
     except BundleError as error:
         raise RemoteDeniedError(f"{realm} returned a token that is not JSON") from error
-    token = document.get("token") or document.get("access_token")
+    members = document if isinstance(document, dict) else {}
+    token = members.get("token") or members.get("access_token")
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise RemoteDeniedError(f"{realm} returned no token")
     return token

@@ -29,15 +29,12 @@ _REGISTRY = re.compile(
 )
 
 
-def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
+def push(bundle: Bundle, address: str) -> str:
     """Send a bundle with its signatures, and return the address from which it can be pulled.
 
-    A bundle with process memory is sent only with `memory`.
-
-    Raises ProcessMemoryError, RemoteDeniedError, RemoteFailedError, InvalidReferenceError, DigestMismatchError, NoSpaceError,
+    Raises RemoteDeniedError, RemoteFailedError, InvalidReferenceError, DigestMismatchError, NoSpaceError,
     ReadOnlyStoreError.
     """
-    bundle.may_leave(memory)
     if address.startswith(OCI):
         place = _repository(address)
         descriptor = place.push(bundle)

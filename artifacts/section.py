@@ -24,11 +24,6 @@ class SectionType:
     encoding: Encoding
 
     @property
-    def memory(self) -> bool:
-        """Return whether it contains the memory of a process; only its owner may read such a blob."""
-        return self.name == "snapshot"
-
-    @property
     def media_type(self) -> str:
         """Return the OCI media type of the layer, such as application/vnd.coldstart.section.kv.v1+json."""
         return f"application/vnd.coldstart.section.{self.name}.v{self.version}{_SUFFIX[self.encoding]}"
@@ -38,21 +33,7 @@ def _declare(names: tuple[str, ...], *, executable: bool, encoding: Encoding) ->
     return {name: SectionType(name, 1, executable, encoding) for name in names}
 
 
-# Copies of a process's memory, which can contain prompts, tokens and values of its environment.
-_MEMORY = ("snapshot",)
-
-
-def holds_memory(media_type: str) -> bool:
-    """Return whether a layer of this type, in any version, contains process memory."""
-    return any(media_type.startswith(f"application/vnd.coldstart.section.{name}.") for name in _MEMORY)
-
-
-def blob_mode(media_type: str) -> int:
-    """Return the permissions of the file with such a layer, before the umask."""
-    return 0o600 if holds_memory(media_type) else 0o666
-
-
 SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType(
     _declare(("kv", "modelinfo", "weights", "iterations", "stages"), executable=False, encoding="json")
-    | _declare(("compile", "snapshot", "graphs"), executable=True, encoding="tar.zst")
+    | _declare(("compile", "graphs"), executable=True, encoding="tar.zst")
 )

@@ -1,22 +1,19 @@
 """Signatures of bundles: ed25519 over the digest of the image manifest, which contains all other digests.
 
-signed message = "coldstart-signature-v1\n" + manifest digest. A bundle is trusted when one of its signatures
-verifies under a public key in the trust directory. The host key is created on first use and trusted on its own
-machine.
+A bundle is trusted when one of its signatures verifies under a public key in the trust directory. The host key is created on
+first use and trusted on its own machine. `sigstore` defines the documents.
 """
 
 from __future__ import annotations
 
-import base64
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
-from coldstart.artifacts import canonical, fields, files, oci, sigstore
+from coldstart.artifacts import files, oci, sigstore
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.bundle_source import LayoutSource, payloads
 from coldstart.artifacts.errors import (
@@ -28,14 +25,13 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.exposure import require_unexposed
 from coldstart.artifacts.limits import LIMITS
-from cryptography.exceptions import InvalidSignature as CryptographyMismatch
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 ALGORITHM = "ed25519"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-_CONTEXT = b"coldstart-signature-v1\n"
+_FINGERPRINT = re.compile(rf"{ALGORITHM}:[0-9a-f]{{32}}")
 _PEM = serialization.Encoding.PEM
 
 
@@ -51,16 +47,8 @@ class HostKey:
         return fingerprint(self.private.public_key())
 
     def sign(self, digest: str) -> bytes:
-        """Return the canonical signature document over a manifest's digest."""
-        raw = _raw(self.private.public_key())
-        signature = self.private.sign(_message(digest))
-        return canonical.dumps(
-            {"algorithm": ALGORITHM, "public_key": _b64(raw), "signature": _b64(signature), "signs": digest}
-        )
-
-    def attest(self, digest: str) -> bytes:
-        """Return a sigstore bundle over the digest, which cosign and other tools verify with `public_pem`."""
-        return sigstore.make(digest, self.private.public_key(), self.private.sign)
+        """Return the signature document over a manifest's digest, which cosign and other tools verify with `public_pem`."""
+        return sigstore.make(digest, self.private.public_key(), self.fingerprint, self.private.sign)
 
 
 def fingerprint(public: Ed25519PublicKey) -> str:
@@ -134,17 +122,6 @@ def trust(directory: Path, pem: bytes, *, name: str, source: str | None = None) 
 _UNSIGNED = TrustResult(False, None, "the bundle is not signed")
 
 
-COLDSTART, SIGSTORE = "coldstart", "sigstore"
-"""Formats of signatures: `HostKey.sign` and `HostKey.attest` write them."""
-
-
-class JudgedSignature(NamedTuple):
-    """Format of one signature, and whether a trusted key made it."""
-
-    format: str
-    trust: TrustResult
-
-
 @dataclass(frozen=True, slots=True)
 class TrustStore:
     """Directory of *.pub files that no other user can change; call it with a bundle, or pass it to Bundle.extract.
@@ -160,11 +137,11 @@ class TrustStore:
 
         A bad signature raises no error: the result has the reason.
         """
-        results = [one.trust for one in self.each(bundle)]
+        results = self.each(bundle)
         return next((one for one in results if one.ok), results[0] if results else _UNSIGNED)
 
-    def each(self, bundle: Bundle) -> list[JudgedSignature]:
-        """Return the format and the result of every signature about `bundle`."""
+    def each(self, bundle: Bundle) -> list[TrustResult]:
+        """Return the result of every signature about `bundle`."""
         keys = {fingerprint(key): key for key in self._keys()}
         layout, known = bundle.layout, self.signatures
         entries = layout.entries() if known is None else known.get(bundle.digest, ())
@@ -187,48 +164,19 @@ def trusted(bundle: Bundle, directory: Path) -> TrustResult:
     return TrustStore(directory)(bundle)
 
 
-def _judge(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKey]) -> JudgedSignature:
-    if sigstore.is_bundle(payload):
-        return JudgedSignature(SIGSTORE, _judge_sigstore(payload, digest, keys))
-    return JudgedSignature(COLDSTART, _judge_own(payload, digest, keys))
-
-
-def _judge_own(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKey]) -> TrustResult:
+def _judge(payload: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]) -> TrustResult:
     try:
-        public, signature = _parse(payload, digest)
+        signer, stated = sigstore.verify(payload, digest, keys)
     except BundleError as error:
         return TrustResult(False, None, error.message)
-    signer = fingerprint(public)
-    try:
-        keys.get(signer, public).verify(signature, _message(digest))
-    except CryptographyMismatch:
-        return TrustResult(False, signer, "the signature does not verify")
-    if signer not in keys:
-        return TrustResult(False, signer, f"its signer {signer} is not a trusted key")
-    return TrustResult(True, signer, f"signed by {signer}")
-
-
-def _judge_sigstore(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKey]) -> TrustResult:
-    try:
-        key = sigstore.signer(payload, digest, keys.values())
-    except BundleError as error:
-        return TrustResult(False, None, error.message)
-    if key is None:
-        return TrustResult(False, None, "no trusted key verifies its sigstore bundle")
-    return TrustResult(True, fingerprint(key), f"signed by {fingerprint(key)} (sigstore bundle)")
-
-
-def _parse(payload: bytes, digest: str) -> tuple[Ed25519PublicKey, bytes]:
-    document = canonical.loads(payload, cap=LIMITS.signature, what="signature")
-    members = fields.mapping(document, "signature")
-    if members.get("algorithm") != ALGORITHM or members.get("signs") != digest:
-        raise InvalidSignatureError("the signature is of another algorithm or about another bundle")
-    try:
-        raw = base64.b64decode(fields.text(members.get("public_key"), "public_key"), validate=True)
-        signature = base64.b64decode(fields.text(members.get("signature"), "signature"), validate=True)
-        return Ed25519PublicKey.from_public_bytes(raw), signature
-    except ValueError as error:
-        raise InvalidSignatureError("the signature is malformed") from error
+    if signer is not None:
+        return TrustResult(True, signer, f"signed by {signer}")
+    if stated in keys:
+        return TrustResult(False, stated, "the signature does not verify")
+    named = stated is not None and _FINGERPRINT.fullmatch(stated)
+    return TrustResult(
+        False, stated if named else None, f"its signer{f' {stated}' if named else ''} is not a trusted key"
+    )
 
 
 def _create_private(path: Path) -> None:
@@ -269,11 +217,3 @@ def _public_pem(key: HostKey) -> bytes:
 
 def _raw(public: Ed25519PublicKey) -> bytes:
     return public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-
-
-def _message(digest: str) -> bytes:
-    return _CONTEXT + digest.encode()
-
-
-def _b64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

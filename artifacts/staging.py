@@ -69,13 +69,13 @@ class Staging:
         return oci.Descriptor(media_type, file.digest, file.size)
 
     @contextmanager
-    def file(self, cap: int = LIMITS.blob, *, mode: int = 0o666) -> Iterator[HashingFile]:
-        """Stage a blob by writing to it; its file has `mode`, less the umask, from the first byte on.
+    def file(self, cap: int = LIMITS.blob) -> Iterator[HashingFile]:
+        """Stage a blob by writing to it.
 
         Its digest is known once the block ends. Raises NoSpaceError, TooLargeError.
         """
         path = self.directory / f"{uuid4().hex}.partial"
-        with named_os_errors("writing a blob"), files.create(path, mode) as raw:
+        with named_os_errors("writing a blob"), files.create(path, 0o666) as raw:
             file = HashingFile(raw, cap)
             try:
                 yield file

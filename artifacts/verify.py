@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from coldstart.artifacts import blobs, canonical, unpack
+from coldstart.artifacts import blobs, canonical, trees
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import Manifest, SectionEntry, supported
@@ -89,7 +89,7 @@ def _open(bundle: BundleContent, entry: SectionEntry) -> None:
     declared = SECTION_TYPES[entry.type]
     with blobs.open_verified(bundle.layout.root, entry.digest, entry.size) as reader:
         if declared.encoding == "tar.zst":
-            unpack.scan(reader, entry)
+            trees.scan(reader, entry)
             return
     data = blobs.read(bundle.layout.root, entry.digest, entry.size, cap=LIMITS.json_section)
     canonical.loads(data, cap=LIMITS.json_section, what=f"section {entry.type}")

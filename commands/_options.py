@@ -81,9 +81,6 @@ READY_TIMEOUT = typer.Option(
     "--ready-timeout", metavar="SECONDS", help="Abort a start that takes longer, in seconds."
 )
 
-# Help of the option that permits sending a process's memory.
-SNAPSHOT = "Send a bundle that contains the memory of a process; every receiver can read it."
-
 
 @dataclass(frozen=True)
 class Common:

@@ -7,7 +7,7 @@ import typer
 from coldstart.artifacts import remote
 from coldstart.artifacts.archive import export_archive
 from coldstart.commands._completion import complete_reference
-from coldstart.commands._options import SNAPSHOT, Common
+from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import count, human_bytes
 
@@ -21,7 +21,6 @@ def command(
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="Archive to write; default: NAME-vN.oci.tar.")
     ] = None,
-    include_snapshot: Annotated[bool, typer.Option("--include-snapshot", help=SNAPSHOT)] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing archive.")] = False,
 ) -> None:
     """Export the bundles and print the command that imports them."""
@@ -33,7 +32,7 @@ def command(
     first = bundles[0]
     path = to or Path(f"{first.name.replace('/', '--')}-v{first.version}.oci.tar")
     with common.out.phase(f"write {path.name}"):
-        size = export_archive(bundles, path, replace=force, memory=include_snapshot)
+        size = export_archive(bundles, path, replace=force)
     data = {"archive": str(path), "bytes": size, "bundles": [bundle.ref for bundle in bundles]}
     common.out.result(data, str(path))
     outcome = f"Exported {count(len(bundles), 'bundle')}, {human_bytes(size)}"

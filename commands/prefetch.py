@@ -20,9 +20,8 @@ _NAME = typer.Option("--name", metavar="TENSOR", help="Fetch only this tensor; r
 _MEMORY = typer.Option(
     "--memory",
     metavar="SIZE",
-    help="Maximum memory of the prefetcher, such as 60GiB; default: half of the available memory.",
+    help="Maximum memory for this model, such as 60GiB; default: half of the available memory.",
 )
-_MEMORY_BYTES = typer.Option("--memory-bytes", hidden=True, help="Earlier name of --memory.")
 _STREAMS = typer.Option("--streams", help="Number of parallel connections; default: 4.")
 _IDLE = typer.Option(
     "--idle",
@@ -39,7 +38,6 @@ def start(
     weights_from: Annotated[str | None, _SOURCE] = None,
     name: Annotated[list[str] | None, _NAME] = None,
     memory: Annotated[str | None, _MEMORY] = None,
-    memory_bytes: Annotated[str | None, _MEMORY_BYTES] = None,
     streams: Annotated[int | None, _STREAMS] = None,
     idle: Annotated[float | None, _IDLE] = None,
     untrusted: Untrusted = False,
@@ -47,8 +45,7 @@ def start(
     """Fetch the weights and wait until they are in memory."""
     from coldstart.weights.prefetch import ask, configuration
 
-    size = memory or memory_bytes
-    limit = None if size is None else parse_size(size)
+    limit = None if memory is None else parse_size(memory)
     common.require_network(weights_from or "")
     with common.out.phase("look up"):
         wanted = ask.resolve(
@@ -78,38 +75,36 @@ def status(common: Common) -> None:
     """Print the status."""
     from coldstart.weights.prefetch import ask
 
-    state = ask.get_status()
-    data: dict[str, Any] = {"running": state is not None, **(state or {})}
-    common.out.result(data, lambda: _text(state) if state else "no prefetcher is running")
+    prefetchers = ask.list_prefetchers()
+    data = {"running": bool(prefetchers), "prefetchers": prefetchers}
+    common.out.result(data, lambda: _text(prefetchers) if prefetchers else "no prefetcher is running")
 
 
-def _text(state: dict[str, Any]) -> str:
-    head = (
-        f"pid {state['pid']}, {state['streams']} streams, "
-        f"{human_bytes(state['memory_bytes'])} of {human_bytes(state['budget_bytes'])} in use"
-    )
+def _text(prefetchers: list[dict[str, Any]]) -> str:
     rows = [
         (
-            model["source"],
-            f"{human_bytes(model['ready_bytes'])} of {human_bytes(model['total_bytes'])}",
-            f"{human_bytes(model['bytes_per_s'])}/s" if model["bytes_per_s"] else "-",
-            model["leases"],
+            one["source"],
+            f"{human_bytes(one['ready_bytes'])} of {human_bytes(one['total_bytes'])}",
+            f"{human_bytes(one['bytes_per_s'])}/s" if one["bytes_per_s"] else "-",
+            f"{human_bytes(one['memory_bytes'])} of {human_bytes(one['budget_bytes'])}",
+            one["leases"],
+            one["pid"],
         )
-        for model in state["models"]
+        for one in prefetchers
+        if "source" in one
     ]
-    errors = [f"{model['source']}: {error}" for model in state["models"] for error in model["errors"]]
-    shown = [table(("source", "ready", "rate", "leases"), rows)] if rows else []
-    return "\n".join([head, *shown, *errors])
+    errors = [f"{one['source']}: {error}" for one in prefetchers for error in one.get("errors", ())]
+    return "\n".join([table(("source", "ready", "rate", "memory", "leases", "pid"), rows), *errors])
 
 
-@app.command(help="Stop the prefetcher. Servers retain the memory that they use.")
+@app.command(help="Stop all prefetchers. Servers retain the memory that they use.")
 @declare()
 def stop(common: Common) -> None:
-    """Stop the prefetcher."""
+    """Stop all prefetchers."""
     from coldstart.weights.prefetch import ask
 
-    if ask.get_status() is None:
-        common.out.result({"stopped": None}, "no prefetcher is running")
+    if not ask.list_prefetchers():
+        common.out.result({"stopped": []}, "no prefetcher is running")
         return
-    pid = ask.stop()
-    common.out.result({"stopped": pid}, f"stopped {pid}")
+    pids = ask.stop()
+    common.out.result({"stopped": pids}, f"stopped {', '.join(map(str, pids))}")

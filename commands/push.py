@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from coldstart.artifacts import remote
 from coldstart.commands._completion import complete_reference
-from coldstart.commands._options import SNAPSHOT, Common
+from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
 
@@ -21,12 +21,11 @@ def command(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="DIR, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG].")
     ],
-    include_snapshot: Annotated[bool, typer.Option("--include-snapshot", help=SNAPSHOT)] = False,
 ) -> None:
     """Push the bundle and print the command that pulls it."""
     common.require_network(address)
     bundle = common.get_bundle(ref)
     with common.out.phase(f"send {bundle.name}:v{bundle.version}"):
-        there = remote.push(bundle, address, memory=include_snapshot)
+        there = remote.push(bundle, address)
     common.out.result({"ref": bundle.ref, "address": there}, there)
     common.out.success(f"Pushed {bundle.name}:v{bundle.version}", where=there, then=f"coldstart pull {there}")

@@ -84,7 +84,7 @@ def discard(common: Common) -> None:
     if not images:
         common.out.note("no frozen runtime exists here")
     for image in images:
-        runtime_image.discard(image)
+        runtime_image.discard(image.directory)
     freed = sum(image.size for image in images)
     common.out.result({"discarded": len(images), "freed_bytes": freed}, f"discarded {len(images)}")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.commands._completion import complete_key, complete_reference
 from coldstart.commands._options import Common, group
@@ -77,12 +76,6 @@ def show_own(common: Common) -> None:
     common.out.note(f"Next, on the other machine: coldstart trust add {name}")
 
 
-_FORMATS = {
-    sign.COLDSTART: "in coldstart's own format",
-    sign.SIGSTORE: "a sigstore bundle for cosign and other tools",
-}
-
-
 @app.command("why")
 @declare()
 def why(
@@ -99,8 +92,7 @@ def why(
         "version": bundle.version,
         **asdict(verdict.trust),
         "signatures": [
-            {"format": one.format, "key": _describe_key(one.trust.signer, verdict), **asdict(one.trust)}
-            for one in verdict.signatures
+            {"key": _describe_key(one.signer, verdict), **asdict(one)} for one in verdict.signatures
         ],
         "taken": verdict.taken.ref if verdict.taken else None,
         "hint": verdict.hint,
@@ -114,7 +106,7 @@ def _why(bundle: Bundle, verdict: trust.Verdict) -> str:
     lines = [
         f"{bundle.name}:v{bundle.version} is {'trusted' if verdict.trust.ok else 'not trusted'}: {verdict.trust.reason}",
         *(
-            f"signature {n}, {_FORMATS[one.format]}: {_describe_signature(one.trust, verdict)}"
+            f"signature {n}: {_describe_signature(one, verdict)}"
             for n, one in enumerate(verdict.signatures, 1)
         ),
     ]

@@ -30,6 +30,7 @@ from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench
 from coldstart.models import inspection
 from coldstart.system.paths import Cache
+from coldstart.system.snapshot import runtime_image
 from coldstart.validate.launch import Command, Launcher, RunFiles
 from coldstart.validate.launchers import ServeLauncher, Subject, console
 from coldstart.validate.prompts import PROMPTS
@@ -142,14 +143,14 @@ def bench(modes: Sequence[Launcher], runs: int, place: Path) -> Row:
 
 def disk(model: Path) -> dict[str, int]:
     """Bytes that lie on the disk for each mode, weights apart: bundle, and what is unpacked of it, or the frozen runtime."""
-    bundle, snapshot = _bundle(model), _bundle(model).entry("snapshot").size
-    base = sum(section.size for section in bundle.manifest.sections) - snapshot
+    bundle = _bundle(model)
+    base = sum(section.size for section in bundle.manifest.sections)
     if bundle.has("compile"):
         base += disk_usage(_unpacked(bundle, "compile"))
     return {
         **dict.fromkeys((run_order.FRESH, run_order.TEMPLATE_RUNTIME, run_order.TEMPLATE_ENGINE), base),
         run_order.RUNTIME_SNAPSHOT: base + disk_usage(cache().runtimes),
-        run_order.SNAPSHOT: base + snapshot + disk_usage(_unpacked(bundle, "snapshot")),
+        run_order.SNAPSHOT: base + disk_usage(runtime_image.engine_place(cache().runtimes, bundle.digest)),
     }
 
 

@@ -51,26 +51,22 @@ class Store:
         """
         return archive.import_archive(self._bundles, Path(path))
 
-    def export_archive(
-        self, refs: Sequence[str], path: PathLike, *, replace: bool = False, include_snapshot: bool = False
-    ) -> int:
+    def export_archive(self, refs: Sequence[str], path: PathLike, *, replace: bool = False) -> int:
         """Write bundles with their signatures to one OCI archive and return its size in bytes.
 
         Raises:
             DestinationExistsError: `path` exists and `replace` is not set.
-            ProcessMemoryError: A bundle has a snapshot and `include_snapshot` is not set.
         """
         bundles = [self.get(ref) for ref in refs]
-        return archive.export_archive(bundles, Path(path), replace=replace, memory=include_snapshot)
+        return archive.export_archive(bundles, Path(path), replace=replace)
 
-    def push(self, ref: str, address: str, *, include_snapshot: bool = False) -> str:
+    def push(self, ref: str, address: str) -> str:
         """Send a bundle to a directory, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG], and return its address by digest.
 
         Raises:
-            ProcessMemoryError: The bundle has a snapshot and `include_snapshot` is not set.
             RemoteDeniedError, RemoteFailedError: The registry refused the request or failed.
         """
-        return remote.push(self.get(ref), address, memory=include_snapshot)
+        return remote.push(self.get(ref), address)
 
     def pull(self, address: str) -> Bundle:
         """Copy a bundle from a directory, a registry or the hub into the store, every byte verified.

@@ -200,8 +200,10 @@ class SnapshotMode(ThawingMode):
 
     def find_missing(self, start: ServerStart) -> Reason | None:
         """Return that the bundle has no snapshot, as specified by StartMode."""
+        from coldstart.system.snapshot import runtime_image
+
         lookup = start.request.lookup
-        if lookup.bundle and lookup.bundle.has(self.name):
+        if lookup.bundle and runtime_image.engine_place(lookup.cache.runtimes, lookup.bundle.digest).is_dir():
             return None
         return Reason("the bundle has no snapshot", lookup.format_materialize("--snapshot"))
 

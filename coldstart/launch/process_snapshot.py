@@ -1,6 +1,6 @@
 """Process snapshots: CRIU freezes a template, and thaws it on a machine that permits it.
 
-The frozen process is a template with an engine built (a bundle's `snapshot`) or with the runtime alone (runtime_snapshot.py).
+The frozen process is a template with an engine built (freeze.py) or with the runtime alone (runtime_snapshot.py).
 It is not a server: it holds no port, event loop or client. So one snapshot starts any number of servers, at any address, each
 in its own namespaces.
 
@@ -32,7 +32,7 @@ from coldstart.system import fingerprint, paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import locked_directory, processes
 from coldstart.system.proc.lifeline import die_with_parent
-from coldstart.system.snapshot import criu, criu_memory
+from coldstart.system.snapshot import criu, criu_memory, runtime_image
 from coldstart.system.trust import ownership
 from coldstart.system.trust.unpacked import unpacked
 
@@ -148,14 +148,17 @@ def _pidfds(parent: int) -> list[int]:
 
 
 def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed:
-    """Thaw the bundle's snapshot for the server of `plan`.
+    """Thaw the engine that was built from `bundle` and frozen on this machine, for the server of `plan`.
 
     Raises:
-        SnapshotUnusableError: CRIU cannot run, or the snapshot does not fit this machine or this start.
-        BundleError: The section is missing, damaged or not trusted.
+        SnapshotUnusableError: CRIU cannot run, or the snapshot does not exist or does not fit this machine or this start.
+        BundleError: The compiled code is damaged, or the bundle is not trusted.
     """
     _require_criu()
-    images = unpacked(bundle, "snapshot", cache.unpacked, trust)
+    bundle.require_trust("compile", trust)
+    images = runtime_image.engine_place(cache.runtimes, bundle.digest)
+    if (reason := runtime_image.obstacle(images)) is not None:
+        raise SnapshotUnusableError(reason)
     if bundle.has("compile"):
         _unpack_kernels(bundle, images, trust)
     return restored(images, plan)

@@ -39,7 +39,7 @@ class PruneReport:
         removed: Digests of the bundles.
         files: Number of files in the store.
         unpacked: Directories of unpacked sections.
-        frozen: Directories of runtime snapshots.
+        frozen: Directories of snapshots.
         freed_bytes: Size of all of it on disk.
         paths: All files and directories.
         note: Why blobs were retained, None if none was.
@@ -83,6 +83,8 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     removed = tuple(entry.digest for entry in pruned.removed)
     unpacked = _reclaim_unpacked(cache, store, removed, dry_run)
     frozen = reclaim_images(cache.runtimes, dry_run=dry_run)
+    remaining = {bundle.digest for bundle in store.list()}.difference(removed)
+    engines = _reclaim_engines(cache, remaining, dry_run)
     if not dry_run:
         scratch.sweep()
         process_snapshot.sweep()
@@ -90,9 +92,10 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         caches.sweep(paths.compiled_dir())
         # Of materializations that were killed.
         locked_directory.sweep(cache.work)
-    freed = pruned.freed + unpacked.freed + frozen.freed
-    every = (*pruned.paths, *unpacked.paths, *frozen.paths)
-    return PruneReport(removed, pruned.files, unpacked.paths, frozen.paths, freed, pruned.note, every)
+    freed = pruned.freed + unpacked.freed + frozen.freed + engines.freed
+    snapshots = (*frozen.paths, *engines.paths)
+    every = (*pruned.paths, *unpacked.paths, *snapshots)
+    return PruneReport(removed, pruned.files, unpacked.paths, snapshots, freed, pruned.note, every)
 
 
 def _reclaim_unpacked(cache: Cache, store: Store, removed: Collection[str], dry_run: bool) -> Reclaimed:
@@ -163,7 +166,7 @@ def reclaim_images(root: Path, *, dry_run: bool) -> Reclaimed:
     dead = [image for image in runtime_image.listed(root) if image.obstacle is not None]
     paths, freed = [image.directory for image in dead], sum(image.size for image in dead)
     for image in () if dry_run else dead:
-        runtime_image.discard(image)
+        runtime_image.discard(image.directory)
     partial = root / runtime_image.PARTIAL
     # While an image is being created, its process has the lock.
     if partial.is_dir() and (held := files.try_lock(root / runtime_image.LOCK)) is not None:
@@ -172,3 +175,14 @@ def reclaim_images(root: Path, *, dry_run: bool) -> Reclaimed:
             shutil.rmtree(partial, ignore_errors=True)
         os.close(held)
     return Reclaimed(tuple(paths), freed)
+
+
+def _reclaim_engines(cache: Cache, remaining: Collection[str], dry_run: bool) -> Reclaimed:
+    """Remove the images of engines whose bundle is not among the digests `remaining`."""
+    kept = {runtime_image.engine_place(cache.runtimes, digest) for digest in remaining}
+    root = runtime_image.engine_place(cache.runtimes, "").parent
+    dead = tuple(path for path, _ in _named(root) if path not in kept)
+    freed = sum(map(runtime_image.size, dead))
+    for path in () if dry_run else dead:
+        runtime_image.discard(path)
+    return Reclaimed(dead, freed)

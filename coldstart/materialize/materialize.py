@@ -45,8 +45,8 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
         bundle = lookup.bundle
         if bundle is None or options.force:
             bundle = _make(lookup, options, phase)
-        if options.snapshot and not bundle.has("snapshot"):
-            bundle = freeze.add_snapshot(replace(lookup, bundle=bundle), bundle, phase)
+        if options.snapshot and not freeze.has_snapshot(lookup, bundle):
+            freeze.add_snapshot(replace(lookup, bundle=bundle), bundle, phase)
     return bundle
 
 

@@ -33,7 +33,7 @@ class MaterializationPlan:
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Sections to write."""
+        """Sections to write, and the snapshot."""
         return (*self.options.sections, *(["snapshot"] if self.options.snapshot else []))
 
     @property
@@ -61,8 +61,10 @@ class MaterializationPlan:
         """Return the number of stages of `run`; None on a GPU, where the engine decides how many graphs are recorded."""
         if not runtime.targets_cpu():
             return None
+        from coldstart.materialize import freeze
+
         builds = self.existing is None or self.options.force
-        freezes = self.options.snapshot and (builds or not (self.existing and self.existing.has("snapshot")))
+        freezes = self.options.snapshot and (builds or not freeze.has_snapshot(self.lookup, self.existing))
         return builds * _STAGES_ON_CPU + freezes
 
     def run(self, on_progress: Phase | None = None) -> Bundle:

@@ -38,13 +38,11 @@ def list_files(bundle: Bundle) -> dict[str, list[SectionFile]]:
 
 
 def _read_tree(bundle: Bundle, section: str) -> list[SectionFile]:
-    from coldstart.artifacts import tar, unpack
+    from coldstart.artifacts import trees
 
     with bundle.open_blob(section) as reader:
-        stream = unpack.Budgeted(reader, unpack.budget(bundle.entry(section)))
-        members = [member for member, _ in tar.members(stream) if not member.is_directory]
-        reader.drain()
-    return [SectionFile(member.name, member.size) for member in members]
+        members = trees.scan(reader, bundle.entry(section))
+    return [SectionFile(member.name, member.size) for member in members if not member.is_directory]
 
 
 def compare_bundles(left: Bundle, right: Bundle) -> BundleDifference:

@@ -9,17 +9,17 @@ memory is allocated for it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from coldstart.models.safetensors import MAX_DIMENSION
 
 MAX_CHUNK = 256 << 20
 MAX_BYTES = 1 << 46
-_HEX = re.compile(r"[0-9a-f]{64}")
 _PREFIX = "sha256:"
 
 
@@ -87,6 +87,30 @@ class Checkpoint:
         return {"chunk": self.chunk, "files": [file.document() for file in self.files]}
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
+
+
+class _TensorEntry(msgspec.Struct):
+    name: str
+    dtype: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_DIMENSION)], ...]
+    offset: _Size
+    size: _Size
+    digest: Annotated[str, msgspec.Meta(pattern=r"^(sha256:)?[0-9a-f]{64}\Z")] = ""
+
+
+class _FileEntry(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(pattern=r"^[^/\\\x00]{1,255}\Z")]
+    size: _Size
+    tensors: list[_TensorEntry]
+    chunks: tuple[Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")], ...] | None = None
+
+
+class _Plan(msgspec.Struct):
+    chunk: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHUNK)]
+    files: list[_FileEntry]
+
+
 def parse(document: Mapping[str, Any]) -> Checkpoint:
     """Parse a weights plan.
 
@@ -94,61 +118,35 @@ def parse(document: Mapping[str, Any]) -> Checkpoint:
         InvalidWeightsPlanError: The plan lacks a member or breaks the invariant.
     """
     try:
-        chunk = _number(document["chunk"], "chunk", 1, MAX_CHUNK)
-        files = tuple(_file(entry, chunk) for entry in document["files"])
+        plan = msgspec.convert(document, _Plan)
+        files = tuple(_file(entry, plan.chunk) for entry in plan.files)
         _require_unique(file.name for file in files)
         _require_unique(tensor.name for file in files for tensor in file.tensors)
-    except KeyError as error:
-        raise InvalidWeightsPlanError(f"the plan lacks {error}") from error
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (msgspec.ValidationError, ValueError) as error:
         raise InvalidWeightsPlanError(str(error)) from error
-    return Checkpoint(chunk, files)
+    return Checkpoint(plan.chunk, files)
 
 
-def _file(entry: Any, chunk: int) -> CheckpointFile:
-    name = _plain_name(entry["name"])
-    size = _number(entry["size"], f"size of {name}", 0, MAX_BYTES)
-    chunks = tuple(map(_hex, entry["chunks"])) if "chunks" in entry else None
+def _file(entry: _FileEntry, chunk: int) -> CheckpointFile:
+    name, size, chunks = entry.name, entry.size, entry.chunks
+    if name in (".", ".."):
+        raise ValueError(f"{name!r} is not a plain file name")
     if chunks is not None and len(chunks) != -(-size // chunk):
         raise ValueError(
             f"{name} of {size} bytes has {len(chunks)} chunks of {chunk} bytes, expected {-(-size // chunk)}"
         )
-    tensors = sorted((_tensor(t, name, size) for t in entry["tensors"]), key=lambda t: (t.offset, t.end))
+    tensors = sorted((_tensor(t, name) for t in entry.tensors), key=lambda t: (t.offset, t.end))
+    if outside := next((tensor for tensor in tensors if tensor.end > size), None):
+        raise ValueError(f"tensor {outside.name!r} ends after the {size} bytes of {name}")
     for before, after in pairwise(tensors):
         if after.offset < before.end:
             raise ValueError(f"tensors {before.name!r} and {after.name!r} overlap")
     return CheckpointFile(name, size, chunks, tuple(tensors))
 
 
-def _tensor(entry: Any, file: str, size: int) -> Tensor:
-    offset = _number(entry["offset"], "offset", 0, size)
-    length = _number(entry["size"], "size", 0, size - offset)
-    shape = tuple(_number(extent, "extent", 0, MAX_DIMENSION) for extent in entry["shape"])
-    digest = _PREFIX + _hex(entry["digest"].removeprefix(_PREFIX)) if "digest" in entry else ""
-    return Tensor(str(entry["name"]), file, offset, length, str(entry["dtype"]), shape, digest)
-
-
-def _plain_name(name: Any) -> str:
-    if (
-        not isinstance(name, str)
-        or not 0 < len(name) <= 255
-        or name in (".", "..")
-        or set(name) & set("/\\\0")
-    ):
-        raise ValueError(f"{name!r} is not a plain file name")
-    return name
-
-
-def _number(value: Any, what: str, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{what} is {value!r}, expected an integer from {least} to {most}")
-    return value
-
-
-def _hex(text: Any) -> str:
-    if not isinstance(text, str) or not _HEX.fullmatch(text):
-        raise ValueError(f"{text!r} is not a SHA-256 digest")
-    return text
+def _tensor(entry: _TensorEntry, file: str) -> Tensor:
+    digest = entry.digest and _PREFIX + entry.digest.removeprefix(_PREFIX)
+    return Tensor(entry.name, file, entry.offset, entry.size, entry.dtype, entry.shape, digest)
 
 
 def _require_unique(names: Iterable[str]) -> None:

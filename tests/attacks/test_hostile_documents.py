@@ -136,7 +136,7 @@ def test_index_digest_that_climbs(store: Store, tmp_path: Path) -> None:
     index.write_text(index.read_text().replace('"digest":"sha256:', '"digest":"sha256:../'))
     with pytest.raises(BundleError) as caught:
         store.list()
-    assert caught.value.code == "CS-MANIFEST" and "index.manifests[0].digest" in caught.value.message
+    assert caught.value.code == "CS-MANIFEST" and "$.manifests[0].digest" in caught.value.message
 
 
 def test_index_that_names_another_key(store: Store, tmp_path: Path) -> None:

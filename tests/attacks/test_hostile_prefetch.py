@@ -21,6 +21,7 @@ from support.waiting import wait_until
 from coldstart.system.ipc import json_lines
 from coldstart.weights import weights_plan as engine_weights
 from coldstart.weights.prefetch import client, spawning
+from coldstart.weights.prefetch.model import open_model
 
 FILE = "model.safetensors"
 
@@ -66,7 +67,7 @@ def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtim
     """Yield the prefetcher's pid; another client is served before and after the attack."""
     with client.attach(server.url, plan, names=["a"], directory=runtime) as attached:
         attached.complete(["a"])
-        pid = int(client.request("status", directory=runtime)["pid"])
+        pid = int(_status(runtime)["pid"])
         before = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
         yield pid
         attached.want(["b"])
@@ -74,15 +75,21 @@ def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtim
         attached.wait(FILE, entry["offset"], entry["size"])
         data = (directory / FILE).read_bytes()[entry["offset"] :][: entry["size"]]
         assert attached.file(FILE)[entry["offset"] :][: entry["size"]] == data
-        assert client.request("status", directory=runtime)["pid"] == pid
+        assert _status(runtime)["pid"] == pid
         # The prefetcher drops a closed connection only after it has read what its client sent.
-        wait_until(lambda: client.request("status", directory=runtime)["clients"] == 2)
+        wait_until(lambda: _status(runtime)["clients"] == 2)
         wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before)  # noqa: PTH208
+
+
+def _status(runtime: Path) -> dict[str, Any]:
+    (one,) = client.request("status", directory=runtime)
+    return one
 
 
 def _raw(runtime: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(spawning.place(runtime)))
+    (path,) = spawning.list_sockets(runtime)
+    connection.connect(str(path))
     connection.settimeout(10)
     return connection
 
@@ -131,10 +138,10 @@ def test_a_line_without_an_end_is_cut_off(runtime: Path) -> None:
 def test_silent_client_delays_no_other_client(runtime: Path) -> None:
     silent = [_raw(runtime) for _ in range(50)]
     silent[0].sendall(b'{"op": "sta')
-    assert client.request("status", directory=runtime)["clients"] >= 51
+    assert _status(runtime)["clients"] >= 51
     for connection in silent:
         connection.close()
-    wait_until(lambda: client.request("status", directory=runtime)["clients"] == 2)
+    wait_until(lambda: _status(runtime)["clients"] == 2)
 
 
 def test_prefetcher_refuses_clients_without_spinning_when_out_of_descriptors(
@@ -232,7 +239,9 @@ HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
 def _refusal(server: RangeServer, runtime: Path, names: list[str] | None, plan: dict[str, Any]) -> str:
     """Return the reason for which the prefetcher refuses a request that no client checked before."""
     connection = _raw(runtime)
-    body = json_lines.sealed(json.dumps(names).encode(), json.dumps(plan).encode())
+    body = json_lines.sealed(
+        json.dumps(names).encode(), json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
+    )
     socket.send_fds(connection, [json_lines.encode({"op": "attach", "source": server.url})], [body])
     os.close(body)
     return str(_answer(connection)["refused"])
@@ -246,7 +255,9 @@ def test_a_hostile_plan_is_refused_by_both_sides(
     spoilt = spoil(plan)
     with pytest.raises((client.PrefetchRefusedError, TypeError)):
         client.attach(server.url, spoilt, directory=runtime)
-    assert "plan" in _refusal(server, runtime, None, spoilt)
+    assert "another source or plan" in _refusal(server, runtime, None, spoilt)
+    with pytest.raises(client.PrefetchRefusedError, match="plan"):
+        open_model(server.url, json.dumps(spoilt).encode(), {})
 
 
 @pytest.mark.usefixtures("bystander")

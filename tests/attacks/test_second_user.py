@@ -41,7 +41,7 @@ from attacks.second_user import (
     trace,
     won,
 )
-from coldstart.artifacts import files, sign
+from coldstart.artifacts import sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.store import Store
 from tools.bundles import CODE, key, provenance, write_tree
@@ -52,6 +52,7 @@ from coldstart.models import inspection
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
+from coldstart.system.snapshot import runtime_image
 from coldstart.system.trust import ownership
 from coldstart.system.trust.unpacked import unpacked
 
@@ -90,11 +91,12 @@ def victim(
     fake_engine("serves")
     store = Store(paths.Cache.at().bundles)
     with store.begin(key()) as draft:
-        draft.add_tree("snapshot", write_tree(tmp_path / "image", {"pages-1.img": SECRET}))
         draft.add_tree("compile", write_tree(tmp_path / "code", CODE))
         bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
     code = unpacked(bundle, "compile", paths.Cache.at().unpacked, inspection.trust)
-    image = unpacked(bundle, "snapshot", paths.Cache.at().unpacked, inspection.trust)
+    image = runtime_image.engine_place(paths.Cache.at().runtimes, bundle.digest)
+    with runtime_image.published(image) as partial:
+        (partial / "pages-1.img").write_bytes(SECRET)
     warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
     # As the processes of a vLLM server share tensors.
     shared = SharedMemory(create=True, size=64)
@@ -129,13 +131,8 @@ def _attacks(v: Victim) -> list[Attack]:
     secret = state / "signing" / "host.pem"
     pid = v.warm.pid
     return [
-        Attack(
-            "read the blob of a snapshot",
-            read,
-            blob_path(v.store.root, v.store.list()[0].entry("snapshot").digest),
-        ),
-        Attack("read an unpacked image", read, v.image / "pages-1.img"),
-        Attack("list an unpacked image", list_names, v.image),
+        Attack("read the image of an engine", read, v.image / "pages-1.img"),
+        Attack("list the image of an engine", list_names, v.image),
         Attack("overwrite unpacked code", overwrite, v.code / "kernel.so"),
         Attack("replace unpacked code", replace, v.code / "kernel.so"),
         Attack("replace the directory of unpacked code", replace, v.code),
@@ -246,10 +243,3 @@ def test_name_taken_by_another_user_is_not_used(
         Attack("replace", replace, place),
     ]
     assert won(stranger, tried) == {} and find() == place
-
-
-def test_lock_of_an_older_release_is_closed_to_other_users(tmp_path: Path) -> None:
-    lock = tmp_path / "lock"
-    lock.touch(0o644)
-    with files.locked(lock):
-        assert lock.stat().st_mode & 0o777 == 0o600

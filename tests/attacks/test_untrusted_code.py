@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import canonical, sign
+from coldstart.artifacts import sign, sigstore
 from coldstart.artifacts.bundle import Bundle, Trust, anyone
 from coldstart.artifacts.errors import UntrustedError
 from coldstart.artifacts.store import Store
@@ -22,6 +22,20 @@ class Fixed:
 
     def sign(self, digest: str) -> bytes:
         return self._payload.replace(b"DIGEST", digest.encode())
+
+
+class Claiming:
+    """Signer whose document names the digest, with a signature of another one."""
+
+    def __init__(self, key: sign.HostKey) -> None:
+        self._key = key
+
+    def sign(self, digest: str) -> bytes:
+        document = json.loads(self._key.sign(f"sha256:{'0' * 64}"))
+        payload = base64.b64encode(sigstore.statement(digest, self._key.fingerprint)).decode()
+        return json.dumps(
+            document | {"dsseEnvelope": document["dsseEnvelope"] | {"payload": payload}}
+        ).encode()
 
 
 def _bundle(store: Store, scratch: Path, signer: object) -> Bundle:
@@ -69,31 +83,21 @@ def test_signature_of_another_bundle(store: Store, tmp_path: Path) -> None:
 
 def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_path: Path) -> None:
     host = sign.host_key(tmp_path / "state")
-    document = json.loads(host.sign(f"sha256:{'0' * 64}"))
-    bundle = _bundle(store, tmp_path, Fixed(canonical.dumps(document | {"signs": "DIGEST"})))
-    for trusting in ("state", "a machine without the key"):
-        result = sign.trusted(bundle, sign.trust_dir(tmp_path / trusting))
-        assert not result.ok and "does not verify" in result.reason
+    bundle = _bundle(store, tmp_path, Claiming(host))
+    result = sign.trusted(bundle, sign.trust_dir(tmp_path / "state"))
+    assert not result.ok and "does not verify" in result.reason
+    result = sign.trusted(bundle, sign.trust_dir(tmp_path / "a machine without the key"))
+    assert not result.ok and "not a trusted key" in result.reason
 
 
 @pytest.mark.parametrize(
     "payload",
-    [b"{", b"[]", b'{"a":1,"a":2}', b"{}", b" " * 20_000, b'{"algorithm":"none","signs":"DIGEST"}'],
+    [b"{", b"[]", b"{}", b" " * 20_000, b"[" * 16_000, b'{"algorithm":"none","signs":"DIGEST"}'],
 )
 def test_malformed_signature(payload: bytes, store: Store, tmp_path: Path) -> None:
     sign.host_key(tmp_path / "state")
     result = sign.trusted(_bundle(store, tmp_path, Fixed(payload)), sign.trust_dir(tmp_path / "state"))
     assert not result.ok
-
-
-def test_malformed_base64(store: Store, tmp_path: Path) -> None:
-    host = sign.host_key(tmp_path / "state")
-    document = json.loads(host.sign("DIGEST"))
-    document["public_key"] = base64.b64encode(b"short").decode()
-    result = sign.trusted(
-        _bundle(store, tmp_path, Fixed(canonical.dumps(document))), sign.trust_dir(tmp_path / "state")
-    )
-    assert not result.ok and "malformed" in result.reason
 
 
 def test_replaced_code_is_found_after_signing(store: Store, tmp_path: Path) -> None:

@@ -41,17 +41,18 @@ def test_start_status_stop(run: Run, model: Path) -> None:
         again = run("prefetch", "start", str(model), "--weights-from", server.url, "--format", "json")
         assert json.loads(again.stdout)["fetched_bytes"] == size == server.total()
     status = json.loads(run("prefetch", "status", "--format", "json").stdout)
-    assert status["running"] and status["budget_bytes"] == 1_000_000 and status["memory_bytes"] >= size
-    assert [(m["source"], m["ready_bytes"], m["leases"]) for m in status["models"]] == [(server.url, size, 0)]
-    assert f"pid {status['pid']}" in run("prefetch", "status").stdout
-    assert run("prefetch", "stop").stdout == f"stopped {status['pid']}\n"
+    (one,) = status["prefetchers"]
+    assert status["running"] and one["budget_bytes"] == 1_000_000 and one["memory_bytes"] >= size
+    assert (one["source"], one["ready_bytes"], one["leases"]) == (server.url, size, 0)
+    assert f"{one['pid']}" in run("prefetch", "status").stdout
+    assert run("prefetch", "stop").stdout == f"stopped {one['pid']}\n"
     assert run("prefetch", "status").stdout == "no prefetcher is running\n"
     assert json.loads(run("prefetch", "status", "--format", "json").stdout)["running"] is False
 
 
 def test_stop_is_no_error_when_no_prefetcher_runs(run: Run, home: Path) -> None:
     assert run("prefetch", "stop").stdout == "no prefetcher is running\n"
-    assert json.loads(run("prefetch", "stop", "--format", "json").stdout)["stopped"] is None
+    assert json.loads(run("prefetch", "stop", "--format", "json").stdout)["stopped"] == []
 
 
 @pytest.mark.slow
@@ -65,7 +66,7 @@ def test_start_fetches_only_the_named_tensors(run: Run, model: Path) -> None:
 
 def test_start_uses_the_model_directory_by_default(run: Run, model: Path) -> None:
     run("prefetch", "start", str(model))
-    (found,) = json.loads(run("prefetch", "status", "--format", "json").stdout)["models"]
+    (found,) = json.loads(run("prefetch", "status", "--format", "json").stdout)["prefetchers"]
     assert found["source"] == str(model) and found["memory_bytes"] == 0
     running = run("prefetch", "start", str(model), "--streams", "2", code=2)
     assert "hint: coldstart prefetch stop" in running.stderr
@@ -73,9 +74,7 @@ def test_start_uses_the_model_directory_by_default(run: Run, model: Path) -> Non
 
 def test_start_reports_invalid_requests(run: Run, model: Path) -> None:
     with serving(model) as server:
-        short = run(
-            "prefetch", "start", str(model), "--weights-from", server.url, "--memory-bytes", "9", code=1
-        )
+        short = run("prefetch", "start", str(model), "--weights-from", server.url, "--memory", "9", code=1)
         assert "the prefetcher may hold 9" in short.stderr
         offline = ("--weights-from", server.url, "--offline")
         assert "--offline is set" in run("prefetch", "start", str(model), *offline, code=4).stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,6 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-import zstandard
 from tools.machine import VLLM, Machine, Tokens, criu
 
 from coldstart.system.snapshot import criu as engine_criu
@@ -33,7 +33,7 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def frozen(machine: Machine, bundle: Any) -> Iterator[str]:
-    """Materialize a version with a snapshot; remove it afterwards for other tests on this machine."""
+    """Freeze an engine of the bundle; remove the image afterwards for other tests on this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(engine_criu.VARIABLE, criu() or "")
         if (reason := engine_criu.missing()) is not None:
@@ -41,8 +41,9 @@ def frozen(machine: Machine, bundle: Any) -> Iterator[str]:
     rich = Machine(machine.root, PLANTED)
     said = json.loads(rich.run("materialize", "tiny-llama", "--snapshot", "--format", "json", "--", *VLLM))
     assert said["key"] == bundle.key
+    assert said["ref"] == bundle.ref
     yield str(said["ref"])
-    machine.run("prune", "--keep", "9", str(said["ref"]))
+    shutil.rmtree(machine.cache / "snapshots")
 
 
 def test_two_servers_thaw_at_once(machine: Machine, frozen: str, reference: Tokens) -> None:
@@ -62,15 +63,10 @@ def test_two_servers_thaw_at_once(machine: Machine, frozen: str, reference: Toke
             environments = [Path(f"/proc/{each.pid}/environ").read_bytes() for each in served.family()]
             assert not [held for held in environments if b"PLANTED-" in held]
         assert one.tokens() == two.tokens() == reference
-        images = [one.parent for one in (machine.cache / "unpacked").glob("*/inventory.img")]
+        images = [one.parent for one in (machine.cache / "snapshots").glob("*/inventory.img")]
         # The frozen engine has one thread: CRIU writes one file per thread.
         assert [len(list(image.glob("core-*.img"))) for image in images] == [1] * len(images) != []
     assert list((machine.root / "run" / "coldstart").glob("thawed-*")) == []
-
-
-def test_snapshot_version_retains_the_other_sections(machine: Machine, frozen: str, bundle: Any) -> None:
-    difference = json.loads(machine.run("inspect", bundle.ref, "--diff", frozen, "--format", "json"))
-    assert "snapshot" in json.dumps(difference) and "compile" not in json.dumps(difference)
 
 
 @pytest.mark.nightly
@@ -82,14 +78,11 @@ def test_start_is_fresh_with_a_reason_without_criu(machine: Machine, frozen: str
         assert served.tokens() == reference
 
 
-def test_blobs_contain_no_secret_of_the_creator(machine: Machine, frozen: str) -> None:
-    blobs = list((machine.cache / "bundles" / "blobs" / "sha256").iterdir())
-    plain = {blob.name: _decompressed(blob) for blob in blobs}
-    assert max(map(len, plain.values())) > 100 << 20  # the memory image is among them
-    assert [name for name, data in plain.items() if b"PLANTED-" in data] == []
-    assert [stat.S_IMODE(blob.stat().st_mode) for blob in blobs if len(plain[blob.name]) > 100 << 20] == [
-        0o600
-    ]
+def test_image_contains_no_secret_of_the_creator(machine: Machine, frozen: str) -> None:
+    files = list((machine.cache / "snapshots").glob("*/*"))
+    assert max(file.stat().st_size for file in files) > 100 << 20  # the memory
+    assert [file.name for file in files if b"PLANTED-" in file.read_bytes()] == []
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
 @pytest.mark.nightly
@@ -113,11 +106,3 @@ def test_start_is_fresh_when_the_frozen_worker_has_another_flag(machine: Machine
         assert "model_config.logprobs_mode: the built worker has raw_logprobs" in json.dumps(
             served.report["fallbacks"]
         )
-
-
-def _decompressed(blob: Path) -> bytes:
-    with blob.open("rb") as file:
-        if file.read(4) != b"\x28\xb5\x2f\xfd":
-            return blob.read_bytes()
-        file.seek(0)
-        return bytes(zstandard.ZstdDecompressor().stream_reader(file).readall())

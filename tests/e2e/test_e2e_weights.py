@@ -181,20 +181,20 @@ def _bytes(plan: dict[str, Any], names: list[str]) -> int:
     return sum(tensor.size for tensor in tensors.select_tensors(tensors.list_tensors(plan), names))
 
 
-def _status(directory: Path) -> dict[str, Any]:
+def _status(directory: Path) -> list[dict[str, Any]]:
     with suppress(client.PrefetchError):
         return client.request("status", directory=directory)
-    return {"models": []}
+    return []
 
 
 def _kill_once_loading(directory: Path) -> None:
     """Kill the prefetcher once launcher and loader have a lease each."""
     deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:
-        status = _status(directory)
-        if any(model["leases"] >= 2 for model in status["models"]):
-            os.kill(status["pid"], signal.SIGKILL)
-            return
+        for one in _status(directory):
+            if one["leases"] >= 2:
+                os.kill(one["pid"], signal.SIGKILL)
+                return
         time.sleep(0.1)
 
 
@@ -207,6 +207,6 @@ def _slow_once(source: RangeServer, sent: int) -> None:
 
 def _wait_until_finished(directory: Path) -> None:
     deadline_s = time.monotonic() + 120
-    while any(m["ready_bytes"] < m["wanted_bytes"] for m in _status(directory)["models"]):
+    while any(one["ready_bytes"] < one["wanted_bytes"] for one in _status(directory)):
         assert time.monotonic() < deadline_s, "the rest did not arrive"
         time.sleep(0.1)

@@ -28,8 +28,6 @@ from coldstart.weights import checkpoint, weights_plan
 
 SEPARATOR = b"\0"
 """Separates the image manifest from the config in an input of `read_manifest`."""
-MOST = 1 << 20
-"""Bytes of a member that `read_tar` reads; larger members are skipped by `tar.members`."""
 _ANSWER_S = 5.0
 _STATUS = re.compile(rb"^HTTP/1\.1 (\d+) ", re.M)
 _ANSWERS = {100, 200, 400, 408, 413, 429, 431, 503}
@@ -48,14 +46,18 @@ def read_manifest(data: bytes) -> None:
 
 def read_tar(data: bytes) -> None:
     """Read all members of a tar archive. Their names must be readable again after they are written."""
+    stream = tar.TarStream(io.BytesIO(data))
     try:
-        members = [(member, len(contents.read(MOST))) for member, contents in tar.members(io.BytesIO(data))]
+        members = [(info, b"".join(stream.body(info))) for info in stream.members()]
     except BundleError:
         return
-    for member, _ in members:
-        empty = tar.Member(member.name, 0, member.is_directory)
-        ((again, _),) = tar.members(io.BytesIO(tar.header(empty) + tar.END))
-        assert (again.name, again.is_directory) == (empty.name, empty.is_directory)
+    for info, content in members:
+        again, archive = tar.describe(info.name, len(content), is_directory=info.isdir()), io.BytesIO()
+        tar.append(archive, again, io.BytesIO(content))
+        archive.write(tar.END)
+        archive.seek(0)
+        (found,) = tar.TarStream(archive).members()
+        assert (found.name, found.isdir()) == (info.name, info.isdir())
 
 
 def read_safetensors(data: bytes) -> None:

@@ -29,7 +29,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import weight_files
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
-from coldstart.system.snapshot import criu
+from coldstart.system.snapshot import criu, runtime_image
 
 # vLLM's default on the CPU backend, the libraries of its two processes, and an ordinary start.
 ASSUMED_KV = 4 << 30
@@ -91,7 +91,9 @@ def _has_engine_template(found: Lookup) -> bool:
 
 
 def _has_snapshot(found: Lookup) -> bool:
-    has_snapshot = found.bundle is not None and found.bundle.has(SNAPSHOT.name)
+    if found.bundle is None:
+        return False
+    has_snapshot = runtime_image.engine_place(found.cache.runtimes, found.bundle.digest).is_dir()
     return has_snapshot and SNAPSHOT.unavailable() is None and criu.missing() is None
 
 

@@ -1,9 +1,10 @@
 """Images of processes with the runtime imported: location, permission to read them, and removal.
 
-There is one image for each interpreter and its versions, without a model, below the cache root. launch/runtime_snapshot.py
-creates and thaws them. An image is memory that runs as this user. So it is read only on the machine that created it, from a
-directory of this user with mode 0700 whose files are unchanged (directory_fingerprint.py). fingerprint.py judges whether it
-fits the installed software.
+Each interpreter with its versions has one image without a model (launch/runtime_snapshot.py), below the cache root. So has each
+bundle whose engine was frozen here (materialize/freeze.py).
+
+An image is memory that runs as this user. So it is read only on the machine that created it, from a directory of this user
+with mode 0700 whose files are unchanged (directory_fingerprint.py). fingerprint.py judges whether it fits the software.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ def place(root: Path) -> Path:
     """Return the directory below `root` of the image for this interpreter and its versions; it need not exist."""
     which = {"executable": sys.executable, **runtime.fields()}
     return root / hashlib.sha256(json.dumps(which, sort_keys=True).encode()).hexdigest()
+
+
+def engine_place(runtimes: Path, bundle_digest: str) -> Path:
+    """Return the directory of the image of an engine built from a bundle, beside `runtimes`; it need not exist."""
+    return runtimes.with_name("snapshots") / bundle_digest.removeprefix("sha256:")
 
 
 def obstacle(image: Path) -> str | None:
@@ -120,10 +126,10 @@ def described(directory: Path) -> Image:
     return Image(directory, python, vllm, made, size(directory), reason)
 
 
-def discard(image: Image) -> None:
-    """Remove an image and its record."""
-    shutil.rmtree(image.directory, ignore_errors=True)
-    directory_fingerprint.record(_KIND, image.directory).unlink(missing_ok=True)
+def discard(image: Path) -> None:
+    """Remove the image in a directory, and its record."""
+    shutil.rmtree(image, ignore_errors=True)
+    directory_fingerprint.record(_KIND, image).unlink(missing_ok=True)
 
 
 def size(path: Path) -> int:

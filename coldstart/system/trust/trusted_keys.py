@@ -17,7 +17,6 @@ from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.errors import BundleError, ExposedKeyError, InvalidSignatureError, named_os_errors
 from coldstart.artifacts.exposure import require_unexposed
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.sign import JudgedSignature
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError, describe
 from coldstart.system import paths
@@ -124,7 +123,7 @@ class Verdict:
     """
 
     trust: TrustResult
-    signatures: list[JudgedSignature]
+    signatures: list[TrustResult]
     taken: Bundle | None
     hint: str | None
     keys: Mapping[str, TrustedKey]

@@ -1,4 +1,4 @@
-"""Prefetcher: one process per user and node that fetches weights into shared memory before a server needs them.
+"""Prefetcher: one process per source and weights plan, which fetches weights into shared memory before a server needs them.
 
 `client` is the interface for processes that need weights, and `daemon` is the process. Both use only the
 standard library.

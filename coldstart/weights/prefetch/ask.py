@@ -94,7 +94,7 @@ def fetch_all(
         UsageError: A setting is invalid, or a prefetcher with its own settings runs.
         CommandFailedError: The fetch failed.
     """
-    _settle(settings, directory)
+    _settle(wanted, settings, directory)
     try:
         with client.attach(wanted.source, wanted.plan, names=names, directory=directory) as attached:
             attached.complete(names)
@@ -103,27 +103,28 @@ def fetch_all(
         raise CommandFailedError(str(error), hint="coldstart prefetch status") from error
 
 
-def _settle(settings: Mapping[str, str], directory: Path | None) -> None:
+def _settle(wanted: Wanted, settings: Mapping[str, str], directory: Path | None) -> None:
     try:
         configuration.read_settings({**os.environ, **settings})
     except ValueError as error:
         raise UsageError(f"{error}.") from error
-    if settings and get_status(directory):
+    name = client.name_request(wanted.source, wanted.plan)
+    if settings and any(one.get("key") == name for one in list_prefetchers(directory)):
         raise UsageError(
-            "cannot apply the settings: a prefetcher already runs with other settings.",
+            f"cannot apply the settings: a prefetcher of {wanted.model} already runs with other settings.",
             hint="coldstart prefetch stop",
         )
     os.environ.update(settings)
 
 
-def get_status(directory: Path | None = None) -> dict[str, Any] | None:
-    """Return the status of the running prefetcher, or None if none runs."""
+def list_prefetchers(directory: Path | None = None) -> list[dict[str, Any]]:
+    """Return the status of each running prefetcher."""
     try:
         return client.request("status", directory=directory)
     except client.PrefetchError:
-        return None
+        return []
 
 
-def stop(directory: Path | None = None) -> int:
-    """Stop the prefetcher, wait for its end and return its PID. Raises client.PrefetchLostError if none runs."""
-    return int(client.request("stop", directory=directory)["stopped"])
+def stop(directory: Path | None = None) -> list[int]:
+    """Stop all prefetchers, wait for their end and return their PIDs. Raises client.PrefetchLostError if none runs."""
+    return [int(answer["stopped"]) for answer in client.request("stop", directory=directory)]

@@ -17,6 +17,7 @@ from typing import Any
 
 from coldstart.contract import environment
 from coldstart.contract.weights import PacedFetch
+from coldstart.system.ipc import peers
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.timeline import EVENTS_VARIABLE
 from coldstart.weights.prefetch import region_layout, spawning
@@ -27,6 +28,7 @@ from coldstart.weights.prefetch.errors import (
     PrefetchLostError,
     PrefetchRefusedError,
 )
+from coldstart.weights.prefetch.model import name_weights
 from coldstart.weights.prefetch.range_source import normalise
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "PrefetchLostError",
     "PrefetchRefusedError",
     "attach",
+    "name_request",
     "request",
     "set_pace",
     "start_early",
@@ -78,7 +81,7 @@ def attach(
     """
     layout = region_layout.read(plan)
     wanted = layout.wanted(names)
-    began = monotonic()
+    name, began = name_request(source, plan), monotonic()
     for attempt in range(_TRIES):
         channel = None
         try:
@@ -90,11 +93,20 @@ def attach(
                 raise
             _closed(channel)
             if attempt + 1 == _TRIES or monotonic() - began > ANSWER_S:
-                raise PrefetchLostError(f"{error}{spawning.last_words(directory)}") from error
+                raise PrefetchLostError(f"{error}{spawning.last_words(directory, name)}") from error
         except BaseException:
             _closed(channel)
             raise
     raise AssertionError("the last attempt returns or raises")
+
+
+def name_request(source: str, plan: Mapping[str, Any]) -> str:
+    """Return the name of the weights of a source and a plan, for which one prefetcher runs."""
+    return name_weights(normalise(source), _encode(plan))
+
+
+def _encode(plan: Mapping[str, Any]) -> bytes:
+    return json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _closed(channel: Channel | None) -> None:
@@ -121,27 +133,44 @@ def start_early(
 def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
     """Set the rate of a named fetch; return {"rate", "bytes", "seconds", "limited", "ended"}, or None before it has begun.
 
-    `seconds` is the time from the first to the last byte, and `limited` is whether any rate applied so far.
+    `seconds` is the time from the first to the last byte, and `limited` is whether any rate applied so far. Of a fetch that
+    tried several sources, the values are those of the source with the most bytes.
 
     Raises:
         PrefetchLostError: No prefetcher runs.
         PrefetchRefusedError: The prefetcher rejected the rate.
     """
-    found = request("pace", directory=directory, **asdict(pace))
-    if "refused" in found:
-        raise PrefetchRefusedError(str(found["refused"]))
-    return None if found["pace"] is None else dict(found["pace"])
+    answers = request("pace", directory=directory, **asdict(pace))
+    if refused := [answer["refused"] for answer in answers if "refused" in answer]:
+        raise PrefetchRefusedError(str(refused[0]))
+    known = [dict(answer["pace"]) for answer in answers if answer["pace"] is not None]
+    return max(known, key=lambda one: (one["bytes"], one["ended"]), default=None)
 
 
-def request(operation: str, *, directory: Path | None = None, **more: Any) -> dict[str, Any]:
-    """Send an operation ("status", "stop" or "pace") to the running prefetcher and return its answer.
+def request(operation: str, *, directory: Path | None = None, **more: Any) -> list[dict[str, Any]]:
+    """Send an operation ("status", "stop" or "pace") to the running prefetchers and return their answers.
 
-    "stop" returns after the prefetcher has ended.
+    "stop" returns after the prefetchers have ended.
 
     Raises:
-        PrefetchLostError: No prefetcher runs, or it did not answer within ANSWER_S seconds.
+        PrefetchLostError: No prefetcher runs, or one did not answer within ANSWER_S seconds.
     """
-    channel = Channel(spawning.connection(directory, start=False))
+    answers, error = list[dict[str, Any]](), PrefetchLostError("No prefetcher runs.")
+    for path in spawning.list_sockets(directory):
+        try:
+            answers.append(_request(path, operation, more))
+        except PrefetchLostError as lost:
+            error = lost
+    if not answers:
+        raise error
+    return answers
+
+
+def _request(path: Path, operation: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        channel = Channel(peers.connect(path))
+    except peers.PeerError as error:
+        raise PrefetchLostError("No prefetcher runs.") from error
     if operation != "stop":
         channel.socket.settimeout(ANSWER_S)
     try:
@@ -172,8 +201,8 @@ def _ask(
     message["background"] = background or (pace is not None and pace.background)
     message["pace"] = None if pace is None else asdict(pace)
     message["events"] = os.environ.get(EVENTS_VARIABLE)
-    text = json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
-    channel = Channel(spawning.connection(directory, start=start))
+    text = _encode(plan)
+    channel = Channel(spawning.connection(directory, name_weights(normalise(source), text), start=start))
     try:
         send(channel, message, names_part(names), text)
     except BaseException:

@@ -1,8 +1,8 @@
-"""Prefetcher process of one user: `python -m coldstart.weights.prefetch.daemon DIRECTORY DESCRIPTOR`.
+"""Prefetcher process of one source and plan: `python -m coldstart.weights.prefetch.daemon SOCKET DESCRIPTOR`.
 
 A file lock decides which process serves. The kernel releases the lock when its holder dies, so a socket
 without a held lock is stale and is replaced. A process that does not get the lock passes its first client to
-the lock's holder and exits.
+the lock's holder and exits. The holder removes socket, lock and log when it ends.
 """
 
 from __future__ import annotations
@@ -16,27 +16,40 @@ from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.system.ipc import json_lines, peers
-from coldstart.weights.prefetch import configuration, spawning
+from coldstart.weights.prefetch import configuration
 from coldstart.weights.prefetch.service import Service
 
 _HANDING_OVER_S = 10.0
 
 
-def main(directory: Path, descriptor: int) -> None:
+def main(path: Path, descriptor: int) -> None:
     """Serve until stopped or idle.
 
     Args:
-        directory: Directory of the socket.
+        path: The socket to listen on.
         descriptor: Connection of the client that started this process.
     """
     client = socket.socket(fileno=descriptor)
-    path = spawning.place(directory)
     deadline = time.monotonic() + _HANDING_OVER_S
-    while files.try_lock(path.with_suffix(".lock")) is None:  # this process holds the lock until it exits
+    while not _locked(path.with_suffix(".lock")):
         if _handed_over(path, client) or time.monotonic() > deadline:
             return
         time.sleep(0.01)
     _serve(path, client)
+
+
+def _locked(path: Path) -> bool:
+    """Lock the file until this process exits, unless another process has the lock or has just removed the file."""
+    handle = files.try_lock(path)
+    if handle is None:
+        return False
+    try:
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            return True
+    except FileNotFoundError:
+        pass
+    os.close(handle)
+    return False
 
 
 def _handed_over(path: Path, client: socket.socket) -> bool:
@@ -57,9 +70,12 @@ def _serve(path: Path, client: socket.socket) -> None:
         service.adopt(client)
         service.run()
     finally:
+        sys.stderr.flush()
+        if sys.exc_info()[0] is None:
+            path.with_suffix(".log").unlink(missing_ok=True)  # else it explains the error to the client
         path.unlink(missing_ok=True)
+        path.with_suffix(".lock").unlink(missing_ok=True)
     # Exit without joining the streams: they may block in a read from a server.
-    sys.stderr.flush()
     os._exit(0)
 
 

@@ -1,25 +1,54 @@
-"""State of one model in the prefetcher: its board, its memory, its fetched bytes, and the health of its source.
+"""State of the model that a prefetcher fetches: its board, its memory, its fetched bytes, and the health of its source.
 
 Only the daemon's main thread uses this state, except `count`, which the streams call.
+
+Invariant: max(planned, allocated) bytes are at most the memory budget. A request that does not fit is rejected before any of
+its bytes are planned.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+from coldstart.weights.prefetch import region_layout
 from coldstart.weights.prefetch.byte_ranges import Ranges
-from coldstart.weights.prefetch.range_source import is_local, origin, redact
-from coldstart.weights.prefetch.region import SharedRegion
+from coldstart.weights.prefetch.errors import PrefetchRefusedError
+from coldstart.weights.prefetch.range_source import is_local, redact
+from coldstart.weights.prefetch.region import Allocator, SharedRegion
 from coldstart.weights.prefetch.region_layout import RegionLayout
 from coldstart.weights.prefetch.schedule import Board, UnitEntry, UnitState
 
 MAX_WRONG = 3
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 2.0
 _ERRORS_KEPT = 20
+
+
+def name_weights(address: str, plan: bytes) -> str:
+    """Return the name of the weights of a normalised source and a plan (as JSON): 32 hexadecimal digits."""
+    return hashlib.sha256(address.encode() + b"\n" + plan).hexdigest()[:32]
+
+
+def open_model(address: str, plan: bytes, environment: Mapping[str, str]) -> PrefetchedModel:
+    """Return the model of a normalised source and a plan (as JSON). Raises PrefetchRefusedError."""
+    try:
+        document = json.loads(plan)
+    except (ValueError, RecursionError) as error:
+        raise PrefetchRefusedError(f"The weights plan is not valid JSON: {error}.") from error
+    if not isinstance(document, dict):
+        raise PrefetchRefusedError("The weights plan is not a JSON object.")
+    layout = region_layout.read(document)
+    try:
+        return PrefetchedModel(name_weights(address, plan), address, environment, layout)
+    except OSError as error:
+        raise PrefetchRefusedError(
+            f"Cannot create shared memory of {layout.total} bytes: {error.strerror}."
+        ) from error
 
 
 class PrefetchedModel:
@@ -29,14 +58,10 @@ class PrefetchedModel:
         self.key, self.address, self.environment, self.layout = key, address, environment, layout
         self.board = Board(layout)
         self.region = None if is_local(address) else SharedRegion(layout.total)
-        self.leases = 0
         self.generation = 0  # number of changes of credentials or retries; errors of older jobs are ignored
-        self.flying = 0  # units that streams fetch now
-        self.wanted_at = monotonic()  # time of the last request while no unit was being fetched
-        self.origin = origin(address)
-        self.taken = self.evicted = self._given_up = False
+        self.taken = self._given_up = False
         self.reported: set[str] = set()  # timeline files that have the span of this model
-        self.used = monotonic()
+        self._allocator = Allocator()
         self.began: float | None = None
         self.ended: float | None = None
         self.errors: deque[str] = deque(maxlen=_ERRORS_KEPT)
@@ -65,10 +90,30 @@ class PrefetchedModel:
             return 0
         return max(self.board.planned_bytes, self.region.allocated)
 
+    def want(self, wanted: Sequence[Ranges], budget: int) -> list[UnitEntry]:
+        """Plan the requested bytes.
+
+        Raises:
+            PrefetchRefusedError: The model would need more than `budget` bytes.
+        """
+        units = self.board.new_units(wanted)
+        needed = self.charged + sum(unit.size for unit in units)
+        if self.region is not None and units and needed > budget:
+            raise PrefetchRefusedError(
+                f"The request needs {needed} bytes, but the prefetcher may hold {budget} "
+                "(coldstart prefetch stop, then start --memory SIZE)."
+            )
+        self.renew_patience()
+        entries = self.board.want(wanted, units)
+        if self.region is not None and units:
+            bases = [file.base for file in self.layout.files]
+            pieces = [(bases[unit.file] + a, bases[unit.file] + b) for unit in units for a, b in unit.pieces]
+            self._allocator.allocate(self.region, pieces)
+        return entries
+
     def start(self, entry: UnitEntry) -> None:
         """Mark a unit as being fetched by a stream."""
         entry.state = UnitState.BUSY
-        self.flying += 1
         self.began = self.began if self.began is not None else monotonic()
 
     def note(self, error: str) -> None:
@@ -131,12 +176,6 @@ class PrefetchedModel:
             "key": self.key,
             "total_bytes": sum(file.size for file in self.layout.files),
             "memory_bytes": self.charged,
-            "leases": self.leases,
             "bytes_per_s": round(stats["fetched_bytes"] / seconds) if seconds > 0 else None,
             **stats,
         }
-
-    def close(self) -> None:
-        """Release the memory."""
-        if self.region is not None:
-            self.region.close()

@@ -63,12 +63,6 @@ def is_local(address: str) -> bool:
     return address.partition("://")[0] not in SCHEMES
 
 
-def origin(address: str) -> str:
-    """Return the prefix that the addresses of one server share; for a directory, the full address."""
-    scheme, mark, rest = address.partition("://")
-    return address if is_local(address) else f"{scheme}{mark}{rest.partition('/')[0]}"
-
-
 def normalise(address: str) -> str:
     """Return the address in the prefetcher's form: absolute for a directory, otherwise without a trailing slash."""
     return str(paths.expand(address).absolute()) if is_local(address) else address.rstrip("/")

@@ -192,25 +192,16 @@ class Lease:
         return bool(queue)
 
 
-def _each(_: Lease) -> bool:
-    return True
-
-
-def pick(
-    leases: Iterable[Lease],
-    available: Callable[[Lease], bool],
-    counts: Callable[[Lease], bool] = _each,
-) -> tuple[Lease, UnitEntry] | None:
+def pick(leases: Iterable[Lease], available: Callable[[Lease], bool]) -> tuple[Lease, UnitEntry] | None:
     """Return the next unit to fetch with its lease, or None if no unit can be fetched now.
 
     Args:
         leases: All leases, in order of arrival.
         available: Returns whether a lease may use a stream now.
-        counts: Returns whether the foreground requests of a lease delay the background requests of all leases.
     """
     leases = list(leases)
     queues = [(lease, lease.foreground) for lease in leases]
-    if not any(lease.has_unfinished() for lease in leases if counts(lease)):
+    if not any(lease.has_unfinished() for lease in leases):
         queues += [(lease, lease.background) for lease in leases if lease.has_unfinished(background=True)]
     for lease, queue in queues:
         if not available(lease):

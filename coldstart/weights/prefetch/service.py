@@ -1,4 +1,4 @@
-"""Main loop of the prefetcher: it owns every client, lease and model, and the streams only fetch and report.
+"""Main loop of the prefetcher of one source and plan: it owns every client and lease, and the streams only fetch and report.
 
 One thread makes all decisions, so no state needs a lock. The loop never blocks on a client: it reads messages
 as they arrive and sends them when the socket accepts them.
@@ -20,16 +20,19 @@ from coldstart.system.ipc.peers import Listener, trusted
 from coldstart.weights.prefetch import configuration
 from coldstart.weights.prefetch.connections import ClientConnection
 from coldstart.weights.prefetch.errors import PrefetchRefusedError
-from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel
+from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel, name_weights, open_model
 from coldstart.weights.prefetch.paces import Paces
-from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, redact
-from coldstart.weights.prefetch.resident_models import Memory
+from coldstart.weights.prefetch.range_source import (
+    SourceUnavailableError,
+    SourceUnusableError,
+    normalise,
+    redact,
+)
 from coldstart.weights.prefetch.schedule import Lease, UnitEntry, pick
 from coldstart.weights.prefetch.streams import FetchJob, NoMemoryError, Streams, WrongBytesError
 
-# After STARVED_S seconds without a stream, a source gets an extra one, up to MAX_JOBS in total.
-STARVED_S, MAX_JOBS = 0.4, 64
-_RECONSIDER_S = 0.1
+# Each rate limit, and the fetches without one, has its own streams, so that a slow fetch delays no other.
+MAX_JOBS = 64
 
 
 class Service:
@@ -37,7 +40,9 @@ class Service:
 
     def __init__(self, listener: Listener, settings: configuration.PrefetchSettings) -> None:
         self.settings, self.stopping = settings, False
-        self.memory, self.paces = Memory(settings), Paces()
+        self.model: PrefetchedModel | None = None
+        self._budget = settings.memory_bytes
+        self.paces = Paces()
         self.clients: dict[ClientConnection, None] = {}
         self._streams = Streams(settings.streams, self._done)
         self._ended: deque[FetchJob] = deque()
@@ -47,6 +52,13 @@ class Service:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+
+    @property
+    def budget(self) -> int:
+        """Return the bytes that may be held; without a configured budget, it is measured at the first call."""
+        if self._budget is None:
+            self._budget = configuration.budget(self.settings)
+        return self._budget
 
     def run(self) -> None:
         """Run the loop until the service is stopped or idle."""
@@ -78,10 +90,8 @@ class Service:
             self.adopt(connection)
 
     def _patience(self) -> float | None:
-        now = monotonic()
-        moments = [m.retry_at - now for m in self.memory.models.values() if m.retry_at > now]
-        if self._streams.jobs and any(lease_waits(client) for client in self.clients):
-            moments.append(_RECONSIDER_S)
+        now, model = monotonic(), self.model
+        moments = [model.retry_at - now] if model is not None and model.retry_at > now else []
         if not self.clients:
             moments.append(self._quiet_since + self.settings.idle_s - now)
         return max(0.0, min(moments)) if moments else None
@@ -137,19 +147,27 @@ class Service:
         if client.model is not None or not isinstance(source, str) or not isinstance(environment, dict):
             raise json_lines.MalformedMessageError("malformed attach message")
         wanted_names = _names(names)
-        model = self.memory.find(source, plan, {str(k): str(v) for k, v in environment.items()})
+        model = self._find(source, plan, {str(k): str(v) for k, v in environment.items()})
         if message.get("pace") is not None:
             client.pace = self.paces.get_or_add(*_pace(message["pace"]))
         client.model, client.lease = model, Lease(model.board)
         client.early, client.began = bool(message.get("early")), timeline.now()
         events = message.get("events")
         client.events = events if isinstance(events, str) and os.path.isabs(events) else None  # noqa: PTH117
-        model.leases += 1
         model.taken = model.taken or not client.early
         known = [[number, *span] for number, ranges in enumerate(model.board.ready) for span in ranges]
         self._enlist(client, wanted_names, bool(message.get("background")))
         region = model.region.reader() if model.region is not None else None
         client.say({"attached": model.key, "ready": known, "pid": os.getpid()}, region)
+
+    def _find(self, source: str, plan: bytes, environment: dict[str, str]) -> PrefetchedModel:
+        address = normalise(source)
+        if self.model is None:
+            self.model = open_model(address, plan, environment)
+        if self.model.key != name_weights(address, plan):
+            raise PrefetchRefusedError("This prefetcher fetches the weights of another source or plan.")
+        self.model.update_environment(environment)
+        return self.model
 
     def _paced(self, name: str, rate: float | None) -> dict[str, Any] | None:
         """Set the rate of a fetch; return its progress and whether it has ended, or None if it has not begun."""
@@ -173,12 +191,8 @@ class Service:
 
     def _enlist(self, client: ClientConnection, names: list[str] | None, background: bool) -> None:
         assert client.model is not None and client.lease is not None
-        wanted = client.model.layout.wanted(names)
-        entries = self.memory.want(client.model, wanted)
-        client.model.renew_patience()
+        entries = client.model.want(client.model.layout.wanted(names), self.budget)
         client.lease.add(entries, background=background)
-        if not client.model.flying:
-            client.model.wanted_at = monotonic()
 
     # Reports of streams.
 
@@ -193,14 +207,12 @@ class Service:
         os.eventfd_read(self._wake)
 
     def _settle(self, job: FetchJob) -> None:
-        assert isinstance(job.model, PrefetchedModel)
         self._streams.jobs.discard(job)
         model, entry, error = job.model, job.entry, job.error
-        model.flying -= 1
         if error is None:
             model.record_arrival()
             model.board.publish(entry)
-            self._tell(model, [entry])
+            self._tell([entry])
         elif job.generation != model.generation:
             model.board.requeue(entry)
         elif isinstance(error, SourceUnavailableError) and model.delay_retry(self.settings.patience_s):
@@ -212,7 +224,6 @@ class Service:
             model.board.requeue(entry)
         else:
             self._give_up(model, entry, error)
-        self.memory.settle(model)
 
     def _give_up(self, model: PrefetchedModel, entry: UnitEntry, error: Exception) -> None:
         reason = f"{redact(model.address)}: {error}"
@@ -229,50 +240,28 @@ class Service:
             failed += model.board.fail_rest(None, reason)
         elif isinstance(error, SourceUnusableError | OSError):
             failed += model.board.fail_rest(entry.unit.file, reason)
-        self._tell(model, failed)
+        self._tell(failed)
 
-    def _tell(self, model: PrefetchedModel, entries: list[UnitEntry]) -> None:
+    def _tell(self, entries: list[UnitEntry]) -> None:
         for client in self.clients:
-            if client.model is model:
+            if client.model is not None:
                 client.tell(entries)
 
     # Scheduling and cleanup.
 
     def _dispatch(self) -> None:
-        owners = {client.lease: client.model for client in self.clients if client.lease and client.model}
+        model, jobs = self.model, self._streams.jobs
+        if model is None or model.retry_at > monotonic():
+            return
         paces = {client.lease: client.pace for client in self.clients if client.lease}
-        now = monotonic()
-        slow = {job.model.key for job in self._streams.jobs if job.slow}
-        contested = len({model.key for model in owners.values()}) > 1
 
         def available(lease: Lease) -> bool:
-            model, pace = owners[lease], paces[lease]
-            # A paced fetch must not take streams from other fetches, even of the same model (another rank).
-            flying = sum(job.model is model and job.pace is pace for job in self._streams.jobs)
-            # A slow source gets only one stream while other models need streams.
-            most = 1 if contested and model.key in slow else self.settings.streams
-            return model.retry_at <= now and flying < most
+            return sum(job.pace is paces[lease] for job in jobs) < self.settings.streams
 
-        def paced(lease: Lease) -> bool:
-            pace = paces[lease]
-            jobs = sum(job.pace is pace for job in self._streams.jobs)
-            return pace is not None and jobs < self.settings.streams and available(lease)
-
-        def starved(lease: Lease) -> bool:
-            if paced(lease):
-                return True
-            model = owners[lease]
-            served = any(job.model.address.startswith(model.origin) for job in self._streams.jobs)
-            return available(lease) and not served and now - model.wanted_at >= STARVED_S
-
-        while len(self._streams.jobs) < MAX_JOBS:
-            full = self._streams.count_active(now) >= self.settings.streams
-            chosen = pick(owners, starved if full else available, lambda lease: owners[lease].key not in slow)
-            if chosen is None:
-                return
+        while len(jobs) < MAX_JOBS and (chosen := pick(paces, available)) is not None:
             lease, entry = chosen
-            owners[lease].start(entry)
-            self._streams.submit(FetchJob(owners[lease], entry, owners[lease].generation, paces[lease]))
+            model.start(entry)
+            self._streams.submit(FetchJob(model, entry, model.generation, paces[lease]))
 
     def _look_after(self) -> None:
         for client in list(self.clients):
@@ -281,7 +270,8 @@ class Service:
                 self._drop(client)
             else:
                 self._mind_sending(client)
-        if not self.clients and monotonic() - self._quiet_since >= self.settings.idle_s:
+        idle_s = 0.0 if self.model is None else self.settings.idle_s
+        if not self.clients and monotonic() - self._quiet_since >= idle_s:
             self.stopping = True
 
     def _report(self, client: ClientConnection) -> None:
@@ -316,21 +306,18 @@ class Service:
         self._selector.unregister(client.channel)
         del self.clients[client]
         client.close()
-        if client.model is not None:
-            self.memory.release(client.model)
         self._quiet_since = monotonic()
 
     def status(self) -> dict[str, Any]:
-        """Return the data of `coldstart prefetch status`."""
-        models = [model.document() for model in self.memory.models.values()]
+        """Return this prefetcher's entry in `coldstart prefetch status`."""
         return {
             "pid": os.getpid(),
             "streams": self.settings.streams,
             "idle_s": self.settings.idle_s,
             "clients": len(self.clients),
-            "budget_bytes": self.memory.budget,
-            "memory_bytes": self.memory.used,
-            "models": models,
+            "leases": sum(client.model is not None for client in self.clients),
+            "budget_bytes": self.budget,
+            **(self.model.document() if self.model is not None else {}),
         }
 
 

@@ -1,4 +1,4 @@
-"""Connect to the prefetcher, and start it if none runs.
+"""Connect to the prefetcher of one source and plan, and start it if none runs.
 
 A new process gets one end of a socket pair. The client can send its request at once, and the process reads it
 after start. If another prefetcher started first, that one gets the socket.
@@ -22,20 +22,25 @@ from coldstart.weights.prefetch.errors import PrefetchError, PrefetchLostError
 _DETACH = '"$@" &'
 
 
-def place(directory: Path | None) -> Path:
-    """Return the path of the socket."""
-    return (directory or paths.runtime_dir()) / "prefetch.socket"
+def place(directory: Path | None, name: str) -> Path:
+    """Return the path of the socket of the prefetcher of the weights `name`."""
+    return (directory or paths.runtime_dir()) / f"prefetch-{name}.socket"
 
 
-def connection(directory: Path | None, *, start: bool) -> socket.socket:
-    """Return a socket that is connected to the prefetcher.
+def list_sockets(directory: Path | None) -> list[Path]:
+    """Return the sockets of all prefetchers of this user."""
+    return sorted((directory or paths.runtime_dir()).glob("prefetch-*.socket"))
+
+
+def connection(directory: Path | None, name: str, *, start: bool) -> socket.socket:
+    """Return a socket that is connected to the prefetcher of the weights `name`.
 
     Raises:
         PrefetchLostError: No prefetcher runs and `start` is false.
         PrefetchError: No prefetcher can be started.
     """
     try:
-        path = place(directory)
+        path = place(directory, name)
     except (ColdstartError, OSError) as error:
         raise PrefetchError(f"Cannot find a directory for the prefetcher's socket: {error}") from error
     try:
@@ -43,31 +48,31 @@ def connection(directory: Path | None, *, start: bool) -> socket.socket:
     except peers.PeerError as error:
         if not start:
             raise PrefetchLostError("No prefetcher runs.") from error
-    return spawn(path.parent)
+    return spawn(path)
 
 
-def last_words(directory: Path | None) -> str:
+def last_words(directory: Path | None, name: str) -> str:
     """Return the last line of the ended prefetcher's log as a sentence to append; "" if the log is empty."""
     try:
-        lines = place(directory).with_suffix(".log").read_text(errors="replace").splitlines()
+        lines = place(directory, name).with_suffix(".log").read_text(errors="replace").splitlines()
     except (ColdstartError, OSError):
         return ""
     return f" Its log ends: {lines[-1]}" if lines else ""
 
 
-def spawn(directory: Path) -> socket.socket:
-    """Start a prefetcher and return a connection to it, without waiting for it. Raises PrefetchError."""
+def spawn(path: Path) -> socket.socket:
+    """Start a prefetcher that listens at `path` and return a connection to it, without waiting for it. Raises PrefetchError."""
     parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     command = [
         sys.executable,
         "-m",
         "coldstart.weights.prefetch.daemon",
-        str(directory),
+        str(path),
         str(child.fileno()),
     ]
     log = -1
     try:
-        log = os.open(directory / "prefetch.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         subprocess.run(
             ["/bin/sh", "-c", _DETACH, "sh", *command],
             stdin=subprocess.DEVNULL,

@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
-from typing import Protocol
 
 from coldstart.artifacts.net import pace
 from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.prefetch.backends import open_source
 from coldstart.weights.prefetch.byte_ranges import Range
+from coldstart.weights.prefetch.model import PrefetchedModel
 from coldstart.weights.prefetch.paces import FetchPace
 from coldstart.weights.prefetch.range_source import (
     RangeSource,
@@ -30,53 +30,27 @@ from coldstart.weights.prefetch.region_layout import RegionFile, RegionLayout
 from coldstart.weights.prefetch.schedule import UnitEntry
 from coldstart.weights.prefetch.units import Check, Unit, touching
 
-_KEPT_SOURCES = 8
 _STEP = 1 << 20
 _BOUNDS = pace.read_environment()
-# A job below SLOW bytes per second, measured every LOOK_S seconds, does not count against the limit.
-SLOW, LOOK_S = 32 << 10, 0.4
 
 
 class WrongBytesError(Exception):
     """Fetched bytes do not match the plan; the message names the file, the tensor and the offset."""
 
 
-class StreamedModel(Protocol):
-    """State of a model that a stream uses."""
-
-    key: str
-    address: str
-    environment: Mapping[str, str]
-    layout: RegionLayout
-    region: SharedRegion | None
-
-    def count(self, file: int, start: int, size: int) -> None:
-        """Count `size` received bytes of a file, from byte `start`."""
-
-
 @dataclass(eq=False)
 class FetchJob:
-    """Fetch of one unit; `error` is None after a successful fetch, and `bytes` counts the bytes received so far.
+    """Fetch of one unit; `error` is None after a successful fetch.
 
     `paused_s` is the time in seconds that the job waited for its rate limit.
     """
 
-    model: StreamedModel
+    model: PrefetchedModel
     entry: UnitEntry
     generation: int
     pace: FetchPace | None = None
     paused_s: float = 0.0
     error: Exception | None = None
-    bytes: int = 0
-    slow: bool = False
-    _looked: float = field(default_factory=monotonic)
-    _had: int = 0
-
-    def look(self, now: float) -> None:
-        """Update `slow` every LOOK_S seconds: whether fewer than SLOW bytes per second arrived since the last update."""
-        if now - self._looked >= LOOK_S:
-            self.slow = self.bytes - self._had < SLOW * (now - self._looked)
-            self._looked, self._had = now, self.bytes
 
 
 class Streams:
@@ -93,12 +67,6 @@ class Streams:
         self._jobs: SimpleQueue[FetchJob] = SimpleQueue()
         self._threads = 0
         self._lock = threading.Lock()
-
-    def count_active(self, now: float) -> int:
-        """Return the number of jobs that are not slow."""
-        for job in self.jobs:
-            job.look(now)
-        return sum(not job.slow for job in self.jobs)
 
     def submit(self, job: FetchJob) -> None:
         """Run a job in a thread."""
@@ -128,15 +96,16 @@ class Streams:
 class _Stream:
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._sources: dict[str, tuple[Mapping[str, str], RangeSource]] = {}
+        self._source: tuple[Mapping[str, str], RangeSource] | None = None
 
     def close(self) -> None:
-        while self._sources:
-            self._sources.popitem()[1][1].close()
+        if self._source is not None:
+            self._source[1].close()
+            self._source = None
 
     def fetch(self, job: FetchJob, unit: Unit) -> None:
         model = job.model
-        source, buffer, at = self._source(model), self._space(unit.size), 0
+        source, buffer, at = self._open(model), self._space(unit.size), 0
         pieces: dict[Range, memoryview] = {}
         version: str | None = None
         for start, end in unit.pieces:
@@ -181,16 +150,11 @@ class _Stream:
             self._buffer = bytearray(size)
         return memoryview(self._buffer)[:size]
 
-    def _source(self, model: StreamedModel) -> RangeSource:
-        known = self._sources.get(model.key)
-        if known is None or known[0] != model.environment:
-            if known is not None:
-                known[1].close()
-            while len(self._sources) >= _KEPT_SOURCES:
-                self._sources.pop(next(iter(self._sources)))[1].close()
-            known = (model.environment, open_source(model.address, model.environment))
-            self._sources[model.key] = known
-        return known[1]
+    def _open(self, model: PrefetchedModel) -> RangeSource:
+        if self._source is None or self._source[0] != model.environment:
+            self.close()
+            self._source = (model.environment, open_source(model.address, model.environment))
+        return self._source[1]
 
 
 class _ByteCounter:
@@ -200,7 +164,6 @@ class _ByteCounter:
         self.job, self.file, self.at = job, file, at
 
     def __call__(self, size: int) -> None:
-        self.job.bytes += size
         self.job.model.count(self.file, self.at, size)
         self.at += size
         if self.job.pace is not None:
@@ -216,7 +179,7 @@ def _same(before: str | None, now: str, name: str) -> str:
 
 
 def _verify(
-    model: StreamedModel, source: RangeSource, number: int, check: Check, pieces: Mapping[Range, memoryview]
+    model: PrefetchedModel, source: RangeSource, number: int, check: Check, pieces: Mapping[Range, memoryview]
 ) -> None:
     hasher, at = hashlib.sha256(), check.start
     for (start, end), data in sorted(pieces.items()):
@@ -231,7 +194,9 @@ def _verify(
         raise WrongBytesError(_blame(model.layout, number, check, pieces))
 
 
-def _feed(model: StreamedModel, source: RangeSource, number: int, hasher: hashlib._Hash, span: Range) -> None:
+def _feed(
+    model: PrefetchedModel, source: RangeSource, number: int, hasher: hashlib._Hash, span: Range
+) -> None:
     """Hash bytes that were verified before, from the region or, for a model without one, from the local file."""
     file, (at, end) = model.layout.files[number], span
     buffer = memoryview(bytearray(max(0, min(_STEP, end - at))))

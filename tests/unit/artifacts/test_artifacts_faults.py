@@ -195,7 +195,7 @@ def test_publish_reports_a_full_disk_and_leaves_a_valid_store(small_disk: Path, 
     first = publish(store, tmp_path)
     tree = _noise(tmp_path / "noise", 2 << 20)
     with store.begin(key(tp=2)) as draft, pytest.raises(NoSpaceError) as caught:
-        draft.add_tree("snapshot", tree, level=1)
+        draft.add_tree("graphs", tree, level=1)
     assert caught.value.code == "CS-NOSPACE" and "prune" in caught.value.hint
     assert store.list() == [first] and first.verify() == []
     assert publish(store, tmp_path, run=2).version == 2
@@ -213,7 +213,7 @@ def _publish_noise(store: Store, scratch: Path, seed: int) -> Bundle:
     tree.mkdir()
     (tree / "noise").write_bytes(random.Random(seed).randbytes(200_000))
     with store.begin(key()) as draft:
-        draft.add_tree("snapshot", tree, level=1)
+        draft.add_tree("graphs", tree, level=1)
         return draft.publish(replace(provenance(), created=f"2026-01-0{seed}T00:00:00Z"))
 
 
@@ -259,10 +259,10 @@ def test_prune_that_cannot_write_the_index_is_completed_by_the_next(
 
 def test_extraction_onto_a_full_disk(small_disk: Path, store: Store, tmp_path: Path) -> None:
     with store.begin(key()) as draft:
-        draft.add_tree("snapshot", _noise(tmp_path / "noise", 2 << 20), level=1)
+        draft.add_tree("graphs", _noise(tmp_path / "noise", 2 << 20), level=1)
         bundle = draft.publish(provenance())
     with pytest.raises(NoSpaceError):
-        bundle.extract("snapshot", small_disk / "out", trust=anyone)
+        bundle.extract("graphs", small_disk / "out", trust=anyone)
     assert list(small_disk.iterdir()) == []
 
 
@@ -272,7 +272,7 @@ def test_a_file_size_limit_counts_as_a_full_disk(store: Store, tmp_path: Path) -
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         with store.begin(key()) as draft, pytest.raises(NoSpaceError):
-            draft.add_tree("snapshot", tree, level=1)
+            draft.add_tree("graphs", tree, level=1)
 
     assert _status(_child(work)) == 0
     assert store.list() == [] and list(store.layout.staging.iterdir()) == []

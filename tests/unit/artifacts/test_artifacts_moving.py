@@ -27,6 +27,7 @@ from coldstart.artifacts.errors import (
     RemoteDeniedError,
 )
 from coldstart.artifacts.store import Store
+from msgspec import structs
 from tools.bundles import NAME, key, provenance, publish, write_tree
 
 
@@ -204,7 +205,7 @@ def test_a_hub_repository_cannot_name_a_folder_outside_of_the_download(store: St
 
 def test_push_refuses_a_name_that_is_not_a_tag(store: Store, tmp_path: Path) -> None:
     bundle = _signed(store, tmp_path)
-    climbing = replace(bundle.descriptor, annotations={oci.REF_NAME: "../../x"})
+    climbing = structs.replace(bundle.descriptor, annotations={oci.REF_NAME: "../../x"})
     with pytest.raises(InvalidReferenceError, match="not a tag"):
         hub.push(replace(bundle, descriptor=climbing), "me/bundles", Folder(tmp_path / "hub"))
     assert not (tmp_path / "hub").exists()

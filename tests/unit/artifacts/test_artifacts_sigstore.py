@@ -23,7 +23,7 @@ def bundle(store: Store, tmp_path: Path) -> Bundle:
 def _attestation(bundle: Bundle) -> tuple[oci.ImageManifest, bytes]:
     source = LayoutSource(bundle.layout)
     found = list_signatures(source, bundle.layout.entries(), bundle.descriptor)
-    (image,) = [image for _, image in found if image.artifact_type == oci.SIGSTORE_TYPE]
+    (image,) = [image for _, image in found if image.artifact_type == oci.SIGNATURE_TYPE]
     return image, small(source, image.layers[0], 1 << 14)
 
 
@@ -71,7 +71,7 @@ def test_an_envelope_that_securesystemslib_signed_is_trusted_here(store: Store, 
 
     made = publish(store, tmp_path, signer=Theirs())
     verdict = sign.trusted(made, tmp_path / "trust")
-    assert verdict.ok and "sigstore" in verdict.reason
+    assert verdict.ok
     assert not sign.trusted(made, tmp_path / "empty").ok
 
 
@@ -79,7 +79,7 @@ def test_an_envelope_that_securesystemslib_signed_is_trusted_here(store: Store, 
 def test_changed_attestation_does_not_verify(change: str, tmp_path: Path) -> None:
     key = sign.host_key(tmp_path / "state")
     digest = f"sha256:{'a' * 64}"
-    document = json.loads(key.attest(digest))
+    document = json.loads(key.sign(digest))
     envelope = document["dsseEnvelope"]
     if change == "payload":
         envelope["payload"] = base64.b64encode(sigstore.statement(f"sha256:{'b' * 64}")).decode()
@@ -91,6 +91,6 @@ def test_changed_attestation_does_not_verify(change: str, tmp_path: Path) -> Non
         envelope["signatures"] = [{"sig": "!"}] * 3
     keys = {key.fingerprint: key.private.public_key()}
     asked = f"sha256:{'b' * 64}" if change in ("payload", "digest") else digest
-    verdict = sign._judge(json.dumps(document).encode(), asked, keys).trust
+    verdict = sign._judge(json.dumps(document).encode(), asked, keys)
     assert not verdict.ok
-    assert sign._judge(key.attest(digest), digest, keys).trust.ok
+    assert sign._judge(key.sign(digest), digest, keys).ok

@@ -21,6 +21,7 @@ from coldstart.artifacts.errors import (
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import BundleNotFoundError, Store
+from msgspec import structs
 from tools.bundles import CODE, KV, NAME, key, provenance, publish
 
 
@@ -76,7 +77,7 @@ def test_a_version_that_two_keys_have_is_ambiguous(store: Store, tmp_path: Path)
     first, second = publish(store, tmp_path), publish(store, tmp_path, key(dtype="float16"))
     # Earlier releases numbered versions per key.
     annotations = {**second.descriptor.annotations, oci.VERSION: "1"}
-    old = replace(second.descriptor, annotations=annotations)
+    old = structs.replace(second.descriptor, annotations=annotations)
     with store.layout.exclusive():
         entries = [entry for entry in store.layout.entries() if entry.digest != old.digest]
         store.layout.write_index(entries)
@@ -145,7 +146,9 @@ def test_a_digest_prefix_of_several_bundles_is_ambiguous(
 ) -> None:
     publish(store, tmp_path, run=1), publish(store, tmp_path, run=2)
     common = f"sha256:{'ab' * 6}"
-    entries = [replace(entry, digest=f"{common}{n:052}") for n, entry in enumerate(store.layout.entries())]
+    entries = [
+        structs.replace(entry, digest=f"{common}{n:052}") for n, entry in enumerate(store.layout.entries())
+    ]
     monkeypatch.setattr(type(store.layout), "entries", lambda _: entries)
     for ref in (common, f"{NAME}@{common}"):
         with pytest.raises(AmbiguousReferenceError):
@@ -262,7 +265,7 @@ def test_several_threads_and_any_number_of_them_give_the_same_bytes(store: Store
     digests = set()
     for threads in (1, 2, -1):
         with store.begin(key()) as draft:
-            digests.add(draft.add_tree("snapshot", tmp_path / "tree", level=1, threads=threads).digest)
+            digests.add(draft.add_tree("graphs", tmp_path / "tree", level=1, threads=threads).digest)
     assert len(digests) == 1
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from coldstart.artifacts.bundle import Bundle, TrustResult
+from coldstart.artifacts.bundle import TrustResult
 from support.engines import FakeThawed
 
 from coldstart.contract.arguments import Arguments
@@ -34,7 +34,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.system import probes
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import processes
-from coldstart.system.snapshot import criu
+from coldstart.system.snapshot import criu, runtime_image
 
 FakeEngine = Callable[[str], None]
 CANARY = {"prompt": [5], "tokens": [1]}
@@ -66,6 +66,11 @@ def template(lookup: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str]
         template_pool.stop(warm, force=True)
 
 
+def keep_image(lookup: Lookup) -> None:
+    assert lookup.bundle is not None
+    runtime_image.engine_place(lookup.cache.runtimes, lookup.bundle.digest).mkdir(parents=True)
+
+
 @pytest.fixture
 def thawed(
     lookup: Lookup, fake_engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -76,8 +81,8 @@ def thawed(
     process = template_pool.spawn(
         "engine", replace(PLAN, key=lookup.key.digest), socket, subprocess.DEVNULL, 20
     )
-    thawed, had = FakeThawed(socket, process), Bundle.has
-    monkeypatch.setattr(Bundle, "has", lambda self, name: name == "snapshot" or had(self, name))
+    thawed = FakeThawed(socket, process)
+    keep_image(lookup)
     monkeypatch.setattr(process_snapshot, "thaw", lambda *_: thawed)
     monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
     yield thawed
@@ -359,13 +364,15 @@ def test_start_without_the_requested_snapshot_reports_missing_criu_first(
     assert skipped[0] == fallback
 
 
-def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_names_a_snapshot_that_does_not_fit(
+    started: Started, lookup: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def thaw(*_: object) -> process_snapshot.Thawed:
         raise process_snapshot.SnapshotUnusableError(
             "the snapshot was created on kernel 5.1, this machine has 6.18"
         )
 
-    monkeypatch.setattr(Bundle, "has", lambda self, name: True)
+    keep_image(lookup)
     monkeypatch.setattr(process_snapshot, "thaw", thaw)
     document = started("auto").document()
     (step,) = document["fallbacks"]
@@ -380,7 +387,7 @@ def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: 
 
 
 def test_a_thawed_template_that_does_not_answer_is_ended(
-    started: Started, monkeypatch: pytest.MonkeyPatch, home: Path
+    started: Started, lookup: Lookup, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     class Silent:
         pid, socket, ends = 1, home / "nobody", 0
@@ -389,7 +396,7 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
             self.ends += 1
 
     silent = Silent()
-    monkeypatch.setattr(Bundle, "has", lambda self, name: True)
+    keep_image(lookup)
     monkeypatch.setattr(process_snapshot, "thaw", lambda *_: silent)
     one = started("snapshot")
     assert one.mode == "fresh" and "cannot connect to" in one.account.fallbacks[0].reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import SectionMissingError, UntrustedError
+from coldstart.artifacts.errors import UntrustedError
 from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, write_tree
 
@@ -23,7 +24,7 @@ from coldstart.launch import process_snapshot, server_process, template_environm
 from coldstart.models import inspection
 from coldstart.system import digests, fingerprint, paths
 from coldstart.system.paths import Cache
-from coldstart.system.snapshot import criu
+from coldstart.system.snapshot import criu, runtime_image
 
 FakeEngine = Callable[[str], None]
 PLAN = LaunchPlan([])
@@ -77,10 +78,17 @@ def images(scratch: Path, *, kernel: str | None = None, files: str | None = None
 
 
 def frozen(store: Store, scratch: Path, signer: sign.HostKey | None = None, **changes: object) -> Bundle:
-    """Publish a bundle with a fake snapshot section."""
+    """Publish a bundle and write a fake image of its engine."""
+    return keep(store, images(scratch, **changes), signer)  # type: ignore[arg-type]
+
+
+def keep(store: Store, tree: Path, signer: sign.HostKey | None = None) -> Bundle:
     with store.begin(key()) as draft:
-        draft.add_tree("snapshot", images(scratch, **changes))  # type: ignore[arg-type]
-        return draft.publish(provenance(), signer=signer or sign.host_key(paths.state_dir()))
+        bundle = draft.publish(provenance(), signer=signer or sign.host_key(paths.state_dir()))
+    with runtime_image.published(runtime_image.engine_place(Cache.at().runtimes, bundle.digest)) as image:
+        for file in tree.iterdir():
+            shutil.copy(file, image)
+    return bundle
 
 
 def thaw(bundle: Bundle) -> process_snapshot.Thawed:
@@ -117,13 +125,13 @@ class TestThaw:
             thaw(bundle)
         assert "build CRIU" in str(refused.value.hint)
 
-    def test_thaw_reports_a_missing_section(
+    def test_thaw_reports_a_missing_image(
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
     ) -> None:
         fake_criu(0)
         with store.begin(key()) as draft:
-            bundle = draft.publish(provenance())
-        with pytest.raises(SectionMissingError):
+            bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        with pytest.raises(process_snapshot.SnapshotUnusableError, match="does not exist"):
             thaw(bundle)
 
     def test_untrusted_image_is_not_restored(
@@ -162,9 +170,7 @@ class TestThaw:
     ) -> None:
         calls = fake_criu(0)
         tree = {"pages-1.img": b"x"} | ({process_snapshot.ABOUT: odd} if odd is not None else {})
-        with store.begin(key()) as draft:
-            draft.add_tree("snapshot", write_tree(tmp_path / "images", tree))
-            bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        bundle = keep(store, write_tree(tmp_path / "images", tree))
         with pytest.raises(process_snapshot.SnapshotUnusableError):
             thaw(bundle)
         assert not calls.exists()

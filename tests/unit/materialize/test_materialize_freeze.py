@@ -1,4 +1,4 @@
-"""The directory of a running snapshot is not removed by another materialization."""
+"""A snapshot stays on this machine, private, until its bundle is pruned."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.store import Store
+from support.engines import home
 from tools import bundles
 
 from coldstart.contract.arguments import Arguments
@@ -18,6 +18,9 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.materialize import freeze, progress
 from coldstart.materialize.workspace import workspace
 from coldstart.system.paths import Cache
+from coldstart.system.snapshot import runtime_image
+
+__all__ = ["home"]
 
 
 @contextmanager
@@ -26,7 +29,7 @@ def no_phase(*_: object) -> Iterator[progress.Steps]:
 
 
 def test_snapshot_directory_stays_during_another_materialization(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, cache = Store(tmp_path / "store"), Cache.at(tmp_path / "cache")
     bundle = bundles.publish(store, tmp_path / "scratch")
@@ -39,12 +42,16 @@ def test_snapshot_directory_stays_during_another_materialization(
     monkeypatch.setattr(freeze.process_snapshot, "freeze", frozen)
     monkeypatch.setattr(freeze.fetch, "choose", lambda _: None)
     monkeypatch.setattr(freeze.prepare, "prepare", lambda *_, **__: LaunchPlan(Arguments()))
-    for name in ("estimates", "describe_nearest"):
-        monkeypatch.setattr(freeze, name, lambda _: {})
     lookup: Any = SimpleNamespace(store=store, cache=cache)
+    assert not freeze.has_snapshot(lookup, bundle)
 
-    made = freeze.add_snapshot(lookup, bundle, no_phase)
+    freeze.add_snapshot(lookup, bundle, no_phase)
 
-    made.extract("snapshot", tmp_path / "taken", trust=anyone)
-    assert [file.name for file in (tmp_path / "taken").iterdir()] == ["pages-1.img"]
+    assert freeze.has_snapshot(lookup, bundle) and store.list() == [bundle]
+    image = runtime_image.engine_place(cache.runtimes, bundle.digest)
+    assert runtime_image.obstacle(image) is None and image.stat().st_mode & 0o077 == 0
+    assert {file.name: file.stat().st_mode & 0o777 for file in image.iterdir()} == {"pages-1.img": 0o600}
     assert list(cache.work.iterdir()) == []
+    store.prune(keep=None, drop=[bundle])
+    assert runtime_image.prune_engines(cache.runtimes, [], dry_run=False).paths == (image,)
+    assert not freeze.has_snapshot(lookup, bundle)

@@ -122,7 +122,7 @@ def test_prune_retains_an_image_in_progress(make: Make, root: Path) -> None:
 
 def test_discard_removes_every_image(make: Make, root: Path) -> None:
     image = make()
-    runtime_image.discard(runtime_image.described(image))
+    runtime_image.discard(image)
     assert not image.exists() and list(runtime_image.listed(root)) == []
     assert runtime_image.obstacle(image) == f"{image} does not exist"
 

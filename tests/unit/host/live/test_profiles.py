@@ -20,6 +20,7 @@ from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
 from coldstart.launch import template_pool
 from coldstart.system.paths import Cache
+from coldstart.system.snapshot import runtime_image
 
 __all__ = ["fake_engine", "home"]
 pytestmark = pytest.mark.usefixtures("home")
@@ -95,20 +96,27 @@ def test_model_without_a_bundle_is_refused_by_default(
 
 
 @pytest.mark.parametrize(
-    ("mode", "section", "lacking", "needs_no_template"),
+    ("mode", "has_image", "lacking", "needs_no_template"),
     [
-        ("auto", "snapshot", None, True),
-        ("auto", "compile", None, False),
-        ("template-runtime", "snapshot", None, False),
-        ("auto", "snapshot", "criu was not found", False),
+        ("auto", True, None, True),
+        ("auto", False, None, False),
+        ("template-runtime", True, None, False),
+        ("auto", True, "criu was not found", False),
     ],
 )
 def test_model_is_restorable_when_its_mode_bundle_and_machine_permit_it(
-    monkeypatch: pytest.MonkeyPatch, mode: str, section: str, lacking: str | None, needs_no_template: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    mode: str,
+    has_image: bool,
+    lacking: str | None,
+    needs_no_template: bool,
 ) -> None:
     monkeypatch.setattr(profiles.criu, "missing", lambda: lacking)
     monkeypatch.setattr(profiles.SNAPSHOT, "unavailable", lambda: None)
-    found: Any = SimpleNamespace(bundle=SimpleNamespace(has=lambda name: name == section), key=key())
+    found: Any = SimpleNamespace(bundle=SimpleNamespace(digest="sha256:1"), cache=Cache(tmp_path), key=key())
+    if has_image:
+        runtime_image.engine_place(found.cache.runtimes, found.bundle.digest).mkdir(parents=True)
     assert profiles.needs_no_template(Launch("m", "m", mode=mode), found) is needs_no_template
 
 

@@ -166,7 +166,7 @@ def test_order_is_that_of_shards_by_number_and_of_bytes() -> None:
     [
         (lambda files: files.append(dict(files[0])), "occurs twice"),
         (lambda files: files[0].update(tensors=[]), "has no safetensors tensors"),
-        (lambda files: files[0].pop("tensors"), "lacks 'tensors'"),
+        (lambda files: files[0].pop("tensors"), "required field `tensors`"),
     ],
 )
 def test_unusable_plan_is_refused_with_the_reason(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from itertools import pairwise
 from typing import Any
 
 from coldstart.weights.prefetch import region_layout
 from coldstart.weights.prefetch.byte_ranges import Ranges
-from coldstart.weights.prefetch.model import PrefetchedModel
-from coldstart.weights.prefetch.schedule import Board, Lease, UnitEntry, UnitState, pick
+from coldstart.weights.prefetch.schedule import Board, Lease, UnitState, pick
 
 CHUNK = 100
 # Cheap, and each finds what others do not: all of them, in one case.
@@ -117,52 +115,6 @@ def _releases(seed: int) -> None:
     assert board.ready_bytes == len(data)
 
 
-def test_ranges_are_sets_of_numbers() -> None:
-    for seed in SEEDS:
-        _counts(seed)
-
-
-def _counts(seed: int) -> None:
-    chance, ranges, numbers = random.Random(seed), Ranges(), set[int]()
-    for _ in range(60):
-        start, end = sorted((chance.randrange(50), chance.randrange(50)))
-        if chance.random() < 0.6:
-            ranges.add(start, end)
-            numbers |= set(range(start, end))
-        else:
-            ranges.remove(start, end)
-            numbers -= set(range(start, end))
-        spans = list(ranges)
-        assert {n for a, b in spans for n in range(a, b)} == numbers and ranges.total == len(numbers)
-        assert all(a < b for a, b in spans) and all(x[1] < y[0] for x, y in pairwise(spans))
-        start, end = sorted((chance.randrange(50), chance.randrange(50)))
-        asked = set(range(start, end))
-        assert ranges.covers(start, end) == (asked <= numbers)
-        assert ranges.overlaps(start, end) == bool(asked & numbers)
-        assert {n for a, b in ranges.missing(start, end) for n in range(a, b)} == asked - numbers
-
-
-def _board() -> Board:
-    return Board(_made(random.Random(3))[0])
-
-
-def test_background_waits_for_every_foreground() -> None:
-    one, two = Lease(_board()), Lease(_board())
-    _want(one.board, one, None, background=True)
-    _want(two.board, two, None)
-    taken: list[UnitEntry] = []
-    while chosen := pick([one, two], lambda _: True):
-        assert chosen[0] is two
-        chosen[1].state = UnitState.BUSY
-        taken.append(chosen[1])
-    for entry in taken[:-1]:
-        two.board.publish(entry)
-    assert pick([one, two], lambda _: True) is None, "a unit of the foreground is still under way"
-    two.board.fail(taken[-1], "gone")
-    chosen = pick([one, two], lambda _: True)
-    assert chosen is not None and chosen[0] is one
-
-
 def test_failed_unit_fails_its_requests_and_can_be_requested_again() -> None:
     sizes = [10, 3 * CHUNK, 10]
     data = bytes(sum(sizes) + 30)
@@ -182,17 +134,3 @@ def test_failed_unit_fails_its_requests_and_can_be_requested_again() -> None:
     _want(board, lease, ["t1"])
     _fetch_all(board, lease, data)
     assert board.ready[0].covers(40, 340)
-
-
-def test_renew_patience_ignores_older_jobs_when_the_source_was_given_up() -> None:
-    layout, _ = _made(random.Random(1))
-    model = PrefetchedModel("key", "/weights", {}, layout)
-    older = model.generation
-    assert model.delay_retry(patience_s=60.0)
-    model.give_up()
-    assert model.generation == older and not model.delay_retry(patience_s=60.0)
-    model.renew_patience()
-    assert model.generation != older and model.delay_retry(patience_s=60.0)
-    newer = model.generation
-    model.renew_patience()
-    assert model.generation == newer
