@@ -114,10 +114,6 @@ def run(
             help="Abort a start that takes longer, in seconds; default: 600.",
         ),
     ] = None,
-    start_deadline: Annotated[
-        float | None,
-        typer.Option("--start-deadline", hidden=True, help="Earlier name of --ready-timeout."),
-    ] = None,
     hang_timeout: Annotated[
         float | None,
         _flag(
@@ -166,7 +162,7 @@ def run(
     from coldstart.host import configuration
     from coldstart.host.live import lookups
     from coldstart.host.live.device_placement import limit_devices
-    from coldstart.host.live.profiles import create_profiles
+    from coldstart.host.live.profiles import create_profiles, find_template_bytes
     from coldstart.system.devices import hardware
     from coldstart.units import format_memory, parse_size, require_unit
 
@@ -188,7 +184,7 @@ def run(
         "policy": policy,
         "max_held": max_held,
         "max_residents": max_residents,
-        "ready_timeout_s": start_deadline if ready_timeout is None else ready_timeout,
+        "ready_timeout_s": ready_timeout,
         "hang_timeout_s": hang_timeout,
         "when_full": when_full,
         "on_miss": on_miss,
@@ -222,7 +218,8 @@ def run(
     for name, lender in file.lenders.items():
         if arguments := file.catalogue.launches[name].args:
             _serving.note_arguments(common, lender, arguments)
-    for note in (*file.notes, *configuration.describe_limits(file, hardware.engine_memory())):
+    limits_notes = configuration.describe_limits(file, hardware.engine_memory(), find_template_bytes())
+    for note in (*file.notes, *limits_notes):
         common.out.warn(note)
     if endpoint.client_keys is not None:
         for note in endpoint.client_keys.describe_unknown_models(file.catalogue):

@@ -84,8 +84,6 @@ class Figures:
     prewarm: Annotated[str, parse_crontab] | None = None
 
 
-# Keys at the top of earlier releases, which remain accepted, and what they are called now.
-_RENAMED = {"start_deadline_s": "ready_timeout_s"}
 _SET_BY_HOST = {"name", "weights_from", "needs_no_template"}
 _LAUNCH_KEYS = {field.name for field in fields(Launch)} - _SET_BY_HOST
 _FIGURE_KEYS = {field.name for field in fields(Figures)}
@@ -112,23 +110,26 @@ class HostFile:
         return {spec.name: spec.prewarm for spec in self.models if spec.prewarm is not None}
 
 
-def describe_limits(file: HostFile, machine: int | None) -> Iterator[str]:
+def describe_limits(file: HostFile, machine: int | None, template_bytes: int = 0) -> Iterator[str]:
     """Yield a note for a memory limit above the memory of the machine, and for each model that the limit does not allow.
 
     Args:
         file: Configuration of the host.
         machine: Memory of the machine, of its control group, or of its devices in bytes; None if it is unknown.
+        template_bytes: Memory of a runtime template.
     """
     limit = file.settings.memory
     if machine is not None and limit > machine:
         yield f"the memory limit is {format_memory(limit)}, and this machine has {format_memory(machine)}"
+    template = template_bytes if file.settings.runtime_template else 0
+    beside = f", of which the runtime template has {format_memory(template)}" if template else ""
     for model in file.models:
-        needed, source = model.tiers[0].memory + model.shared, file.sources[model.name]
+        needed, source = model.tiers[0].memory, file.sources[model.name]
         most = min(limit, file.settings.each_device * len(model.devices) or limit)
-        if needed > most:
+        if needed > most - template:
             yield (
-                f"{model.name} needs {format_memory(needed)} ({source}), and the memory limit is {format_memory(most)}: "
-                "its requests are refused"
+                f"{model.name} needs {format_memory(needed)} ({source}), and the memory limit is {format_memory(most)}"
+                f"{beside}: its requests are refused"
             )
 
 
@@ -167,7 +168,6 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     top = dict(table)
     models, idle_s = _model_tables(top.pop("models", {})), top.pop("idle_s", None)
     on_miss = top.pop("on_miss", FAIL)
-    notes = _rename_keys(top)
     settings = decode(HostSettings, top)
     parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
     launches = {name: _launch(name, {"on_miss": on_miss, **given}) for name, given in models.items()}
@@ -189,16 +189,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
         name: "file" if profile is None or figures[name].memory is not None else profile.source
         for name, profile in known.items()
     }
-    return HostFile(settings, specs, catalogue, sources, notes, lenders)
-
-
-def _rename_keys(top: dict[str, Any]) -> tuple[str, ...]:
-    """Give the earlier names of keys their present names, which take precedence; return a note for each."""
-    found = [(old, new) for old, new in _RENAMED.items() if old in top]
-    for old, new in found:
-        value = top.pop(old)
-        top.setdefault(new, value)
-    return tuple(f"the host file's key {old} is now called {new}" for old, new in found)
+    return HostFile(settings, specs, catalogue, sources, lenders=lenders)
 
 
 def _model_tables(given: Any) -> dict[str, dict[str, Any]]:
@@ -253,16 +244,7 @@ def _specify(launch: Launch, figures: Figures, known: Profile | None) -> ModelSp
     if launch.engine_template and TEMPLATE not in (tier.name for tier in between):
         between.append(_template_tier(memory, start_s, between, known))
     tiers = (Tier(AWAKE, memory, 0.0), *between, stopped(start_s))
-    return ModelSpec(
-        launch.name,
-        tiers,
-        pinned=figures.pinned,
-        idle_s=figures.idle_s,
-        prewarm=figures.prewarm,
-        devices=launch.devices,
-        # A start that needs no template takes the same with and without one.
-        shared=0 if launch.needs_no_template else shared,
-    )
+    return ModelSpec(launch.name, tiers, figures.pinned, figures.idle_s, figures.prewarm, launch.devices)
 
 
 def _template_tier(memory: int, start_s: float, above: list[Tier], known: Profile | None) -> Tier:

@@ -18,8 +18,6 @@ from coldstart.launch.modes.template_runtime import TEMPLATE_RUNTIME
 MODES = (modes.AUTO, *modes.repeatable_names())
 FORKED = (modes.AUTO, TEMPLATE_RUNTIME.name)
 """Modes in which a server may be forked from a runtime template."""
-EARLIER = modes.names()[: modes.names().index(TEMPLATE_RUNTIME.name)]
-"""Modes that a start tries before a runtime template."""
 FAIL, WARN = "fail", "warn"
 
 
@@ -31,7 +29,7 @@ class Launch:
     model's engine once, forks its servers from it, and retains it as the tier `template` while its memory is not
     needed. An `unlisted` model is not listed in /v1/models. `weights_from` is the source of the weights on a machine
     without them. Its server sees only the `devices`, by their numbers for the host; empty: all. `needs_no_template`: a start
-    uses the user's engine template or the bundle's snapshot, as far as is known before the first one.
+    uses the user's engine template or the bundle's snapshot.
     """
 
     name: str

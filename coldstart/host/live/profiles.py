@@ -64,11 +64,16 @@ def create_profiles(cache: Cache, *, offline: bool, typed: Container[str] = ()) 
         use = _type_arguments if launch.name in typed else partial(_write_arguments, launch.name)
         found = lookups.look_up_launch(launch, cache, offline=offline, use=use)
         known = replace(choose_profile(launch, found), needs_no_template=needs_no_template(launch, found))
-        if launch.mode not in FORKED:
+        if launch.mode not in FORKED or known.needs_no_template:
             return known
         return replace(known, shared=min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4))
 
     return profile
+
+
+def find_template_bytes() -> int:
+    """Return the bytes that a runtime template counts with: the GPU's memory has none of it."""
+    return RUNTIME_TEMPLATE_BYTES if runtime.targets_cpu() else 0
 
 
 def _type_arguments(args: Arguments) -> str:

@@ -55,14 +55,11 @@ class Record:
         self._starts.count_missed_prewarming(name)
         self.log.say("prewarm missed", model=name, reason=reason)
 
-    def record_memory(self, residents: Residents, name: str, memory: int, *, fresh: bool = False) -> None:
+    def record_memory(self, residents: Residents, name: str, memory: int) -> None:
         """Record the measured memory of a server; log once that the host has less, because later requests are refused."""
         self.facts.get_model(name).memory_source = "observed"
         model = residents.models.get(name)
-        if model is None or not residents.fits(model):
-            return
-        most = residents.max_memory(model) - (0 if fresh else residents.template_memory())
-        if memory <= most:
+        if model is None or not residents.fits(model) or memory <= (most := residents.max_memory(model)):
             return
         self.log.say(
             "model too large",

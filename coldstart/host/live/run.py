@@ -30,7 +30,7 @@ from coldstart.host.live.http_server import create_server, format_url, listen, l
 from coldstart.host.live.lifecycle import STOPPING
 from coldstart.host.live.log import Log, capture_loggers
 from coldstart.host.live.meter import GpuMemory, ProcessorMemory
-from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
+from coldstart.host.live.profiles import find_template_bytes
 from coldstart.host.live.starter_client import Starter
 from coldstart.host.running_hosts import own_directory, publish_url
 from coldstart.system import runtime
@@ -92,10 +92,10 @@ class ModelHost:
         options = self.options
         starter = Starter(directory, options.cache, offline=options.offline, in_file=options.is_in_file)
         starter.warm()
-        on_cpu = runtime.targets_cpu()
-        meter = ProcessorMemory() if on_cpu else GpuMemory()
-        template_bytes = RUNTIME_TEMPLATE_BYTES if on_cpu else 0
-        self.driver = Driver(self.file, starter, log=self.log, meter=meter, template_bytes=template_bytes)
+        meter = ProcessorMemory() if runtime.targets_cpu() else GpuMemory()
+        self.driver = Driver(
+            self.file, starter, log=self.log, meter=meter, template_bytes=find_template_bytes()
+        )
         self.gateway = Gateway(
             self.driver,
             heartbeat_s=self.options.heartbeat_s,
