@@ -160,9 +160,8 @@ def run(
     from coldstart.commands import _serving
 
     from coldstart.host import configuration
-    from coldstart.host.live import lookups
-    from coldstart.host.live.device_placement import limit_devices
-    from coldstart.host.live.profiles import create_profiles, find_template_bytes
+    from coldstart.host.live import profiles
+    from coldstart.host.live.profiles import create_profiles, find_template_bytes, limit_devices
     from coldstart.system.devices import hardware
     from coldstart.units import format_memory, parse_size, require_unit
 
@@ -198,7 +197,7 @@ def run(
     typed["models"] = dict.fromkeys(models or (), own)
 
     known = create_profiles(common.cache, offline=common.offline, typed=typed["models"])
-    adopt = partial(lookups.adopt_arguments, cache=common.cache, offline=common.offline)
+    adopt = partial(profiles.adopt_arguments, cache=common.cache, offline=common.offline)
 
     def read(profiles: "Profiles", adopt: "Adopt | None") -> "HostFile":
         if host_file is None:

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator
 
 from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Send
+from coldstart.fleet.groups import name_group
 from coldstart.fleet.lives import GroupLives
 from coldstart.fleet.placement import place
-from coldstart.fleet.recheck import Recheck
-from coldstart.fleet.requests import Requests
+from coldstart.fleet.requests import Recheck, Requests
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.sizing import Demand, Scheme
 from coldstart.fleet.specification import FleetSettings
@@ -86,7 +86,7 @@ class Growth:
         self, model: Deployment, demand: Demand, scheme: Scheme, need: int, now: float
     ) -> Iterator[Action]:
         model.number, self.starts = model.number + 1, self.starts + 1
-        name = f"{model.spec.name}#{model.number}"
+        name = name_group(model.spec.name, model.number)
         group, orders = self.roster.launch(name, model.spec, demand, scheme, need, now)
         self.lives.add(group)
         yield from orders

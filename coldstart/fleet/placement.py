@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from math import inf
 
 from coldstart.fleet import timing
-from coldstart.fleet.cluster import Cluster, FleetServer
+from coldstart.fleet.roster import Cluster, FleetServer
 from coldstart.fleet.sizing import Demand, Offer, Place, Scheme, choose
 from coldstart.fleet.specification import FIRST_FIT, PIPELINE, FleetSettings
 

@@ -1,4 +1,4 @@
-"""Parse and validate the host's TOML configuration file.
+"""Parse and validate the host's TOML configuration file, and describe the differences between two of them.
 
 memory = "60GiB"            # of all models together; every member of HostSettings is allowed here
 policy = "predictive"
@@ -27,14 +27,16 @@ Invariant: a file that is accepted describes a host that can run; every error na
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.host.crontab import parse_crontab
+from coldstart.host.endpoint import ClientKey, describe_client_changes
 from coldstart.host.launches import FAIL, Catalogue, Launch
 from coldstart.host.policies import make
 from coldstart.host.specification import AWAKE, TEMPLATE, HostSettings, ModelSpec, Tier, stopped
@@ -49,6 +51,44 @@ from coldstart.host.tables import (
     require_keys,
 )
 from coldstart.units import format_memory
+
+_HINT = 'write five fields, such as "0 8 * * 1-5" for 8:00 on weekdays'
+
+
+def parse_crontab(given: object) -> str:
+    """Return a cron expression. Raises UsageError if it is invalid or matches no time."""
+    if not isinstance(given, str):
+        raise UsageError(f"expected a cron expression, found {given!r}", hint=_HINT)
+    try:
+        find_next_moment(given, time.time())
+    except ValueError as error:
+        raise UsageError(f"invalid cron expression {given[:80]!r}: {error}", hint=_HINT) from error
+    return given
+
+
+def find_next_moment(expression: str, now: float) -> float:
+    """Return the first time after `now` that the expression matches, both as Unix time.
+
+    If daylight saving time skips a matching local time, the result is one hour later. In an hour that is repeated, the
+    second occurrence is returned only if `now` is after the first one.
+
+    Raises:
+        ValueError: The expression is invalid, or matches no time within 50 years.
+    """
+    from cronsim import CronSim, CronSimError
+
+    if len(expression.split()) != 5:
+        raise ValueError("it does not have five fields")
+    try:
+        for moment in CronSim(expression, datetime.fromtimestamp(now)):
+            # The later of two equal local times, where the earlier one has passed.
+            for fold in (0, 1):
+                at = moment.replace(fold=fold).timestamp()
+                if at > now:
+                    return at
+    except CronSimError as error:
+        raise ValueError(str(error)) from error
+    raise ValueError("it matches no time within 50 years")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +292,41 @@ def _template_tier(memory: int, start_s: float, above: list[Tier], known: Profil
     forked_s = start_s if known is None or known.forked_s is None else min(start_s, known.forked_s)
     most = min([memory, *(tier.memory for tier in above)])
     return Tier(TEMPLATE, most, max([forked_s, *(tier.penalty_s for tier in above)]))
+
+
+KINDS = ("added", "removed", "changed", "settings")
+"""Members of the changes of a host file, each a list of names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Models, settings and clients that a host has read."""
+
+    file: HostFile
+    clients: tuple[ClientKey, ...] = ()
+
+
+def describe_changes(before: Configuration, after: Configuration) -> dict[str, Any]:
+    """Return the names of the models and clients that were added, removed or changed, and of the settings that differ."""
+    old, new = _list_models(before.file), _list_models(after.file)
+    return {
+        "models": list(new),
+        "added": [name for name in new if name not in old],
+        "removed": [name for name in old if name not in new],
+        "changed": [name for name in new if name in old and new[name] != old[name]],
+        "settings": [
+            field.name
+            for field in fields(after.file.settings)
+            if getattr(before.file.settings, field.name) != getattr(after.file.settings, field.name)
+        ],
+        "clients": describe_client_changes(before.clients, after.clients),
+    }
+
+
+def has_changes(found: Mapping[str, Any]) -> bool:
+    """Return whether `describe_changes` has found a difference."""
+    return any(found[kind] for kind in KINDS) or any(found["clients"].values())
+
+
+def _list_models(file: HostFile) -> dict[str, tuple[object, object]]:
+    return {spec.name: (file.catalogue.launches[spec.name], spec) for spec in file.models}

@@ -14,8 +14,7 @@ from coldstart.host import admission, events
 from coldstart.host.events import Action, Event
 from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
-from coldstart.host.own_starts import OwnStarts
-from coldstart.host.pending import PendingRequests
+from coldstart.host.pending import OwnStarts, PendingRequests
 from coldstart.host.residents import Residents
 from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
 

@@ -17,7 +17,7 @@ from math import inf
 from coldstart.fleet import events, timing
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Event, LaunchRank
-from coldstart.fleet.groups import WHOLE, Group
+from coldstart.fleet.groups import Group, find_worker, is_full_engine, name_full_engine
 from coldstart.fleet.live.orders import (
     Node,
     NodeLostError,
@@ -29,8 +29,7 @@ from coldstart.fleet.live.orders import (
     WorkerEvent,
 )
 from coldstart.fleet.live.state import FleetState, Measurements
-from coldstart.host.live.log import Log
-from coldstart.host.live.tasks import Tasks
+from coldstart.host.live.log import Log, Tasks
 
 
 class Processes:
@@ -120,7 +119,7 @@ class Workers:
         if rank is None:
             return
         spec = self._core.models[rank.model].spec
-        name = worker + WHOLE
+        name = name_full_engine(worker)
         self._log.say("consolidate", worker=worker, server=rank.server)
         whole = replace(rank, worker=name, group=name, rank=0, ranks=1, full=1, deadline=inf)
         self.launch([replace(whole, size=spec.size, fetch=spec.size - rank.size, memory=spec.memory)])
@@ -158,7 +157,7 @@ class Workers:
     async def _launch_rank(self, order: RankOrder) -> None:
         rank = order.rank
         self.processes.ordered.add(rank.worker)
-        paced = replace(order, rate=self.processes.rates.get(rank.worker), behind=rank.worker.endswith(WHOLE))
+        paced = replace(order, rate=self.processes.rates.get(rank.worker), behind=is_full_engine(rank.worker))
         try:
             await self.processes.nodes[rank.server].launch(paced)
         except (NodeLostError, KeyError) as lost:
@@ -174,7 +173,7 @@ class Workers:
 
     def release(self, worker: str, group: str) -> None:
         """End the worker's process for that group."""
-        name = group if group.endswith(WHOLE) else worker
+        name = group if is_full_engine(group) else worker
         if name in self.processes.launched:
             self._stop(name)
         else:
@@ -197,7 +196,7 @@ class Workers:
             self._ended(RankEnded(name, f"server {rank.server} cannot be reached", True))
 
     def _names(self, worker: str) -> list[str]:
-        names = (worker, worker + WHOLE)
+        names = (worker, name_full_engine(worker))
         return [name for name in names if name in self.processes.launched and self._worker(name) == worker]
 
     def process_event(self, event: WorkerEvent) -> None:
@@ -260,7 +259,7 @@ class Workers:
 
     def _worker(self, name: str) -> str:
         """Return the worker of a process. One that was found at the beginning is a separate worker."""
-        return name if name in self._core.roster.workers else name.removesuffix(WHOLE)
+        return name if name in self._core.roster.workers else find_worker(name)
 
     def _ended(self, ended: RankEnded) -> None:
         rank = self.processes.launched.pop(ended.worker, None)

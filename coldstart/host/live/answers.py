@@ -1,7 +1,8 @@
-"""Answers of the gateway itself: errors in the OpenAI format that vLLM uses, and server-sent events."""
+"""Answers of the gateway itself: errors in the OpenAI format that vLLM uses, events, and the client's disconnect."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
@@ -85,3 +86,35 @@ async def send_json(send: Send, status: int, body: bytes, headers: Headers | Non
     named = [(b"content-type", b"application/json"), length, *(headers or [])]
     await send({"type": "http.response.start", "status": status, "headers": named})
     await send({"type": "http.response.body", "body": body})
+
+
+class ClientGoneError(Exception):
+    """The client disconnected."""
+
+
+async def run_while_connected(receive: Receive, work: Callable[[], Any]) -> None:
+    """Run `work` while the client is connected.
+
+    Raises:
+        ClientGoneError: The client disconnected first; `work` was cancelled.
+    """
+    ours = asyncio.current_task()
+    assert ours is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        ours.cancel()
+
+    watcher = asyncio.get_running_loop().create_task(watch())
+    try:
+        await work()
+    except asyncio.CancelledError:
+        if gone and not ours.uncancel():
+            raise ClientGoneError from None
+        raise
+    finally:
+        watcher.cancel()

@@ -23,16 +23,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from coldstart.host.client_keys import ClientKey
-from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.endpoint import ClientKey, GatewayEndpoint
 from coldstart.host.live import answers, ui
-from coldstart.host.live.access_control import CLIENT, AccessControl
+from coldstart.host.live.access_control import CLIENT, PASSED, AccessControl, allow_origins, find_target
 from coldstart.host.live.answers import Receive, Scope, Send
 from coldstart.host.live.body import BodyMemory
 from coldstart.host.live.exchange import Exchange
 from coldstart.host.live.front import Front
-from coldstart.host.live.gateway_paths import PASSED, find_target
-from coldstart.host.live.site_policy import allow_origins
 
 HEARTBEAT_S = 5.0
 
@@ -47,7 +44,7 @@ class Gateway:
 
     def __init__(
         self,
-        front: Front,
+        front: Front[Any],
         *,
         heartbeat_s: float = HEARTBEAT_S,
         endpoint: GatewayEndpoint | None = None,

@@ -8,14 +8,15 @@ request leaves the front exactly once, on every path.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import suppress
+from typing import Any
 
-from coldstart.host.client_keys import ClientKey
-from coldstart.host.live import answers, body, headers, resumption
-from coldstart.host.live.answers import Headers, Receive, Scope, Send
+from coldstart.host.endpoint import ClientKey
+from coldstart.host.live import answers, body, headers
+from coldstart.host.live.answers import ClientGoneError, Headers, Receive, Scope, Send, run_while_connected
 from coldstart.host.live.body import BodyMemoryFullError, BoundedBody
-from coldstart.host.live.client import ClientGoneError, run_while_connected
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import Front
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
@@ -33,7 +34,7 @@ class Exchange:
 
     def __init__(
         self,
-        front: Front,
+        front: Front[Any],
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -190,7 +191,7 @@ class Exchange:
                 return
             piece = await answer.piece()
             # A longer answer would have to be held back.
-            if not self.streams and answer.whole and resumption.is_aborted(piece):
+            if not self.streams and answer.whole and _is_aborted(piece):
                 raise AbortedError("the server aborted the request when it ended")
             ticket.went_on()
             self.first_s, self.body = time.perf_counter() - self.began, b""
@@ -289,3 +290,12 @@ class Exchange:
 
     def _timing(self, replica: Replica, ticket: Ticket) -> str:
         return headers.format_timing(replica, ticket, self.first_s)
+
+
+def _is_aborted(answer: bytes) -> bool:
+    """Return whether a complete answer says that vLLM aborted the request, as it does when it ends."""
+    if b'"abort"' not in answer:
+        return False
+    with suppress(ValueError, AttributeError, TypeError):
+        return any(choice.get("finish_reason") == "abort" for choice in json.loads(answer).get("choices"))
+    return False

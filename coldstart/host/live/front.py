@@ -1,48 +1,123 @@
-"""Interface between the HTTP application and its decision maker: the driver of a host, or the front of a fleet."""
+"""Admission of requests before a pure core: what the driver of a host and the control of a fleet share.
+
+The HTTP application knows no other interface. All code runs on one event loop, so the core processes one event at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any, Generic, TypeVar
 
-from coldstart.host.launches import Catalogue
+import coldstart
+from coldstart.host.launches import Catalogue, Route
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import Metrics
-from coldstart.host.live.tickets import Ticket
+from coldstart.host.live.tickets import AdmissionRefusedError, Ticket, unknown
 from coldstart.host.live.upstream import Replica
-from coldstart.host.progress import Progress
-from coldstart.host.status import HostFacts
+from coldstart.host.status import HostFacts, Progress
+
+T = TypeVar("T", bound=Ticket)
 
 
-class Front(Protocol):
-    """Admits requests and decides which server answers each."""
+class Front(ABC, Generic[T]):
+    """Admits requests, and decides which server answers each.
 
-    catalogue: Catalogue
-    facts: HostFacts
-    log: Log
+    `stopping` is the reason of refusals once it stops. With `resumes` a stream whose server ended continues elsewhere.
+    """
 
-    @property
-    def resumes(self) -> bool:
-        """Return whether a stream whose server ended can go on at another server."""
+    metrics: Metrics
+    resumes: bool
+    stopping: str
 
-    @property
-    def metrics(self) -> Metrics:
-        """Return the metrics of the requests."""
+    def __init__(self, catalogue: Catalogue, log: Log, clock: Callable[[], float]) -> None:
+        self.catalogue, self.log, self.clock = catalogue, log, clock
+        self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=clock())
+        self._tickets: dict[str, T] = {}
+        self._number = 0
+        self._timer: asyncio.TimerHandle | None = None
 
-    def enter(self, asked: str | None) -> Ticket:
-        """Admit a request for the model name `asked`, which may be None. Raises AdmissionRefusedError."""
+    def enter(self, asked: str | None, *, counted: bool = True) -> T:
+        """Admit a request for the model name `asked`; `counted` is false for an operator's order.
 
+        Raises:
+            AdmissionRefusedError: The model is unknown or the gateway is stopping; the ticket's `granted` raises every
+                later rejection.
+        """
+        if self.facts.stopping:
+            raise self._counted(AdmissionRefusedError(503, self.stopping, 5.0))
+        route = self.catalogue.route(asked)
+        if route is None:
+            raise self._counted(unknown(asked))
+        return self._admit(route, counted=counted)
+
+    @abstractmethod
+    def _admit(self, route: Route, *, counted: bool) -> T:
+        """Admit a request and send its arrival to the core."""
+
+    @abstractmethod
     def leave(self, ticket: Ticket) -> None:
-        """Forget a request that was answered, or whose client disconnected."""
+        """Tell the core that a request has ended, answered or not."""
 
+    @abstractmethod
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a request again after its server failed, if its answer had not begun or its stream can continue elsewhere.
 
         Returns None if no other server can answer it.
         """
 
+    @abstractmethod
     def progress(self, model: str) -> Progress:
         """Return the progress of the model's start, for a waiting client."""
 
-    def status(self) -> Mapping[str, object]:
+    @abstractmethod
+    def status(self) -> Mapping[str, Any]:
         """Return the document of GET /status."""
+
+    @abstractmethod
+    def _tick(self) -> None:
+        """Send a Tick to the core."""
+
+    def _create_ticket(self, kind: type[T], route: Route, **members: Any) -> T:
+        """Return a new open request."""
+        self._number += 1
+        future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
+        ticket = kind(str(self._number), route, self.clock(), future, **members)
+        self._tickets[ticket.number] = ticket
+        return ticket
+
+    def _count_request(self, ticket: T) -> None:
+        """Count an admitted request of its model."""
+        facts = self.facts.get_model(ticket.route.model)
+        facts.requests += 1
+        facts.hits += ticket.hit
+
+    def _counted(self, refused: AdmissionRefusedError) -> AdmissionRefusedError:
+        self.facts.refused[refused.status] += 1
+        return refused
+
+    def _refuse(self, number: str, refused: AdmissionRefusedError) -> None:
+        """Refuse a request that waits."""
+        ticket = self._tickets.get(number)
+        if ticket is not None and not ticket.granted.done():
+            del self._tickets[number]
+            ticket.refuse(self._counted(refused))
+
+    def _grant(self, ticket: T, replica: Replica, *, waited: bool) -> None:
+        """Grant a request its server; one that `waited` is sent after those that waited before it."""
+        ticket.dispatched = self.clock()
+        if waited or (replica.tail is not None and not replica.tail.done()):
+            ticket.line_up(replica)
+        ticket.granted.set_result(replica)
+
+    def _set_timer(self, due: float) -> None:
+        """Send a Tick at the time `due`; infinity: none."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due < inf:
+            wait = max(0.0, due - self.clock()) + 0.001
+            self._timer = asyncio.get_running_loop().call_later(wait, self._tick)

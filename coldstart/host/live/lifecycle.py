@@ -13,12 +13,11 @@ from coldstart.host import events
 from coldstart.host.core import Core
 from coldstart.host.events import Event
 from coldstart.host.launches import Launch
-from coldstart.host.live.device_placement import show_devices
-from coldstart.host.live.meter import Meter
+from coldstart.host.live.log import Tasks
+from coldstart.host.live.profiles import show_devices
 from coldstart.host.live.record import Record
-from coldstart.host.live.residence import Residence
+from coldstart.host.live.residence import Meter, Residence
 from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailedError
-from coldstart.host.live.tasks import Tasks
 from coldstart.host.live.templates import Templates
 from coldstart.host.model_state import State
 from coldstart.host.specification import TEMPLATE

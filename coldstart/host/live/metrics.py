@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -12,10 +12,20 @@ from prometheus_client.registry import Collector
 from coldstart.host.model_state import State
 
 if TYPE_CHECKING:
+    from coldstart.contract.fallback import Fallback
     from coldstart.host.live.tickets import Ticket
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PREFIX = "coldstart_host_"
+REQUESTS = {
+    "held": "Number of requests that wait for the model.",
+    "in_flight": "Number of requests in progress.",
+}
+MEMORY = {
+    "held_bytes": "Memory reserved for the model.",
+    "gpu_memory_bytes": "GPU memory of the model's server, where it can be measured.",
+}
+"""Members of a model in the status document, with the help texts of their metrics."""
 
 
 class Metrics:
@@ -69,6 +79,29 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+def count_refusals(prefix: str, refused: Mapping[str, int]) -> Metric:
+    """Return the number of rejected requests by HTTP status."""
+    family = CounterMetricFamily(
+        f"{prefix}refused", "Number of rejected requests, by HTTP status.", labels=["code"]
+    )
+    for code, count in refused.items():
+        family.add_metric([code], count)
+    return family
+
+
+def list_gauges(
+    prefix: str, models: Iterable[Mapping[str, Any]], members: Mapping[str, str]
+) -> Iterator[Metric]:
+    """Yield a gauge for each of these members of the models; `members` has their help texts."""
+    models = tuple(models)
+    for name, about in members.items():
+        family = GaugeMetricFamily(f"{prefix}model_{name}", about, labels=["model"])
+        for model in models:
+            if name in model:
+                family.add_metric([model["name"]], model[name])
+        yield family
+
+
 class HostStatus(Collector):
     """Collector that reads the status document."""
 
@@ -104,23 +137,8 @@ class HostStatus(Collector):
             "Number of times that a model left its tier.",
             document["starts"]["departures"],
         )
-        refused = CounterMetricFamily(
-            f"{_PREFIX}refused", "Number of rejected requests, by HTTP status.", labels=["code"]
-        )
-        for code, count in requests["refused"].items():
-            refused.add_metric([code], count)
-        yield refused
-        for name, about in (
-            ("held", "Number of requests that wait for the model."),
-            ("in_flight", "Number of requests in progress."),
-            ("held_bytes", "Memory reserved for the model."),
-            ("gpu_memory_bytes", "GPU memory of the model's server, where it can be measured."),
-        ):
-            family = GaugeMetricFamily(f"{_PREFIX}model_{name}", about, labels=["model"])
-            for model in document["models"]:
-                if name in model:
-                    family.add_metric([model["name"]], model[name])
-            yield family
+        yield count_refusals(_PREFIX, requests["refused"])
+        yield from list_gauges(_PREFIX, document["models"], REQUESTS | MEMORY)
         states = GaugeMetricFamily(
             f"{_PREFIX}model_state",
             "1 for the current state of the model, else 0.",
@@ -130,3 +148,106 @@ class HostStatus(Collector):
             for state in State:
                 states.add_metric([model["name"], str(state)], float(model["state"] == state))
         yield states
+
+
+STAGES = frozenset(
+    {
+        "allocate the KV cache",
+        "build app",
+        "build worker",
+        "canary batch",
+        "coldstart",
+        "configure",
+        "construct model",
+        "fetch weights",
+        "first token",
+        "fork the server",
+        "import app",
+        "import engine",
+        "import torch",
+        "import vllm",
+        "load weights",
+        "read tensors",
+        "restore compiled forward",
+        "start engine",
+        "wait for the template",
+        "wake the engine",
+        "warm up",
+    }
+)
+"""Names of the spans of a start. The spans of CUDA graphs, one for each graph, are the stage `graphs`; all others `other`."""
+
+
+class StartMetrics:
+    """Counters and histograms of starts in `registry`, updated as each start ends."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._starts = Histogram(
+            "coldstart_host_start_seconds",
+            "Duration in seconds of successful starts.",
+            ("model", "mode"),
+            buckets=BUCKETS_S,
+            registry=registry,
+        )
+        self._stages = Histogram(
+            "coldstart_start_stage_seconds",
+            "Time in seconds in a stage of a successful start; stages can contain each other.",
+            ("stage", "mode"),
+            buckets=BUCKETS_S,
+            registry=registry,
+        )
+        self._failed = Counter(
+            "coldstart_host_failed_starts", "Number of failed starts.", ("model",), registry=registry
+        )
+        self._missed = Counter(
+            "coldstart_host_prewarms_missed",
+            "Number of scheduled moments at which the model did not start.",
+            ("model",),
+            registry=registry,
+        )
+        self._fallbacks = Counter(
+            "coldstart_fallbacks",
+            "Number of fallbacks of successful starts, by stage.",
+            ("stage",),
+            registry=registry,
+        )
+
+    def add_model(self, model: str) -> None:
+        """Set the counters of a model to 0: Prometheus sees no increase in a counter that begins at 1."""
+        self._failed.labels(model)
+        self._missed.labels(model)
+
+    def count_start(self, model: str, mode: str, seconds: float, phases: Mapping[str, float]) -> None:
+        """Count a start of `model` that took `seconds`; `phases` are seconds by the name of a span."""
+        self._starts.labels(model, mode).observe(seconds)
+        for stage, spent_s in sum_stages(phases).items():
+            self._stages.labels(stage, mode).observe(spent_s)
+
+    def count_fallbacks(self, fallbacks: Iterable[Fallback]) -> None:
+        """Count the fallbacks of a start."""
+        for fallback in fallbacks:
+            self._fallbacks.labels(fallback.stage).inc()
+
+    def count_failed_start(self, model: str) -> None:
+        """Count a failed start."""
+        self._failed.labels(model).inc()
+
+    def count_missed_prewarming(self, model: str) -> None:
+        """Count a scheduled moment at which the model did not start."""
+        self._missed.labels(model).inc()
+
+
+def sum_stages(phases: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each stage from those of the spans. There are few stages, while each CUDA graph is a span."""
+    stages: dict[str, float] = {}
+    for name, spent_s in phases.items():
+        stage = find_stage(name)
+        stages[stage] = stages.get(stage, 0.0) + spent_s
+    return stages
+
+
+def find_stage(span: str) -> str:
+    """Return the value of the label `stage` for the name of a span; there are few such values."""
+    if span.startswith("graphs: "):
+        return "graphs"
+    return span if span in STAGES else "other"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-import coldstart
 from coldstart.contract import fallback
 from coldstart.host.configuration import HostFile
 from coldstart.host.live.log import Log
-from coldstart.host.live.metrics import HostStatus, Metrics
+from coldstart.host.live.metrics import HostStatus, Metrics, StartMetrics, sum_stages
 from coldstart.host.live.servers import Ready
-from coldstart.host.live.start_metrics import StartMetrics, sum_stages
 from coldstart.host.residents import Residents
 from coldstart.host.status import HostFacts, LastStart
 
@@ -21,9 +18,8 @@ from coldstart.host.status import HostFacts, LastStart
 class Record:
     """Facts, metrics and log of one host; each event is recorded in all of them."""
 
-    def __init__(self, log: Log, began: float, status: Callable[[], Mapping[str, Any]]) -> None:
-        self.log = log
-        self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=began)
+    def __init__(self, log: Log, facts: HostFacts, status: Callable[[], Mapping[str, Any]]) -> None:
+        self.log, self.facts = log, facts
         self.metrics = Metrics(HostStatus(status))
         self._starts = StartMetrics(self.metrics.registry)
 
@@ -79,12 +75,6 @@ class Record:
         """Record that the model has no running server."""
         facts = self.facts.get_model(name)
         facts.mode = facts.pid = facts.gpu_memory_bytes = None
-
-    def count_request(self, name: str, hit: bool) -> None:
-        """Count an admitted request; `hit` means that its model was ready."""
-        facts = self.facts.get_model(name)
-        facts.requests += 1
-        facts.hits += hit
 
     def describe(self, file: HostFile) -> None:
         """Record the models of a new configuration."""

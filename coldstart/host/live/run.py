@@ -19,18 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.host.changes import KINDS, Configuration, describe_changes, has_changes
-from coldstart.host.configuration import HostFile
+from coldstart.host.configuration import KINDS, Configuration, HostFile, describe_changes, has_changes
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.driver import Driver
-from coldstart.host.live.explanation import explain
 from coldstart.host.live.host_routes import host_routes, process_routes
 from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.lifecycle import STOPPING
-from coldstart.host.live.log import Log, capture_loggers
-from coldstart.host.live.meter import GpuMemory, ProcessorMemory
+from coldstart.host.live.log import Log, capture_loggers, explain
 from coldstart.host.live.profiles import find_template_bytes
+from coldstart.host.live.residence import GpuMemory, ProcessorMemory
 from coldstart.host.live.starter_client import Starter
 from coldstart.host.running_hosts import own_directory, publish_url
 from coldstart.system import runtime

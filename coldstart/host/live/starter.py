@@ -26,7 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from coldstart.errors import NoBundleError
-from coldstart.host.live.explanation import explain
+from coldstart.host.live.log import explain
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
@@ -56,7 +56,7 @@ def main(descriptor: int) -> None:
 
 def import_start() -> None:
     """Import what a start imports, so that each forked supervisor has it."""
-    import coldstart.host.live.lookups
+    import coldstart.host.live.profiles
     import coldstart.launch.ladder
     import coldstart.launch.planning
     import coldstart.launch.prepare_template
@@ -180,13 +180,13 @@ def stay(process: ServerProcess, channel: json_lines.Channel) -> int:
 
 def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:
     from coldstart.contract.weights import PacedFetch
-    from coldstart.host.live import lookups
+    from coldstart.host.live import profiles
     from coldstart.launch.request import ServeRequest
     from coldstart.system.paths import Cache
 
     # Set the environment before any code looks for a device.
     os.environ.update(message["environment"])
-    found = lookups.look_up_model(
+    found = profiles.look_up_model(
         message["model"],
         message["args"],
         revision=message["revision"],

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from coldstart.host import events
 from coldstart.host.events import Event
 from coldstart.host.launches import FORKED, Launch
-from coldstart.host.live.log import Log
-from coldstart.host.live.meter import Meter
-from coldstart.host.live.residence import Residence, end_by_force
+from coldstart.host.live.log import Log, Tasks
+from coldstart.host.live.residence import Meter, Residence, end_by_force
 from coldstart.host.live.servers import ModelServer, Servers, StartFailedError
-from coldstart.host.live.tasks import Tasks
 from coldstart.host.specification import TEMPLATE, HostSettings
 from coldstart.host.status import HostFacts
 from coldstart.system.proc.processes import is_stopped

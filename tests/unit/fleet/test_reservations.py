@@ -8,8 +8,7 @@ from random import Random
 import pytest
 from support.fleet_oracles import ledger_run
 
-from coldstart.fleet.network_link import NetworkLink
-from coldstart.fleet.reservations import BandwidthReservations
+from coldstart.fleet.reservations import BandwidthReservations, NetworkLink
 
 
 def test_admitted_fetches_meet_deadlines_and_bytes_add_up() -> None:

@@ -10,8 +10,7 @@ import pytest
 from support.client_key_files import write_clients
 
 from coldstart.errors import UsageError
-from coldstart.host.client_keys import ClientKeys
-from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
 
 
 def test_find_returns_the_client_of_a_key(tmp_path: Path) -> None:

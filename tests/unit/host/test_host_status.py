@@ -8,9 +8,8 @@ import re
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived, Ended, Failed, Started
-from coldstart.host.progress import estimate_progress
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.host.status import HostFacts, LastStart
+from coldstart.host.status import HostFacts, LastStart, estimate_progress
 from coldstart.system.start_progress import StartProgress
 
 

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from coldstart.host.keep_alive import parse_keep_alive
+from coldstart.host.live.headers import parse_keep_alive
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.host.limits import GatewayLimits, list_limits
+from coldstart.host.endpoint import GatewayLimits, list_limits
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "gateway-limits.md"
 

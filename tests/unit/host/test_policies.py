@@ -10,10 +10,9 @@ import pytest
 
 from coldstart.errors import UsageError
 from coldstart.host.policies import POLICIES, ModelCost, make
-from coldstart.host.policies.eviction_set import least_loss
 from coldstart.host.policies.iam import IAM, REBUILD_S, UPDATE_S
 from coldstart.host.policies.lru import LRU
-from coldstart.host.policies.predictive import Predictive
+from coldstart.host.policies.predictive import Predictive, least_loss
 from coldstart.lab.host.offline import Oracle, solve
 from coldstart.lab.host.shadow import ShadowCache
 

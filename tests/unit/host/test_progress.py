@@ -6,8 +6,8 @@ import json
 
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived, Ended, Left, Outdated, Started
-from coldstart.host.progress import estimate_progress
 from coldstart.host.specification import HostSettings, ModelSpec
+from coldstart.host.status import estimate_progress
 
 
 def test_progress_follows_the_start_time_of_the_model() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -136,16 +135,6 @@ def test_server_with_a_slow_link_gets_no_start_while_another_has_memory(
                 assert await _launched(stage, name) in other.begun
 
     asyncio.run(run())
-
-
-def test_state_of_an_older_release_has_no_links(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    FleetState(path).observe("s", 5.0)
-    kept = json.loads(path.read_text())
-    assert FleetState(path).links == {"s": 5.0}
-    del kept["links"]
-    path.write_text(json.dumps(kept))
-    assert FleetState(path).links == {}
 
 
 def test_observed_rate_is_used_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from coldstart.errors import UsageError
 from coldstart.host import configuration
 from coldstart.host.live import residence
 from coldstart.host.live.log import Log
-from coldstart.host.live.meter import Meter
+from coldstart.host.live.residence import Meter
 
 
 def _parsed(models: Any = None, **limits: Any) -> configuration.HostFile:

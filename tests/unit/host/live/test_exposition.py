@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from coldstart.host.live import exposition
+from coldstart.host.live import server_reads
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 
@@ -38,7 +38,7 @@ def _samples(text: str) -> list[tuple[str, dict[str, str], float]]:
 @given(TEXT, TEXT, st.floats(0, allow_nan=False))
 def test_each_sample_is_retained_with_its_model(name: str, value: str, amount: float) -> None:
     text = _server(value, amount)
-    merged, omitted = exposition.merge("", [(name, text)])
+    merged, omitted = server_reads.merge("", [(name, text)])
     assert not omitted
     assert _samples(merged) == [
         (sample, {"model": name, **labels}, number) for sample, labels, number in _samples(text)
@@ -47,7 +47,7 @@ def test_each_sample_is_retained_with_its_model(name: str, value: str, amount: f
 
 def test_servers_share_one_head_of_each_family() -> None:
     own = _server("host").replace("vllm:", "coldstart_host_").replace("process_", "coldstart_host_process_")
-    merged, omitted = exposition.merge(own, [("a", _server("x")), ("b", _server("y"))])
+    merged, omitted = server_reads.merge(own, [("a", _server("x")), ("b", _server("y"))])
     assert not omitted
     heads = [line for line in merged.splitlines() if line.startswith(("# HELP", "# TYPE"))]
     assert len(heads) == len(set(heads)) and len([one for one in heads if "vllm:tokens_total" in one]) == 2
@@ -68,7 +68,7 @@ def test_servers_share_one_head_of_each_family() -> None:
     ],
 )
 def test_label_of_the_same_name_is_renamed(labels: str, wanted: dict[str, str]) -> None:
-    merged, omitted = exposition.merge("", [('q"\\\n', f"up{{{labels}}} 1 1395066363000\n")])
+    merged, omitted = server_reads.merge("", [('q"\\\n', f"up{{{labels}}} 1 1395066363000\n")])
     assert not omitted
     (found,) = _samples(merged)
     assert found == ("up", {"model": 'q"\\\n', **wanted}, 1.0)
@@ -83,11 +83,11 @@ def test_label_of_the_same_name_is_renamed(labels: str, wanted: dict[str, str]) 
 )  # fmt: skip
 def test_invalid_or_contradicting_text_is_omitted(text: str) -> None:
     own = "# TYPE own gauge\nown 1.0\n"
-    merged, omitted = exposition.merge(own, [("bad", text), ("good", "up 2\n")])
+    merged, omitted = server_reads.merge(own, [("bad", text), ("good", "up 2\n")])
     assert omitted == ["bad"]
     assert _samples(merged) == [("own", {}, 1.0), ("up", {"model": "good"}, 2.0)]
 
 
 def test_long_line_of_a_broken_server_is_refused_in_linear_time() -> None:
     text: Any = "up{" + 'a="b",' * 200_000 + "!"
-    assert exposition.merge("", [("bad", text)])[1] == ["bad"]
+    assert server_reads.merge("", [("bad", text)])[1] == ["bad"]

@@ -8,7 +8,7 @@ from typing import Any
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
 from coldstart.host.endpoint import GatewayEndpoint
-from coldstart.host.live.gateway_paths import PASSED
+from coldstart.host.live.access_control import PASSED
 
 
 async def _get(stage: Stage, path: str, **headers: str) -> tuple[int, Any]:

@@ -11,8 +11,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived
-from coldstart.host.live.metrics import HostStatus, Metrics
-from coldstart.host.live.start_metrics import STAGES, StartMetrics
+from coldstart.host.live.metrics import STAGES, HostStatus, Metrics, StartMetrics
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts
 

@@ -14,7 +14,7 @@ from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.events import Arrived, Ended, Failed, Started
 from coldstart.host.live import ui
 from coldstart.host.live.app import Gateway
-from coldstart.host.live.front import Front
+from coldstart.host.live.exchange import Front
 from coldstart.host.live.log import Log
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, LastStart

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.fake_upstream import TWO, Stage, run, staged
 
 from coldstart.host.live import server_reads
-from coldstart.host.live.gateway_paths import READS
+from coldstart.host.live.access_control import READS
 
 METRICS = """# HELP vllm:num_requests_running Running.
 # TYPE vllm:num_requests_running gauge

@@ -13,7 +13,7 @@ from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
 from coldstart.host import configuration
 from coldstart.host.live import residence, templates
-from coldstart.host.live.meter import Meter
+from coldstart.host.live.residence import Meter
 from coldstart.host.live.servers import Ready
 
 ENGINE = {**TWO["a"], "engine_template": True}
