@@ -75,12 +75,10 @@ class FleetControl(Front[FleetTicket]):
     # Requests
 
     def _admit(self, route: Route, *, counted: bool = True, tries: int = 0, unsent: int = 0) -> FleetTicket:
-        ticket = self._create_ticket(FleetTicket, route, hit=True, tries=tries, unsent=unsent)
+        ticket = self._create_ticket(FleetTicket, route, tries=tries, unsent=unsent)
         self.emit(events.Arrived(ticket.number, route.model))
-        ticket.hit = ticket.target is not None
-        if counted:
-            self.total += 1
-            self._count_request(ticket)
+        self._note_arrival(ticket, counted)
+        self.total += counted
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
@@ -101,7 +99,6 @@ class FleetControl(Front[FleetTicket]):
         unsent = ticket.unsent + isinstance(error, NothingSentError)
         if ticket.tries + 1 - unsent > TRIES or unsent > TRIES_UNSENT or self.facts.stopping:
             return None
-        ticket.passed_on()
         self.leave(ticket)
         self.again_count += 1
         begun = len(ticket.stream.tokens) if ticket.stream is not None else 0
@@ -124,7 +121,7 @@ class FleetControl(Front[FleetTicket]):
         if ticket is None or replica is None or ticket.granted.done():
             return
         ticket.target = replica
-        self._grant(ticket, replica, waited=not ticket.hit)
+        self._grant(ticket, replica)
 
     def _move(self, request: str, group: str) -> None:
         ticket, replica = self._tickets.get(request), self.replicas.get(group)

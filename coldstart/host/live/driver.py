@@ -94,7 +94,6 @@ class Driver(Front[Ticket]):
             meter=meter or Meter(),
             template_bytes=template_bytes,
         )
-        self._entering = False
         self._crontabs = file.crontabs
         self.schedule = Schedule(self._prewarm, self.record.record_missed_prewarming)
         self.record.describe(file)
@@ -106,14 +105,8 @@ class Driver(Front[Ticket]):
 
     def _admit(self, route: Route, *, counted: bool = True, tries: int = 0) -> Ticket:
         ticket = self._create_ticket(Ticket, route, tries=tries)
-        hits, self._entering = self.core.hits, True
-        try:
-            self.emit(events.Arrived(ticket.number, route.model, counted))
-        finally:
-            self._entering = False
-        ticket.hit = self.core.hits > hits
-        if counted:
-            self._count_request(ticket)
+        self.emit(events.Arrived(ticket.number, route.model, counted))
+        self._note_arrival(ticket, counted)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
@@ -166,7 +159,7 @@ class Driver(Front[Ticket]):
     def _dispatch(self, number: str, model: str) -> None:
         ticket, residence = self._tickets.get(number), self.lifecycle.residences.get(model)
         if ticket is not None and not ticket.granted.done() and residence is not None:
-            self._grant(ticket, residence, waited=not self._entering)
+            self._grant(ticket, residence)
 
     def emit(self, event: Event) -> None:
         """Send an event to the core and carry out the resulting actions."""

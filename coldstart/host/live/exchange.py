@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from coldstart.host.endpoint import ClientKey
@@ -103,7 +103,6 @@ class Exchange:
             self.status = self.status or 499
             raise
         finally:
-            self.ticket.passed_on()
             self.front.leave(self.ticket)
             self.front.metrics.count_answer(self.ticket, self.status, self.first_s)
 
@@ -157,8 +156,10 @@ class Exchange:
 
     async def _granted(self, ticket: Ticket) -> Replica:
         """Wait for the model; comments keep a stream alive meanwhile. Raises AdmissionRefusedError."""
-        while self.streams and not ticket.granted.done():
-            done, _ = await asyncio.wait([ticket.granted], timeout=self.heartbeat_s)
+        # All requests wait in the same way, so that they resume in the order in which they were granted.
+        while not ticket.granted.done():
+            limit_s = self.heartbeat_s if self.streams else None
+            done, _ = await asyncio.wait([ticket.granted], timeout=limit_s)
             if not done:
                 await self._begin_events()
                 progress = self.front.progress(ticket.route.model)
@@ -173,14 +174,13 @@ class Exchange:
         query = self.scope["query_string"].decode("ascii")
         path, body = (self._path(), self.body) if self.stream is None else self.stream.request(self._path())
         later = self.first_s is not None
-        await ticket.turn()
-        ticket.answer = await replica.upstream.request(
-            self.scope["method"],
-            path + (f"?{query}" if query else ""),
-            headers=headers.forward_request(self.scope, self.id, replica.key),
-            body=body,
-            sent=ticket.passed_on if ticket.sent else None,
-        )
+        async with replica.order if not ticket.hit or replica.order.locked() else nullcontext():
+            ticket.answer = await replica.upstream.request(
+                self.scope["method"],
+                path + (f"?{query}" if query else ""),
+                headers=headers.forward_request(self.scope, self.id, replica.key),
+                body=body,
+            )
         async with ticket.answer as answer:
             if later and self.stream is not None:
                 await self._go_on(self.stream, answer, ticket)

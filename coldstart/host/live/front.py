@@ -89,8 +89,11 @@ class Front(ABC, Generic[T]):
         self._tickets[ticket.number] = ticket
         return ticket
 
-    def _count_request(self, ticket: T) -> None:
-        """Count an admitted request of its model."""
+    def _note_arrival(self, ticket: T, counted: bool) -> None:
+        """Record whether a request was granted at its arrival, and count it."""
+        ticket.hit = ticket.granted.done() and ticket.granted.exception() is None
+        if not counted:
+            return
         facts = self.facts.get_model(ticket.route.model)
         facts.requests += 1
         facts.hits += ticket.hit
@@ -106,11 +109,9 @@ class Front(ABC, Generic[T]):
             del self._tickets[number]
             ticket.refuse(self._counted(refused))
 
-    def _grant(self, ticket: T, replica: Replica, *, waited: bool) -> None:
-        """Grant a request its server; one that `waited` is sent after those that waited before it."""
+    def _grant(self, ticket: T, replica: Replica) -> None:
+        """Grant a request its server."""
         ticket.dispatched = self.clock()
-        if waited or (replica.tail is not None and not replica.tail.done()):
-            ticket.line_up(replica)
         ticket.granted.set_result(replica)
 
     def _set_timer(self, due: float) -> None:

@@ -55,7 +55,7 @@ async def _load(driver: Driver, request: Request) -> Response:
         return answers.refuse(refused.status, refused.reason, refused.retry_after_s)
     was_ready = ticket.granted.done()  # or it is refused at once
     ticket.keep_s = keep_s
-    ticket.granted.add_done_callback(lambda _: _end(driver, ticket))
+    ticket.granted.add_done_callback(lambda _: driver.leave(ticket))
     if waits == "true":
         try:
             await run_while_connected(request.receive, lambda: asyncio.wait([ticket.granted]))
@@ -64,11 +64,6 @@ async def _load(driver: Driver, request: Request) -> Response:
         finally:
             ticket.granted.cancel()  # does nothing once it is done
     return _describe(driver, ticket, was_ready=was_ready)
-
-
-def _end(driver: Driver, ticket: Ticket) -> None:
-    ticket.passed_on()
-    driver.leave(ticket)
 
 
 def _describe(driver: Driver, ticket: Ticket, *, was_ready: bool) -> Response:

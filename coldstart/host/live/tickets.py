@@ -36,9 +36,8 @@ class Ticket:
 
     `granted` returns the server of the request, or raises AdmissionRefusedError. `hit`: the request did not wait.
 
-    Requests that waited together are sent in order: each after the request `before` it is `sent`. `stream` is the
-    state of an answer that can continue at another server, `answer` the current answer. The request was admitted
-    `tries` times before. `keep_s`: seconds that its model stays idle after it; None: those of its configuration.
+    `stream` is the state of an answer that can continue at another server, `answer` the current answer. The request was
+    admitted `tries` times before. `keep_s`: seconds that its model stays idle after it; None: those of its configuration.
     `evicted` are the models whose memory it needed.
     """
 
@@ -48,8 +47,6 @@ class Ticket:
     granted: asyncio.Future[Replica]
     hit: bool = False
     dispatched: float | None = None
-    before: asyncio.Future[None] | None = None
-    sent: asyncio.Future[None] | None = None
     stream: Continuation | None = None
     answer: UpstreamAnswer | None = None
     tries: int = 0
@@ -63,29 +60,6 @@ class Ticket:
             # Its client may be disconnected: without this the event loop logs an exception that was never
             # retrieved.
             self.granted.exception()
-
-    def line_up(self, replica: Replica) -> None:
-        """Queue behind all requests that will be sent to this server."""
-        self.before, self.sent = replica.tail, asyncio.get_running_loop().create_future()
-        replica.tail = self.sent
-
-    async def turn(self) -> None:
-        """Wait for the request's turn."""
-        if self.before is not None:
-            await asyncio.wait([self.before])
-
-    def passed_on(self) -> None:
-        """Release the next request in line: this one was sent, or will never be sent.
-
-        In the latter case the next request still waits for those before this one.
-        """
-        sent, before = self.sent, self.before
-        if sent is None or sent.done():
-            return
-        if before is None or before.done():
-            sent.set_result(None)
-        else:
-            before.add_done_callback(lambda _: self.passed_on())
 
     def interrupted(self) -> None:
         """Handle the interruption of the answer: the request continues at the server of `granted`."""

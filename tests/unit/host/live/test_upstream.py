@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -161,21 +160,5 @@ def test_idle_connections_are_closed_and_a_server_that_is_gone_is_an_error(tmp_p
         (tmp_path / "s").unlink(missing_ok=True)
         with pytest.raises(OSError, match="No such file"):
             await there.request("GET", "/")
-
-    run(work())
-
-
-def test_caller_is_notified_when_the_request_was_sent(tmp_path: Path) -> None:
-    heard: list[Callable[[], None] | str] = []
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(text="ok")
-
-    async def work() -> None:
-        async with _served(tmp_path, handler) as there:
-            answer = await there.request("GET", "/", sent=lambda: heard.append("sent"))
-            assert heard == ["sent"]
-            async with answer:
-                assert await answer.read() == b"ok"
 
     run(work())
