@@ -149,10 +149,10 @@ class FleetControl(Front[FleetTicket]):
         for action in actions:
             if isinstance(action, LaunchRank):
                 ranks.setdefault(action.group, []).append(action)
-            else:
-                self._do(action)
         for group in ranks.values():
             self.workers.launch(group)
+        for action in actions:
+            self._do(action)
         self._set_timer(self.core.deadline())
 
     def _tick(self) -> None:

@@ -105,7 +105,8 @@ def _group(group: Group, processes: Processes) -> dict[str, Any]:
 
 
 def _worker(worker: FleetWorker, processes: Processes) -> dict[str, Any]:
-    fetched = processes.fetched.get(worker.name)
+    process = processes.get(worker.name)
+    fetched = process.fetched if process else None
     return {
         "name": worker.name,
         "server": worker.server,

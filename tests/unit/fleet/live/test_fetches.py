@@ -202,8 +202,10 @@ def test_next_prediction_contains_the_time_after_the_weights(tmp_path: Path, pre
             await _launched(stage, "a")
             before = control.core.groups["a#1"].predicted_s
             prefetcher.said["a#1.0"] = ENDED
-            await wait_until(lambda: "a#1.0" in control.workers.processes.fetched)
-            fetched = control.workers.processes.fetched["a#1.0"].seconds
+            process = control.workers.processes["a#1.0"]
+            await wait_until(lambda: process.fetched is not None)
+            assert process.fetched is not None
+            fetched = process.fetched.seconds
             control.workers.process_event(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
             assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             group = control.core.groups["a#1"]
