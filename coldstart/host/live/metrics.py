@@ -150,34 +150,6 @@ class HostStatus(Collector):
         yield states
 
 
-STAGES = frozenset(
-    {
-        "allocate the KV cache",
-        "build app",
-        "build worker",
-        "canary batch",
-        "coldstart",
-        "configure",
-        "construct model",
-        "fetch weights",
-        "first token",
-        "fork the server",
-        "import app",
-        "import engine",
-        "import torch",
-        "import vllm",
-        "load weights",
-        "read tensors",
-        "restore compiled forward",
-        "start engine",
-        "wait for the template",
-        "wake the engine",
-        "warm up",
-    }
-)
-"""Names of the spans of a start. The spans of CUDA graphs, one for each graph, are the stage `graphs`; all others `other`."""
-
-
 class StartMetrics:
     """Counters and histograms of starts in `registry`, updated as each start ends."""
 
@@ -238,16 +210,9 @@ class StartMetrics:
 
 
 def sum_stages(phases: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each stage from those of the spans. There are few stages, while each CUDA graph is a span."""
+    """Return the seconds of each stage from those of the spans. The spans of CUDA graphs, one for each, are one stage."""
     stages: dict[str, float] = {}
     for name, spent_s in phases.items():
-        stage = find_stage(name)
+        stage = name.partition(": ")[0]
         stages[stage] = stages.get(stage, 0.0) + spent_s
     return stages
-
-
-def find_stage(span: str) -> str:
-    """Return the value of the label `stage` for the name of a span; there are few such values."""
-    if span.startswith("graphs: "):
-        return "graphs"
-    return span if span in STAGES else "other"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 from coldstart.host import status
 from coldstart.host.core import Core
@@ -11,6 +12,8 @@ from coldstart.host.events import Arrived, Ended, Failed, Started
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, LastStart, estimate_progress
 from coldstart.system.start_progress import StartProgress
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "http-api.md"
 
 
 def _host() -> tuple[Core, HostFacts]:
@@ -85,7 +88,7 @@ def test_every_member_is_in_the_text_and_the_whole_is_json() -> None:
     core, facts = _host()
     facts.get_model("a").gpu_memory_bytes = 5
     said = json.loads(json.dumps(status.document(core, facts, 2.0, 1e9)))
-    text = str(status.__doc__)
+    text = PAGE.read_text(encoding="utf-8")
     members = {*said, *said["host"], *said["host"]["config"], *said["requests"], *said["starts"]}
     members |= set(said["models"][0])
     assert [model.get("gpu_memory_bytes") for model in said["models"]] == [5, None]
