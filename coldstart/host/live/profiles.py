@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -35,23 +35,20 @@ from coldstart.system.paths import Cache
 from coldstart.system.snapshot import criu
 
 
-def look_up_model(
-    model: str,
-    args: Sequence[str],
-    *,
-    revision: str | None,
-    untrusted: bool,
-    cache: Cache,
-    offline: bool,
-    weights_from: str | None = None,
-) -> Lookup:
-    """Look up the bundle of a model that is started with the arguments `args`.
+def look_up_model(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
+    """Look up the bundle of a launch; `weights_from` allows a machine without the model's weights.
 
-    `weights_from` allows a machine without the model's weights. Raises the errors of `inspection.look_up`.
+    Raises the errors of `inspection.look_up`.
     """
-    accepts = anyone if untrusted else None
-    found = inspection.look_up(model, args, cache=cache, offline=offline, revision=revision, accepts=accepts)
-    return found.drop_weights() if weights_from and not found.model.weight_files else found
+    found = inspection.look_up(
+        launch.model,
+        launch.args,
+        cache=cache,
+        offline=offline,
+        revision=launch.revision,
+        accepts=anyone if launch.untrusted else None,
+    )
+    return found.drop_weights() if launch.weights_from and not found.model.weight_files else found
 
 
 def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:
@@ -59,14 +56,7 @@ def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arg
 
     Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail" and the only bundle is not trusted.
     """
-    asked = look_up_model(
-        launch.model,
-        (),
-        revision=launch.revision,
-        untrusted=launch.untrusted,
-        cache=cache,
-        offline=offline,
-    )
+    asked = look_up_model(replace(launch, args=Arguments(), weights_from=None), cache, offline=offline)
     found = recorded.adopt_arguments(asked)
     if found.bundle is None and found.untrusted is not None and launch.on_miss == FAIL:
         raise inspection.miss(found)
@@ -81,15 +71,7 @@ def look_up_launch(
 
     `use` is as in `inspection.miss`.
     """
-    found = look_up_model(
-        launch.model,
-        launch.args,
-        revision=launch.revision,
-        untrusted=launch.untrusted,
-        cache=cache,
-        offline=offline,
-        weights_from=launch.weights_from,
-    )
+    found = look_up_model(launch, cache, offline=offline)
     if found.bundle is None and launch.on_miss == FAIL:
         raise inspection.miss(found, use)
     return found

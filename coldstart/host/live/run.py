@@ -11,7 +11,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -26,7 +26,7 @@ from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import host_routes, process_routes
 from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.lifecycle import STOPPING
-from coldstart.host.live.log import Log, capture_loggers, explain
+from coldstart.host.live.log import Log, Tasks, capture_loggers, explain
 from coldstart.host.live.profiles import find_template_bytes
 from coldstart.host.live.residence import GpuMemory, ProcessorMemory
 from coldstart.host.live.starter_client import Starter
@@ -35,8 +35,6 @@ from coldstart.system import runtime
 from coldstart.system.file_state import find_state
 from coldstart.system.paths import Cache
 from coldstart.system.proc.terminal import has_terminal
-
-LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,10 @@ class ModelHost:
         self.file, self.source, self.options = file, source, options
         self.log, self.announce = log, announce
         self.caught: list[int] = []
+        self._tasks = Tasks(log)
         # The operator has seen this configuration, or knows it from the start; `_changed_at` is the last change of the file.
         self._shown, self._changed_at = self._get_configuration(), -inf
-        # Here and not in the watcher: a change before its first look must be seen.
+        # A change before the first look must be seen.
         self._known = options.config and find_state(options.config)
 
     def run(self) -> int:
@@ -100,24 +99,23 @@ class ModelHost:
             endpoint=self.options.endpoint,
             routes=[*host_routes(self.driver), *process_routes(self.reload, self._stop_on_request)],
         )
-        self.server = create_server(self.gateway)
+        self.server = create_server(self.gateway, self._look_at_file)
         self._facts(sock)
         publish_url(directory, self.driver.facts.url)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
-        self._reread, self._reloading = asyncio.Event(), asyncio.Lock()
+        self._reloading = asyncio.Lock()
         # nohup ignores SIGHUP so that a process outlives its terminal.
         self._stops_with_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and has_terminal()
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-        watcher = loop.create_task(self._watch())
         self.driver.begin()
         self.announce(self.driver.facts.url, self.file)
         self.log.say("listening", url=self.driver.facts.url, models=list(self.file.catalogue.launches))
         try:
             await self.server.serve(sockets=[sock])
         finally:
-            watcher.cancel()
+            self._tasks.cancel()
             if not self.driver.facts.stopping:
                 self.driver.drain()
             await self.driver.close(at_once=len(self.caught) > 1)
@@ -144,7 +142,7 @@ class ModelHost:
     def _hang_up(self) -> None:
         """Stop if the terminal that the host had was closed; otherwise read the file again."""
         if not self._stops_with_terminal or has_terminal():
-            self._reread.set()
+            self._tasks.spawn(self._reread())
         elif not self.caught:  # the kernel and the shell may both report the closed terminal
             self._stop(signal.SIGHUP)
 
@@ -154,20 +152,18 @@ class ModelHost:
             self._stop(signal.SIGTERM)
         return sum(len(model.in_flight) for model in self.driver.core.models.values())
 
-    async def _watch(self) -> None:
-        """Read the file again when it changes, or on SIGHUP."""
-        config = self.options.config
-        while True:
-            requested = await _within(self._reread.wait(), LOOK_S)
-            seen = config and find_state(config)
-            if not requested and (seen == self._known or seen is None):
-                continue
-            self._reread.clear()
-            self._known = seen
-            with suppress(UsageError):
-                # An older reading of the file must not replace a newer one.
-                async with self._reloading:
-                    await self._read()
+    def _look_at_file(self) -> None:
+        """Read the file again if it has changed."""
+        seen = self.options.config and find_state(self.options.config)
+        if seen is not None and seen != self._known:
+            self._tasks.spawn(self._reread())
+
+    async def _reread(self) -> None:
+        self._known = self.options.config and find_state(self.options.config)
+        with suppress(UsageError):
+            # An older reading of the file must not replace a newer one.
+            async with self._reloading:
+                await self._read()
 
     async def reload(self) -> dict[str, Any]:
         """Apply the current configuration and client keys; return the changes.
@@ -219,11 +215,3 @@ class ModelHost:
         for name in {*changes["added"], *changes["changed"]} & file.lenders.keys():
             args = list(file.catalogue.launches[name].args)
             self.log.say("arguments of a bundle", model=name, bundle=file.lenders[name] or None, args=args)
-
-
-async def _within(work: Awaitable[object], seconds: float) -> bool:
-    try:
-        await asyncio.wait_for(work, seconds)
-    except TimeoutError:
-        return False
-    return True

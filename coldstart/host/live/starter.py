@@ -179,24 +179,22 @@ def stay(process: ServerProcess, channel: json_lines.Channel) -> int:
 
 
 def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:
+    from coldstart.contract.arguments import Arguments
     from coldstart.contract.weights import PacedFetch
+    from coldstart.host.launches import Launch
     from coldstart.host.live import profiles
     from coldstart.launch.request import ServeRequest
     from coldstart.system.paths import Cache
 
     # Set the environment before any code looks for a device.
     os.environ.update(message["environment"])
-    found = profiles.look_up_model(
-        message["model"],
-        message["args"],
-        revision=message["revision"],
-        untrusted=message["untrusted"],
-        cache=Cache.at(Path(message["cache"])),
-        offline=message["offline"],
-        weights_from=message["weights_from"],
+    names = ("revision", "untrusted", "weights_from")
+    launch = Launch(
+        "", message["model"], Arguments(message["args"]), **{name: message[name] for name in names}
     )
+    found = profiles.look_up_model(launch, Cache.at(Path(message["cache"])), offline=message["offline"])
     # Weights that are on this machine are read from it.
-    fetched = message["weights_from"] is not None and not found.model.weight_files
+    fetched = launch.weights_from is not None and not found.model.weight_files
     return ServeRequest(
         found,
         listen,
@@ -204,7 +202,7 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
         without_bundle=message["on_miss"] == "warn",
         ready_timeout=message["ready_timeout"],
         templates=Path(message["templates"]),
-        weights_from=message["weights_from"] if fetched else None,
+        weights_from=launch.weights_from if fetched else None,
         weights_pace=PacedFetch(**message["pace"]) if fetched and message["pace"] else None,
     )
 
