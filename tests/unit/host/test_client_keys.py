@@ -10,7 +10,7 @@ import pytest
 from support.client_key_files import write_clients
 
 from coldstart.errors import UsageError
-from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
+from coldstart.host.endpoint import ClientKeys, GatewayEndpoint, GatewayLimits, list_limits
 
 
 def test_find_returns_the_client_of_a_key(tmp_path: Path) -> None:
@@ -135,3 +135,20 @@ def test_read_finds_a_key_file_that_appears_after_its_table(tmp_path: Path) -> N
     (tmp_path / "ci.key").write_text("key-of-ci\n")
     assert keys.have_changed() and keys.read()["added"] == ["ci"]
     assert keys.find(b"key-of-ci")
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "gateway-limits.md"
+
+
+def test_each_limit_is_documented_with_its_default() -> None:
+    page, default = PAGE.read_text(encoding="utf-8"), GatewayLimits()
+    for name, one in list_limits():
+        value = getattr(default, name)
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        assert f"| `{one.flag} {one.unit}` | {shown} |" in page
+
+
+@pytest.mark.parametrize("name", [name for name, _ in list_limits()])
+def test_limit_of_zero_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        GatewayLimits(**{name: 0})
