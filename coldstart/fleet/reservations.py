@@ -71,7 +71,7 @@ class BandwidthReservations:
 
     def __init__(self, bandwidth: float, now: float = 0.0) -> None:
         self.link, self.deadlines = NetworkLink(bandwidth, now), dict[str, float]()
-        self._said: dict[str, float | None] = {}
+        self._reported: dict[str, float | None] = {}
 
     @property
     def idle(self) -> bool:
@@ -117,15 +117,15 @@ class BandwidthReservations:
         self.link.drop(name)
         self.deadlines.pop(name, None)
 
-    def news(self) -> list[tuple[str, float | None]]:
+    def list_changed_rates(self) -> list[tuple[str, float | None]]:
         """Return the foreground fetches whose rate changed since the last call, with the new rate in bytes/s.
 
         The rate is None for a fetch that has the link to itself: without a limit it measures the speed of the link.
         """
         count = len(self.link.pending)
         each = None if count == 1 else self.link.rate / max(1, count)
-        said, self._said = self._said, dict.fromkeys(self.link.pending, each)
-        return [(name, each) for name in self._said if name not in said or said[name] != each]
+        before, self._reported = self._reported, dict.fromkeys(self.link.pending, each)
+        return [(name, each) for name in self._reported if name not in before or before[name] != each]
 
     def measured(self, bandwidth: float, now: float) -> None:
         """Set the measured rate of the link in bytes/s."""

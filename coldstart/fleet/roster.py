@@ -107,7 +107,9 @@ class Roster:
         stirred, self._stirred = self._stirred, {}
         for server in stirred:
             if server in self.cluster.servers:
-                yield from itertools.starmap(Share, self.cluster.servers[server].reservations.news())
+                yield from itertools.starmap(
+                    Share, self.cluster.servers[server].reservations.list_changed_rates()
+                )
 
     def _reservations(self, server: FleetServer) -> BandwidthReservations:
         """Return the server's reservations for a change."""

@@ -105,7 +105,7 @@ class FleetControl(Front[FleetTicket]):
         self.resumed_count += begun > 0
         said: dict[str, Any] = {"model": ticket.route.model, "group": replica.group, "made": begun}
         reason = str(error) or type(error).__name__
-        self.log.say("again", number=ticket.number, tries=ticket.tries + 1, **said, reason=reason)
+        self.log.write("again", number=ticket.number, tries=ticket.tries + 1, **said, reason=reason)
         return self._admit(ticket.route, counted=False, tries=ticket.tries + 1, unsent=unsent)
 
     def progress(self, model: str) -> Progress:
@@ -195,7 +195,7 @@ class FleetControl(Front[FleetTicket]):
     def joined(self, spec: ServerSpec, node: Node) -> None:
         """Add a server without workers."""
         self.unusable.pop(spec.name, None)
-        self.log.say("server joined", server=spec.name)
+        self.log.write("server joined", server=spec.name)
         self.workers.processes.nodes[spec.name] = node
         self.emit(events.Joined(spec))
         self.measurements.emit_speed(spec.name)
@@ -205,7 +205,7 @@ class FleetControl(Front[FleetTicket]):
     def unreached(self, server: str, reason: str) -> None:
         """Record that a server cannot be used though its node is alive: it is lost, and the status shows the reason."""
         if self.unusable.get(server) != reason:
-            self.log.say("server unusable", server=server, reason=reason)
+            self.log.write("server unusable", server=server, reason=reason)
         self.lose_server(server)
         self.unusable[server] = reason
 
@@ -214,7 +214,7 @@ class FleetControl(Front[FleetTicket]):
         self.unusable.pop(server, None)
         if not self.workers.processes.lose(server):
             return
-        self.log.say("server lost", server=server)
+        self.log.write("server lost", server=server)
         self.emit(events.ServerLost(server))
 
     def rebuild(self, found: Iterable[tuple[ServerSpec, Node, NodeReport]]) -> None:
@@ -224,7 +224,7 @@ class FleetControl(Front[FleetTicket]):
             self.workers.processes.adopt(spec.name, node, report)
             servers.append(spec)
         ranks = self.workers.processes.list_ranks()
-        self.log.say("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
+        self.log.write("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
         self.emit(events.Rebuilt(tuple(servers), ranks, tuple(sorted(self.state.drained))))
         for spec in servers:
             self.measurements.emit_speed(spec.name)

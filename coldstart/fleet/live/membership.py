@@ -195,7 +195,7 @@ class Membership:
             try:
                 spec = ray_node.server(name, node.get("Labels", {}))
             except UsageError as error:
-                self._control.log.say("node refused", node=name, reason=error.message)
+                self._control.log.write("node refused", node=name, reason=error.message)
                 continue
             if spec is not None:
                 found[name] = spec, self._actor(node)
@@ -237,7 +237,7 @@ class Membership:
             try:
                 nodes = self._servers()
             except Exception as error:  # noqa: BLE001 - after any error of Ray, nodes are looked for again
-                self._control.log.say("nodes not seen", reason=f"{type(error).__name__}: {error}")
+                self._control.log.write("nodes not seen", reason=f"{type(error).__name__}: {error}")
                 continue
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._seen.put_nowait, nodes)
@@ -269,7 +269,7 @@ async def followed(
                 control.joined(spec, RemoteNode(actor))
             after = report.seq
             while True:
-                for number, event in await actor.call.remote("heard", after):
+                for number, event in await actor.call.remote("read_events", after):
                     control.workers.process_event(event)
                     after = number
         except RayError as error:

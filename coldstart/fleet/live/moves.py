@@ -185,11 +185,11 @@ class Moves:
             self.count += 1
             gap = round(self._clock() - stopped, 4)
             pace.moved(gap)
-            self._log.say("moved", request=ticket.number, made=made, gap_s=gap)
+            self._log.write("moved", request=ticket.number, made=made, gap_s=gap)
         return settled.result()
 
     def _stays(self, ticket: FleetTicket, reason: str) -> bool:
-        self._log.say("not moved", request=ticket.number, reason=reason)
+        self._log.write("not moved", request=ticket.number, reason=reason)
         return False
 
     async def _warm(self, target: FleetReplica, body: bytes) -> bool:

@@ -170,4 +170,4 @@ class Measurements:
         try:
             write()
         except OSError as error:
-            self._log.say("state not written", reason=error.strerror or str(error))
+            self._log.write("state not written", reason=error.strerror or str(error))

@@ -113,14 +113,14 @@ class Workers:
         rank = known.rank
         spec = self._core.models[rank.model].spec
         name = name_full_engine(worker)
-        self._log.say("consolidate", worker=worker, server=rank.server)
+        self._log.write("consolidate", worker=worker, server=rank.server)
         whole = replace(rank, worker=name, group=name, rank=0, ranks=1, full=1, deadline=inf)
         self.launch([replace(whole, size=spec.size, fetch=spec.size - rank.size, memory=spec.memory)])
 
     async def _launch(self, ranks: list[LaunchRank]) -> None:
         first = ranks[0]
         deployment = self._state.models[first.model]
-        self._log.say("launch", group=first.group, servers=[rank.server for rank in ranks])
+        self._log.write("launch", group=first.group, servers=[rank.server for rank in ranks])
         try:
             master = await self.processes.nodes[first.server].rendezvous() if len(ranks) > 1 else None
         except (NodeLostError, KeyError) as lost:
@@ -185,7 +185,7 @@ class Workers:
         self._tasks.spawn(self._stopped(name, process.rank))
 
     async def _stopped(self, name: str, rank: LaunchRank) -> None:
-        self._log.say("stop", worker=name)
+        self._log.write("stop", worker=name)
         try:
             await self.processes.nodes[rank.server].stop(name)
         except (NodeLostError, KeyError):
@@ -214,7 +214,7 @@ class Workers:
             return
         process.fetched, rank = fetched, process.rank
         took = {"bytes": fetched.size, "seconds": round(fetched.seconds, 3), "limited": fetched.limited}
-        self._log.say("fetched", worker=name, server=rank.server, **took)
+        self._log.write("fetched", worker=name, server=rank.server, **took)
         if self._worker(name) == name:
             self._emit(events.Fetched(name))
             if not fetched.limited:
@@ -224,9 +224,9 @@ class Workers:
         """Record that a group is ready: its first rank answers only when all ranks do."""
         first.up = up
         log = self._log
-        log.say("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
+        log.write("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
         for fallback in up.fallbacks:
-            log.say("fallback", worker=up.worker, **fallback.encode())
+            log.write("fallback", worker=up.worker, **fallback.encode())
         worker = self._worker(up.worker)
         if worker != up.worker:
             self._emit(events.Whole(worker))
@@ -249,7 +249,7 @@ class Workers:
         if len(terms) != first.ranks:
             return
         seconds = up.start_s - max(terms)
-        self._log.say("joined", group=first.group, seconds=round(seconds, 3))
+        self._log.write("joined", group=first.group, seconds=round(seconds, 3))
         self._measurements.record_start(first.model, len(terms), seconds)
 
     def _worker(self, name: str) -> str:
@@ -263,7 +263,7 @@ class Workers:
         rank, ordered = process.rank, ended.ordered or process.is_stopping
         worker = self._worker(ended.worker)
         if not ordered:
-            self._log.say("worker ended", worker=ended.worker, reason=ended.reason)
+            self._log.write("worker ended", worker=ended.worker, reason=ended.reason)
         if ended.hung:
             self.hung[rank.model] += 1
         tell = self._emit
@@ -284,7 +284,7 @@ class Workers:
         elif ended.worker == worker:
             self._die(worker, left, ended.reason)
         else:
-            self._log.say(
+            self._log.write(
                 "not consolidated", worker=worker, reason=ended.reason, served=process.up is not None
             )
 

@@ -193,15 +193,15 @@ class AccessControl:
             found = {kind: names for kind, names in keys.read().items() if names}
         except UsageError as error:
             facts.client_keys_error = explain(error) or error.message
-            log.say("client keys refused", reason=facts.client_keys_error)
+            log.write("client keys refused", reason=facts.client_keys_error)
             return facts.client_keys_error
         facts.client_keys_error = ""
         if found:
-            log.say("client keys read", **found)
+            log.write("client keys read", **found)
         for note in keys.describe_exposed_files():
-            log.say("client key exposed", reason=note)
+            log.write("client key exposed", reason=note)
         for note in keys.describe_unknown_models(self.front.catalogue):
-            log.say("client keys name no model", reason=note)
+            log.write("client keys name no model", reason=note)
         return ""
 
 

@@ -125,7 +125,7 @@ class Driver(Front[Ticket]):
         if not await await_end(replica, self.core.models, self.lifecycle.residences, self.clock):
             return None
         made = len(ticket.stream.tokens) if ticket.stream else 0
-        self.log.say("again", model=replica.name, made=made)
+        self.log.write("again", model=replica.name, made=made)
         self.leave(ticket)
         return self._admit(ticket.route, tries=ticket.tries + 1)
 
@@ -198,7 +198,7 @@ class Driver(Front[Ticket]):
         self.schedule.configure(file.crontabs)
 
     def _prewarm(self, model: str) -> None:
-        self.log.say("prewarm", model=model)
+        self.log.write("prewarm", model=model)
         self.emit(events.Prewarm(model))
 
     def unload(self, model: str | None) -> list[str]:
@@ -207,7 +207,7 @@ class Driver(Front[Ticket]):
         names = [model] if model is not None else [name for name, one in models.items() if not returns(one)]
         gone = [name for name in names if models[name].state in (State.READY, State.ASLEEP)]
         for name in gone:
-            self.log.say("unload", model=name)
+            self.log.write("unload", model=name)
             self.emit(events.Outdated(name, "unloaded by an operator"))
         return gone
 

@@ -244,7 +244,7 @@ class Exchange:
     async def _broken(self, replica: Replica, error: Exception) -> None:
         """Report the failure of the server or its connection in the form in which the answer began."""
         reason = f"the server of {replica.name} {replica.fault or 'disconnected'}"
-        self.front.log.say(
+        self.front.log.write(
             "broken",
             model=replica.name,
             request=self.id.decode(),
@@ -261,7 +261,7 @@ class Exchange:
     async def _refused(self, refused: AdmissionRefusedError) -> None:
         if refused.detail:
             model = self.ticket.route.model if self.ticket else None
-            self.front.log.say(
+            self.front.log.write(
                 "refused", model=model, request=self.id.decode(), status=refused.status, reason=refused.detail
             )
         if self.status:

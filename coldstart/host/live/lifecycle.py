@@ -70,7 +70,7 @@ class Lifecycle:
                 self._abort(model)
 
     def _abort(self, model: str) -> None:
-        self.log.say("start aborted", model=model, reason=self._too_late())
+        self.log.write("start aborted", model=model, reason=self._too_late())
         if model in self.residences:
             self._tasks.spawn(self.residences[model].end(self._too_late()))
         else:
@@ -85,7 +85,7 @@ class Lifecycle:
             await known.wake(tier)
             return
         launch, began = self.launches[model], self.clock()
-        self.log.say("start", model=model, tier=tier)
+        self.log.write("start", model=model, tier=tier)
         await self.templates.prepare(launch)
         waited_s = self.clock() - began
         server = self._begin(launch, began)

@@ -23,13 +23,13 @@ from coldstart.system import secrets
 class Log:
     """Log with the output `sink`, by default standard error.
 
-    `say` never raises: a failed write must not end a server.
+    `write` never raises: a failed write must not end a server.
     """
 
     def __init__(self, sink: IO[str] | None = None, *, quiet: bool = False) -> None:
         self._sink, self._quiet = sink, quiet
 
-    def say(self, event: str, **members: Any) -> None:
+    def write(self, event: str, **members: Any) -> None:
         """Write one line; members that are None are omitted."""
         if self._quiet:
             return
@@ -55,7 +55,9 @@ class _Lines(logging.Handler):
         """Write the record, with its exception as one line (logging.Handler)."""
         error = record.exc_info[1] if record.exc_info else None
         about = None if error is None else f"{type(error).__name__}: {error}"
-        self._log.say("message", logger=record.name, level=record.levelname, text=_text(record), error=about)
+        self._log.write(
+            "message", logger=record.name, level=record.levelname, text=_text(record), error=about
+        )
 
 
 def _text(record: logging.LogRecord) -> str:
@@ -111,7 +113,7 @@ class Tasks:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.log.say("internal error", reason=f"{type(error).__name__}: {error}")
+            self.log.write("internal error", reason=f"{type(error).__name__}: {error}")
 
     async def wait(self) -> None:
         """Wait until no task is left, including tasks that were spawned meanwhile."""

@@ -34,22 +34,22 @@ class Record:
         self._remember(name, mode, seconds, None, sum_stages(phases))
         self.facts.start_s += seconds
         self._starts.count_start(name, mode, seconds, phases)
-        self.log.say("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
+        self.log.write("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
         self._starts.count_fallbacks(fallbacks)
         for one in fallbacks:
-            self.log.say("fallback", model=name, **one.encode())
+            self.log.write("fallback", model=name, **one.encode())
 
     def record_failed_start(self, name: str, reason: str, seconds: float) -> None:
         """Record that a start failed."""
         self.facts.failed_starts += 1
         self._remember(name, None, seconds, reason, {})
         self._starts.count_failed_start(name)
-        self.log.say("start failed", model=name, seconds=round(seconds, 4), reason=reason)
+        self.log.write("start failed", model=name, seconds=round(seconds, 4), reason=reason)
 
     def record_missed_prewarming(self, name: str, reason: str) -> None:
         """Record that a model did not start at a moment of its schedule."""
         self._starts.count_missed_prewarming(name)
-        self.log.say("prewarm missed", model=name, reason=reason)
+        self.log.write("prewarm missed", model=name, reason=reason)
 
     def record_memory(self, residents: Residents, name: str, memory: int) -> None:
         """Record the measured memory of a server; log once that the host has less, because later requests are refused."""
@@ -57,7 +57,7 @@ class Record:
         model = residents.models.get(name)
         if model is None or not residents.fits(model) or memory <= (most := residents.max_memory(model)):
             return
-        self.log.say(
+        self.log.write(
             "model too large",
             model=name,
             memory_bytes=memory,

@@ -145,7 +145,7 @@ class Residence(Replica):
         """Kill the server if it hangs; its end is then a failure."""
         found = await HangDetector(self.server, self.server.socket, self.upstream).find(self.hang_timeout_s)
         self.fault, self._reason = "hung and was killed", f"the server hung and was killed: {found}"
-        self.log.say("server hung", model=self.name, reason=found)
+        self.log.write("server hung", model=self.name, reason=found)
         self.server.kill()
 
     async def _came_up(self) -> bool:
@@ -180,17 +180,17 @@ class Residence(Replica):
         if self._ending and self.start_s:
             return events.Left(self.name)
         if self.start_s:
-            self.log.say("server died", model=self.name, reason=self._reason)
+            self.log.write("server died", model=self.name, reason=self._reason)
         return events.Failed(self.name, self._reason, external=self.server.was_killed or bool(self.fault))
 
     async def leave(self, tier: str, reason: str) -> None:
         """Put the server to sleep for a sleeping tier; end it for another tier, or if it cannot sleep."""
         sleeps = tier not in (STOPPED, TEMPLATE)
         if not sleeps or not await self._post(f"/sleep?level={tier.removeprefix(_SLEEP)}"):
-            self.log.say("stop", model=self.name, tier=tier, reason=reason)
+            self.log.write("stop", model=self.name, tier=tier, reason=reason)
             await self.end()
             return
-        self.log.say("sleep", model=self.name, tier=tier, reason=reason)
+        self.log.write("sleep", model=self.name, tier=tier, reason=reason)
         self.observer.report_asleep(self.launch)
 
     async def wake(self, tier: str) -> None:

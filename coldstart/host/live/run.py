@@ -111,7 +111,7 @@ class ModelHost:
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         self.driver.begin()
         self.announce(self.driver.facts.url, self.file)
-        self.log.say("listening", url=self.driver.facts.url, models=list(self.file.catalogue.launches))
+        self.log.write("listening", url=self.driver.facts.url, models=list(self.file.catalogue.launches))
         try:
             await self.server.serve(sockets=[sock])
         finally:
@@ -119,7 +119,7 @@ class ModelHost:
             if not self.driver.facts.stopping:
                 self.driver.drain()
             await self.driver.close(at_once=len(self.caught) > 1)
-            self.log.say("ended")
+            self.log.write("ended")
 
     def _facts(self, sock: socket.socket) -> None:
         facts = self.driver.facts
@@ -129,7 +129,7 @@ class ModelHost:
 
     def _stop(self, number: int) -> None:
         self.caught.append(number)
-        self.log.say("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
+        self.log.write("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
         if len(self.caught) == 1:
             self.driver.drain()
             self.server.stop()
@@ -200,7 +200,7 @@ class ModelHost:
                 self.driver.configure(file)
         except Exception as error:  # an invalid configuration must not stop running servers
             facts.config_error = explain(error) or f"{type(error).__name__}: {error}"
-            self.log.say("configuration refused", reason=facts.config_error)
+            self.log.write("configuration refused", reason=facts.config_error)
             # The corrected file is compared with the configuration that runs, not with an earlier one.
             self._shown = self._get_configuration()
             raise UsageError(facts.config_error) from error
@@ -211,7 +211,7 @@ class ModelHost:
             self._changed_at = self.driver.clock()
         found = {kind: changes[kind] for kind in KINDS if changes[kind]}
         facts.config_error, facts.config_loaded_unix_s = "", time.time()
-        self.log.say("configuration read", models=changes["models"], **found)
+        self.log.write("configuration read", models=changes["models"], **found)
         for name in {*changes["added"], *changes["changed"]} & file.lenders.keys():
             args = list(file.catalogue.launches[name].args)
-            self.log.say("arguments of a bundle", model=name, bundle=file.lenders[name] or None, args=args)
+            self.log.write("arguments of a bundle", model=name, bundle=file.lenders[name] or None, args=args)

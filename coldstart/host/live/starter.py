@@ -87,7 +87,7 @@ def _become_supervisor(message: Mapping[str, Any], lease: int, log: int, run: Ru
         os.dup2(log, 2)
         os.close(log)
         channel = json_lines.Channel(socket.socket(fileno=lease))
-        Thread(target=_obey, args=(channel,), name="lease", daemon=True).start()
+        Thread(target=_forward_signals, args=(channel,), name="lease", daemon=True).start()
         code = _answered(message, channel, run)
     finally:
         with suppress(Exception):
@@ -106,11 +106,13 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
         # The log of a server has nothing to add to an error of vLLM that was recognized in it.
         flags = {"killed": killed, "final": getattr(error, "is_final", False)}
         reason = _reason(error, message.get("place", AFTER))
-        return _say(channel, {"failed": reason} | {name: True for name, is_set in flags.items() if is_set}, 1)
-    return _say(channel, {"exit": code}, code)
+        return _send(
+            channel, {"failed": reason} | {name: True for name, is_set in flags.items() if is_set}, 1
+        )
+    return _send(channel, {"exit": code}, code)
 
 
-def _say(channel: json_lines.Channel, message: Mapping[str, Any], code: int) -> int:
+def _send(channel: json_lines.Channel, message: Mapping[str, Any], code: int) -> int:
     with suppress(OSError):  # the gateway has ended
         channel.send(message)
     return code
@@ -131,7 +133,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _obey(channel: json_lines.Channel) -> None:
+def _forward_signals(channel: json_lines.Channel) -> None:
     """Forward the gateway's signals to this process's main thread; end when the lease ends."""
     with suppress(Exception):
         for message in channel.replies():
@@ -175,7 +177,7 @@ def stay(process: ServerProcess, channel: json_lines.Channel) -> int:
     from coldstart.launch import supervise
 
     code = supervise.stay(process)
-    return _say(channel, {"code": process.wait()}, code)
+    return _send(channel, {"code": process.wait()}, code)
 
 
 def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:

@@ -76,7 +76,7 @@ class TemplateProcess:
             stopped = await asyncio.to_thread(self._is_stopped)
             if stopped and was_stopped:
                 if not self.gone.done():
-                    log.say("template stopped", model=self.launch.name, pid=self.pid or None)
+                    log.write("template stopped", model=self.launch.name, pid=self.pid or None)
                 if not servers or not self.process.ready.done():
                     self.process.kill()
                 elif not self.gone.done():
@@ -126,7 +126,7 @@ class Templates:
         if self.runtime is None:
             self._begin_runtime()
         elif not self._list_forkable() and not self.runtime.is_retired:
-            self.log.say("template retired", level=RUNTIME)
+            self.log.write("template retired", level=RUNTIME)
             self.runtime.retire()
 
     def _list_forkable(self) -> list[Launch]:
@@ -164,7 +164,7 @@ class Templates:
         if self._draining or not again_s:
             self._begin_runtime()
         else:
-            self.log.say("template gone", level=RUNTIME, again_s=again_s)
+            self.log.write("template gone", level=RUNTIME, again_s=again_s)
             self._again = loop.call_later(again_s, self._begin_runtime)
 
     def list_sharers(self, model: str) -> list[Residence]:
@@ -219,7 +219,7 @@ class Templates:
         name = template.launch.name
         if self._engines.get(name) is template:
             del self._engines[name]
-            self.log.say("template gone", model=name, level=ENGINE)
+            self.log.write("template gone", model=name, level=ENGINE)
             if name not in self.residences:
                 self.emit(events.Outdated(name, "its template has ended"))
 
@@ -266,7 +266,7 @@ class Templates:
         await self._tasks.wait()
 
     def _begin(self, launch: Launch, level: str) -> TemplateProcess | None:
-        self.log.say("template", model=launch.name, level=level)
+        self.log.write("template", model=launch.name, level=level)
         try:
             process = self.servers.begin_template(launch, level, self.settings.ready_timeout_s)
         except OSError as error:
@@ -286,10 +286,10 @@ class Templates:
         template.pid = ready.pid
         if level == RUNTIME:
             self.facts.template_error = ""
-        self.log.say("template ready", model=template.launch.name, level=level, pid=ready.pid)
+        self.log.write("template ready", model=template.launch.name, level=level, pid=ready.pid)
         return True
 
     def _report_failure(self, launch: Launch, level: str, reason: str) -> None:
-        self.log.say("template failed", model=launch.name, level=level, reason=reason)
+        self.log.write("template failed", model=launch.name, level=level, reason=reason)
         if level == RUNTIME:
             self.facts.template_error = reason

@@ -144,10 +144,10 @@ def test_process_is_killed_after_sigstop(home: Path) -> None:
         node = NodeServers("127.0.0.1", starter)
         try:
             await node.launch(_order())
-            ((number, up),) = await node.heard(0, 60)
+            ((number, up),) = await node.read_events(0, 60)
             assert isinstance(up, RankUp)
             os.kill(up.pid, signal.SIGSTOP)
-            ((_, ended),) = await node.heard(number, 60)
+            ((_, ended),) = await node.read_events(number, 60)
             assert isinstance(ended, RankEnded) and ended.hung and not ended.own and not ended.ordered
             assert ended.reason == "the server hung and was killed: the API server did not answer for 2 s"
             assert not psutil.pid_exists(up.pid)
