@@ -1,4 +1,4 @@
-"""What is known of models before their first start on this host: their bundle, memory, start time and devices.
+"""Bundle, memory, start time and devices of models, as far as they are known before the first start on this host.
 
 A bundle's `stages` contain the time to ready and the memory (proportional set size) of the start that proved it. That
 memory is not the memory of a GPU, so on a GPU the host's file must give the memory.
