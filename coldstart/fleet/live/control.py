@@ -33,10 +33,9 @@ from coldstart.fleet.live.status import (
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.launches import Catalogue, Route
-from coldstart.host.live.front import Front
+from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
 from coldstart.host.live.log import Log, Tasks
 from coldstart.host.live.metrics import Metrics
-from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
 from coldstart.host.live.upstream import NothingSentError, Replica
 from coldstart.host.status import Progress
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from coldstart.fleet.live.orders import RankUp
+from coldstart.host.live.front import Ticket
 from coldstart.host.live.headers import present_key
 from coldstart.host.live.log import Log, Tasks
-from coldstart.host.live.tickets import Ticket
 from coldstart.host.live.upstream import Replica, Upstream
 
 # Within a data centre, a connection that takes longer has no server at its other end.

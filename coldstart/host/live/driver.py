@@ -15,14 +15,13 @@ from coldstart.host.configuration import HostFile
 from coldstart.host.core import Core
 from coldstart.host.events import Action, Event
 from coldstart.host.launches import Route
-from coldstart.host.live.front import Front
+from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket, unknown
 from coldstart.host.live.lifecycle import STOPPING, Lifecycle
 from coldstart.host.live.log import Log
 from coldstart.host.live.record import Record
 from coldstart.host.live.residence import Meter, Residence
 from coldstart.host.live.schedule import Schedule
 from coldstart.host.live.servers import Servers
-from coldstart.host.live.tickets import AdmissionRefusedError, Ticket, unknown
 from coldstart.host.live.upstream import AbortedError, Replica
 from coldstart.host.model_state import Model, State
 from coldstart.host.status import Progress, estimate_progress

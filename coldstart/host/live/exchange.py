@@ -18,8 +18,7 @@ from coldstart.host.live import answers, body, headers
 from coldstart.host.live.answers import ClientGoneError, Headers, Receive, Scope, Send, run_while_connected
 from coldstart.host.live.body import BodyMemoryFullError, BoundedBody
 from coldstart.host.live.continuation import Continuation
-from coldstart.host.live.front import Front
-from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
+from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
 from coldstart.host.live.upstream import (
     AbortedError,
     DisconnectedError,
@@ -104,7 +103,8 @@ class Exchange:
             raise
         finally:
             self.front.leave(self.ticket)
-            self.front.metrics.count_answer(self.ticket, self.status, self.first_s)
+            model, queued_s = self.ticket.route.model, self.ticket.queued_s
+            self.front.metrics.count_answer(model, self.status, queued_s, self.first_s)
 
     async def _held(self, ticket: Ticket) -> None:
         try:

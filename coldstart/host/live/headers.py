@@ -13,7 +13,7 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.host.live import answers
 from coldstart.host.live.answers import Headers, Scope
-from coldstart.host.live.tickets import Ticket
+from coldstart.host.live.front import Ticket
 from coldstart.host.live.upstream import Replica
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -26,9 +26,9 @@ from coldstart.host.live import answers, headers, server_reads
 from coldstart.host.live.access_control import CLIENT, READS, split_target
 from coldstart.host.live.answers import ClientGoneError, run_while_connected
 from coldstart.host.live.driver import Driver
+from coldstart.host.live.front import AdmissionRefusedError, Ticket
 from coldstart.host.live.server_log import LogReader
 from coldstart.host.live.servers import ModelServer
-from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
 
 TAIL_BYTES = 64 << 10
 # Interval in seconds at which a followed log is read.

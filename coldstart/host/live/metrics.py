@@ -13,7 +13,6 @@ from coldstart.host.model_state import State
 
 if TYPE_CHECKING:
     from coldstart.contract.fallback import Fallback
-    from coldstart.host.live.tickets import Ticket
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PREFIX = "coldstart_host_"
@@ -65,12 +64,14 @@ class Metrics:
         """Count a request of the client `name`: "admitted", or the reason of its refusal."""
         self._clients.labels(name, outcome).inc()
 
-    def count_answer(self, ticket: Ticket, code: int, first_s: float | None) -> None:
-        """Count the answer of an admitted request: HTTP status `code`, first piece after `first_s` seconds."""
-        model = ticket.route.model
+    def count_answer(self, model: str, code: int, queued_s: float | None, first_s: float | None) -> None:
+        """Count the answer of an admitted request: HTTP status `code`.
+
+        It was forwarded after `queued_s` seconds, and its first piece came after `first_s` seconds.
+        """
         self._answers.labels(model, str(code)).inc()
-        if ticket.queued_s is not None:
-            self._queued.labels(model).observe(ticket.queued_s)
+        if queued_s is not None:
+            self._queued.labels(model).observe(queued_s)
         if first_s is not None:
             self._first.labels(model).observe(first_s)
 

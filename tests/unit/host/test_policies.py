@@ -14,8 +14,8 @@ from tools.examples import examples
 from coldstart.errors import UsageError
 from coldstart.host.policies import POLICIES, ModelCost, Policy, make
 from coldstart.host.policies.iam import IAM, REBUILD_S, UPDATE_S
-from coldstart.host.policies.lru import LRU
 from coldstart.host.policies.predictive import Predictive, least_loss
+from coldstart.host.policies.protocol import LRU
 from coldstart.lab.host.offline import Oracle, solve
 from coldstart.lab.host.shadow import ShadowCache
 

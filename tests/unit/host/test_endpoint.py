@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from support.client_key_files import write_clients
 
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import ClientKeys, GatewayEndpoint, GatewayLimits, list_limits
+from coldstart.host.live.headers import parse_keep_alive
 
 
 def test_find_returns_the_client_of_a_key(tmp_path: Path) -> None:
@@ -152,3 +154,23 @@ def test_each_limit_is_documented_with_its_default() -> None:
 def test_limit_of_zero_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         GatewayLimits(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("300", 300), ("0", 0), ("1.5", 1.5), ("5m", 300), ("1h30m", 5400), ("90s", 90), ("500ms", 0.5), (" 5m ", 300),
+        ("-1", inf), ("-1s", inf), ("-5m", inf), ("9" * 400, inf),
+    ],
+)  # fmt: skip
+def test_keep_alive_is_read_as_seconds(text: str, seconds: float) -> None:
+    assert parse_keep_alive(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-", "m", "5x", "5 m", "nan", "inf", "1e3", "5m5", "--1", "\u0665", "1_0", "x" * 10_000]
+)
+def test_keep_alive_is_refused_when_it_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="invalid keep-alive") as caught:
+        parse_keep_alive(text)
+    assert len(str(caught.value)) < 200
