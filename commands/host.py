@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from coldstart.commands import _host_live
 from coldstart.commands._completion import complete_policy
-from coldstart.commands._options import Common
+from coldstart.commands._options import Common, option
 from coldstart.commands._options import command as declare
 from typer.core import TyperGroup
 
@@ -44,10 +44,6 @@ app = typer.Typer(
 )
 
 
-def _flag(*names: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar)
-
-
 @app.command(RUN, help="Run the host until it is stopped. This is the default command.")
 @declare(takes_vllm_args=True, listens=True)
 def run(
@@ -61,7 +57,7 @@ def run(
     ] = None,
     memory: Annotated[
         str | None,
-        _flag(
+        option(
             "--memory",
             metavar="SIZE",
             help="Memory of all models together, such as 60GiB: of the GPU, or RAM on the CPU.",
@@ -69,7 +65,7 @@ def run(
     ] = None,
     host_file: Annotated[
         Path | None,
-        _flag(
+        option(
             "--host-file", metavar="FILE", help="TOML file of limits and models; read again when it changes."
         ),
     ] = None,
@@ -84,7 +80,7 @@ def run(
     ] = None,
     idle: Annotated[
         float | None,
-        _flag(
+        option(
             "--idle",
             metavar="SECONDS",
             help="Stop a model named on the command line after this time without a request; default: never.",
@@ -92,7 +88,7 @@ def run(
     ] = None,
     max_held: Annotated[
         int | None,
-        _flag(
+        option(
             "--max-held",
             metavar="N",
             help="Maximum number of waiting requests before HTTP 429 is returned; default: 256.",
@@ -100,7 +96,7 @@ def run(
     ] = None,
     max_residents: Annotated[
         int | None,
-        _flag(
+        option(
             "--max-residents",
             metavar="N",
             help="Maximum number of models that run at once; default: as memory allows.",
@@ -108,7 +104,7 @@ def run(
     ] = None,
     ready_timeout: Annotated[
         float | None,
-        _flag(
+        option(
             "--ready-timeout",
             metavar="SECONDS",
             help="Abort a start that takes longer, in seconds; default: 600.",
@@ -116,7 +112,7 @@ def run(
     ] = None,
     hang_timeout: Annotated[
         float | None,
-        _flag(
+        option(
             "--hang-timeout",
             metavar="SECONDS",
             help="Kill a server that makes no progress for this time; default: 120.",
@@ -124,7 +120,7 @@ def run(
     ] = None,
     when_full: Annotated[
         str | None,
-        _flag(
+        option(
             "--when-full",
             metavar="queue|refuse",
             help="Queue or refuse a request whose model finds no memory; default: queue.",
@@ -132,7 +128,7 @@ def run(
     ] = None,
     on_miss: Annotated[
         str | None,
-        _flag(
+        option(
             "--on-miss",
             metavar="fail|warn",
             help="Without a bundle: fail, or start stock vLLM with a warning; default: fail. A model's on_miss in the host"
@@ -141,7 +137,7 @@ def run(
     ] = None,
     heartbeat: Annotated[
         float,
-        _flag(
+        option(
             "--heartbeat",
             metavar="SECONDS",
             help="Interval between the comments that keep a waiting stream alive.",
@@ -149,7 +145,7 @@ def run(
     ] = 5.0,
     drain_timeout: Annotated[
         float | None,
-        _flag(
+        option(
             "--drain-timeout",
             metavar="SECONDS",
             help="Time that running requests have to end after SIGTERM; default: no limit.",

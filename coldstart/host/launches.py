@@ -101,7 +101,7 @@ def _adapter(given: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Destination:
     """Destination of a request: the host's model, and the model name that its server knows."""
 
     model: str
@@ -116,7 +116,7 @@ class Catalogue:
 
     def __init__(self, launches: Iterable[Launch], default: str | None = None) -> None:
         self.launches: Mapping[str, Launch] = {launch.name: launch for launch in launches}
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, Destination] = {}
         if default is not None and default not in self.launches:
             raise UsageError(
                 f"default_model: no model is named {default!r}",
@@ -125,14 +125,14 @@ class Catalogue:
         self._default = default
         for launch in self.launches.values():
             for name, served in launch.names():
-                known = self._routes.setdefault(name, Route(launch.name, served))
+                known = self._routes.setdefault(name, Destination(launch.name, served))
                 if known.model != launch.name:
                     raise UsageError(
                         f"{name!r} refers to two models, {known.model} and {launch.name}",
                         hint="give each its own aliases",
                     )
 
-    def route(self, asked: str | None) -> Route | None:
+    def route(self, asked: str | None) -> Destination | None:
         """Return the route of a request for the model name `asked`, or None.
 
         A request without a model name goes to the default model, or to the only model.

@@ -32,7 +32,7 @@ from coldstart.fleet.live.status import (
 )
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.specification import FleetSettings, ServerSpec
-from coldstart.host.launches import Catalogue, Route
+from coldstart.host.launches import Catalogue, Destination
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
 from coldstart.host.live.log import Log, Tasks
 from coldstart.host.live.metrics import Metrics
@@ -73,7 +73,9 @@ class FleetControl(Front[FleetTicket]):
 
     # Requests
 
-    def _admit(self, route: Route, *, counted: bool = True, tries: int = 0, unsent: int = 0) -> FleetTicket:
+    def _admit(
+        self, route: Destination, *, counted: bool = True, tries: int = 0, unsent: int = 0
+    ) -> FleetTicket:
         ticket = self._create_ticket(FleetTicket, route, tries=tries, unsent=unsent)
         self.emit(events.Arrived(ticket.number, route.model))
         self._note_arrival(ticket, counted)

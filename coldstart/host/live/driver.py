@@ -14,7 +14,7 @@ from coldstart.host import events, status
 from coldstart.host.configuration import HostFile
 from coldstart.host.core import Core
 from coldstart.host.events import Action, Event
-from coldstart.host.launches import Route
+from coldstart.host.launches import Destination
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket, unknown
 from coldstart.host.live.lifecycle import STOPPING, Lifecycle
 from coldstart.host.live.log import Log
@@ -102,7 +102,7 @@ class Driver(Front[Ticket]):
         """Return whether a stream can continue at the next server of its model."""
         return self.core.settings.resume_streams
 
-    def _admit(self, route: Route, *, counted: bool = True, tries: int = 0) -> Ticket:
+    def _admit(self, route: Destination, *, counted: bool = True, tries: int = 0) -> Ticket:
         ticket = self._create_ticket(Ticket, route, tries=tries)
         self.emit(events.Arrived(ticket.number, route.model, counted))
         self._note_arrival(ticket, counted)

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 import coldstart
-from coldstart.host.launches import Catalogue, Route
+from coldstart.host.launches import Catalogue, Destination
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import Metrics
@@ -54,7 +54,7 @@ class Ticket:
     """
 
     number: str
-    route: Route
+    route: Destination
     arrived: float
     granted: asyncio.Future[Replica]
     hit: bool = False
@@ -120,7 +120,7 @@ class Front(ABC, Generic[T]):
         return self._admit(route, counted=counted)
 
     @abstractmethod
-    def _admit(self, route: Route, *, counted: bool) -> T:
+    def _admit(self, route: Destination, *, counted: bool) -> T:
         """Admit a request and send its arrival to the core."""
 
     @abstractmethod
@@ -146,7 +146,7 @@ class Front(ABC, Generic[T]):
     def _tick(self) -> None:
         """Send a Tick to the core."""
 
-    def _create_ticket(self, kind: type[T], route: Route, **members: Any) -> T:
+    def _create_ticket(self, kind: type[T], route: Destination, **members: Any) -> T:
         """Return a new open request."""
         self._number += 1
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
