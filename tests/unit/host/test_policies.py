@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import combinations, product
 from random import Random
 
@@ -11,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tools.examples import examples
 
-from coldstart.errors import UsageError
-from coldstart.host.policies import POLICIES, ModelCost, Policy, make
+from coldstart.host.policies import POLICIES, ModelCost, Policy
 from coldstart.host.policies.iam import IAM, REBUILD_S, UPDATE_S
 from coldstart.host.policies.predictive import Predictive, least_loss
 from coldstart.host.policies.protocol import LRU
@@ -55,11 +53,6 @@ def test_iam_takes_a_model_loaded_during_a_rebuild_last() -> None:
     policy.loaded("late", REBUILD_S + UPDATE_S)
     assert policy.victims(costs, 1, 12.0) == ["queued"]
     assert policy.victims(costs, 2, 12.0) == ["queued", "late"]
-
-
-def test_the_rank_is_the_logarithm_of_the_models_below() -> None:
-    policy = IAM(EQUAL, 4, bias=2.0)
-    assert [policy._rank(lower) for lower in (0, 1)] == [math.log(2), math.log(3)]
 
 
 def test_iam_order_is_that_of_equation_1() -> None:
@@ -158,12 +151,6 @@ def test_the_bound_is_below_the_optimum_and_the_plan_is_kept(seed: int) -> None:
     for time, model in enumerate(asked):
         cache.request(model, float(time))
     assert cache.cost_s == pytest.approx(found.plan_s)
-
-
-def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="nonsense") as problem:
-        make("nonsense", {}, 1)
-    assert str(problem.value.hint) == "use one of: lru, iam, predictive"
 
 
 MODELS = [f"m{i}" for i in range(8)]
