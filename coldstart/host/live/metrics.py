@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from coldstart.host.model_state import State
 
 if TYPE_CHECKING:
-    from coldstart.contract.fallback import Fallback
+    pass
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PREFIX = "coldstart_host_"
@@ -152,62 +152,38 @@ class HostStatus(Collector):
 
 
 class StartMetrics:
-    """Counters and histograms of starts in `registry`, updated as each start ends."""
+    """Counters and histograms of starts in `registry`, which `Record` updates as each start ends."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._starts = Histogram(
+        self.starts = Histogram(
             "coldstart_host_start_seconds",
             "Duration in seconds of successful starts.",
             ("model", "mode"),
             buckets=BUCKETS_S,
             registry=registry,
         )
-        self._stages = Histogram(
+        self.stages = Histogram(
             "coldstart_start_stage_seconds",
             "Time in seconds in a stage of a successful start; stages can contain each other.",
             ("stage", "mode"),
             buckets=BUCKETS_S,
             registry=registry,
         )
-        self._failed = Counter(
+        self.failed = Counter(
             "coldstart_host_failed_starts", "Number of failed starts.", ("model",), registry=registry
         )
-        self._missed = Counter(
+        self.missed = Counter(
             "coldstart_host_prewarms_missed",
             "Number of scheduled moments at which the model did not start.",
             ("model",),
             registry=registry,
         )
-        self._fallbacks = Counter(
+        self.fallbacks = Counter(
             "coldstart_fallbacks",
             "Number of fallbacks of successful starts, by stage.",
             ("stage",),
             registry=registry,
         )
-
-    def add_model(self, model: str) -> None:
-        """Set the counters of a model to 0: Prometheus sees no increase in a counter that begins at 1."""
-        self._failed.labels(model)
-        self._missed.labels(model)
-
-    def count_start(self, model: str, mode: str, seconds: float, phases: Mapping[str, float]) -> None:
-        """Count a start of `model` that took `seconds`; `phases` are seconds by the name of a span."""
-        self._starts.labels(model, mode).observe(seconds)
-        for stage, spent_s in sum_stages(phases).items():
-            self._stages.labels(stage, mode).observe(spent_s)
-
-    def count_fallbacks(self, fallbacks: Iterable[Fallback]) -> None:
-        """Count the fallbacks of a start."""
-        for fallback in fallbacks:
-            self._fallbacks.labels(fallback.stage).inc()
-
-    def count_failed_start(self, model: str) -> None:
-        """Count a failed start."""
-        self._failed.labels(model).inc()
-
-    def count_missed_prewarming(self, model: str) -> None:
-        """Count a scheduled moment at which the model did not start."""
-        self._missed.labels(model).inc()
 
 
 def sum_stages(phases: Mapping[str, float]) -> dict[str, float]:

@@ -21,7 +21,7 @@ class Record:
     def __init__(self, log: Log, facts: HostFacts, status: Callable[[], Mapping[str, Any]]) -> None:
         self.log, self.facts = log, facts
         self.metrics = Metrics(HostStatus(status))
-        self._starts = StartMetrics(self.metrics.registry)
+        self._metrics = StartMetrics(self.metrics.registry)
 
     def record_start(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
         """Record that a server is ready, or awake again."""
@@ -31,24 +31,27 @@ class Record:
         phases, fallbacks = document.get("phases", {}), fallback.decode(document.get("fallbacks"))
         spans = document.get("spans", ())
         facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks), spans)
-        self._remember(name, mode, seconds, None, sum_stages(phases))
+        stages = sum_stages(phases)
+        self._remember(name, mode, seconds, None, stages)
         self.facts.start_s += seconds
-        self._starts.count_start(name, mode, seconds, phases)
+        self._metrics.starts.labels(name, mode).observe(seconds)
+        for stage, spent_s in stages.items():
+            self._metrics.stages.labels(stage, mode).observe(spent_s)
         self.log.write("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
-        self._starts.count_fallbacks(fallbacks)
         for one in fallbacks:
+            self._metrics.fallbacks.labels(one.stage).inc()
             self.log.write("fallback", model=name, **one.encode())
 
     def record_failed_start(self, name: str, reason: str, seconds: float) -> None:
         """Record that a start failed."""
         self.facts.failed_starts += 1
         self._remember(name, None, seconds, reason, {})
-        self._starts.count_failed_start(name)
+        self._metrics.failed.labels(name).inc()
         self.log.write("start failed", model=name, seconds=round(seconds, 4), reason=reason)
 
     def record_missed_prewarming(self, name: str, reason: str) -> None:
         """Record that a model did not start at a moment of its schedule."""
-        self._starts.count_missed_prewarming(name)
+        self._metrics.missed.labels(name).inc()
         self.log.write("prewarm missed", model=name, reason=reason)
 
     def record_memory(self, residents: Residents, name: str, memory: int) -> None:
@@ -79,7 +82,9 @@ class Record:
     def describe(self, file: HostFile) -> None:
         """Record the models of a new configuration."""
         for name, launch in file.catalogue.launches.items():
-            self._starts.add_model(name)
+            # Prometheus sees no increase in a counter that begins at 1.
+            self._metrics.failed.labels(name)
+            self._metrics.missed.labels(name)
             facts = self.facts.get_model(name)
             facts.aliases = [given for given, _ in launch.names() if given not in (name, *launch.adapters)]
             facts.adapters = list(launch.adapters)

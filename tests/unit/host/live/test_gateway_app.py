@@ -21,7 +21,8 @@ from coldstart.host.live.access_control import PASSED
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.exchange import Front
 from coldstart.host.live.log import Log
-from coldstart.host.live.metrics import HostStatus, Metrics, StartMetrics
+from coldstart.host.live.record import Record
+from coldstart.host.live.servers import Ready
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, LastStart
 
@@ -198,19 +199,17 @@ def test_metrics_contain_counters_and_status() -> None:
     )
     facts = HostFacts()
     facts.refused[429] = 2
-    facts.get_model("a").gpu_memory_bytes = 7
     core.handle(Arrived("1", "a"), 0.0)
-    metrics = Metrics(HostStatus(lambda: status.document(core, facts, 1.0, 1e9)))
-    starts = StartMetrics(metrics.registry)
-    starts.count_start(
-        "a", "fresh", 2.0, {"read tensors": 0.5, "graphs: 8": 0.25, "graphs: 16": 0.5, "swap out": 0.1}
-    )
-    starts.count_start("b", "fresh", 1.0, {"read tensors": 0.25})
-    starts.count_failed_start("a")
-    starts.count_fallbacks([Fallback("kv", "no room"), Fallback("kv", "again")])
+    record = Record(Log(quiet=True), facts, lambda: status.document(core, facts, 1.0, 1e9))
+    phases = {"read tensors": 0.5, "graphs: 8": 0.25, "graphs: 16": 0.5, "swap out": 0.1}
+    fallbacks = [Fallback("kv", "no room").encode(), Fallback("kv", "again").encode()]
+    record.record_start("a", Ready("fresh", 1, {"phases": phases, "fallbacks": fallbacks}), "fresh", 2.0)
+    facts.get_model("a").gpu_memory_bytes = 7
+    record.record_start("b", Ready("fresh", 2, {"phases": {"read tensors": 0.25}}), "fresh", 1.0)
+    record.record_failed_start("a", "no weights", 1.0)
     samples = {
         (sample.name.removeprefix("coldstart_host_"), *sorted(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(metrics.text().decode())
+        for family in text_string_to_metric_families(record.metrics.text().decode())
         for sample in family.samples
     }
     assert samples[("requests_total",)] == 1 and samples[("hits_total",)] == 0
