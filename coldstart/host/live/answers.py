@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from math import ceil
 from typing import Any
 
@@ -39,10 +38,16 @@ def not_found(reason: str) -> Response:
     return refuse(404, reason)
 
 
-def refuse(status: int, reason: str, retry_after_s: float | None = None) -> Response:
-    """Return a complete error response."""
-    headers = {} if retry_after_s is None else {"retry-after": str(max(1, ceil(retry_after_s)))}
-    return Response(error(status, reason), status_code=status, headers=headers, media_type="application/json")
+def refuse(
+    status: int,
+    reason: str,
+    retry_after_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return a complete error response, which is also an ASGI application."""
+    retry = {} if retry_after_s is None else {"retry-after": str(max(1, ceil(retry_after_s)))}
+    content = error(status, reason)
+    return Response(content, status, {**(headers or {}), **retry}, media_type="application/json")
 
 
 def event(data: bytes) -> bytes:
@@ -62,30 +67,6 @@ def timing(marks: Iterable[tuple[str, float | None, str | None]]) -> str:
         if seconds is not None:
             entries.append(f"{name};dur={seconds * 1000:.3f}" + (f';desc="{about}"' if about else ""))
     return ", ".join(entries)
-
-
-async def send_error(
-    send: Send,
-    status: int,
-    reason: str,
-    *,
-    headers: Headers | None = None,
-    retry_after_s: float | None = None,
-) -> None:
-    """Send a complete error response."""
-    more = list(headers or [])
-    if retry_after_s is not None:
-        more.append((b"retry-after", str(max(1, ceil(retry_after_s))).encode()))
-    await send_json(send, status, error(status, reason), more)
-
-
-async def send_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
-    """Send a complete JSON response."""
-    assert HTTPStatus(status)
-    length = (b"content-length", str(len(body)).encode())
-    named = [(b"content-type", b"application/json"), length, *(headers or [])]
-    await send({"type": "http.response.start", "status": status, "headers": named})
-    await send({"type": "http.response.body", "body": body})
 
 
 class ClientGoneError(Exception):

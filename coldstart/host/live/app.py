@@ -82,12 +82,12 @@ class Gateway:
             await self._own(scope, receive, send)
         elif (refusal := self.access.find_refusal(scope)) is not None:
             self.count_refusal(refusal[0])
-            await answers.send_error(send, *refusal)
+            await answers.refuse(*refusal)(scope, receive, send)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
             if scope["method"] != "POST":
-                allow = [(b"allow", b"POST")]
-                await answers.send_error(send, 405, f"{scope['path']} takes POST", headers=allow)
+                refused = answers.refuse(405, f"{scope['path']} takes POST", headers={"allow": "POST"})
+                await refused(scope, receive, send)
                 return
             await self._pass(scope, receive, send, None)
         elif (target := find_target(scope)) is not None:
@@ -118,7 +118,7 @@ class Gateway:
         if known:
             await self._own(scope, receive, send)
         else:
-            await answers.send_error(send, 404, f"unknown path {scope['path']}")
+            await answers.not_found(f"unknown path {scope['path']}")(scope, receive, send)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._cards(request)})

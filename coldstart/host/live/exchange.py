@@ -277,9 +277,8 @@ class Exchange:
     async def _error(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
         self.status = status
         reason = reason if status < 500 else self._named(reason)
-        await answers.send_error(
-            self.send, status, reason, headers=[(b"x-request-id", self.id)], retry_after_s=retry_after_s
-        )
+        refused = answers.refuse(status, reason, retry_after_s, {"x-request-id": self.id.decode()})
+        await refused(self.scope, self.receive, self.send)
 
     async def _start(self, status: int, named: Headers) -> None:
         self.status = status
