@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from coldstart.commands._options import Common, Model, OnMissing
+from coldstart.commands._options import Common, Model, OnMissing, option
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import CommandFailedError, UsageError
@@ -19,31 +19,28 @@ if TYPE_CHECKING:
 HEADER = "x-coldstart-admin-key"
 
 
-def _word(*names: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar)
-
-
-_URL = _word("--url", metavar="URL", help="URL of the gateway; default: this user's fleet on this machine.")
-_KEY = _word(
+_URL = option("--url", metavar="URL", help="URL of the gateway; default: this user's fleet on this machine.")
+_KEY = option(
     "--admin-key", metavar="KEY", help="Admin key of the fleet; default: the saved key of this user's fleet."
 )
 Url = Annotated[str | None, _URL]
 Key = Annotated[str | None, _KEY]
 NewKey = Annotated[
-    str | None, _word("--admin-key", metavar="KEY", help="Admin key of the fleet; default: a new random key.")
+    str | None,
+    option("--admin-key", metavar="KEY", help="Admin key of the fleet; default: a new random key."),
 ]
 Memory = Annotated[
     str | None,
-    _word(
+    option(
         "--memory", metavar="SIZE", help="Memory for models on each device of this machine, such as 60GiB."
     ),
 ]
-Devices = Annotated[int, _word("--devices", metavar="N", help="Number of devices of this machine.")]
+Devices = Annotated[int, option("--devices", metavar="N", help="Number of devices of this machine.")]
 Network = Annotated[
-    str, _word("--network", metavar="SIZE", help="Network bandwidth of this machine in bytes per second.")
+    str, option("--network", metavar="SIZE", help="Network bandwidth of this machine in bytes per second.")
 ]
 Load = Annotated[
-    str, _word("--load", metavar="SIZE", help="Bandwidth from host memory to a device, in bytes per second.")
+    str, option("--load", metavar="SIZE", help="Bandwidth from host memory to a device, in bytes per second.")
 ]
 
 
@@ -63,7 +60,7 @@ def up(
     load: Load = "10GB",
     address: Annotated[
         str | None,
-        _word(
+        option(
             "--address",
             metavar="HOST:PORT",
             help="Address of an existing Ray cluster; default: start one here.",
@@ -71,31 +68,31 @@ def up(
     ] = None,
     state: Annotated[
         Path | None,
-        _word(
+        option(
             "--state", metavar="FILE", help="File that retains the deployments over restarts; default: none."
         ),
     ] = None,
     admin_key: NewKey = None,
     max_held: Annotated[
         int,
-        _word(
+        option(
             "--max-held", metavar="N", help="Maximum number of waiting requests before HTTP 429 is returned."
         ),
     ] = 1024,
     ranks: Annotated[
         int,
-        _word("--ranks", metavar="N", help="Maximum number of servers that start one model as a pipeline."),
+        option("--ranks", metavar="N", help="Maximum number of servers that start one model as a pipeline."),
     ] = 1,
     consolidate: Annotated[
         bool,
-        _word(
+        option(
             "--consolidate/--no-consolidate",
             help="Replace a pipeline by a single worker when it serves, and move its streams.",
         ),
     ] = True,
     hang_timeout: Annotated[
         float,
-        _word(
+        option(
             "--hang-timeout",
             metavar="SECONDS",
             help="Kill a server that makes no progress for this time.",
@@ -103,7 +100,7 @@ def up(
     ] = 120.0,
     record: Annotated[
         Path | None,
-        _word("--record", metavar="FILE", help="Write each event and decision to this file, one per line."),
+        option("--record", metavar="FILE", help="Write each event and decision to this file, one per line."),
     ] = None,
 ) -> None:
     """Run the gateway until it is stopped."""
@@ -185,39 +182,39 @@ def _server(memory: str, devices: int, network: str, load: str) -> "ServerSpec":
 def deploy(
     common: Common,
     model: Model,
-    least: Annotated[int, _word("--min", metavar="N", help="Minimum number of workers.")] = 0,
-    most: Annotated[int, _word("--max", metavar="N", help="Maximum number of workers.")] = 1,
+    least: Annotated[int, option("--min", metavar="N", help="Minimum number of workers.")] = 0,
+    most: Annotated[int, option("--max", metavar="N", help="Maximum number of workers.")] = 1,
     slo: Annotated[
         str | None,
-        _word(
+        option(
             "--slo",
             metavar="ttft=S",
             help="Limit in seconds that the placement must meet, such as ttft=2.",
         ),
     ] = None,
     idle: Annotated[
-        float, _word("--idle", metavar="SECONDS", help="Time without a request after which a worker stops.")
+        float, option("--idle", metavar="SECONDS", help="Time without a request after which a worker stops.")
     ] = 600.0,
     name: Annotated[
-        str | None, _word("--name", metavar="NAME", help="Model name in requests; default: MODEL.")
+        str | None, option("--name", metavar="NAME", help="Model name in requests; default: MODEL.")
     ] = None,
     batch: Annotated[
-        int, _word("--batch", metavar="N", help="Maximum number of concurrent requests of a worker.")
+        int, option("--batch", metavar="N", help="Maximum number of concurrent requests of a worker.")
     ] = 64,
     memory: Annotated[
         str | None,
-        _word(
+        option(
             "--memory",
             metavar="SIZE",
             help="Device memory of a worker; default: from its bundle. Required on a GPU.",
         ),
     ] = None,
     size: Annotated[
-        str | None, _word("--size", metavar="SIZE", help="Size of the weights; default: from the files.")
+        str | None, option("--size", metavar="SIZE", help="Size of the weights; default: from the files.")
     ] = None,
     start: Annotated[
         float | None,
-        _word(
+        option(
             "--start",
             metavar="SECONDS",
             help="Duration of a start without loading the weights; default: from its bundle.",
@@ -225,7 +222,7 @@ def deploy(
     ] = None,
     weights_from: Annotated[
         str | None,
-        _word(
+        option(
             "--weights-from",
             metavar="SOURCE",
             help="Source for servers without the weights: http(s)://..., s3://... or hf://REPO@REV.",
@@ -251,8 +248,8 @@ def deploy(
 def scale(
     common: Common,
     model: str,
-    least: Annotated[int, _word("--min", metavar="N", help="Minimum number of workers.")],
-    most: Annotated[int, _word("--max", metavar="N", help="Maximum number of workers.")],
+    least: Annotated[int, option("--min", metavar="N", help="Minimum number of workers.")],
+    most: Annotated[int, option("--max", metavar="N", help="Maximum number of workers.")],
     url: Url = None,
     admin_key: Key = None,
 ) -> None:

@@ -163,7 +163,7 @@ def reload(common: Common, url: Annotated[str, _declare_url("RELOAD")] = URL, ap
 
 
 def _list_changes(found: Mapping[str, Any]) -> str:
-    from coldstart.host.changes import KINDS
+    from coldstart.host.configuration import KINDS
 
     listed = [f"{kind} {', '.join(found[kind])}" for kind in KINDS if found.get(kind)]
     listed += [

@@ -1,97 +1,63 @@
 """Status of a host as a table, printed once or refreshed."""
 
-import io
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from coldstart.commands import _tables
-from coldstart.commands._output import one_line
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+from coldstart.commands._output import one_line, table
 
 from coldstart.units import format_memory
 
-_COLOURS = {"ready": "green", "starting": "yellow", "draining": "yellow", "failed": "red"}
 # Column with figures only where the driver reports them.
 _GPU = "GPU memory"
 _COLUMNS = (
     "model", "state", "tier", "memory", _GPU, "waiting", "in flight", "requests", "hits", "starts", "last start"
 )  # fmt: skip
-_NUMBERS = frozenset({"memory", _GPU, "waiting", "in flight", "requests", "hits", "starts"})
 _PHASES = 3
-# Columns of a console that wraps nothing.
-_UNLIMITED = 1 << 16
-
-
-def render(status: Mapping[str, Any]) -> str:
-    """Return the status as plain text, with the table within the width of a terminal."""
-    out = io.StringIO()
-    Console(file=out, width=_UNLIMITED, color_system=None, legacy_windows=False).print(drawn(status))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def watching(ask: Callable[[], Mapping[str, Any]], every_s: float) -> None:
     """Print the status every `every_s` seconds until Ctrl-C, in place on a terminal."""
+    from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
     console = Console()
     if not console.is_terminal:
         while True:
             print(render(ask()), flush=True)
             time.sleep(every_s)
-    with Live(drawn(ask()), console=console, auto_refresh=False, screen=True) as live:
+    with Live(Text(render(ask())), console=console, auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(every_s)
-            live.update(drawn(ask()), refresh=True)
+            live.update(Text(render(ask())), refresh=True)
 
 
-def drawn(status: Mapping[str, Any]) -> Group:
+def render(status: Mapping[str, Any]) -> str:
     """Return three lines about the host, a table of its models, schedules and fallbacks, and the errors of models and host."""
-    table = _draw_table([_row(model) for model in status["models"]])
-    failed = [
-        Text(one_line(f"{model['name']}: {model['error']}"), style="red")
-        for model in status["models"]
-        if model["error"]
-    ]
-    if status["host"]["config"]["error"]:
-        failed.append(
-            Text(one_line(f"configuration not applied: {status['host']['config']['error']}"), style="red")
-        )
-    if keys := status["host"].get("client_keys_error"):
-        failed.append(Text(one_line(f"client keys not applied, the former ones remain: {keys}"), style="red"))
-    if template := status["host"].get("runtime_template_error"):
-        failed.append(Text(one_line(f"no runtime template: {template}"), style="yellow"))
-    lines = [_schedule(model) for model in status["models"] if model.get("next_prewarm_unix_s") is not None]
-    scheduled = [Text(one_line(line)) for line in lines]
-    unused = [
-        Text(one_line(f"{model['name']}: fallback of the last start: {one['section']}: {one['reason']}"))
-        for model in status["models"]
-        for one in (model["last_start"] or {}).get("fallbacks", ())
-    ]
-    return Group(*(Text(one_line(line)) for line in _head(status)), table, *scheduled, *unused, *failed)
+    rows = [_row(model) for model in status["models"]]
+    names = [name for name in _COLUMNS if name != _GPU or any(row[_GPU] for row in rows)]
+    cells = [[row[name] for name in names] for row in rows]
+    lines = [*map(one_line, _head(status)), table(names, cells), *map(one_line, _list_notes(status))]
+    return "\n".join(line.rstrip() for line in lines)
 
 
-def _draw_table(rows: list[dict[str, Text]]) -> Table | Text:
-    """Return the table of the models, in its narrow form if it exceeds the width of the terminal."""
-    names = [name for name in _COLUMNS if name != _GPU or any(row[_GPU].plain for row in rows)]
-    cells = [[row[name].plain for name in names] for row in rows]
-    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    width = _tables.find_width()
-    if rows and width is not None and sum(widths) + len(_tables.GAP) * (len(names) - 1) > width:
-        return Text(_tables.fit(names, cells, [name in _NUMBERS for name in names], width))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(row[name] for name in names))
-    return table
-
-
-def _schedule(model: Mapping[str, Any]) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(model["next_prewarm_unix_s"]))
-    return f"{model['name']}: prewarm {model['prewarm']}, next {at}"
+def _list_notes(status: Mapping[str, Any]) -> Iterator[str]:
+    host, models = status["host"], status["models"]
+    for model in models:
+        if model.get("next_prewarm_unix_s") is not None:
+            at = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(model["next_prewarm_unix_s"]))
+            yield f"{model['name']}: prewarm {model['prewarm']}, next {at}"
+    for model in models:
+        for one in (model["last_start"] or {}).get("fallbacks", ()):
+            yield f"{model['name']}: fallback of the last start: {one['section']}: {one['reason']}"
+    yield from (f"{model['name']}: {model['error']}" for model in models if model["error"])
+    if error := host["config"]["error"]:
+        yield f"configuration not applied: {error}"
+    if error := host.get("client_keys_error"):
+        yield f"client keys not applied, the former ones remain: {error}"
+    if error := host.get("runtime_template_error"):
+        yield f"no runtime template: {error}"
 
 
 def _head(status: Mapping[str, Any]) -> list[str]:
@@ -112,7 +78,7 @@ def _head(status: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _row(model: Mapping[str, Any]) -> dict[str, Text]:
+def _row(model: Mapping[str, Any]) -> dict[str, object]:
     """Return the cells of a model by column."""
     state = model["state"] + (" (pinned)" if model["pinned"] else "")
     if progress := model.get("progress"):  # an earlier host reports none
@@ -120,15 +86,15 @@ def _row(model: Mapping[str, Any]) -> dict[str, Text]:
     memory = format_memory(model["held_bytes"] or model["memory_bytes"])
     gpu_bytes = model.get("gpu_memory_bytes")
     cells = (
-        Text(one_line(model["name"])),
-        Text(one_line(state), style=_COLOURS.get(model["state"], "")),
-        Text(one_line(model["tier"])),
-        Text(memory if model["held_bytes"] else f"({memory})"),
-        Text("" if gpu_bytes is None else format_memory(gpu_bytes)),
-        *(Text(str(model[name])) for name in ("held", "in_flight", "requests")),
-        Text(_percent(model["hit_ratio"])),
-        Text(str(model["starts"])),
-        Text(_last(model["last_start"])),
+        model["name"],
+        state,
+        model["tier"],
+        memory if model["held_bytes"] else f"({memory})",
+        "" if gpu_bytes is None else format_memory(gpu_bytes),
+        *(model[name] for name in ("held", "in_flight", "requests")),
+        _percent(model["hit_ratio"]),
+        model["starts"],
+        _last(model["last_start"]),
     )
     return dict(zip(_COLUMNS, cells, strict=True))
 
@@ -139,7 +105,7 @@ def _last(start: Mapping[str, Any] | None) -> str:
         return ""
     longest = sorted(start["phases"].items(), key=lambda item: -float(item[1]))[:_PHASES]
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest)
-    return one_line(f"{start['mode']} {start['seconds']:.2f} s" + (f" ({phases})" if phases else ""))
+    return f"{start['mode']} {start['seconds']:.2f} s" + (f" ({phases})" if phases else "")
 
 
 def _percent(ratio: float | None) -> str:

@@ -10,9 +10,7 @@ from coldstart.commands._declared import declare_settings, list_parameters
 from coldstart.commands._output import Output
 
 from coldstart.errors import UsageError
-from coldstart.host.client_keys import ClientKeys
-from coldstart.host.endpoint import GatewayEndpoint
-from coldstart.host.limits import GatewayLimits, list_limits
+from coldstart.host.endpoint import ClientKeys, GatewayEndpoint, GatewayLimits, list_limits
 
 
 def _endpoint(

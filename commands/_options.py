@@ -157,11 +157,12 @@ class Common:
             )
 
 
-def _option(*flags: str, help: str, metavar: str | None = None, envvar: str | None = None) -> Any:
+def option(*flags: str, help: str, metavar: str | None = None, envvar: str | None = None) -> Any:
+    """Return the declaration of an option."""
     return typer.Option(*flags, help=help, metavar=metavar, envvar=envvar, show_envvar=envvar is not None)
 
 
-_CACHE_DIR = _option(
+_CACHE_DIR = option(
     "--cache-dir",
     help="Directory of bundles and caches; default: coldstart in $XDG_CACHE_HOME.",
     metavar="DIR",
@@ -170,22 +171,22 @@ _CACHE_DIR = _option(
 
 
 def _common(
-    format: Annotated[Format, _option("--format", help="Format of the result.")] = "text",
+    format: Annotated[Format, option("--format", help="Format of the result.")] = "text",
     output: Annotated[
         Path | None,
-        _option(
+        option(
             "--output",
             "-o",
             help="Write the printed result to this file; default: standard output.",
             metavar="FILE",
         ),
     ] = None,
-    quiet: Annotated[bool, _option("--quiet", "-q", help="Print only the result.")] = False,
-    verbose: Annotated[bool, _option("--verbose", "-v", help="Print more details.")] = False,
-    progress: Annotated[Progress, _option("--progress", help="Format of progress messages.")] = "auto",
+    quiet: Annotated[bool, option("--quiet", "-q", help="Print only the result.")] = False,
+    verbose: Annotated[bool, option("--verbose", "-v", help="Print more details.")] = False,
+    progress: Annotated[Progress, option("--progress", help="Format of progress messages.")] = "auto",
     offline: Annotated[
         bool,
-        _option("--offline", help="Download and upload nothing; use models and bundles on this machine."),
+        option("--offline", help="Download and upload nothing; use models and bundles on this machine."),
     ] = False,
     cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
 ) -> tuple[Output, bool, Cache]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from coldstart.commands import _host_live
 from coldstart.commands._completion import complete_policy
-from coldstart.commands._options import Common
+from coldstart.commands._options import Common, option
 from coldstart.commands._options import command as declare
 from typer.core import TyperGroup
 
@@ -44,10 +44,6 @@ app = typer.Typer(
 )
 
 
-def _flag(*names: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar)
-
-
 @app.command(RUN, help="Run the host until it is stopped. This is the default command.")
 @declare(takes_vllm_args=True, listens=True)
 def run(
@@ -61,7 +57,7 @@ def run(
     ] = None,
     memory: Annotated[
         str | None,
-        _flag(
+        option(
             "--memory",
             metavar="SIZE",
             help="Memory of all models together, such as 60GiB: of the GPU, or RAM on the CPU.",
@@ -69,7 +65,7 @@ def run(
     ] = None,
     host_file: Annotated[
         Path | None,
-        _flag(
+        option(
             "--host-file", metavar="FILE", help="TOML file of limits and models; read again when it changes."
         ),
     ] = None,
@@ -84,7 +80,7 @@ def run(
     ] = None,
     idle: Annotated[
         float | None,
-        _flag(
+        option(
             "--idle",
             metavar="SECONDS",
             help="Stop a model named on the command line after this time without a request; default: never.",
@@ -92,7 +88,7 @@ def run(
     ] = None,
     max_held: Annotated[
         int | None,
-        _flag(
+        option(
             "--max-held",
             metavar="N",
             help="Maximum number of waiting requests before HTTP 429 is returned; default: 256.",
@@ -100,7 +96,7 @@ def run(
     ] = None,
     max_residents: Annotated[
         int | None,
-        _flag(
+        option(
             "--max-residents",
             metavar="N",
             help="Maximum number of models that run at once; default: as memory allows.",
@@ -108,19 +104,15 @@ def run(
     ] = None,
     ready_timeout: Annotated[
         float | None,
-        _flag(
+        option(
             "--ready-timeout",
             metavar="SECONDS",
             help="Abort a start that takes longer, in seconds; default: 600.",
         ),
     ] = None,
-    start_deadline: Annotated[
-        float | None,
-        typer.Option("--start-deadline", hidden=True, help="Earlier name of --ready-timeout."),
-    ] = None,
     hang_timeout: Annotated[
         float | None,
-        _flag(
+        option(
             "--hang-timeout",
             metavar="SECONDS",
             help="Kill a server that makes no progress for this time; default: 120.",
@@ -128,7 +120,7 @@ def run(
     ] = None,
     when_full: Annotated[
         str | None,
-        _flag(
+        option(
             "--when-full",
             metavar="queue|refuse",
             help="Queue or refuse a request whose model finds no memory; default: queue.",
@@ -136,7 +128,7 @@ def run(
     ] = None,
     on_miss: Annotated[
         str | None,
-        _flag(
+        option(
             "--on-miss",
             metavar="fail|warn",
             help="Without a bundle: fail, or start stock vLLM with a warning; default: fail. A model's on_miss in the host"
@@ -145,7 +137,7 @@ def run(
     ] = None,
     heartbeat: Annotated[
         float,
-        _flag(
+        option(
             "--heartbeat",
             metavar="SECONDS",
             help="Interval between the comments that keep a waiting stream alive.",
@@ -153,7 +145,7 @@ def run(
     ] = 5.0,
     drain_timeout: Annotated[
         float | None,
-        _flag(
+        option(
             "--drain-timeout",
             metavar="SECONDS",
             help="Time that running requests have to end after SIGTERM; default: no limit.",
@@ -164,9 +156,8 @@ def run(
     from coldstart.commands import _serving
 
     from coldstart.host import configuration
-    from coldstart.host.live import lookups
-    from coldstart.host.live.device_placement import limit_devices
-    from coldstart.host.live.profiles import create_profiles
+    from coldstart.host.live import profiles
+    from coldstart.host.live.profiles import create_profiles, find_template_bytes, limit_devices
     from coldstart.system.devices import hardware
     from coldstart.units import format_memory, parse_size, require_unit
 
@@ -188,7 +179,7 @@ def run(
         "policy": policy,
         "max_held": max_held,
         "max_residents": max_residents,
-        "ready_timeout_s": start_deadline if ready_timeout is None else ready_timeout,
+        "ready_timeout_s": ready_timeout,
         "hang_timeout_s": hang_timeout,
         "when_full": when_full,
         "on_miss": on_miss,
@@ -202,7 +193,7 @@ def run(
     typed["models"] = dict.fromkeys(models or (), own)
 
     known = create_profiles(common.cache, offline=common.offline, typed=typed["models"])
-    adopt = partial(lookups.adopt_arguments, cache=common.cache, offline=common.offline)
+    adopt = partial(profiles.adopt_arguments, cache=common.cache, offline=common.offline)
 
     def read(profiles: "Profiles", adopt: "Adopt | None") -> "HostFile":
         if host_file is None:
@@ -222,7 +213,8 @@ def run(
     for name, lender in file.lenders.items():
         if arguments := file.catalogue.launches[name].args:
             _serving.note_arguments(common, lender, arguments)
-    for note in (*file.notes, *configuration.describe_limits(file, hardware.engine_memory())):
+    limits_notes = configuration.describe_limits(file, hardware.engine_memory(), find_template_bytes())
+    for note in (*file.notes, *limits_notes):
         common.out.warn(note)
     if endpoint.client_keys is not None:
         for note in endpoint.client_keys.describe_unknown_models(file.catalogue):

@@ -26,23 +26,14 @@ Invariant: an accepted file describes a fleet that can be simulated; every error
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
-from coldstart.fleet.timing import Costs, Overlap
-from coldstart.host.tables import parse_at, parse_seconds, read_toml, reject_unknown_keys, require_keys
-from coldstart.units import parse_size
-
-SIZES = ("memory", "network", "load", "host_memory", "size")
-NOT_WRITTEN = ("name", "costs", "shares", "joins")
-_KINDS: Mapping[str, tuple[type, str]] = {
-    "int": (int, "a whole number"),
-    "bool": (bool, "true or false"),
-    "str": (str, "text in quotes"),
-}
+from coldstart.fleet.timing import Costs
+from coldstart.host.tables import decode, read_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +56,7 @@ def parse(table: Mapping[str, Any]) -> FleetFile:
     """Parse the content of a fleet file. Raises UsageError."""
     top = dict(table)
     servers, models = (_tables(top.pop(kind, {}), kind) for kind in ("servers", "models"))
-    settings = FleetSettings(**_members("the fleet", top, FleetSettings, ()))
+    settings = decode(FleetSettings, top)
     found = FleetFile(
         settings,
         tuple(server for name, given in servers.items() for server in _servers(name, given)),
@@ -85,56 +76,28 @@ def _tables(given: Any, kind: str) -> dict[str, dict[str, Any]]:
 
 
 def _servers(name: str, given: dict[str, Any]) -> Iterator[ServerSpec]:
-    what = f"servers.{name}"
-    members = _members(what, given, ServerSpec, ("memory", "network", "load"))
-    for one in _names(what, name, given):
-        yield ServerSpec(one, **members)
+    place, table = f"servers.{name}", dict(given)
+    for one in _names(place, name, table.pop("count", None)):
+        yield decode(ServerSpec, table, place, name=one)
 
 
 def _models(name: str, given: dict[str, Any]) -> Iterator[FleetModel]:
-    what = f"models.{name}"
-    names = {field.name for field in fields(Costs)}
-    costs = Costs(**_members(what, {k: v for k, v in given.items() if k in names}, Costs, ()))
-    rest = {member: value for member, value in given.items() if member not in names}
-    members = _members(what, rest, FleetModel, ("size", "memory"))
-    for one in _names(what, name, given):
-        yield FleetModel(one, costs=costs, **members)
+    place, table = f"models.{name}", dict(given)
+    names = _names(place, name, table.pop("count", None))
+    own = {field.name for field in fields(Costs)}
+    costs = decode(Costs, {key: table.pop(key) for key in own & table.keys()}, place)
+    for one in names:
+        yield decode(FleetModel, table, place, name=one, costs=costs, shares={}, joins={})
 
 
-def _names(what: str, name: str, given: Mapping[str, Any]) -> list[str]:
-    count = given.get("count")
+def _names(place: str, name: str, count: object) -> list[str]:
     if count is None:
         return [name]
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise UsageError(
-            f"{what}: count: expected an integer of 1 or more, found {count!r}", hint="write count = 2"
+            f"{place}: count: expected an integer of 1 or more, found {count!r}", hint="write count = 2"
         )
     return [f"{name}-{number}" for number in range(count)]
-
-
-def _members(what: str, given: dict[str, Any], kind: type, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """Return the table's values by the types of the fields of `kind`; `count` is not a field."""
-    own = {field.name: field for field in fields(kind) if field.name not in NOT_WRITTEN}
-    table = {name: value for name, value in given.items() if name != "count" or kind is FleetSettings}
-    reject_unknown_keys(table, own.keys(), what)
-    require_keys(table, wanted, what)
-    return {name: _value(what, own[name], value) for name, value in table.items()}
-
-
-def _value(what: str, field: Field[Any], given: Any) -> Any:
-    where = f"{what}.{field.name}"
-    if field.name in SIZES:
-        return parse_at(where, parse_size, given)
-    if field.name.endswith("_s"):
-        return parse_at(where, parse_seconds, given)
-    if field.name == "overlap":
-        if given not in tuple(Overlap):
-            raise UsageError(f"{where}: unknown value {given!r}", hint=f"use one of: {', '.join(Overlap)}")
-        return Overlap(given)
-    kind, example = _KINDS[str(field.type)]
-    if type(given) is not kind:
-        raise UsageError(f"{where}: expected {kind.__name__}, found {given!r}", hint=f"write {example}")
-    return given
 
 
 def _fits(file: FleetFile) -> None:

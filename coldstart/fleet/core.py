@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from coldstart.fleet import events
-from coldstart.fleet.deployments import Deployment
+from coldstart.fleet.deployments import Deployment, Window
 from coldstart.fleet.events import Action, Event, Refuse
 from coldstart.fleet.groups import FleetWorker
 from coldstart.fleet.growth import Growth
 from coldstart.fleet.lives import IDLE, RETRY, GroupLives
-from coldstart.fleet.recheck import Recheck
-from coldstart.fleet.requests import HOLD, Requests
+from coldstart.fleet.requests import HOLD, Recheck, Requests, Timers
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
-from coldstart.fleet.timers import Timers
-from coldstart.fleet.window import Window
 
 SUSPECT_S = 1.0
 

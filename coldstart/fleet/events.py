@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coldstart.fleet.specification import FleetModel, ServerSpec
-from coldstart.host.events import Arrived, Ended, Refuse, Tick
+from coldstart.host.events import Arrived as Arrived
+from coldstart.host.events import Ended as Ended
+from coldstart.host.events import Refuse as Refuse
+from coldstart.host.events import Tick as Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,36 +235,3 @@ class Move:
 
 
 Action = LaunchRank | Share | FetchRest | Release | Stop | Send | Move | Refuse
-
-__all__ = [
-    "Action",
-    "Arrived",
-    "Deployed",
-    "Drained",
-    "Ended",
-    "Event",
-    "FetchRest",
-    "Fetched",
-    "FoundRank",
-    "Joined",
-    "LaunchRank",
-    "Move",
-    "Moved",
-    "ProcessDied",
-    "RankReady",
-    "Rate",
-    "Rebuilt",
-    "Refuse",
-    "Release",
-    "Released",
-    "Removed",
-    "Send",
-    "ServerLost",
-    "Share",
-    "Stop",
-    "Stopped",
-    "Suspected",
-    "Tick",
-    "Whole",
-    "WorkerDied",
-]

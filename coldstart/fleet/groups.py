@@ -11,8 +11,37 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-WHOLE = "/whole"
-"""Suffix of the name of a worker's own group and of its full-model engine, next to the engine of its rank."""
+_FULL_ENGINE, _BACKGROUND = "/whole", "+rest"
+
+
+def name_group(model: str, number: int) -> str:
+    """Return the name of the group with this number among those of its model."""
+    return f"{model}#{number}"
+
+
+def find_group_number(group: str) -> int:
+    """Return the number in the name of a group, or of a worker or its engine."""
+    return int(group.rpartition("#")[2].partition(".")[0])
+
+
+def name_full_engine(worker: str) -> str:
+    """Return the name of a worker's full-model engine, next to the engine of its rank, and of the group that it serves."""
+    return worker + _FULL_ENGINE
+
+
+def is_full_engine(name: str) -> bool:
+    """Return whether an engine or a group is that of a worker with the full model, next to its rank."""
+    return name.endswith(_FULL_ENGINE)
+
+
+def find_worker(engine: str) -> str:
+    """Return the worker of an engine."""
+    return engine.removesuffix(_FULL_ENGINE)
+
+
+def name_background_fetch(worker: str) -> str:
+    """Return the name of the worker's background fetch in its server's bandwidth reservations."""
+    return worker + _BACKGROUND
 
 
 class GroupPhase(StrEnum):
@@ -79,7 +108,7 @@ class Group:
     @property
     def single(self) -> bool:
         """Return whether it is the own group of one worker of a former pipeline."""
-        return self.name.endswith(WHOLE)
+        return is_full_engine(self.name)
 
     def remaining(self) -> list[FleetWorker]:
         """Return the workers that will hold the full model."""

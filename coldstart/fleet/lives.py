@@ -1,19 +1,88 @@
-"""Life cycle of groups and their workers from launch to end; each method yields the orders that follow from one fact."""
+"""Life cycle of groups and their workers from launch to end; each method yields the orders that follow from one fact.
+
+A pipeline is consolidated into single workers (ParaServe, section 6). Scaling down retains one worker. Scaling up
+retains as many as the load requires, among those with enough memory. The switch happens when all of them hold the full
+model. Streams that cannot move end in the pipeline, which stops after its last stream.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from coldstart.fleet import events
-from coldstart.fleet.consolidation import Consolidation
 from coldstart.fleet.deployments import Deployment
-from coldstart.fleet.events import Action, Refuse
-from coldstart.fleet.groups import WHOLE, FleetWorker, Group, GroupPhase
-from coldstart.fleet.recheck import Recheck
-from coldstart.fleet.requests import Requests, TrackedRequest
+from coldstart.fleet.events import Action, FetchRest, Move, Refuse
+from coldstart.fleet.groups import (
+    FleetWorker,
+    Group,
+    GroupPhase,
+    find_group_number,
+    is_full_engine,
+    name_full_engine,
+)
+from coldstart.fleet.requests import Recheck, Requests, Timers, TrackedRequest
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetSettings
-from coldstart.fleet.timers import Timers
+
+
+class Consolidation:
+    """Consolidation of all pipelines.
+
+    `moving` maps each stream that moves to its target group, which counts the stream from the start of the move.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.moving: dict[str, str] = {}
+
+    def keeps_more(self, group: Group, batch: int, memory: int) -> bool:
+        """Let one more worker of a starting pipeline remain after consolidation; return whether there was one.
+
+        A worker that does not hold the full model is enlarged if its device has `memory` bytes in total for it.
+        """
+        if len(group.workers) < 2 or group.phase is not GroupPhase.STARTING:
+            return False
+        full = [worker for worker in group.workers if worker.full]
+        if len(full) <= group.keep and not any(
+            self.roster.grow(worker, memory) for worker in group.workers if not worker.full
+        ):
+            return False
+        group.keep += 1
+        group.capacity = batch * group.keep
+        return True
+
+    def begin(self, group: Group, wanted: int, batch: int, now: float) -> Iterator[FetchRest]:
+        """Start consolidation of a ready pipeline: full workers fetch the rest; `wanted` more remain if possible."""
+        full = sum(worker.full for worker in group.workers)
+        group.keep = max(1, min(full, group.keep + wanted))
+        group.capacity = batch * group.keep
+        for worker in group.remaining():
+            yield self.roster.fetch_rest(worker, now)
+
+    def complete(self, group: Group) -> bool:
+        remaining = group.remaining()
+        return len(group.workers) > 1 and bool(remaining) and all(worker.whole for worker in remaining)
+
+    def split(self, group: Group, batch: int, now: float) -> list[Group]:
+        """Split the pipeline: each remaining worker becomes its own group, and the old group accepts no new request."""
+        group.phase = GroupPhase.LEAVING
+        singles = []
+        for worker in group.remaining():
+            single = Group(
+                name_full_engine(worker.name), group.model, [worker], 1, batch, GroupPhase.SERVING, since=now
+            )
+            worker.groups.append(single.name)
+            singles.append(single)
+        return singles
+
+    def moves(self, group: Group, singles: Sequence[Group]) -> Iterator[Move]:
+        """Yield a move for every stream of a split pipeline, to the single worker with the fewest streams."""
+        for request in group.in_flight:
+            target = min(singles, key=lambda single: len(single.in_flight))
+            target.in_flight[request] = None
+            self.moving[request] = target.name
+            yield Move(request, group.name, target.name)
+
 
 IDLE, RETRY = "idle", "retry"
 
@@ -89,7 +158,7 @@ class GroupLives:
             model.failed_on.pop(worker.server, None)
         self.recheck.touch(group.model)
         self._rest(group, now)
-        beside = any(worker.name + WHOLE in self.roster.workers for worker in group.workers)
+        beside = any(name_full_engine(worker.name) in self.roster.workers for worker in group.workers)
         if self.settings.consolidate and len(group.workers) > 1 and not beside:
             yield from self.consolidation.begin(group, model.wanted(now), model.spec.batch, now)
 
@@ -189,7 +258,7 @@ class GroupLives:
         for found in ranks:
             by_group.setdefault(found.launch.group, []).append(found)
         # Adopt engines beside ranks first: their pipelines must not be consolidated a second time.
-        for name, parts in sorted(by_group.items(), key=lambda one: not one[0].endswith(WHOLE)):
+        for name, parts in sorted(by_group.items(), key=lambda one: not is_full_engine(one[0])):
             model = self.models.get(parts[0].launch.model)
             group = (
                 None if model is None or name in self.groups else self.roster.adopt(parts, model.spec, now)
@@ -198,10 +267,10 @@ class GroupLives:
                 yield from (events.Stop(part.launch.worker) for part in parts if not part.stopping)
                 continue
             self.add(group)
-            model.number = max(model.number, int(name.rpartition("#")[2].partition(".")[0]))
+            model.number = max(model.number, find_group_number(name))
             yield from self.begin_serving(group, now)
         for group in list(self.groups.values()):
-            singles = (self.groups.get(worker.name + WHOLE) for worker in group.workers)
+            singles = (self.groups.get(name_full_engine(worker.name)) for worker in group.workers)
             if any(single is not None and single.phase is GroupPhase.SERVING for single in singles):
                 yield from self.stop(group, now)
         for model in self.models.values():

@@ -6,9 +6,9 @@ from math import inf
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.fleet.cluster import Cluster
 from coldstart.fleet.configuration import FleetFile
-from coldstart.fleet.placement import place
+from coldstart.fleet.growth import place
+from coldstart.fleet.roster import Cluster
 from coldstart.fleet.sizing import Scheme, considered
 from coldstart.fleet.specification import PIPELINE, FleetModel
 

@@ -1,16 +1,68 @@
-"""Open requests of the fleet: those that wait for a group of their model, and those that a group has.
+"""Open requests of the fleet, its timers, and the models that the core must look at again.
 
 Invariant: `held` counts the waiting requests; each of them is in the queue of its model, and no other request is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
 
 from coldstart.fleet.deployments import Deployment
-from coldstart.fleet.recheck import Recheck
-from coldstart.fleet.timers import Timers
+
+
+class Timers:
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, str, str]] = []
+        self._number = 0
+
+    def add(self, time: float, kind: str, name: str) -> None:
+        self._number += 1
+        heappush(self._heap, (time, self._number, kind, name))
+
+    def next(self) -> float:
+        return self._heap[0][0] if self._heap else inf
+
+    def due(self, now: float) -> Iterator[tuple[str, str]]:
+        """Yield the timers that are due, in order; timers added meanwhile are left for the next call."""
+        last = self._number
+        while self._heap and self._heap[0][0] <= now and self._heap[0][1] <= last:
+            _, _, kind, name = heappop(self._heap)
+            yield kind, name
+
+
+class Recheck:
+    """Names of models to process, in the order in which they were touched.
+
+    A model that found no room is blocked: it is processed again once memory has become free on any server.
+    """
+
+    def __init__(self) -> None:
+        self._touched: dict[str, None] = {}
+        self._blocked: dict[str, None] = {}
+        self._freed = False
+
+    def touch(self, model: str) -> None:
+        self._touched[model] = None
+
+    def free(self) -> None:
+        """Record that a device or a link may have more room than before."""
+        self._freed = True
+
+    def block(self, model: str) -> None:
+        self._blocked[model] = None
+
+    def unblock(self, model: str) -> None:
+        self._blocked.pop(model, None)
+
+    def take(self) -> dict[str, None]:
+        """Return the models to process now, and reset; empty if nothing has changed."""
+        names = self._touched | (self._blocked if self._freed else {})
+        self._touched, self._freed = {}, False
+        return names
+
 
 HOLD = "hold"
 

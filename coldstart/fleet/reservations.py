@@ -6,14 +6,64 @@ fetches after start-up use the remaining bandwidth and do not count in N.
 
 Invariant: under exact processor sharing no admitted fetch ends after its deadline, because a share only grows until
 the next fetch is admitted, and admission checks all deadlines. A fetch that is already too late gets no deadline:
-with one it would block every later fetch.
+with one it would block every later fetch. The link moves `rate` bytes a second while any fetch is pending; time is split
+at the end of every fetch, so that shares stay correct (unlike the paper's equation 4).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import inf
 
-from coldstart.fleet.network_link import NetworkLink
+CRUMB = 1e-3
+"""Bytes that count as none, because of rounding."""
+
+
+@dataclass(slots=True)
+class NetworkLink:
+    """One link. `moved` counts bytes; `pending` and `background` are the remaining bytes of each fetch."""
+
+    rate: float
+    now: float = 0.0
+    moved: float = 0.0
+    pending: dict[str, float] = field(default_factory=dict)
+    background: dict[str, float] = field(default_factory=dict)
+
+    def advance(self, now: float) -> list[tuple[str, float]]:
+        """Move bytes until `now`; return the fetches that ended, with their times."""
+        ended: list[tuple[str, float]] = []
+        while self.now < now and self.rate > 0 and (active := self.pending or self.background):
+            each = self.rate / len(active)
+            least = min(active.values())
+            end = self.now + least / each
+            # Subtract the exact remainder of a fetch that ends now, so that rounding of the clock cannot
+            # delay its end.
+            part, until = (least, end) if end <= now else ((now - self.now) * each, now)
+            self.moved += part * len(active)
+            self.now = until
+            for name in list(active):
+                active[name] -= part
+                if active[name] <= CRUMB:
+                    del active[name]
+                    ended.append((name, until))
+        self.now = max(self.now, now)
+        return ended
+
+    def add(self, name: str, size: float, *, background: bool = False) -> None:
+        """Add a fetch at the time `self.now`. Raises ValueError for a name that is already in use."""
+        if name in self.pending or name in self.background:
+            raise ValueError(f"{name} fetches already")
+        (self.background if background else self.pending)[name] = float(size)
+
+    def drop(self, name: str) -> None:
+        """Remove a fetch, whether it is complete or not."""
+        self.pending.pop(name, None)
+        self.background.pop(name, None)
+
+    def next_end(self) -> float:
+        """Return when the next fetch ends if none is added; infinity if none is pending."""
+        active = self.pending or self.background
+        return self.now + min(active.values()) * len(active) / self.rate if active and self.rate > 0 else inf
 
 
 class BandwidthReservations:
@@ -21,7 +71,7 @@ class BandwidthReservations:
 
     def __init__(self, bandwidth: float, now: float = 0.0) -> None:
         self.link, self.deadlines = NetworkLink(bandwidth, now), dict[str, float]()
-        self._said: dict[str, float | None] = {}
+        self._reported: dict[str, float | None] = {}
 
     @property
     def idle(self) -> bool:
@@ -67,15 +117,15 @@ class BandwidthReservations:
         self.link.drop(name)
         self.deadlines.pop(name, None)
 
-    def news(self) -> list[tuple[str, float | None]]:
+    def list_changed_rates(self) -> list[tuple[str, float | None]]:
         """Return the foreground fetches whose rate changed since the last call, with the new rate in bytes/s.
 
         The rate is None for a fetch that has the link to itself: without a limit it measures the speed of the link.
         """
         count = len(self.link.pending)
         each = None if count == 1 else self.link.rate / max(1, count)
-        said, self._said = self._said, dict.fromkeys(self.link.pending, each)
-        return [(name, each) for name in self._said if name not in said or said[name] != each]
+        before, self._reported = self._reported, dict.fromkeys(self.link.pending, each)
+        return [(name, each) for name in self._reported if name not in before or before[name] != each]
 
     def measured(self, bandwidth: float, now: float) -> None:
         """Set the measured rate of the link in bytes/s."""

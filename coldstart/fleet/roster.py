@@ -1,24 +1,99 @@
 """Workers by name and their resources: every change of device memory and link reservations goes through this module.
 
-Invariant: a worker holds its device memory from its launch until its process is known to have ended.
+Invariants: a worker holds its device memory from its launch until its process is known to have ended; on each device,
+free memory and the memory of workers add up to its size; a lost server holds no memory.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
 from math import inf
 
 from coldstart.fleet import timing
-from coldstart.fleet.cluster import Cluster, FleetServer
 from coldstart.fleet.events import FetchRest, FoundRank, LaunchRank, Share, Stop
-from coldstart.fleet.groups import WHOLE, FleetWorker, Group, GroupPhase
+from coldstart.fleet.groups import (
+    FleetWorker,
+    Group,
+    GroupPhase,
+    is_full_engine,
+    name_background_fetch,
+    name_full_engine,
+)
 from coldstart.fleet.reservations import BandwidthReservations
-from coldstart.fleet.sizing import Demand, Place, Scheme
-from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings
+from coldstart.fleet.sizing import Demand, Offer, Place, Scheme
+from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings, ServerSpec
 
-REST = "+rest"
-"""Suffix of the background fetch of a worker in its server's bandwidth reservations."""
+
+class FleetServer:
+    """State of one server."""
+
+    def __init__(self, spec: ServerSpec, now: float) -> None:
+        self.spec, self.draining = spec, False
+        self.free = [spec.memory] * spec.devices
+        self.reservations = BandwidthReservations(spec.network, now)
+        self.cached: OrderedDict[str, int] = OrderedDict()
+
+    def offer(self, now: float) -> Offer:
+        fetch = 0.0 if self.draining else self.reservations.offer(now)
+        return Offer(self.spec.name, fetch, self.spec.load, max(self.free))
+
+    def take(self, memory: int) -> int:
+        """Allocate `memory` bytes on the device with the least sufficient free memory; return its number.
+
+        Raises:
+            ValueError: No device has enough free memory.
+        """
+        fitting = [(free, number) for number, free in enumerate(self.free) if free >= memory]
+        if not fitting:
+            raise ValueError(f"no device of {self.spec.name} has {memory} bytes free")
+        device = min(fitting)[1]
+        self.free[device] -= memory
+        return device
+
+    def give(self, device: int, memory: int) -> None:
+        self.free[device] += memory
+
+    def remember(self, model: str, size: int) -> None:
+        """Cache the weights in host memory; evict the least recently used weights if they do not fit."""
+        if size > self.spec.host_memory:
+            return
+        self.cached.pop(model, None)
+        self.cached[model] = size
+        while sum(self.cached.values()) > self.spec.host_memory:
+            self.cached.popitem(last=False)
+
+    def recall(self, model: str) -> bool:
+        """Return whether the weights are in host memory, and mark them as used."""
+        if model not in self.cached:
+            return False
+        self.cached.move_to_end(model)
+        return True
+
+
+class Cluster:
+    """Servers by name, in the order in which they joined."""
+
+    def __init__(self) -> None:
+        self.servers: dict[str, FleetServer] = {}
+
+    def join(self, spec: ServerSpec, now: float) -> None:
+        self.servers[spec.name] = FleetServer(spec, now)
+
+    def lose(self, name: str) -> None:
+        self.servers.pop(name, None)
+
+    def open(self, avoided: Collection[str] = ()) -> Iterator[FleetServer]:
+        return (
+            server
+            for server in self.servers.values()
+            if not server.draining and server.spec.name not in avoided
+        )
+
+    def offers(self, now: float, least: int = 0, avoided: Collection[str] = ()) -> list[Offer]:
+        """Return the offer of every server with a device that has `least` bytes free."""
+        return [server.offer(now) for server in self.open(avoided) if max(server.free) >= least]
 
 
 class Roster:
@@ -32,7 +107,9 @@ class Roster:
         stirred, self._stirred = self._stirred, {}
         for server in stirred:
             if server in self.cluster.servers:
-                yield from itertools.starmap(Share, self.cluster.servers[server].reservations.news())
+                yield from itertools.starmap(
+                    Share, self.cluster.servers[server].reservations.list_changed_rates()
+                )
 
     def _reservations(self, server: FleetServer) -> BandwidthReservations:
         """Return the server's reservations for a change."""
@@ -85,7 +162,7 @@ class Roster:
                 continue
             rest, full = model.size - launch.size, launch.memory >= model.memory
             # An engine beside it reserves its own memory.
-            beside = launch.worker + WHOLE in self.workers
+            beside = name_full_engine(launch.worker) in self.workers
             memory = max(launch.size, launch.memory - model.memory) if beside and full else launch.memory
             server.free[launch.device] -= memory
             where = launch.server, launch.device, memory, launch.size, rest, full
@@ -121,13 +198,13 @@ class Roster:
         known = self.settings.cache and server.recall(worker.model)
         size = 0 if known else worker.rest
         if size:
-            server.reservations.trail(worker.name + REST, size, now)
+            server.reservations.trail(name_background_fetch(worker.name), size, now)
         return FetchRest(worker.name, size)
 
     def complete_worker(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
         worker.whole = True
         server = self.cluster.servers[worker.server]
-        server.reservations.finished(worker.name + REST, now)
+        server.reservations.finished(name_background_fetch(worker.name), now)
         if self.settings.cache:
             server.remember(model.name, model.size)
 
@@ -148,7 +225,7 @@ class Roster:
 
     def released(self, worker: FleetWorker, model: FleetModel, group: str) -> None:
         """Free the memory of the worker's process for that group: its rank, or the full model beside it."""
-        left = max(worker.size, worker.memory - model.memory) if group.endswith(WHOLE) else model.memory
+        left = max(worker.size, worker.memory - model.memory) if is_full_engine(group) else model.memory
         self.shrink(worker, left)
 
     def stop(self, group: Group, now: float) -> Iterator[Stop]:
@@ -182,4 +259,4 @@ class Roster:
         server = self.cluster.servers.get(worker.server)
         if server is not None:
             self._reservations(server).finished(worker.name, now)
-            server.reservations.finished(worker.name + REST, now)
+            server.reservations.finished(name_background_fetch(worker.name), now)

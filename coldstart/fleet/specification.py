@@ -11,6 +11,7 @@ from math import inf
 from coldstart.errors import UsageError
 from coldstart.fleet.sizing import MOST_RANKS, Demand
 from coldstart.fleet.timing import Costs
+from coldstart.host.tables import Rate, Seconds, Size
 
 PIPELINE, FIRST_FIT, LOCALITY = "pipeline", "first-fit", "locality"
 PLACEMENTS = (PIPELINE, FIRST_FIT, LOCALITY)
@@ -21,11 +22,11 @@ class ServerSpec:
     """`devices` of `memory` bytes each behind one link; `host_memory` bytes cache the weights of stopped models."""
 
     name: str
-    memory: int
-    network: float
-    load: float
+    memory: Size
+    network: Rate
+    load: Rate
     devices: int = 1
-    host_memory: int = 0
+    host_memory: Size = 0
 
     def __post_init__(self) -> None:
         if (
@@ -49,15 +50,15 @@ class FleetModel:
     """
 
     name: str
-    size: int
-    memory: int
+    size: Size
+    memory: Size
     costs: Costs
-    ttft_s: float = inf
-    tpot_s: float = inf
+    ttft_s: Seconds = inf
+    tpot_s: Seconds = inf
     batch: int = 8
     least: int = 0
     most: int = 16
-    idle_s: float = 60.0
+    idle_s: Seconds = 60.0
     shares: dict[int, tuple[int, ...]] = field(default_factory=dict)
     joins: dict[int, float] = field(default_factory=dict)
 
@@ -103,17 +104,17 @@ class FleetSettings:
 
     placement: str = PIPELINE
     most_ranks: int = MOST_RANKS
-    window_s: float = 1.0
+    window_s: Seconds = 1.0
     consolidate: bool = True
     beside: bool = True
     cache: bool = False
     reclaim: bool = True
     retries: int = 2
-    hold_s: float = 600.0
+    hold_s: Seconds = 600.0
     max_held: int = 1 << 20
-    backoff_s: float = 1.0
-    backoff_max_s: float = 300.0
-    hang_timeout_s: float = 120.0
+    backoff_s: Seconds = 1.0
+    backoff_max_s: Seconds = 300.0
+    hang_timeout_s: Seconds = 120.0
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:

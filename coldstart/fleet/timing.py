@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
+from coldstart.host.tables import Seconds
+
 
 class Overlap(StrEnum):
     """Parts of a cold start that run concurrently with the fetch."""
@@ -37,13 +39,13 @@ class Costs:
     device: prefill (t_p) and one decode iteration (t_d).
     """
 
-    container_s: float = 0.0
-    context_s: float = 0.0
-    library_s: float = 0.0
-    join_s: float = 0.0
-    hop_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
+    container_s: Seconds = 0.0
+    context_s: Seconds = 0.0
+    library_s: Seconds = 0.0
+    join_s: Seconds = 0.0
+    hop_s: Seconds = 0.0
+    prefill_s: Seconds = 0.0
+    decode_s: Seconds = 0.0
     overlap: Overlap = Overlap.FULL
 
     @property

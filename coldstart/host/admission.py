@@ -42,8 +42,9 @@ def unknown(request: str, name: str) -> Refuse:
 
 
 def too_large(residents: Residents, request: str, model: Model) -> Refuse:
-    wanted, most = format_memory(residents.least_memory(model)), format_memory(residents.max_memory(model))
-    return Refuse(request, 507, f"model {model.spec.name} needs {wanted}; the host has {most} for it")
+    wanted, most = format_memory(model.observed.memory), format_memory(residents.max_memory(model))
+    beside = " beside its runtime template" if residents.template_memory() else ""
+    return Refuse(request, 507, f"model {model.spec.name} needs {wanted}; the host has {most} for it{beside}")
 
 
 def failed(model: Model, request: str, now: float) -> Refuse:

@@ -1,4 +1,4 @@
-"""Parse and validate the host's TOML configuration file.
+"""Parse and validate the host's TOML configuration file, and describe the differences between two of them.
 
 memory = "60GiB"            # of all models together; every member of HostSettings is allowed here
 policy = "predictive"
@@ -27,14 +27,16 @@ Invariant: a file that is accepted describes a host that can run; every error na
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.host.crontab import parse_crontab
+from coldstart.host.endpoint import ClientKey, describe_client_changes
 from coldstart.host.launches import FAIL, Catalogue, Launch
 from coldstart.host.policies import make
 from coldstart.host.specification import AWAKE, TEMPLATE, HostSettings, ModelSpec, Tier, stopped
@@ -49,6 +51,44 @@ from coldstart.host.tables import (
     require_keys,
 )
 from coldstart.units import format_memory
+
+_HINT = 'write five fields, such as "0 8 * * 1-5" for 8:00 on weekdays'
+
+
+def parse_crontab(given: object) -> str:
+    """Return a cron expression. Raises UsageError if it is invalid or matches no time."""
+    if not isinstance(given, str):
+        raise UsageError(f"expected a cron expression, found {given!r}", hint=_HINT)
+    try:
+        find_next_moment(given, time.time())
+    except ValueError as error:
+        raise UsageError(f"invalid cron expression {given[:80]!r}: {error}", hint=_HINT) from error
+    return given
+
+
+def find_next_moment(expression: str, now: float) -> float:
+    """Return the first time after `now` that the expression matches, both as Unix time.
+
+    If daylight saving time skips a matching local time, the result is one hour later. In an hour that is repeated, the
+    second occurrence is returned only if `now` is after the first one.
+
+    Raises:
+        ValueError: The expression is invalid, or matches no time within 50 years.
+    """
+    from cronsim import CronSim, CronSimError
+
+    if len(expression.split()) != 5:
+        raise ValueError("it does not have five fields")
+    try:
+        for moment in CronSim(expression, datetime.fromtimestamp(now)):
+            # The later of two equal local times, where the earlier one has passed.
+            for fold in (0, 1):
+                at = moment.replace(fold=fold).timestamp()
+                if at > now:
+                    return at
+    except CronSimError as error:
+        raise ValueError(str(error)) from error
+    raise ValueError("it matches no time within 50 years")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +124,6 @@ class Figures:
     prewarm: Annotated[str, parse_crontab] | None = None
 
 
-# Keys at the top of earlier releases, which remain accepted, and what they are called now.
-_RENAMED = {"start_deadline_s": "ready_timeout_s"}
 _SET_BY_HOST = {"name", "weights_from", "needs_no_template"}
 _LAUNCH_KEYS = {field.name for field in fields(Launch)} - _SET_BY_HOST
 _FIGURE_KEYS = {field.name for field in fields(Figures)}
@@ -112,23 +150,26 @@ class HostFile:
         return {spec.name: spec.prewarm for spec in self.models if spec.prewarm is not None}
 
 
-def describe_limits(file: HostFile, machine: int | None) -> Iterator[str]:
+def describe_limits(file: HostFile, machine: int | None, template_bytes: int = 0) -> Iterator[str]:
     """Yield a note for a memory limit above the memory of the machine, and for each model that the limit does not allow.
 
     Args:
         file: Configuration of the host.
         machine: Memory of the machine, of its control group, or of its devices in bytes; None if it is unknown.
+        template_bytes: Memory of a runtime template.
     """
     limit = file.settings.memory
     if machine is not None and limit > machine:
         yield f"the memory limit is {format_memory(limit)}, and this machine has {format_memory(machine)}"
+    template = template_bytes if file.settings.runtime_template else 0
+    beside = f", of which the runtime template has {format_memory(template)}" if template else ""
     for model in file.models:
-        needed, source = model.tiers[0].memory + model.shared, file.sources[model.name]
+        needed, source = model.tiers[0].memory, file.sources[model.name]
         most = min(limit, file.settings.each_device * len(model.devices) or limit)
-        if needed > most:
+        if needed > most - template:
             yield (
-                f"{model.name} needs {format_memory(needed)} ({source}), and the memory limit is {format_memory(most)}: "
-                "its requests are refused"
+                f"{model.name} needs {format_memory(needed)} ({source}), and the memory limit is {format_memory(most)}"
+                f"{beside}: its requests are refused"
             )
 
 
@@ -167,7 +208,6 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     top = dict(table)
     models, idle_s = _model_tables(top.pop("models", {})), top.pop("idle_s", None)
     on_miss = top.pop("on_miss", FAIL)
-    notes = _rename_keys(top)
     settings = decode(HostSettings, top)
     parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
     launches = {name: _launch(name, {"on_miss": on_miss, **given}) for name, given in models.items()}
@@ -189,16 +229,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
         name: "file" if profile is None or figures[name].memory is not None else profile.source
         for name, profile in known.items()
     }
-    return HostFile(settings, specs, catalogue, sources, notes, lenders)
-
-
-def _rename_keys(top: dict[str, Any]) -> tuple[str, ...]:
-    """Give the earlier names of keys their present names, which take precedence; return a note for each."""
-    found = [(old, new) for old, new in _RENAMED.items() if old in top]
-    for old, new in found:
-        value = top.pop(old)
-        top.setdefault(new, value)
-    return tuple(f"the host file's key {old} is now called {new}" for old, new in found)
+    return HostFile(settings, specs, catalogue, sources, lenders=lenders)
 
 
 def _model_tables(given: Any) -> dict[str, dict[str, Any]]:
@@ -253,16 +284,7 @@ def _specify(launch: Launch, figures: Figures, known: Profile | None) -> ModelSp
     if launch.engine_template and TEMPLATE not in (tier.name for tier in between):
         between.append(_template_tier(memory, start_s, between, known))
     tiers = (Tier(AWAKE, memory, 0.0), *between, stopped(start_s))
-    return ModelSpec(
-        launch.name,
-        tiers,
-        pinned=figures.pinned,
-        idle_s=figures.idle_s,
-        prewarm=figures.prewarm,
-        devices=launch.devices,
-        # A start that needs no template takes the same with and without one.
-        shared=0 if launch.needs_no_template else shared,
-    )
+    return ModelSpec(launch.name, tiers, figures.pinned, figures.idle_s, figures.prewarm, launch.devices)
 
 
 def _template_tier(memory: int, start_s: float, above: list[Tier], known: Profile | None) -> Tier:
@@ -270,3 +292,41 @@ def _template_tier(memory: int, start_s: float, above: list[Tier], known: Profil
     forked_s = start_s if known is None or known.forked_s is None else min(start_s, known.forked_s)
     most = min([memory, *(tier.memory for tier in above)])
     return Tier(TEMPLATE, most, max([forked_s, *(tier.penalty_s for tier in above)]))
+
+
+KINDS = ("added", "removed", "changed", "settings")
+"""Members of the changes of a host file, each a list of names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Models, settings and clients that a host has read."""
+
+    file: HostFile
+    clients: tuple[ClientKey, ...] = ()
+
+
+def describe_changes(before: Configuration, after: Configuration) -> dict[str, Any]:
+    """Return the names of the models and clients that were added, removed or changed, and of the settings that differ."""
+    old, new = _list_models(before.file), _list_models(after.file)
+    return {
+        "models": list(new),
+        "added": [name for name in new if name not in old],
+        "removed": [name for name in old if name not in new],
+        "changed": [name for name in new if name in old and new[name] != old[name]],
+        "settings": [
+            field.name
+            for field in fields(after.file.settings)
+            if getattr(before.file.settings, field.name) != getattr(after.file.settings, field.name)
+        ],
+        "clients": describe_client_changes(before.clients, after.clients),
+    }
+
+
+def has_changes(found: Mapping[str, Any]) -> bool:
+    """Return whether `describe_changes` has found a difference."""
+    return any(found[kind] for kind in KINDS) or any(found["clients"].values())
+
+
+def _list_models(file: HostFile) -> dict[str, tuple[object, object]]:
+    return {spec.name: (file.catalogue.launches[spec.name], spec) for spec in file.models}

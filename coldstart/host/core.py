@@ -14,8 +14,7 @@ from coldstart.host import admission, events
 from coldstart.host.events import Action, Event
 from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
-from coldstart.host.own_starts import OwnStarts
-from coldstart.host.pending import PendingRequests
+from coldstart.host.pending import OwnStarts, PendingRequests
 from coldstart.host.residents import Residents
 from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
 
@@ -27,7 +26,7 @@ class Core:
         self.residents = Residents(specs, settings)
         self.pending, self.own_starts = PendingRequests(), OwnStarts(self.residents)
         self.requests = self.hits = self.starts = self.departures = 0
-        self._giving_up, self._retirement = False, ""
+        self._retirement = ""
         self._serving: dict[str, str] = {}
         self._next_check, self._now = -inf, -inf
 
@@ -65,11 +64,9 @@ class Core:
             case events.Configured(specs, settings, reason):
                 self._retirement = reason
                 yield from self._configured(specs, settings or self.settings, now)
-            case events.TemplateHeld(memory, forks):
-                self.residents.record_template(memory, forks)
-                self._giving_up = self._giving_up and memory > 0
+            case events.TemplateHeld(memory):
+                self.residents.record_template(memory)
                 self._next_check = -inf if self.residents.unsettled() else self._next_check
-                yield from self._given_up(*self.models.values())
             case events.Tick():
                 pass
             case _ if event.model in self.models:
@@ -99,8 +96,8 @@ class Core:
                 self.own_starts.prewarm(model, now)
             case events.Left():
                 self.residents.complete_leave(model, now)
-            case events.Measured(_, memory, tier, fresh) if tier != AWAKE or model.state is State.READY:
-                self.residents.measured(model, memory, tier, fresh=fresh)
+            case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
+                self.residents.measured(model, memory, tier)
             case events.Outdated(_, reason) if model.state in (State.READY, State.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, reason)
         self._watch(model)
@@ -219,7 +216,6 @@ class Core:
             if not self.residents.fits(model):
                 yield from self._too_large(model)
                 continue
-            yield from self._given_up(model)
             if free_memory_for(self.residents, model, now, now >= waiting.since + self.settings.patience_s):
                 self.starts += 1
                 yield events.Start(model.spec.name, self.residents.start(model, now))
@@ -228,12 +224,6 @@ class Core:
                 yield from self._refused(model)
             else:
                 return
-
-    def _given_up(self, *models: Model) -> Iterator[Action]:
-        """Order the end of the host's template process, once, if a model fits only without it."""
-        if not self._giving_up and any(map(self.residents.crowded_out, models)):
-            self._giving_up = True
-            yield events.GiveUp()
 
     def _too_large(self, model: Model) -> Iterator[Action]:
         for one in self.pending.take(model.spec.name):

@@ -1,15 +1,218 @@
-"""Address of a gateway and who may use it: key, host names, origins, TLS and limits. The same for host and fleet."""
+"""Address of a gateway and who may use it: keys, host names, origins, TLS and limits. The same for host and fleet.
+
+A file of named keys has one table for each client; a file without tables is valid, and its keys are all revoked:
+
+[laptop]                        # name of the client in metrics and errors; its key appears in neither
+key_file = "/run/keys/laptop"   # absolute, or relative to this file
+models = ["tiny-llama"]         # optional: names of models; default: all models
+admin = false                   # true: the client may also read status, metrics and logs, and control the host
+
+Invariant: no key is part of an error, a representation or a comparison whose time depends on its content. The command
+line generates an option and an environment variable from each field of `GatewayLimits`.
+"""
 
 from __future__ import annotations
 
+import hmac
 import re
-from dataclasses import dataclass, field
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coldstart.errors import UsageError
-from coldstart.host.client_keys import ClientKeys
-from coldstart.host.limits import GatewayLimits
+from coldstart.host.tables import decode, expect_table, read_toml
+from coldstart.scheduling.declaration import Setting, setting
+from coldstart.system.file_state import FileState, find_state
+from coldstart.system.key_file import describe_exposure, read_key
+
+if TYPE_CHECKING:
+    from coldstart.host.launches import Catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKey:
+    """One client: its key and its rights."""
+
+    name: str
+    key_file: str
+    key: bytes = field(repr=False, compare=False)
+    models: tuple[str, ...] | None = None
+    admin: bool = False
+
+    def may_use(self, asked: str | None, catalogue: Catalogue) -> bool:
+        """Return whether the client may use the model that a request for the name `asked` reaches."""
+        if self.models is None:
+            return True
+        route = catalogue.route(asked)
+        allowed = (catalogue.route(name) for name in self.models)
+        return route is not None and route.model in {one.model for one in allowed if one is not None}
+
+
+class ClientKeys:
+    """The clients of one file. The file and its key files are read again when they change.
+
+    Raises:
+        UsageError: the file or a key file cannot be used.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._states: dict[Path, FileState | None] = {}
+        self.clients: tuple[ClientKey, ...] = ()
+        self.changed_at = time.monotonic()
+        self.read()
+
+    def find(self, key: bytes) -> ClientKey | None:
+        """Return the client with this key, or None."""
+        # Compare with every key, so that the time does not show which one begins alike.
+        found = [client for client in self.clients if hmac.compare_digest(client.key, key)]
+        return found[0] if found else None
+
+    def has_admin(self) -> bool:
+        """Return whether a client may control the host."""
+        return any(client.admin for client in self.clients)
+
+    def describe_unknown_models(self, catalogue: Catalogue) -> Iterator[str]:
+        """Yield a sentence for each name in a client's `models` that no request can reach now."""
+        for client in self.clients:
+            for name in client.models or ():
+                if catalogue.route(name) is None:
+                    yield f"the client {client.name} may use {name}, but no model has this name"
+
+    def describe_exposed_files(self) -> Iterator[str]:
+        """Yield a warning for each key file that other users can read."""
+        notes = (describe_exposure(_locate(self.file, client.key_file)) for client in self.clients)
+        yield from filter(None, notes)
+
+    def have_changed(self) -> bool:
+        """Return whether a file differs from the one that was read last."""
+        return any(find_state(path) != state for path, state in self._states.items())
+
+    def read(self) -> dict[str, list[str]]:
+        """Read the files again and return the changes by kind. After an error the former clients remain.
+
+        Raises:
+            UsageError: the files cannot be used.
+        """
+        # Record the state of each file before it is read, and also where it cannot be: a later change is then seen.
+        self._states = {self.file: find_state(self.file)}
+        tables = read_toml(self.file, "client key")
+        self._states |= {path: find_state(path) for path in _list_key_files(self.file, tables)}
+        try:
+            clients = parse_clients(self.file, tables)
+        except UsageError as error:
+            raise UsageError(f"client key file {self.file}: {error.message}", hint=error.hint) from error
+        changes = describe_client_changes(self.clients, clients)
+        if any(changes.values()):
+            self.clients, self.changed_at = clients, time.monotonic()
+        return changes
+
+
+def parse_clients(file: Path, tables: Mapping[str, object]) -> tuple[ClientKey, ...]:
+    """Return the clients of the content of a file, with the keys of their key files.
+
+    Raises:
+        UsageError: a key file cannot be read, an entry is unknown, or two clients have the same key.
+    """
+    clients: dict[bytes, ClientKey] = {}
+    for name, given in tables.items():
+        table = expect_table(given, name)
+        path = table.get("key_file")
+        key = read_key(_locate(file, path)).encode() if isinstance(path, str) else b""
+        client = decode(ClientKey, table, name, name=name, key=key)
+        if (other := clients.setdefault(key, client)) is not client:
+            raise UsageError(
+                f"{other.name} and {name} have the same key",
+                hint="write another key: openssl rand -hex 32",
+            )
+    return tuple(clients.values())
+
+
+def describe_client_changes(
+    before: Collection[ClientKey], after: Collection[ClientKey]
+) -> dict[str, list[str]]:
+    """Return the names of the clients that were added, removed or changed; another key is a change too."""
+    old, new = ({client.name: client for client in clients} for clients in (before, after))
+    both = [(old[name], new[name]) for name in new if name in old]
+    return {
+        "added": [name for name in new if name not in old],
+        "removed": [name for name in old if name not in new],
+        "changed": [one.name for one, two in both if one != two or not hmac.compare_digest(one.key, two.key)],
+    }
+
+
+def _list_key_files(file: Path, tables: Mapping[str, object]) -> list[Path]:
+    """Return the key files that the content of a client key file names, existing or not."""
+    named = [table.get("key_file") for table in tables.values() if isinstance(table, dict)]
+    return [_locate(file, one) for one in named if isinstance(one, str)]
+
+
+def _locate(file: Path, key_file: str) -> Path:
+    return file.parent / key_file
+
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """Limits for one connection, and for all connections together."""
+
+    head_bytes: int = setting(
+        32 * KIB, "Maximum size of a request's line and headers.", "--max-head-bytes", "BYTES", least=1 * KIB
+    )
+    headers: int = setting(128, "Maximum number of headers of a request.", "--max-headers", "N", least=1)
+    head_s: float = setting(
+        10.0, "Time in which a request's headers must arrive.", "--head-timeout", "SECONDS", above=0
+    )
+    body_bytes: int = setting(
+        64 * MIB, "Maximum size of a request body.", "--max-body-bytes", "BYTES", least=1 * KIB
+    )
+    body_s: float = setting(
+        120.0, "Time in which a request body must arrive.", "--body-timeout", "SECONDS", above=0
+    )
+    buffered_bytes: int = setting(
+        256 * MIB,
+        "Maximum size of all waiting request bodies together.",
+        "--max-buffered-bytes",
+        "BYTES",
+        least=1 * KIB,
+    )
+    idle_s: float = setting(
+        60.0,
+        "Time after which a connection without a request is closed.",
+        "--keep-alive-timeout",
+        "SECONDS",
+        above=0,
+    )
+    write_s: float = setting(
+        30.0,
+        "Time after which a client that does not read is disconnected.",
+        "--write-timeout",
+        "SECONDS",
+        above=0,
+    )
+    connections: int = setting(
+        8192,
+        "Maximum number of client connections; fewer if the process may open fewer files.",
+        "--max-connections",
+        "N",
+        least=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a value out of range."""
+        for name, one in list_limits():
+            one.require(name, getattr(self, name))
+
+
+def list_limits() -> Iterator[tuple[str, Setting]]:
+    """Yield each field's name and declaration."""
+    return ((one.name, one.metadata["setting"]) for one in fields(GatewayLimits))
+
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:\d+)?")
 _NAME = re.compile(r"\*|[a-z0-9.-]+")

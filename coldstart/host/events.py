@@ -65,21 +65,19 @@ class Left:
 class Measured:
     """Measured device memory of a model in a tier, in bytes; for `awake` only while it serves.
 
-    `memory` excludes the pages of a runtime template; a `fresh` server shares none.
+    `memory` excludes the pages of a runtime template.
     """
 
     model: str
     memory: int
     tier: str = AWAKE
-    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateHeld:
-    """Device memory of the host's own template process, in bytes, and whether servers can be forked from a template."""
+    """Device memory reserved for the host's own template process, in bytes."""
 
     memory: int
-    forks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +181,6 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
-    """End the template process once nothing depends on it, because a model needs its memory; `TemplateHeld(0)` follows."""
-
-
-@dataclass(frozen=True, slots=True)
 class Missed:
     """Report that a prewarmed model did not start."""
 
@@ -195,4 +188,4 @@ class Missed:
     reason: str
 
 
-Action = Start | Leave | Abort | Dispatch | Refuse | GiveUp | Missed
+Action = Start | Leave | Abort | Dispatch | Refuse | Missed

@@ -18,8 +18,6 @@ from coldstart.launch.modes import TEMPLATE_RUNTIME
 MODES = (modes.AUTO, *modes.repeatable_names())
 FORKED = (modes.AUTO, TEMPLATE_RUNTIME.name)
 """Modes in which a server may be forked from a runtime template."""
-EARLIER = modes.names()[: modes.names().index(TEMPLATE_RUNTIME.name)]
-"""Modes that a start tries before a runtime template."""
 FAIL, WARN = "fail", "warn"
 
 
@@ -31,7 +29,7 @@ class Launch:
     model's engine once, forks its servers from it, and retains it as the tier `template` while its memory is not
     needed. An `unlisted` model is not listed in /v1/models. `weights_from` is the source of the weights on a machine
     without them. Its server sees only the `devices`, by their numbers for the host; empty: all. `needs_no_template`: a start
-    uses the user's engine template or the bundle's snapshot, as far as is known before the first one.
+    uses the user's engine template or the bundle's snapshot.
     """
 
     name: str
@@ -103,7 +101,7 @@ def _adapter(given: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Destination:
     """Destination of a request: the host's model, and the model name that its server knows."""
 
     model: str
@@ -118,7 +116,7 @@ class Catalogue:
 
     def __init__(self, launches: Iterable[Launch], default: str | None = None) -> None:
         self.launches: Mapping[str, Launch] = {launch.name: launch for launch in launches}
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, Destination] = {}
         if default is not None and default not in self.launches:
             raise UsageError(
                 f"default_model: no model is named {default!r}",
@@ -127,14 +125,14 @@ class Catalogue:
         self._default = default
         for launch in self.launches.values():
             for name, served in launch.names():
-                known = self._routes.setdefault(name, Route(launch.name, served))
+                known = self._routes.setdefault(name, Destination(launch.name, served))
                 if known.model != launch.name:
                     raise UsageError(
                         f"{name!r} refers to two models, {known.model} and {launch.name}",
                         hint="give each its own aliases",
                     )
 
-    def route(self, asked: str | None) -> Route | None:
+    def route(self, asked: str | None) -> Destination | None:
         """Return the route of a request for the model name `asked`, or None.
 
         A request without a model name goes to the default model, or to the only model.

@@ -128,7 +128,7 @@ class Model:
 
     def respecify(self, spec: ModelSpec) -> None:
         """Apply a new specification; measured values are retained if the tiers are unchanged."""
-        if (spec.tiers, spec.shared) != (self.spec.tiers, self.spec.shared):
+        if spec.tiers != self.spec.tiers:
             names = {tier.name: tier for tier in spec.tiers}
             self.observed = Observed(spec)
             self.tier = names.get(self.tier.name, spec.tiers[-1])

@@ -31,7 +31,7 @@ class Residents:
         self.costs: dict[str, ModelCost] = {}
         self.policy = make(settings.policy, self.costs, settings.memory)
         self.pinned: list[str] = []
-        self._retiring = self._forks = False
+        self._retiring = False
         self._draining: dict[str, Model] = {}
         self._starting: set[str] = set()
         self._reprice()
@@ -59,7 +59,7 @@ class Residents:
         for name in gone:
             self.models[name].retired = True
         self._retiring = bool(gone)
-        self._fork(self._forks)
+        self._reprice()
         return gone
 
     def _resettle(self, settings: HostSettings, now: float) -> None:
@@ -113,10 +113,13 @@ class Residents:
         return list(self._draining.values())
 
     def max_memory(self, model: Model) -> int:
-        """Return the device bytes that the model could have if all other models that are not pinned were evicted."""
+        """Return the device bytes that the model could have if all other models that are not pinned were evicted.
+
+        The host's own template process keeps its memory.
+        """
         others = [self.models[name] for name in self.pinned if name != model.spec.name]
         devices = model.spec.devices
-        most = [self.device.capacity - sum(other.observed.memory for other in others)]
+        most = [self.device.capacity - self.template_memory() - sum(one.observed.memory for one in others)]
         for number in devices:
             taken = sum(share(other.observed.memory, other.spec.devices, number) for other in others)
             most.append(len(devices) * (self.device.each - taken))
@@ -126,37 +129,13 @@ class Residents:
         """Return the device bytes of the host's own template process."""
         return self.device.reserved(_OWN)
 
-    def record_template(self, memory: int, forks: bool) -> None:
-        """Record the device bytes of the host's own template process, and whether servers can be forked from a template."""
+    def record_template(self, memory: int) -> None:
+        """Record the device bytes reserved for the host's own template process."""
         self.device.record(_OWN, memory)
-        self._fork(forks)
-
-    def _fork(self, forks: bool) -> None:
-        self._forks = forks
-        for model in self.models.values():
-            model.observed.forks = forks
-        self._reprice()
 
     def fits(self, model: Model) -> bool:
         """Return whether the model can start once all models that are not pinned are evicted."""
-        return self.least_memory(model) <= self.max_memory(model)
-
-    def least_memory(self, model: Model) -> int:
-        """Return the device bytes that the model takes with the host's own process, or without it if that is less."""
-        return min(model.observed.memory + self.template_memory(), model.observed.memory_alone)
-
-    def crowded_out(self, model: Model) -> bool:
-        """Return whether the model fits only without the host's own process."""
-        known, template = model.observed, self.template_memory()
-        return known.memory_alone <= self.max_memory(model) < known.memory + template and template > 0
-
-    def memory_with_template(self) -> int:
-        """Return the memory limit in bytes with which each model fits beside the host's own process."""
-        missing = (
-            model.observed.memory + self.template_memory() - self.max_memory(model)
-            for model in self.models.values()
-        )
-        return self.device.capacity + max(0, *missing)
+        return model.observed.memory <= self.max_memory(model)
 
     def find_shortages(self, model: Model) -> dict[Place, int]:
         """Return the bytes that serving the model takes beyond the free ones: on each of its devices, and together."""
@@ -253,11 +232,11 @@ class Residents:
         self._book_beside(model, 0)
         self.measured(model, model.observed.memory)
 
-    def measured(self, model: Model, memory: int, tier: str = AWAKE, *, fresh: bool = False) -> None:
+    def measured(self, model: Model, memory: int, tier: str = AWAKE) -> None:
         """Record the measured bytes, even above the capacity; those of another tier take effect when the model is in it."""
         if tier not in {one.name for one in model.spec.tiers}:
             return
-        model.observed.measured(tier, memory, fresh=fresh)
+        model.observed.measured(tier, memory)
         if model.state is State.READY and tier == AWAKE:
             self.device.record(model.spec.name, memory)
         elif model.state is State.ASLEEP and model.tier.name == tier:

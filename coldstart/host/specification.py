@@ -49,8 +49,7 @@ class ModelSpec:
     """Specification of a model. It stops after `idle_s` without a request; None: never.
 
     A pinned model is started at once and never evicted. `prewarm` is a cron expression of the moments at which it starts.
-    `devices` are the numbers of the devices over which its memory is spread evenly; empty: it is not placed. Without a
-    runtime template, from which its server is forked, it takes `shared` bytes more: pages that the template lends.
+    `devices` are the numbers of the devices over which its memory is spread evenly; empty: it is not placed.
     """
 
     name: str
@@ -59,7 +58,6 @@ class ModelSpec:
     idle_s: float | None = None
     prewarm: str | None = None
     devices: tuple[int, ...] = ()
-    shared: int = 0
 
     def __post_init__(self) -> None:
         names = [tier.name for tier in self.tiers]
@@ -142,12 +140,10 @@ class HostSettings:
 class Observed:
     """Memory and penalties of a model: those of its specification, corrected by measurements.
 
-    A measured penalty changes the estimate by WEIGHT times the difference. `forks` is whether the host has a runtime
-    template now, whose pages are not counted as the model's.
+    A measured penalty changes the estimate by WEIGHT times the difference.
     """
 
     spec: ModelSpec
-    forks: bool = False
     _memory: dict[str, int] = field(init=False)
     _penalty_s: dict[str, float] = field(init=False)
 
@@ -160,12 +156,7 @@ class Observed:
     @property
     def memory(self) -> int:
         """Return the device bytes of the tier awake."""
-        return self._memory[AWAKE] if self.forks else self.memory_alone
-
-    @property
-    def memory_alone(self) -> int:
-        """Return the device bytes of the tier awake without a runtime template."""
-        return self._memory[AWAKE] + self.spec.shared
+        return self._memory[AWAKE]
 
     def penalty_s(self, tier: Tier) -> float:
         return self._penalty_s[tier.name]
@@ -174,10 +165,8 @@ class Observed:
         """Return the device bytes in this tier, at most those of awake."""
         return self.memory if tier.name == AWAKE else min(self._memory[tier.name], self.memory)
 
-    def measured(self, tier: str, memory: int, *, fresh: bool = False) -> None:
-        """Record the device bytes of a tier; `fresh`: of a server that shares no page with a template."""
-        if tier == AWAKE and (fresh or not self.forks):
-            memory = max(1, memory - self.spec.shared)
+    def measured(self, tier: str, memory: int) -> None:
+        """Record the device bytes of a tier."""
         self._memory[tier] = memory
 
     def started(self, tier: Tier, seconds: float, memory: int | None) -> None:

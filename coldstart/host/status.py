@@ -1,51 +1,13 @@
-"""Status document of a host, for `GET /status`, `coldstart host status` and the page at /ui.
+"""Status document of a host, for `GET /status`, `coldstart host status` and the page at /ui, and the progress of a start.
 
-schema_version          1; members may be added, none is removed or changes its meaning within a version.
-time_unix_s             time of this document.
-host                    url, pid, version, uptime_s, stopping (bool), policy,
-                        memory_bytes, memory_used_bytes    of all models: the limit, and the reserved memory
-                        runtime_template_bytes    reserved for the host's own template; 0 without one
-                        runtime_template_error    why the host has none though its settings require one; empty otherwise
-                        host_memory_bytes, host_memory_used_bytes    the same for host memory
-                        max_held, loaders, min_residents, max_residents (or null), default_model (or null)
-                        config: {path (or null), loaded_unix_s, error}    error: why the current file is not used
-                        client_keys_error    why the current client key file is not used; empty if it is, or without one
-requests                total, hits, hit_ratio (0 to 1, null before the first), held, in_flight,
-                        refused: {HTTP status as text: count}
-starts                  total, failed, seconds (of successful starts), departures
-recent_starts           the last 100, oldest first: {model, at_unix_s, mode, seconds, error, phases: {name: seconds}}
-                        mode is null and phases is empty for a failure
-models                  in order of the configuration, each:
-  name, aliases, adapters          names that requests can use
-  state                            stopped / starting / ready / draining / asleep / failed
-  progress                         of a start: null, or {stage, done, total, unit, text}, as its server reports it; done
-                                   and total are null for a stage without figures, unit is bytes, shards or graphs
-  tier                             awake / ... / stopped: the current tier, or the tier that its start began from
-  pinned, retired                  retired: no longer configured, and about to stop
-  memory_bytes                     memory when awake, as far as known
-  memory_source                    file / bundle / assumed / observed
-  held_bytes                       memory reserved for it now
-  gpu_memory_bytes                 GPU memory that its server held when last measured, at most every 30 s; left out
-                                   where it cannot be measured: no driver, or one that hides a container's processes
-  penalty_s                        {tier: seconds from this tier until it is ready}
-  held, in_flight                  number of waiting requests; of requests in progress
-  requests, hits, hit_ratio        as above, of this model
-  chunks_streamed                  pieces of answers passed on (for a stream about its tokens)
-  starts, failures                 failures in a row; 0 after a successful start
-  error, retry_in_s                reason of the last failure, and seconds until it may start again (null: now)
-  since_s                          seconds in this state
-  idle_s                           idle time after which it stops (null: never)
-  prewarm, next_prewarm_unix_s     cron expression of its schedule, and the next moment; null without one
-  mode, pid                        of the running server, null without one
-  last_start                       null, or {at_unix_s, mode, seconds, phases: {name: seconds}, fallbacks: [...],
-                                   spans: [{name, track, start_s, end_s}], seconds since the first one began}
-
-All sizes are in bytes, all times in seconds. This module does no I/O: the driver of the live host supplies the facts
-that the core does not know.
+docs/reference/http-api.md describes every member. Members may be added; none is removed or changes its meaning within a
+version. All sizes are in bytes, all times in seconds. This module does no I/O: the driver of the live host supplies the
+facts that the core does not know.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -57,6 +19,44 @@ from coldstart.contract.fallback import Fallback
 from coldstart.host.core import Core
 from coldstart.host.model_state import Model, State
 from coldstart.system.start_progress import StartProgress
+
+# An estimate that is used up does not mean that the model is ready.
+_MOST = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """State of a model that a request waits for.
+
+    `fraction` is the part of the start that has passed; `eta_s` the seconds until it is ready; `step` what the starting
+    server itself reports, as JSON data. None: unknown.
+    """
+
+    model: str
+    stage: str
+    fraction: float | None = None
+    eta_s: float | None = None
+    step: Mapping[str, Any] | None = None
+
+    def encode(self) -> str:
+        """Return the progress as one line of JSON."""
+        return json.dumps(asdict(self))
+
+
+def estimate_progress(model: Model, now: float, reported: StartProgress | None = None) -> Progress:
+    """Return the progress of a model at the time `now`, in seconds. `reported` is what its starting server reports."""
+    name, stage = model.spec.name, str(model.state)
+    step = reported.build_document() if reported else None
+    if model.state is State.READY:
+        return Progress(name, stage, 1.0, 0.0)
+    if model.state is not State.STARTING:
+        # How long other models take for their requests is not known.
+        return Progress(name, stage, 0.0)
+    passed, total = now - (model.entered or 0.0), model.observed.penalty_s(model.tier)
+    if passed >= total:
+        return Progress(name, stage, _MOST, step=step)
+    return Progress(name, stage, round(min(_MOST, passed / total), 3), round(total - passed, 1), step)
+
 
 SCHEMA_VERSION = 1
 RECENT = 100
@@ -123,7 +123,7 @@ class HostFacts:
 
 
 def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[str, Any]:
-    """Return the status document; the module docstring describes its members."""
+    """Return the status document."""
     waiting = Counter(core.pending.count_by_model())
     return {
         "schema_version": SCHEMA_VERSION,

@@ -1,6 +1,6 @@
 """TOML tables, read from a file and decoded into dataclasses by the types of the fields.
 
-A field of type `Size` takes bytes or text such as "14GiB", a field of type `Seconds` a finite number from 0.
+A field of type `Size` takes bytes or text such as "14GiB", `Rate` the same per second, `Seconds` a finite number from 0.
 Invariant: every error names the key and what was found there.
 """
 
@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
 from math import isfinite
 from pathlib import Path
 from types import UnionType
@@ -37,6 +38,7 @@ def parse_seconds(given: object) -> float:
 
 
 Size = Annotated[int, parse_size]
+Rate = Annotated[float, parse_size]
 Seconds = Annotated[float, parse_seconds]
 
 
@@ -135,6 +137,10 @@ def _decoded(kind: Any, given: object, place: str) -> Any:
         return tuple(_decoded(item, one, f"{place}[{number}]") for number, one in enumerate(found))
     if is_dataclass(kind):
         return decode(kind, given, place)  # type: ignore[arg-type]
+    if issubclass(kind, StrEnum):
+        if given not in tuple(kind):
+            raise UsageError(f"{place}: unknown value {given!r}", hint=f"use one of: {', '.join(kind)}")
+        return kind(given)
     if issubclass(kind, tuple):
         return kind(_decoded(tuple[str, ...], given, place))
     return _expect(kind, given, place)

@@ -11,8 +11,7 @@ import pytest
 from support.client_key_files import write_clients
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
-from coldstart.host.client_keys import ClientKeys
-from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
 from coldstart.host.live.log import Log
 
 CLIENTS = {

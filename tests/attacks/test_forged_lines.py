@@ -12,6 +12,9 @@ from tools.raw_server import answer, answering, say
 from tools.shell import Run
 
 from coldstart.errors import CommandFailedError, UsageError
+from coldstart.host.core import Core
+from coldstart.host.specification import HostSettings, ModelSpec
+from coldstart.host.status import HostFacts, LastStart, document
 from coldstart.validate.checks import ValidationReport
 from coldstart.validate.renderers import text
 
@@ -61,9 +64,12 @@ def test_fleet_status_has_a_line_for_each_server_only(run: Run) -> None:
         assert len(run("fleet", "status", "--url", server.url).stdout.splitlines()) == 3
 
 
-def test_host_status_shows_an_error_on_one_line() -> None:
-    start = {"mode": FORGED, "seconds": 1.0, "phases": {}}
-    assert "\n" not in _host_table._last(start)
+def test_host_status_has_a_line_for_each_model_and_error_only() -> None:
+    core, facts = Core([ModelSpec.simple("a", 10, 1.0)], HostSettings(15)), HostFacts(url=FORGED)
+    core.models["a"].error = facts.config_error = facts.client_keys_error = facts.template_error = FORGED
+    facts.get_model("a").last_start = LastStart(1.0, FORGED, 1.0, {FORGED: 1.0})
+    shown = _host_table.render(document(core, facts, 1.0, 1e9))
+    assert len(shown.splitlines()) == len(shown.split("\n")) == 10 and "\x1b" not in shown
 
 
 @pytest.mark.parametrize("error", [UsageError(FORGED), RuntimeError(FORGED), OSError(5, FORGED)])

@@ -13,8 +13,7 @@ import pytest
 from support.fake_upstream import Stage, run, staged, wait_until
 from support.fleet_rig import deployment, fleet
 
-from coldstart.host.endpoint import GatewayEndpoint
-from coldstart.host.limits import GatewayLimits
+from coldstart.host.endpoint import GatewayEndpoint, GatewayLimits
 from coldstart.host.live import http_server
 
 ATTACKER = "127.0.0.2"

@@ -17,7 +17,7 @@ from tools.chromium import Page
 from tools.raw_server import Asked, answer, answering
 
 from coldstart.host.live import ui
-from tests.unit.host.live.test_gateway_ui import NAME, build_status
+from tests.unit.host.live.test_gateway_app import NAME, build_status
 from tests.unit.host.live.test_run import Served
 
 SPANS = [

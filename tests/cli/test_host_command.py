@@ -143,7 +143,7 @@ def test_status_as_json(run: Run, host: str) -> None:
             "ready_timeout_s: invalid time",
         ),
         (
-            ("host", "tiny-llama", "--memory", "1GiB", "--start-deadline", "-1"),
+            ("host", "tiny-llama", "--memory", "1GiB", "--ready-timeout", "-1"),
             2,
             "ready_timeout_s: invalid time",
         ),

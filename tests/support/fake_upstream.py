@@ -29,7 +29,7 @@ from coldstart.host.live.app import Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import host_routes
 from coldstart.host.live.http_server import GatewayServer, create_server, format_url, listen, loop_factory
-from coldstart.host.live.meter import Meter
+from coldstart.host.live.residence import Meter
 from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.servers import Ready, StartFailedError
 from coldstart.system.start_progress import StartProgress

@@ -119,7 +119,7 @@ class FleetRig:
 
     async def _hear(self, control: FleetControl, node: RigNode, after: int) -> None:
         while True:
-            for number, event in await node.node.heard(after):
+            for number, event in await node.node.read_events(after):
                 control.workers.process_event(event)
                 after = number
 

@@ -20,10 +20,10 @@ from coldstart.artifacts import manifest, oci, tar
 from coldstart.artifacts.errors import BundleError
 
 from coldstart.errors import UsageError
-from coldstart.host.limits import GatewayLimits
+from coldstart.host.endpoint import GatewayLimits
 from coldstart.host.live import body
+from coldstart.host.live.answers import ClientGoneError
 from coldstart.host.live.bounded_protocol import GatewayConfig
-from coldstart.host.live.client import ClientGoneError
 from coldstart.weights import checkpoint, weights_plan
 
 SEPARATOR = b"\0"

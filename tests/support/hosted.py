@@ -29,7 +29,6 @@ class Served:
         self.servers = FakeServers(directory)
         self.servers.warm = lambda: None  # type: ignore[attr-defined]
         monkeypatch.setattr(running, "Starter", lambda *_, **__: self.servers)
-        monkeypatch.setattr(running, "LOOK_S", 0.01)
         options = HostOptions(Cache(directory), GatewayEndpoint(port=0, **endpoint), self.file)
         self.urls: list[str] = []
         self.host = ModelHost(

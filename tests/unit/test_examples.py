@@ -28,7 +28,7 @@ from tools.command_line import parse
 
 from coldstart.contract import environment
 from coldstart.fleet import configuration as fleet_configuration
-from coldstart.fleet import labels
+from coldstart.fleet.live import ray_node
 from coldstart.host import configuration
 from coldstart.host.configuration import Profile
 
@@ -212,7 +212,7 @@ def test_operators_of_kubernetes_accept_the_custom_resources(file: Path) -> None
 def test_the_workers_of_the_fleet_are_servers() -> None:
     cluster, _ = yaml.safe_load_all((EXAMPLES / "kubernetes/fleet-kuberay.yaml").read_text())
     (workers,) = cluster["spec"]["workerGroupSpecs"]
-    found = labels.server("server", workers["labels"])
+    found = ray_node.server("server", workers["labels"])
     assert found is not None and (found.memory, found.devices) == (70 * 10**9, 1)
 
 

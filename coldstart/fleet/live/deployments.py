@@ -17,7 +17,7 @@ from coldstart.fleet.sizing import MOST_RANKS
 from coldstart.fleet.specification import FleetModel
 from coldstart.fleet.timing import Costs
 from coldstart.host.launches import Launch
-from coldstart.host.live import lookups, profiles
+from coldstart.host.live import profiles
 from coldstart.models.inspection import Lookup
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
@@ -66,7 +66,7 @@ def build_deployment(
     Raises:
         UsageError: A required value is unknown. A look-up may raise other errors, and NoBundleError.
     """
-    found = lookups.look_up_launch(launch, cache, offline=offline)
+    found = profiles.look_up_launch(launch, cache, offline=offline)
     if wanted.memory is None and not runtime.targets_cpu():
         raise UsageError("bundles do not contain the GPU memory of a model", hint="--memory 24GB")
     shares: dict[int, tuple[int, ...]] = {}

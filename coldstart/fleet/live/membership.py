@@ -1,12 +1,20 @@
-"""The fleet's process as a driver of Ray: its connection, and the nodes whose labels describe a server."""
+"""The fleet's process as a driver of Ray: its connection, and the nodes whose labels describe a server.
+
+One actor runs on each node that serves. It is detached, so that the servers outlive the fleet's process. Tokens do not
+pass through actors. The processes that a server actor started end with it: their leases end.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,11 +24,89 @@ from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.fleet import labels
-from coldstart.fleet.live.actors import RemoteNode, ServerActor
+from coldstart.fleet.live import ray_node
 from coldstart.fleet.live.control import FleetControl
-from coldstart.fleet.live.orders import NodeReport
+from coldstart.fleet.live.node import NodeServers
+from coldstart.fleet.live.orders import NodeLostError, NodeReport, RankOrder
 from coldstart.fleet.specification import ServerSpec
+from coldstart.host.live.starter_client import Starter
+from coldstart.host.running_hosts import own_directory
+from coldstart.system import runtime
+from coldstart.system.paths import Cache
+
+
+def _servers(named: str | None) -> type[Starter]:
+    """Return the factory of servers: Starter, or the class that a test names as module:name."""
+    if named is None:
+        return Starter
+    module, _, name = named.partition(":")
+    return getattr(import_module(module), name)  # type: ignore[no-any-return]
+
+
+def _environment() -> dict[str, str]:
+    """Return the node's environment without Ray's token and without the single OpenMP thread that Ray sets for this actor."""
+    begun = Path("/proc/self/environ").read_bytes().split(b"\0")
+    names = {os.fsdecode(one.partition(b"=")[0]) for one in begun}
+    return {name: os.environ[name] for name in names & os.environ.keys() if not name.startswith("RAY_")}
+
+
+@ray.remote
+class ServerActor:
+    """Actor for the model servers of its node."""
+
+    def __init__(self, host: str, options: dict[str, Any]) -> None:
+        self._host, self._options = host, options
+        self._stack = ExitStack()
+        self._node: NodeServers | None = None
+
+    def _servers(self) -> NodeServers:
+        """Return the node's servers, created by the first call: they belong to the event loop and thread of the calls."""
+        if self._node is None:
+            made = _servers(self._options.get("servers"))
+            offline = bool(self._options.get("offline"))
+            # If this fails it is repeated with each call: remove the directory each time.
+            with ExitStack() as stack:
+                directory = stack.enter_context(own_directory())
+                starter = made(directory, Cache.at(), offline=offline, env=_environment())
+                starter.warm()
+                self._node = NodeServers(self._host, starter, shows_devices=not runtime.targets_cpu())
+                self._stack = stack.pop_all()
+        return self._node
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a method of NodeServers."""
+        return await getattr(self._servers(), method)(*args)
+
+
+@dataclass(frozen=True)
+class RemoteNode:
+    """Server actor in the form in which the fleet uses it."""
+
+    actor: Any
+
+    async def launch(self, order: RankOrder) -> None:
+        """Implement Node: launch a rank."""
+        await self._call("launch", order)
+
+    async def pace(self, worker: str, rate: float | None) -> None:
+        """Implement Node: set the rate of a worker's fetch."""
+        await self._call("pace", worker, rate)
+
+    async def stop(self, worker: str) -> None:
+        """Implement Node: stop a worker."""
+        await self._call("stop", worker)
+
+    async def rendezvous(self) -> tuple[str, int]:
+        """Implement Node: return an address and port for a rendezvous."""
+        address, port = await self._call("rendezvous")
+        return str(address), int(port)
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        try:
+            return await self.actor.call.remote(method, *args)
+        except RayError as error:
+            raise NodeLostError(f"{type(error).__name__}") from error
+
 
 NAMESPACE, GATEWAY, SERVER = "coldstart", "gateway", "server-"
 CONNECT_S = 120.0
@@ -107,9 +193,9 @@ class Membership:
                 continue
             name = f"{node['NodeManagerHostname']}-{node['NodeID'][:8]}"
             try:
-                spec = labels.server(name, node.get("Labels", {}))
+                spec = ray_node.server(name, node.get("Labels", {}))
             except UsageError as error:
-                self._control.log.say("node refused", node=name, reason=error.message)
+                self._control.log.write("node refused", node=name, reason=error.message)
                 continue
             if spec is not None:
                 found[name] = spec, self._actor(node)
@@ -151,7 +237,7 @@ class Membership:
             try:
                 nodes = self._servers()
             except Exception as error:  # noqa: BLE001 - after any error of Ray, nodes are looked for again
-                self._control.log.say("nodes not seen", reason=f"{type(error).__name__}: {error}")
+                self._control.log.write("nodes not seen", reason=f"{type(error).__name__}: {error}")
                 continue
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._seen.put_nowait, nodes)
@@ -183,7 +269,7 @@ async def followed(
                 control.joined(spec, RemoteNode(actor))
             after = report.seq
             while True:
-                for number, event in await actor.call.remote("heard", after):
+                for number, event in await actor.call.remote("read_events", after):
                     control.workers.process_event(event)
                     after = number
         except RayError as error:

@@ -94,9 +94,9 @@ class NodeServers:
         self.host, self.servers, self.shows_devices, self.clock = host, servers, shows_devices, clock
         self.incarnation = uuid4().hex
         self.processes: dict[str, _Process] = {}
-        self._said: deque[tuple[int, WorkerEvent]] = deque()
+        self._events: deque[tuple[int, WorkerEvent]] = deque()
         self._seq = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def rendezvous(self) -> tuple[str, int]:
@@ -120,9 +120,9 @@ class NodeServers:
         )
         try:
             env = {**self._device(order), str(environment.VLLM_API_KEY): key}
-            server = self.servers.begin(_words(order), order.deadline_s, listen, env, pace)
+            server = self.servers.begin(_build_launch(order), order.deadline_s, listen, env, pace)
         except OSError as error:  # no descriptor, no disk, no process
-            self._say(RankEnded(worker, f"cannot start a server: {error.strerror or error}", False))
+            self._report(RankEnded(worker, f"cannot start a server: {error.strerror or error}", False))
             return
         process = self.processes[worker] = _Process(order, server, NodeFetch(pace) if pace else None)
         task = asyncio.get_running_loop().create_task(self._live(worker, process, place, key))
@@ -152,13 +152,13 @@ class NodeServers:
             steps = tuple(fallback.decode(ready.document.get("fallbacks")))
             url = f"http://{place[0]}:{place[1]}"
             process.up = RankUp(worker, url, ready.mode, self.clock() - began, ready.pid, steps, key)
-            self._say(process.up)
+            self._report(process.up)
             reason = await process.server.ended
         fetching.cancel()
         watching.cancel()
         del self.processes[worker]
         hung = bool(process.hung)
-        self._say(RankEnded(worker, process.hung or reason, process.stopping, own=not hung, hung=hung))
+        self._report(RankEnded(worker, process.hung or reason, process.stopping, own=not hung, hung=hung))
 
     async def _end_if_hung(self, process: _Process, place: tuple[str, int]) -> None:
         """Kill the server if it hangs. Only the first rank of a pipeline has an API process."""
@@ -171,13 +171,13 @@ class NodeServers:
     async def _fetched(self, worker: str, fetch: NodeFetch | None) -> None:
         if fetch is not None:
             said = await fetch.wait()
-            self._say(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
+            self._report(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
 
     async def stop(self, worker: str) -> None:
         """Implement Node: stop a worker; return after its end, or after the second stop signal."""
         process = self.processes.get(worker)
         if process is None:
-            self._say(RankEnded(worker, "unknown worker", True))
+            self._report(RankEnded(worker, "unknown worker", True))
             return
         process.stopping = True
         process.server.stop()
@@ -194,30 +194,30 @@ class NodeServers:
         if ended:
             await asyncio.wait(ended)
 
-    def _say(self, event: WorkerEvent) -> None:
+    def _report(self, event: WorkerEvent) -> None:
         self._seq += 1
-        self._said.append((self._seq, event))
-        self._news.set()
+        self._events.append((self._seq, event))
+        self._changed.set()
 
     async def report(self) -> NodeReport:
         """Return a report of all workers."""
         workers = (FoundWorker(one.order.rank, one.up, one.stopping) for one in self.processes.values())
         return NodeReport(self.incarnation, self._seq, tuple(workers))
 
-    async def heard(self, after: int, wait_s: float = WAIT_S) -> list[tuple[int, WorkerEvent]]:
+    async def read_events(self, after: int, wait_s: float = WAIT_S) -> list[tuple[int, WorkerEvent]]:
         """Return the events after number `after`; wait up to `wait_s` seconds if there are none."""
-        while self._said and self._said[0][0] <= after:
-            self._said.popleft()
-        if not self._said:
-            self._news.clear()
+        while self._events and self._events[0][0] <= after:
+            self._events.popleft()
+        if not self._events:
+            self._changed.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), wait_s)
+                await asyncio.wait_for(self._changed.wait(), wait_s)
             except TimeoutError:
                 return []
-        return [one for one in self._said if one[0] > after]
+        return [one for one in self._events if one[0] > after]
 
 
-def _words(order: RankOrder) -> Launch:
+def _build_launch(order: RankOrder) -> Launch:
     """Return the launch; a rank of a pipeline gets its place and the rendezvous address of the group."""
     rank, master = order.rank, order.master
     if master is None:

@@ -13,10 +13,37 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coldstart.errors import UsageError
-from coldstart.fleet.labels import labels
 from coldstart.fleet.specification import ServerSpec
 from coldstart.system.ipc.addresses import free_port
 from coldstart.system.proc.lifeline import die_with_supervisor
+
+_LABEL_PREFIX = "coldstart-"
+_MEMBERS = ("memory", "network", "load", "devices", "host_memory")
+
+
+def labels(server: ServerSpec) -> dict[str, str]:
+    """Return the labels of a server; rates in whole bytes/s."""
+    return {_label(member): str(round(getattr(server, member))) for member in _MEMBERS}
+
+
+def server(name: str, given: Mapping[str, str]) -> ServerSpec | None:
+    """Return the server that a node's labels describe, or None if the node is not a server.
+
+    Raises:
+        UsageError: The labels are incomplete or not numbers.
+    """
+    if _label("memory") not in given:
+        return None
+    try:
+        figures = {member: int(given[_label(member)]) for member in _MEMBERS}
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"node {name}: invalid server labels: {error}") from error
+    return ServerSpec(name, **figures)
+
+
+def _label(member: str) -> str:
+    return _LABEL_PREFIX + member.replace("_", "-")
+
 
 # The path of a unix socket is limited to 107 bytes, and Ray's sockets lie deep below its directory.
 _SOCKET = "/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"

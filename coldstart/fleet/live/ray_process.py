@@ -38,7 +38,7 @@ class RayProcess:
         """Return whether the node has ended."""
         return self.process.poll() is not None
 
-    def last_words(self) -> str:
+    def find_error(self) -> str:
         """Return the reason of its end: the last error in its log, else the last line."""
         said = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in said if "Error: " in line]
@@ -60,7 +60,7 @@ class RayProcess:
                 where = next(line for line in text.splitlines() if "Local node IP:" in line)
                 return where.rpartition(":")[2].strip()
             time.sleep(LOOK_S)
-        raise CommandFailedError(f"Ray did not start on this machine: {self.last_words()}")
+        raise CommandFailedError(f"Ray did not start on this machine: {self.find_error()}")
 
     def end(self) -> None:
         """End the node with all of its processes."""
@@ -143,7 +143,7 @@ class JoinedNode:
             since_s = seen_s or (began_s if SLOW in reason else 0.0)
             if time.monotonic() - since_s > GIVE_UP_S if since_s else tries >= FIRST_TRIES:
                 raise CommandFailedError(reason)
-            self.log.say("ray ended", reason=reason, again_s=pause_s)
+            self.log.write("ray ended", reason=reason, again_s=pause_s)
             self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return 128 + self._caught[0]
@@ -158,10 +158,10 @@ class JoinedNode:
                 address = node.wait(lambda: not self._caught)
             except CommandFailedError as failed:
                 return 0.0, str(failed)
-            self.log.say("joined", address=address)
+            self.log.write("joined", address=address)
             while not node.has_ended() and not self._caught:
                 time.sleep(LOOK_S)
-            return time.monotonic(), f"Ray ended on this machine: {node.last_words()}"
+            return time.monotonic(), f"Ray ended on this machine: {node.find_error()}"
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds

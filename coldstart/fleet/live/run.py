@@ -129,7 +129,7 @@ class FleetUp:
         place = LocalFleet(self.control.facts.url, self.admin_key, os.getpid(), address, token)
         local_state.save(place)
         self.announce(place)
-        self.log.say("listening", url=place.url, ray=address)
+        self.log.write("listening", url=place.url, ray=address)
         try:
             await self.server.serve(sockets=[sock])
         finally:
@@ -138,7 +138,7 @@ class FleetUp:
             self.control.close()
             if ray is not None and not ray.node.has_ended():
                 self.end_servers()
-            self.log.say("ended")
+            self.log.write("ended")
 
     def _app(self) -> Gateway:
         async def down() -> None:
@@ -155,8 +155,8 @@ class FleetUp:
         """End when Ray ends on this machine; if it is the fleet's own, serve from other nodes first while they live."""
         while not seeing.done() and (ray is None or not ray.node.has_ended()):
             await asyncio.sleep(WATCH_S)
-        self.ray_ended = ray.node.last_words() if ray else "a process of its node on this machine ended"
-        self.log.say("ray ended", reason=self.ray_ended)
+        self.ray_ended = ray.node.find_error() if ray else "a process of its node on this machine ended"
+        self.log.write("ray ended", reason=self.ray_ended)
         end = asyncio.get_running_loop().time() + WARM_S
         while ray and self.control.replicas and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(WATCH_S)
@@ -164,7 +164,7 @@ class FleetUp:
 
     def _stop(self, number: int) -> None:
         self.caught.append(number)
-        self.log.say("stopping", signal=signal.Signals(number).name)
+        self.log.write("stopping", signal=signal.Signals(number).name)
         self._finish()
 
     def _finish(self) -> None:

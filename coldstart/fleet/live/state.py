@@ -1,6 +1,8 @@
 """State file of the fleet: deployments and observations that a new process cannot get from the servers.
 
-Link speeds and join times are measured at starts. A measurement that cannot be saved is used until the process ends.
+Link speeds and join times are measured at starts. Only fetches that had the link to themselves measure its speed, which
+is that of the slower of link and source. Each measurement has as much weight as all earlier ones together. A measurement
+that cannot be saved is used until the process ends.
 """
 
 from __future__ import annotations
@@ -16,12 +18,30 @@ import msgspec
 from coldstart.artifacts import canonical, files
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError, describe
-from coldstart.fleet import events, observed
+from coldstart.fleet import events
 from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Event
 from coldstart.fleet.specification import FleetModel
 from coldstart.host.launches import Launch
 from coldstart.host.live.log import Log
+
+LEAST_S, LEAST_BYTES = 1.0, 4 << 20
+"""Minimum duration and size of a fetch that counts: below, its connections have not reached full speed."""
+WEIGHT = 0.5
+
+
+def joining(before: float | None, seconds: float) -> float:
+    """Return the estimated seconds from the largest term to the first token, after a start that took `seconds` for it."""
+    found = max(0.0, seconds)
+    return found if before is None else before + WEIGHT * (found - before)
+
+
+def speed(before: float | None, size: int, seconds: float) -> float | None:
+    """Return the estimated bytes/s after a fetch of `size` bytes; `before` if the fetch is too short, None if unknown."""
+    if seconds < LEAST_S or size < LEAST_BYTES:
+        return before
+    found = size / seconds
+    return found if before is None else before + WEIGHT * (found - before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +145,7 @@ class Measurements:
     def record_fetch(self, server: str, size: int, seconds: float) -> None:
         """Record a fetch of `size` bytes that used the server's link alone."""
         before = self._state.links.get(server)
-        after = observed.speed(before, size, seconds)
+        after = speed(before, size, seconds)
         if after is not None and after != before:
             self._save(lambda: self._state.observe(server, after))
             self.emit_speed(server)
@@ -136,7 +156,7 @@ class Measurements:
         if known is None:
             return
         seen = self._models[name].spec.joins
-        joins = {**seen, ranks: observed.joining(seen.get(ranks), seconds)}
+        joins = {**seen, ranks: joining(seen.get(ranks), seconds)}
         updated = replace(known, spec=replace(known.spec, joins=joins))
         self._save(lambda: self._state.deploy(updated))
         self._emit(events.Deployed(updated.spec))
@@ -150,4 +170,4 @@ class Measurements:
         try:
             write()
         except OSError as error:
-            self._log.say("state not written", reason=error.strerror or str(error))
+            self._log.write("state not written", reason=error.strerror or str(error))

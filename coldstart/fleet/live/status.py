@@ -1,43 +1,51 @@
-"""Status document of a fleet, for `GET /fleet/status` and `coldstart fleet status`.
+"""Status document of a fleet, for `GET /fleet/status` and `coldstart fleet status`, and the metrics that are read from it.
 
-schema_version    1; members may be added, none is removed or changes its meaning within a version
-gateway           url, pid, version, uptime_s, starts (groups), requests, in_flight, held, refused: {HTTP status: count},
-                  again (requests admitted again), resumed (of these: streams that had begun), moved (streams),
-                  client_keys_error: why the current client key file is not used; empty if it is, or without one
-servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s (as given), draining,
-                  observed_bytes_s (of fetches that used the link alone; null: none yet)
-unusable          {name: reason} of servers whose node is alive but that cannot be used
-models            each: name, least, most, idle_s, waiting, failures, error,
-                  groups: each: name, phase (starting / serving / leaving), in_flight, capacity, url, mode, start_s,
-                  predicted_s (until the first token, predicted at launch; null for a group found at the beginning),
-                  fallbacks: [...], as in a server's ready file,
-                  workers: each: name, server, device, memory_bytes, ready,
-                  fetched_bytes, fetched_s (null while it fetches, or if it fetched nothing).
-
-All sizes are in bytes, all times in seconds.
+docs/reference/http-api.md describes every member. All sizes are in bytes, all times in seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from coldstart.contract import fallback
-from coldstart.fleet.cluster import FleetServer
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.deployments import Deployment
-from coldstart.fleet.groups import FleetWorker, Group
+from coldstart.fleet.groups import FleetWorker, Group, GroupPhase
 from coldstart.fleet.live.workers import Processes
+from coldstart.fleet.roster import FleetServer
+from coldstart.host.live.metrics import REQUESTS, count_refusals, list_gauges
 
 SCHEMA_VERSION = 1
 
 
-def fleet_status(core: FleetCore, processes: Processes, links: Mapping[str, float]) -> dict[str, Any]:
-    """Return the members `servers` and `models` of the status document; `links` are measured speeds in bytes/s."""
+def fleet_status(
+    core: FleetCore,
+    processes: Processes,
+    links: Mapping[str, float],
+    in_flight: Mapping[str, int],
+    hung: Mapping[str, int],
+) -> dict[str, Any]:
+    """Return the members `servers` and `models` of the status document.
+
+    Args:
+        core: Decisions of the fleet.
+        processes: Its processes.
+        links: Measured speeds of the servers' links in bytes/s.
+        in_flight: Number of requests in progress by model.
+        hung: Number of killed servers by model.
+    """
     models = [model for model in core.models.values() if not model.retired or model.groups]
     return {
         "servers": [_server(server, links) for server in core.roster.cluster.servers.values()],
-        "models": [_model(model, processes) for model in models],
+        "models": [
+            _model(model, processes)
+            | {"in_flight": in_flight.get(model.spec.name, 0), "hung": hung.get(model.spec.name, 0)}
+            for model in models
+        ],
     }
 
 
@@ -83,7 +91,8 @@ def _group(group: Group, processes: Processes) -> dict[str, Any]:
 
 
 def _worker(worker: FleetWorker, processes: Processes) -> dict[str, Any]:
-    fetched = processes.fetched.get(worker.name)
+    process = processes.get(worker.name)
+    fetched = process.fetched if process else None
     return {
         "name": worker.name,
         "server": worker.server,
@@ -93,3 +102,37 @@ def _worker(worker: FleetWorker, processes: Processes) -> dict[str, Any]:
         "fetched_bytes": fetched.size if fetched else None,
         "fetched_s": fetched.seconds if fetched else None,
     }
+
+
+PREFIX = "coldstart_fleet_"
+
+
+class FleetStatus(Collector):
+    """Collector that reads the status document."""
+
+    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the status document (prometheus_client's Collector)."""
+        document = self._status()
+        for name, about in (
+            ("requests", "Number of requests for a deployed model."),
+            ("again", "Number of requests admitted again after their server failed."),
+            ("resumed", "Number of admitted-again requests whose stream had begun."),
+            ("moved", "Number of streams handed over to another worker."),
+        ):
+            yield CounterMetricFamily(PREFIX + name, about, document["gateway"][name])
+        yield count_refusals(PREFIX, document["gateway"]["refused"])
+        hung = CounterMetricFamily(
+            f"{PREFIX}servers_hung",
+            "Number of servers killed because they made no progress.",
+            labels=["model"],
+        )
+        rows = []
+        for model in document["models"]:
+            hung.add_metric([model["name"]], model["hung"])
+            serving = [one for one in model["groups"] if one["url"] and one["phase"] != GroupPhase.STARTING]
+            rows.append({**model, "held": model["waiting"], "groups": len(serving)})
+        yield hung
+        yield from list_gauges(PREFIX, rows, {**REQUESTS, "groups": "Number of groups that serve the model."})

@@ -1,18 +1,144 @@
-"""Access to a gateway, by its own key, by a client's key, or without a key as `SitePolicy` permits."""
+"""Access to a gateway, by its own key, by a client's key, or without a key as `SitePolicy` permits.
+
+A page of another site can make a browser send requests to a gateway. It cannot choose the Host and Origin headers,
+and without the gateway's consent (CORS) it can send neither JSON nor a header that carries a key.
+"""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any
+
+from starlette.middleware.cors import CORSMiddleware
 
 from coldstart.errors import UsageError
-from coldstart.host.client_keys import ClientKey
-from coldstart.host.endpoint import GatewayEndpoint
-from coldstart.host.live.answers import Scope
-from coldstart.host.live.explanation import explain
+from coldstart.host.endpoint import ClientKey, GatewayEndpoint
+from coldstart.host.live.answers import Receive, Scope, Send
 from coldstart.host.live.front import Front
-from coldstart.host.live.gateway_paths import HEALTH, MODELS, OPEN, PASSED, READS, find_target
-from coldstart.host.live.site_policy import SitePolicy
+from coldstart.host.live.log import explain
+
+PASSED = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/score",
+    "/rerank",
+    "/pooling",
+    "/classify",
+    "/tokenize",
+    "/detokenize",
+)
+READS = ("/load", "/ping", "/tokenizer_info", "/version")
+"""Routes of vLLM without a model's name, which a host reads from its only or its default model."""
+HEALTH = "/health"
+MODELS = "/v1/models"
+OPEN = ("/", HEALTH, "/ui", "/ui/")
+"""Paths that need no key: they reveal nothing about the models."""
+UPSTREAM = "/upstream/"
+
+
+def split_target(path: str, known: Iterable[str]) -> tuple[str, str] | None:
+    """Return the model and the server's path in UPSTREAM + MODEL + PATH; None unless the path is one of `known`.
+
+    A model's name may contain slashes, so the longest known path at the end is taken.
+    """
+    named = path.removeprefix(UPSTREAM)
+    found = max((one for one in known if named.endswith(one)), key=len, default=None)
+    return None if found is None or found == named else (named.removesuffix(found), found)
+
+
+def find_target(scope: Scope) -> tuple[str, str] | None:
+    """Return model and path of a POST to UPSTREAM; None for any other request."""
+    if scope["method"] != "POST" or not scope["path"].startswith(UPSTREAM):
+        return None
+    return split_target(scope["path"], PASSED)
+
+
+KEY_HEADERS = (b"authorization", b"x-api-key", b"x-coldstart-admin-key")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+JSON = b"application/json"
+
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def allow_origins(app: Application, origins: Sequence[str]) -> Application:
+    """Return `app` with answers that let pages of these origins read them (CORS)."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=[origin.lower() for origin in origins],
+        allow_methods=["GET", "POST"],
+        allow_headers=[
+            "Authorization",
+            "Content-Type",
+            "X-Api-Key",
+            "X-Coldstart-Keep-Alive",
+            "X-Request-Id",
+        ],
+        expose_headers=["Server-Timing", "X-Coldstart-Mode", "X-Request-Id"],
+    )
+
+
+class SitePolicy:
+    """Hosts and origins that one gateway accepts."""
+
+    def __init__(self, endpoint: GatewayEndpoint) -> None:
+        self._names = {"localhost", endpoint.host.lower(), *(name.lower() for name in endpoint.allow_hosts)}
+        self._origins = {origin.lower().encode() for origin in endpoint.allow_origins}
+
+    def find_violation(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[int, str] | None:
+        """Return status and reason of the rejection of a request; None for a request that passes."""
+        host = headers.get(b"host")
+        if host is not None and not self._accepts_host(host):
+            return 421, f"the host {_show(host)} is not a name of this gateway (--allow-host)"
+        origin = headers.get(b"origin")
+        if origin is not None and origin not in self._origins and origin.partition(b"://")[2] != host:
+            return 403, f"web pages of {_show(origin)} may not use this gateway (--allow-origin)"
+        if scope["method"] not in SAFE_METHODS and not _proves_consent(headers):
+            return 415, "the request needs the header Content-Type: application/json"
+        return None
+
+    def _accepts_host(self, host: bytes) -> bool:
+        """Return whether a Host header names this gateway.
+
+        An IP address is accepted: a foreign page can rebind only a name to the gateway's address.
+        """
+        name = _strip_port(host.decode("latin-1").lower())
+        return name in self._names or "*" in self._names or _is_address(name)
+
+
+def _show(value: bytes) -> str:
+    return repr(value[:200].decode("ascii", errors="replace"))
+
+
+def _strip_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _proves_consent(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a request has a content type or a header that a foreign page cannot send."""
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    return kind == JSON or any(name in headers for name in KEY_HEADERS)
+
 
 CLIENT = "coldstart.client"
 """Member of a scope: the client whose key the request has."""
@@ -21,7 +147,7 @@ CLIENT = "coldstart.client"
 class AccessControl:
     """Access to one gateway. The paths `keyed` have keys of their own, which are not checked here."""
 
-    def __init__(self, front: Front, endpoint: GatewayEndpoint, keyed: frozenset[str]) -> None:
+    def __init__(self, front: Front[Any], endpoint: GatewayEndpoint, keyed: frozenset[str]) -> None:
         self.front, self.endpoint, self._keyed = front, endpoint, keyed
         self._key = None if endpoint.api_key is None else endpoint.api_key.encode()
         self._policy = SitePolicy(endpoint)
@@ -67,15 +193,15 @@ class AccessControl:
             found = {kind: names for kind, names in keys.read().items() if names}
         except UsageError as error:
             facts.client_keys_error = explain(error) or error.message
-            log.say("client keys refused", reason=facts.client_keys_error)
+            log.write("client keys refused", reason=facts.client_keys_error)
             return facts.client_keys_error
         facts.client_keys_error = ""
         if found:
-            log.say("client keys read", **found)
+            log.write("client keys read", **found)
         for note in keys.describe_exposed_files():
-            log.say("client key exposed", reason=note)
+            log.write("client key exposed", reason=note)
         for note in keys.describe_unknown_models(self.front.catalogue):
-            log.say("client keys name no model", reason=note)
+            log.write("client keys name no model", reason=note)
         return ""
 
 

@@ -1,10 +1,10 @@
-"""Answers of the gateway itself: errors in the OpenAI format that vLLM uses, and server-sent events."""
+"""Answers of the gateway itself: errors in the OpenAI format that vLLM uses, events, and the client's disconnect."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from math import ceil
 from typing import Any
 
@@ -38,10 +38,16 @@ def not_found(reason: str) -> Response:
     return refuse(404, reason)
 
 
-def refuse(status: int, reason: str, retry_after_s: float | None = None) -> Response:
-    """Return a complete error response."""
-    headers = {} if retry_after_s is None else {"retry-after": str(max(1, ceil(retry_after_s)))}
-    return Response(error(status, reason), status_code=status, headers=headers, media_type="application/json")
+def refuse(
+    status: int,
+    reason: str,
+    retry_after_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return a complete error response, which is also an ASGI application."""
+    retry = {} if retry_after_s is None else {"retry-after": str(max(1, ceil(retry_after_s)))}
+    content = error(status, reason)
+    return Response(content, status, {**(headers or {}), **retry}, media_type="application/json")
 
 
 def event(data: bytes) -> bytes:
@@ -63,25 +69,33 @@ def timing(marks: Iterable[tuple[str, float | None, str | None]]) -> str:
     return ", ".join(entries)
 
 
-async def send_error(
-    send: Send,
-    status: int,
-    reason: str,
-    *,
-    headers: Headers | None = None,
-    retry_after_s: float | None = None,
-) -> None:
-    """Send a complete error response."""
-    more = list(headers or [])
-    if retry_after_s is not None:
-        more.append((b"retry-after", str(max(1, ceil(retry_after_s))).encode()))
-    await send_json(send, status, error(status, reason), more)
+class ClientGoneError(Exception):
+    """The client disconnected."""
 
 
-async def send_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
-    """Send a complete JSON response."""
-    assert HTTPStatus(status)
-    length = (b"content-length", str(len(body)).encode())
-    named = [(b"content-type", b"application/json"), length, *(headers or [])]
-    await send({"type": "http.response.start", "status": status, "headers": named})
-    await send({"type": "http.response.body", "body": body})
+async def run_while_connected(receive: Receive, work: Callable[[], Any]) -> None:
+    """Run `work` while the client is connected.
+
+    Raises:
+        ClientGoneError: The client disconnected first; `work` was cancelled.
+    """
+    ours = asyncio.current_task()
+    assert ours is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        ours.cancel()
+
+    watcher = asyncio.get_running_loop().create_task(watch())
+    try:
+        await work()
+    except asyncio.CancelledError:
+        if gone and not ours.uncancel():
+            raise ClientGoneError from None
+        raise
+    finally:
+        watcher.cancel()

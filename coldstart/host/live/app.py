@@ -23,16 +23,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from coldstart.host.client_keys import ClientKey
-from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.endpoint import ClientKey, GatewayEndpoint
 from coldstart.host.live import answers, ui
-from coldstart.host.live.access_control import CLIENT, AccessControl
+from coldstart.host.live.access_control import CLIENT, PASSED, AccessControl, allow_origins, find_target
 from coldstart.host.live.answers import Receive, Scope, Send
 from coldstart.host.live.body import BodyMemory
 from coldstart.host.live.exchange import Exchange
 from coldstart.host.live.front import Front
-from coldstart.host.live.gateway_paths import PASSED, find_target
-from coldstart.host.live.site_policy import allow_origins
 
 HEARTBEAT_S = 5.0
 
@@ -47,7 +44,7 @@ class Gateway:
 
     def __init__(
         self,
-        front: Front,
+        front: Front[Any],
         *,
         heartbeat_s: float = HEARTBEAT_S,
         endpoint: GatewayEndpoint | None = None,
@@ -85,12 +82,12 @@ class Gateway:
             await self._own(scope, receive, send)
         elif (refusal := self.access.find_refusal(scope)) is not None:
             self.count_refusal(refusal[0])
-            await answers.send_error(send, *refusal)
+            await answers.refuse(*refusal)(scope, receive, send)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
             if scope["method"] != "POST":
-                allow = [(b"allow", b"POST")]
-                await answers.send_error(send, 405, f"{scope['path']} takes POST", headers=allow)
+                refused = answers.refuse(405, f"{scope['path']} takes POST", headers={"allow": "POST"})
+                await refused(scope, receive, send)
                 return
             await self._pass(scope, receive, send, None)
         elif (target := find_target(scope)) is not None:
@@ -121,7 +118,7 @@ class Gateway:
         if known:
             await self._own(scope, receive, send)
         else:
-            await answers.send_error(send, 404, f"unknown path {scope['path']}")
+            await answers.not_found(f"unknown path {scope['path']}")(scope, receive, send)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._cards(request)})

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from coldstart.host.limits import GatewayLimits
-from coldstart.host.live.answers import Receive
-from coldstart.host.live.client import ClientGoneError
+from coldstart.host.endpoint import GatewayLimits
+from coldstart.host.live.answers import ClientGoneError, Receive
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from coldstart.host.limits import GatewayLimits
+from coldstart.host.endpoint import GatewayLimits
 from coldstart.host.live import answers
-from coldstart.host.live.site_policy import KEY_HEADERS
+from coldstart.host.live.access_control import KEY_HEADERS
 
 # A request has each of these headers once.
 _SINGLE = (b"host", b"origin", b"content-length", b"transfer-encoding", b"upgrade", *KEY_HEADERS)

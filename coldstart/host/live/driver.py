@@ -7,31 +7,67 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 
 from coldstart.host import events, status
 from coldstart.host.configuration import HostFile
 from coldstart.host.core import Core
 from coldstart.host.events import Action, Event
-from coldstart.host.launches import Route
-from coldstart.host.live import resumption
+from coldstart.host.launches import Destination
+from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket, unknown
 from coldstart.host.live.lifecycle import STOPPING, Lifecycle
 from coldstart.host.live.log import Log
-from coldstart.host.live.meter import Meter
 from coldstart.host.live.record import Record
-from coldstart.host.live.residence import Residence
+from coldstart.host.live.residence import Meter, Residence
 from coldstart.host.live.schedule import Schedule
 from coldstart.host.live.servers import Servers
-from coldstart.host.live.tickets import AdmissionRefusedError, Ticket, unknown
-from coldstart.host.live.upstream import Replica
-from coldstart.host.model_state import State
-from coldstart.host.progress import Progress, estimate_progress
+from coldstart.host.live.upstream import AbortedError, Replica
+from coldstart.host.model_state import Model, State
+from coldstart.host.status import Progress, estimate_progress
 from coldstart.system.start_progress import StartProgress
 
+END_S = 10.0
+"""Time in seconds that a server has to end after its connections were lost."""
+LOOK_S = 0.02
 
-class Driver:
+
+def is_resumable(ticket: Ticket, error: Exception) -> bool:
+    """Return whether the request's stream has begun, or its server aborted it, and it was not resumed before.
+
+    A request that is resumed twice may be the cause of the failures.
+    """
+    has_begun = ticket.stream is not None and bool(ticket.stream.tokens)
+    return (has_begun or isinstance(error, AbortedError)) and not ticket.tries
+
+
+async def await_end(
+    replica: Replica,
+    models: Mapping[str, Model],
+    residences: Mapping[str, Replica],
+    clock: Callable[[], float],
+) -> bool:
+    """Wait until `replica` has ended and its model can start again; return whether it can within END_S."""
+    name, deadline = replica.name, clock() + END_S
+    while residences.get(name) is replica or _must_wait(name, models, residences, clock()):
+        if clock() > deadline:
+            return False
+        await asyncio.sleep(LOOK_S)
+    return name in models
+
+
+def _must_wait(name: str, models: Mapping[str, Model], residences: Mapping[str, Replica], now: float) -> bool:
+    """Return whether the model must wait: the core has not yet seen its server end, or it is in backoff after a failure."""
+    known = models.get(name)
+    if known is None or name in residences:
+        return False
+    return known.state is State.READY or now < known.retry_at
+
+
+class Driver(Front[Ticket]):
     """Driver of one host."""
+
+    stopping = STOPPING
 
     def __init__(
         self,
@@ -43,10 +79,10 @@ class Driver:
         meter: Meter | None = None,
         template_bytes: int = 0,
     ) -> None:
-        self.core, self.catalogue = Core(file.models, file.settings), file.catalogue
-        self.log, self.clock = log or Log(quiet=True), clock
-        self.record = Record(self.log, clock(), self.status)
-        self.facts, self.metrics = self.record.facts, self.record.metrics
+        super().__init__(file.catalogue, log or Log(quiet=True), clock)
+        self.core = Core(file.models, file.settings)
+        self.record = Record(self.log, self.facts, self.status)
+        self.metrics = self.record.metrics
         self.lifecycle = Lifecycle(
             self.core,
             file.catalogue.launches,
@@ -57,49 +93,23 @@ class Driver:
             meter=meter or Meter(),
             template_bytes=template_bytes,
         )
-        self._tickets: dict[str, Ticket] = {}
-        self._number, self._entering = 0, False
-        self._timer: asyncio.TimerHandle | None = None
         self._crontabs = file.crontabs
         self.schedule = Schedule(self._prewarm, self.record.record_missed_prewarming)
         self.record.describe(file)
 
     @property
-    def resumes(self) -> bool:
+    def resumes(self) -> bool:  # type: ignore[override]
         """Return whether a stream can continue at the next server of its model."""
         return self.core.settings.resume_streams
 
-    def enter(self, asked: str | None, *, counted: bool = True) -> Ticket:
-        """Admit a request for the model name `asked`; `counted` is false for an operator's order.
-
-        Raises:
-            AdmissionRefusedError: The model is unknown or the host is stopping; the ticket's `granted` raises every
-                later rejection.
-        """
-        if self.facts.stopping:
-            raise self._counted(AdmissionRefusedError(503, STOPPING, 5.0))
-        route = self.catalogue.route(asked)
-        if route is None:
-            raise self._counted(unknown(asked))
-        return self._admit(route, 0, counted)
-
-    def _admit(self, route: Route, tries: int, counted: bool = True) -> Ticket:
-        self._number += 1
-        future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(str(self._number), route, self.clock(), future, tries=tries)
-        self._tickets[ticket.number] = ticket
-        hits, self._entering = self.core.hits, True
-        try:
-            self.emit(events.Arrived(ticket.number, route.model, counted))
-        finally:
-            self._entering = False
-        ticket.hit = self.core.hits > hits
-        if counted:
-            self.record.count_request(route.model, ticket.hit)
+    def _admit(self, route: Destination, *, counted: bool = True, tries: int = 0) -> Ticket:
+        ticket = self._create_ticket(Ticket, route, tries=tries)
+        self.emit(events.Arrived(ticket.number, route.model, counted))
+        self._note_arrival(ticket, counted)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Tell the core that a request has ended, answered or not."""
+        """Implement Front: tell the core that a request has ended."""
         if self._tickets.pop(ticket.number, None) is not None:
             self.emit(events.Ended(ticket.number, ticket.keep_s))
 
@@ -109,14 +119,14 @@ class Driver:
         A request whose connection was lost before its answer is not admitted: it may have killed its server, and its
         client can repeat it.
         """
-        if self.facts.stopping or not resumption.is_resumable(ticket, error):
+        if self.facts.stopping or not is_resumable(ticket, error):
             return None
-        if not await resumption.await_end(replica, self.core.models, self.lifecycle.residences, self.clock):
+        if not await await_end(replica, self.core.models, self.lifecycle.residences, self.clock):
             return None
         made = len(ticket.stream.tokens) if ticket.stream else 0
-        self.log.say("again", model=replica.name, made=made)
+        self.log.write("again", model=replica.name, made=made)
         self.leave(ticket)
-        return self._admit(ticket.route, ticket.tries + 1)
+        return self._admit(ticket.route, tries=ticket.tries + 1)
 
     def state(self, model: str) -> str:
         """Return the model's state in one word."""
@@ -124,7 +134,7 @@ class Driver:
         return str(known.state) if known else "gone"
 
     def progress(self, model: str) -> Progress:
-        """Return the progress of the model's start, for a waiting client."""
+        """Implement Front: return the progress of the model's start."""
         known = self.core.models.get(model)
         if known is None:
             return Progress(model, "gone")
@@ -145,38 +155,19 @@ class Driver:
             f"No server of {route.model} is running: it is {self.state(route.model)}."
         )
 
-    def _counted(self, refused: AdmissionRefusedError) -> AdmissionRefusedError:
-        self.facts.refused[refused.status] += 1
-        return refused
-
-    def _refuse(self, number: str, refused: AdmissionRefusedError) -> None:
-        ticket = self._tickets.pop(number, None)
-        if ticket is not None and not ticket.granted.done():
-            ticket.refuse(self._counted(refused))
-
     def _dispatch(self, number: str, model: str) -> None:
         ticket, residence = self._tickets.get(number), self.lifecycle.residences.get(model)
-        if ticket is None or ticket.granted.done() or residence is None:
-            return
-        ticket.dispatched = self.clock()
-        if not self._entering or (residence.tail is not None and not residence.tail.done()):
-            ticket.line_up(residence)
-        ticket.granted.set_result(residence)
+        if ticket is not None and not ticket.granted.done() and residence is not None:
+            self._grant(ticket, residence)
 
     def emit(self, event: Event) -> None:
         """Send an event to the core and carry out the resulting actions."""
         for action in self.core.handle(event, self.clock()):
             self._do(action)
-        self._rearm()
+        self._set_timer(self.core.deadline())
 
-    def _rearm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        due = self.core.deadline()
-        if due < inf:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, due - self.clock()) + 0.001, self.emit, events.Tick())
+    def _tick(self) -> None:
+        self.emit(events.Tick())
 
     def _do(self, action: Action) -> None:
         match action:
@@ -206,7 +197,7 @@ class Driver:
         self.schedule.configure(file.crontabs)
 
     def _prewarm(self, model: str) -> None:
-        self.log.say("prewarm", model=model)
+        self.log.write("prewarm", model=model)
         self.emit(events.Prewarm(model))
 
     def unload(self, model: str | None) -> list[str]:
@@ -215,12 +206,12 @@ class Driver:
         names = [model] if model is not None else [name for name, one in models.items() if not returns(one)]
         gone = [name for name in names if models[name].state in (State.READY, State.ASLEEP)]
         for name in gone:
-            self.log.say("unload", model=name)
+            self.log.write("unload", model=name)
             self.emit(events.Outdated(name, "unloaded by an operator"))
         return gone
 
     def status(self) -> dict[str, object]:
-        """Return the status document."""
+        """Implement Front: return the status document."""
         for model in self.core.models:
             facts = self.facts.get_model(model)
             facts.next_prewarm_unix_s = self.schedule.get_next(model)
@@ -231,7 +222,7 @@ class Driver:
         """Start pinned models and the timer of the core."""
         self.lifecycle.begin()
         self.schedule.configure(self._crontabs)
-        self.emit(events.Tick())
+        self._tick()
 
     def drain(self) -> None:
         """Refuse new and waiting requests; stop each model once its running requests have ended."""
@@ -248,5 +239,4 @@ class Driver:
         if at_once:
             self.lifecycle.kill()
         await self.lifecycle.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._set_timer(inf)

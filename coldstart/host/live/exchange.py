@@ -8,17 +8,17 @@ request leaves the front exactly once, on every path.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from typing import Any
 
-from coldstart.host.client_keys import ClientKey
-from coldstart.host.live import answers, body, headers, resumption
-from coldstart.host.live.answers import Headers, Receive, Scope, Send
+from coldstart.host.endpoint import ClientKey
+from coldstart.host.live import answers, body, headers
+from coldstart.host.live.answers import ClientGoneError, Headers, Receive, Scope, Send, run_while_connected
 from coldstart.host.live.body import BodyMemoryFullError, BoundedBody
-from coldstart.host.live.client import ClientGoneError, run_while_connected
 from coldstart.host.live.continuation import Continuation
-from coldstart.host.live.front import Front
-from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
+from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
 from coldstart.host.live.upstream import (
     AbortedError,
     DisconnectedError,
@@ -33,7 +33,7 @@ class Exchange:
 
     def __init__(
         self,
-        front: Front,
+        front: Front[Any],
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -102,9 +102,9 @@ class Exchange:
             self.status = self.status or 499
             raise
         finally:
-            self.ticket.passed_on()
             self.front.leave(self.ticket)
-            self.front.metrics.count_answer(self.ticket, self.status, self.first_s)
+            model, queued_s = self.ticket.route.model, self.ticket.queued_s
+            self.front.metrics.count_answer(model, self.status, queued_s, self.first_s)
 
     async def _held(self, ticket: Ticket) -> None:
         try:
@@ -156,8 +156,10 @@ class Exchange:
 
     async def _granted(self, ticket: Ticket) -> Replica:
         """Wait for the model; comments keep a stream alive meanwhile. Raises AdmissionRefusedError."""
-        while self.streams and not ticket.granted.done():
-            done, _ = await asyncio.wait([ticket.granted], timeout=self.heartbeat_s)
+        # All requests wait in the same way, so that they resume in the order in which they were granted.
+        while not ticket.granted.done():
+            limit_s = self.heartbeat_s if self.streams else None
+            done, _ = await asyncio.wait([ticket.granted], timeout=limit_s)
             if not done:
                 await self._begin_events()
                 progress = self.front.progress(ticket.route.model)
@@ -172,14 +174,13 @@ class Exchange:
         query = self.scope["query_string"].decode("ascii")
         path, body = (self._path(), self.body) if self.stream is None else self.stream.request(self._path())
         later = self.first_s is not None
-        await ticket.turn()
-        ticket.answer = await replica.upstream.request(
-            self.scope["method"],
-            path + (f"?{query}" if query else ""),
-            headers=headers.forward_request(self.scope, self.id, replica.key),
-            body=body,
-            sent=ticket.passed_on if ticket.sent else None,
-        )
+        async with replica.order if not ticket.hit or replica.order.locked() else nullcontext():
+            ticket.answer = await replica.upstream.request(
+                self.scope["method"],
+                path + (f"?{query}" if query else ""),
+                headers=headers.forward_request(self.scope, self.id, replica.key),
+                body=body,
+            )
         async with ticket.answer as answer:
             if later and self.stream is not None:
                 await self._go_on(self.stream, answer, ticket)
@@ -190,7 +191,7 @@ class Exchange:
                 return
             piece = await answer.piece()
             # A longer answer would have to be held back.
-            if not self.streams and answer.whole and resumption.is_aborted(piece):
+            if not self.streams and answer.whole and _is_aborted(piece):
                 raise AbortedError("the server aborted the request when it ended")
             ticket.went_on()
             self.first_s, self.body = time.perf_counter() - self.began, b""
@@ -243,7 +244,7 @@ class Exchange:
     async def _broken(self, replica: Replica, error: Exception) -> None:
         """Report the failure of the server or its connection in the form in which the answer began."""
         reason = f"the server of {replica.name} {replica.fault or 'disconnected'}"
-        self.front.log.say(
+        self.front.log.write(
             "broken",
             model=replica.name,
             request=self.id.decode(),
@@ -260,7 +261,7 @@ class Exchange:
     async def _refused(self, refused: AdmissionRefusedError) -> None:
         if refused.detail:
             model = self.ticket.route.model if self.ticket else None
-            self.front.log.say(
+            self.front.log.write(
                 "refused", model=model, request=self.id.decode(), status=refused.status, reason=refused.detail
             )
         if self.status:
@@ -276,9 +277,8 @@ class Exchange:
     async def _error(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
         self.status = status
         reason = reason if status < 500 else self._named(reason)
-        await answers.send_error(
-            self.send, status, reason, headers=[(b"x-request-id", self.id)], retry_after_s=retry_after_s
-        )
+        refused = answers.refuse(status, reason, retry_after_s, {"x-request-id": self.id.decode()})
+        await refused(self.scope, self.receive, self.send)
 
     async def _start(self, status: int, named: Headers) -> None:
         self.status = status
@@ -289,3 +289,12 @@ class Exchange:
 
     def _timing(self, replica: Replica, ticket: Ticket) -> str:
         return headers.format_timing(replica, ticket, self.first_s)
+
+
+def _is_aborted(answer: bytes) -> bool:
+    """Return whether a complete answer says that vLLM aborted the request, as it does when it ends."""
+    if b'"abort"' not in answer:
+        return False
+    with suppress(ValueError, AttributeError, TypeError):
+        return any(choice.get("finish_reason") == "abort" for choice in json.loads(answer).get("choices"))
+    return False

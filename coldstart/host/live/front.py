@@ -1,48 +1,189 @@
-"""Interface between the HTTP application and its decision maker: the driver of a host, or the front of a fleet."""
+"""Admission of requests before a pure core: what the driver of a host and the control of a fleet share.
+
+The HTTP application knows no other interface. All code runs on one event loop, so the core processes one event at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Generic, TypeVar
 
-from coldstart.host.launches import Catalogue
+import coldstart
+from coldstart.host.launches import Catalogue, Destination
+from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import Metrics
-from coldstart.host.live.tickets import Ticket
-from coldstart.host.live.upstream import Replica
-from coldstart.host.progress import Progress
-from coldstart.host.status import HostFacts
+from coldstart.host.live.upstream import Replica, UpstreamAnswer
+from coldstart.host.status import HostFacts, Progress
 
 
-class Front(Protocol):
-    """Admits requests and decides which server answers each."""
+class AdmissionRefusedError(Exception):
+    """The request is rejected: HTTP status, reason, and the seconds after which a retry may succeed.
 
-    catalogue: Catalogue
-    facts: HostFacts
-    log: Log
+    `reason` is for the client; `detail` is added in the log.
+    """
+
+    def __init__(
+        self, status: int, reason: str, retry_after_s: float | None = None, detail: str = ""
+    ) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.retry_after_s, self.detail = status, reason, retry_after_s, detail
+
+
+def unknown(asked: str | None) -> AdmissionRefusedError:
+    """Return the rejection of a request that names an unknown model, or none."""
+    missing = asked is None
+    reason = "the request names no model" if missing else f"The model `{asked}` does not exist."
+    return AdmissionRefusedError(404, reason)
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request from its arrival to its end.
+
+    `granted` returns the server of the request, or raises AdmissionRefusedError. `hit`: the request did not wait.
+
+    `stream` is the state of an answer that can continue at another server, `answer` the current answer. The request was
+    admitted `tries` times before. `keep_s`: seconds that its model stays idle after it; None: those of its configuration.
+    `evicted` are the models whose memory it needed.
+    """
+
+    number: str
+    route: Destination
+    arrived: float
+    granted: asyncio.Future[Replica]
+    hit: bool = False
+    dispatched: float | None = None
+    stream: Continuation | None = None
+    answer: UpstreamAnswer | None = None
+    tries: int = 0
+    keep_s: float | None = None
+    evicted: list[str] = field(default_factory=list)
+
+    def refuse(self, refused: AdmissionRefusedError) -> None:
+        """Let `granted` raise this error, unless the request already has a server."""
+        if not self.granted.done():
+            self.granted.set_exception(refused)
+            # Its client may be disconnected: without this the event loop logs an exception that was never
+            # retrieved.
+            self.granted.exception()
+
+    def interrupted(self) -> None:
+        """Handle the interruption of the answer: the request continues at the server of `granted`."""
+
+    def went_on(self) -> None:
+        """Handle the first piece of an answer."""
 
     @property
-    def resumes(self) -> bool:
-        """Return whether a stream whose server ended can go on at another server."""
+    def queued_s(self) -> float | None:
+        """Return the seconds from arrival until the request was forwarded."""
+        return None if self.dispatched is None else self.dispatched - self.arrived
 
-    @property
-    def metrics(self) -> Metrics:
-        """Return the metrics of the requests."""
 
-    def enter(self, asked: str | None) -> Ticket:
-        """Admit a request for the model name `asked`, which may be None. Raises AdmissionRefusedError."""
+T = TypeVar("T", bound=Ticket)
 
+
+class Front(ABC, Generic[T]):
+    """Admits requests, and decides which server answers each.
+
+    `stopping` is the reason of refusals once it stops. With `resumes` a stream whose server ended continues elsewhere.
+    """
+
+    metrics: Metrics
+    resumes: bool
+    stopping: str
+
+    def __init__(self, catalogue: Catalogue, log: Log, clock: Callable[[], float]) -> None:
+        self.catalogue, self.log, self.clock = catalogue, log, clock
+        self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=clock())
+        self._tickets: dict[str, T] = {}
+        self._number = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def enter(self, asked: str | None, *, counted: bool = True) -> T:
+        """Admit a request for the model name `asked`; `counted` is false for an operator's order.
+
+        Raises:
+            AdmissionRefusedError: The model is unknown or the gateway is stopping; the ticket's `granted` raises every
+                later rejection.
+        """
+        if self.facts.stopping:
+            raise self._counted(AdmissionRefusedError(503, self.stopping, 5.0))
+        route = self.catalogue.route(asked)
+        if route is None:
+            raise self._counted(unknown(asked))
+        return self._admit(route, counted=counted)
+
+    @abstractmethod
+    def _admit(self, route: Destination, *, counted: bool) -> T:
+        """Admit a request and send its arrival to the core."""
+
+    @abstractmethod
     def leave(self, ticket: Ticket) -> None:
-        """Forget a request that was answered, or whose client disconnected."""
+        """Tell the core that a request has ended, answered or not."""
 
+    @abstractmethod
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a request again after its server failed, if its answer had not begun or its stream can continue elsewhere.
 
         Returns None if no other server can answer it.
         """
 
+    @abstractmethod
     def progress(self, model: str) -> Progress:
         """Return the progress of the model's start, for a waiting client."""
 
-    def status(self) -> Mapping[str, object]:
+    @abstractmethod
+    def status(self) -> Mapping[str, Any]:
         """Return the document of GET /status."""
+
+    @abstractmethod
+    def _tick(self) -> None:
+        """Send a Tick to the core."""
+
+    def _create_ticket(self, kind: type[T], route: Destination, **members: Any) -> T:
+        """Return a new open request."""
+        self._number += 1
+        future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
+        ticket = kind(str(self._number), route, self.clock(), future, **members)
+        self._tickets[ticket.number] = ticket
+        return ticket
+
+    def _note_arrival(self, ticket: T, counted: bool) -> None:
+        """Record whether a request was granted at its arrival, and count it."""
+        ticket.hit = ticket.granted.done() and ticket.granted.exception() is None
+        if not counted:
+            return
+        facts = self.facts.get_model(ticket.route.model)
+        facts.requests += 1
+        facts.hits += ticket.hit
+
+    def _counted(self, refused: AdmissionRefusedError) -> AdmissionRefusedError:
+        self.facts.refused[refused.status] += 1
+        return refused
+
+    def _refuse(self, number: str, refused: AdmissionRefusedError) -> None:
+        """Refuse a request that waits."""
+        ticket = self._tickets.get(number)
+        if ticket is not None and not ticket.granted.done():
+            del self._tickets[number]
+            ticket.refuse(self._counted(refused))
+
+    def _grant(self, ticket: T, replica: Replica) -> None:
+        """Grant a request its server."""
+        ticket.dispatched = self.clock()
+        ticket.granted.set_result(replica)
+
+    def _set_timer(self, due: float) -> None:
+        """Send a Tick at the time `due`; infinity: none."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due < inf:
+            wait = max(0.0, due - self.clock()) + 0.001
+            self._timer = asyncio.get_running_loop().call_later(wait, self._tick)

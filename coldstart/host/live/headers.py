@@ -6,15 +6,36 @@ Invariant: hop-by-hop headers (RFC 9110, section 7.6.1) and the client's keys an
 from __future__ import annotations
 
 import re
+from math import inf
 from uuid import uuid4
 
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
-from coldstart.host.keep_alive import parse_keep_alive
 from coldstart.host.live import answers
 from coldstart.host.live.answers import Headers, Scope
-from coldstart.host.live.tickets import Ticket
+from coldstart.host.live.front import Ticket
 from coldstart.host.live.upstream import Replica
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", re.ASCII)
+_DURATION = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
+
+
+def parse_keep_alive(text: str) -> float:
+    """Return a time in seconds; infinity for a negative one. Raises ValueError for anything else."""
+    given = text.strip()
+    size = given.removeprefix("-")
+    if _NUMBER.fullmatch(size):
+        seconds = float(size)
+    elif _DURATION.fullmatch(size):
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(size))
+    else:
+        raise ValueError(
+            f"invalid keep-alive time {text[:40]!r}: write seconds, 0, -1, or a duration such as 5m"
+        )
+    return inf if size != given else seconds
+
 
 _HOP = frozenset(
     b"connection http2-settings keep-alive proxy-authenticate proxy-authorization te trailer trailers transfer-encoding"

@@ -13,21 +13,105 @@ POST  /stop                   stop the host as SIGTERM does.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from coldstart.errors import UsageError
-from coldstart.host.live import answers, loading, log_stream, server_reads
-from coldstart.host.live.access_control import CLIENT
+from coldstart.host.live import answers, headers, server_reads
+from coldstart.host.live.access_control import CLIENT, READS, split_target
+from coldstart.host.live.answers import ClientGoneError, run_while_connected
 from coldstart.host.live.driver import Driver
-from coldstart.host.live.gateway_paths import READS, split_target
+from coldstart.host.live.front import AdmissionRefusedError, Ticket
+from coldstart.host.live.server_log import LogReader
+from coldstart.host.live.servers import ModelServer
 
+TAIL_BYTES = 64 << 10
+# Interval in seconds at which a followed log is read.
+LOG_S = 0.2
 # Time in seconds that a server may take to answer a read.
 READ_S = 10.0
+
+
+async def _load(driver: Driver, request: Request) -> Response:
+    """Start the model in the path; respond once it is ready, or at once with `wait=false`.
+
+    The order is admitted as a request is: it waits for memory, and is rejected for the same reasons. It is not counted.
+    """
+    waits = request.query_params.get("wait", "true")
+    if waits not in ("true", "false"):
+        return answers.refuse(400, f"wait is {waits!r}; it is true or false")
+    try:
+        keep_s = headers.find_keep_alive(request.scope)
+    except ValueError as error:
+        return answers.refuse(400, str(error))
+    try:
+        ticket = driver.enter(request.path_params["name"], counted=False)
+    except AdmissionRefusedError as refused:
+        return answers.refuse(refused.status, refused.reason, refused.retry_after_s)
+    was_ready = ticket.granted.done()  # or it is refused at once
+    ticket.keep_s = keep_s
+    ticket.granted.add_done_callback(lambda _: driver.leave(ticket))
+    if waits == "true":
+        try:
+            await run_while_connected(request.receive, lambda: asyncio.wait([ticket.granted]))
+        except ClientGoneError:
+            return Response(status_code=499)
+        finally:
+            ticket.granted.cancel()  # does nothing once it is done
+    return _describe(driver, ticket, was_ready=was_ready)
+
+
+def _describe(driver: Driver, ticket: Ticket, *, was_ready: bool) -> Response:
+    model = ticket.route.model
+    if not ticket.granted.done():
+        return JSONResponse({"model": model, "state": driver.state(model)}, status_code=202)
+    error = ticket.granted.exception()
+    if isinstance(error, AdmissionRefusedError):
+        return answers.refuse(error.status, error.reason, error.retry_after_s)
+    replica = ticket.granted.result()
+    return JSONResponse(
+        {
+            "model": model,
+            "state": "ready",
+            "was_ready": was_ready,
+            "mode": replica.mode,
+            "waited_s": ticket.queued_s or 0.0,
+            "evicted": ticket.evicted,
+        }
+    )
+
+
+def _show_log(driver: Driver, request: Request) -> Response:
+    """Return the log of the model in the path; with the query member `follow`, also all later lines."""
+    residence, missing = driver.find_server(request.path_params["name"])
+    if residence is None:
+        return answers.not_found(missing)
+    if "follow" not in request.query_params:
+        return PlainTextResponse(residence.server.log.tail(TAIL_BYTES))
+    try:
+        reader = residence.server.log.follow(TAIL_BYTES)
+    except OSError as error:
+        return answers.not_found(f"The log of {residence.name} cannot be read: {error.strerror}.")
+    return StreamingResponse(_follow(residence.server, reader), media_type="text/plain")
+
+
+async def _follow(server: ModelServer, reader: LogReader) -> AsyncIterator[str]:
+    try:
+        while True:
+            has_ended = server.ended.done()
+            if text := reader.read(last=has_ended):
+                yield text
+            elif has_ended:
+                return
+            else:
+                await asyncio.wait([server.ended], timeout=LOG_S)
+    finally:
+        reader.close()
 
 
 def host_routes(driver: Driver) -> list[Route]:
@@ -37,7 +121,7 @@ def host_routes(driver: Driver) -> list[Route]:
         return JSONResponse({"running": _running(driver)})
 
     async def show_log(request: Request) -> Response:
-        return log_stream.respond(driver, request)
+        return _show_log(driver, request)
 
     async def show_metrics(request: Request) -> Response:
         residences = driver.lifecycle.residences.values()
@@ -60,7 +144,7 @@ def host_routes(driver: Driver) -> list[Route]:
         return await _read_server(driver, None, request.scope["path"])
 
     async def load(request: Request) -> Response:
-        return await loading.respond(driver, request)
+        return await _load(driver, request)
 
     async def unload(request: Request) -> Response:
         name = request.path_params.get("name")

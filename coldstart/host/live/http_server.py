@@ -31,11 +31,12 @@ LAST_ANSWERS_S = 1.0
 class GatewayServer(uvicorn.Server):
     """Uvicorn server without signal handlers: a gateway's process has its own.
 
-    It reads a changed certificate and changed keys of clients again.
+    It reads a changed certificate and changed keys of clients again. `look_at_files` does so with further files.
     """
 
-    def __init__(self, config: GatewayConfig, app: Gateway) -> None:
+    def __init__(self, config: GatewayConfig, app: Gateway, look_at_files: Callable[[], None]) -> None:
         super().__init__(config)
+        self.look_at_files = look_at_files
         self._app, self._endpoint = app, app.endpoint
         self._certificate = find_signature(app.endpoint)
 
@@ -58,9 +59,11 @@ class GatewayServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Load changed key files and a changed certificate once per second. Open connections retain the old certificate."""
-        if counter % 10 == 0:
-            self._app.access.refresh_keys()
-        if counter % 10 == 0 and (found := find_signature(self._endpoint)) != self._certificate:
+        if counter % 10:
+            return await super().on_tick(counter)
+        self._app.access.refresh_keys()
+        self.look_at_files()
+        if (found := find_signature(self._endpoint)) != self._certificate:
             self._certificate = found
             # Check first: a key that does not match would break new connections until it changes again.
             with suppress(UsageError):
@@ -89,8 +92,11 @@ def load_certificate(endpoint: GatewayEndpoint, context: ssl.SSLContext | None =
         ) from error
 
 
-def create_server(app: Gateway) -> GatewayServer:
-    """Return a server for `app` with the limits of its endpoint; raise this process's limit of open files."""
+def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None) -> GatewayServer:
+    """Return a server for `app` with the limits of its endpoint; raise this process's limit of open files.
+
+    `look_at_files` is called once a second.
+    """
     limits = app.endpoint.limits
     config = GatewayConfig(
         app,
@@ -110,7 +116,7 @@ def create_server(app: Gateway) -> GatewayServer:
         ssl_keyfile=app.endpoint.tls_key,
         backlog=BACKLOG,
     )
-    return GatewayServer(config, app)
+    return GatewayServer(config, app, look_at_files)
 
 
 def raise_connection_limit() -> int:

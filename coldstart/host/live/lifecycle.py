@@ -13,19 +13,17 @@ from coldstart.host import events
 from coldstart.host.core import Core
 from coldstart.host.events import Event
 from coldstart.host.launches import Launch
-from coldstart.host.live.device_placement import show_devices
-from coldstart.host.live.meter import Meter
+from coldstart.host.live.log import Tasks
+from coldstart.host.live.profiles import show_devices
 from coldstart.host.live.record import Record
-from coldstart.host.live.residence import Residence
+from coldstart.host.live.residence import Meter, Residence
 from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailedError
-from coldstart.host.live.tasks import Tasks
-from coldstart.host.live.templates import TEMPLATE_DROPPED, Templates
+from coldstart.host.live.templates import Templates
 from coldstart.host.model_state import State
 from coldstart.host.specification import TEMPLATE
-from coldstart.launch.modes import FRESH
 
 STOPPING = "the host is stopping"
-Order = events.Start | events.Leave | events.Abort | events.GiveUp
+Order = events.Start | events.Leave | events.Abort
 
 
 class Lifecycle:
@@ -56,7 +54,6 @@ class Lifecycle:
             log=self.log,
             facts=self.facts,
             assumed_bytes=template_bytes,
-            find_free=core.residents.device.free,
         )
         self._tasks = Tasks(self.log)
 
@@ -71,12 +68,9 @@ class Lifecycle:
                 self._tasks.spawn(left)
             case events.Abort(model):
                 self._abort(model)
-            case events.GiveUp():
-                residents = self.core.residents
-                self.templates.crowd_out(residents.template_memory(), residents.memory_with_template())
 
     def _abort(self, model: str) -> None:
-        self.log.say("start aborted", model=model, reason=self._too_late())
+        self.log.write("start aborted", model=model, reason=self._too_late())
         if model in self.residences:
             self._tasks.spawn(self.residences[model].end(self._too_late()))
         else:
@@ -91,7 +85,7 @@ class Lifecycle:
             await known.wake(tier)
             return
         launch, began = self.launches[model], self.clock()
-        self.log.say("start", model=model, tier=tier)
+        self.log.write("start", model=model, tier=tier)
         await self.templates.prepare(launch)
         waited_s = self.clock() - began
         server = self._begin(launch, began)
@@ -152,12 +146,9 @@ class Lifecycle:
     def report_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
         """Implement ServerObserver: record a server that is ready."""
         self.record.record_start(launch.name, ready, mode, seconds)
-        self.templates.learn(launch, ready.mode)
         self.emit(events.Started(launch.name, seconds))
         if self._is_outdated(launch):
             self.emit(events.Outdated(launch.name))
-        elif self.templates.ends(ready):
-            self.emit(events.Outdated(launch.name, TEMPLATE_DROPPED))
 
     def report_failed_start(self, model: str, reason: str, seconds: float) -> None:
         """Implement ServerObserver: record a failed start."""
@@ -173,10 +164,8 @@ class Lifecycle:
 
     def report_memory(self, model: str, memory: int) -> None:
         """Implement ServerObserver: report the measured memory of a server."""
-        residence = self.residences.get(model)
-        fresh = residence is not None and residence.ready.mode == FRESH.name
-        self.record.record_memory(self.core.residents, model, memory, fresh=fresh)
-        self.emit(events.Measured(model, memory, fresh=fresh))
+        self.record.record_memory(self.core.residents, model, memory)
+        self.emit(events.Measured(model, memory))
 
     async def measure(self, model: str, pid: int) -> int | None:
         """Implement ServerObserver: record its GPU memory; return the memory of its process tree and its template."""

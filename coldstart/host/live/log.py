@@ -1,32 +1,35 @@
 """Log of the host: one line per event on standard error, with secrets masked.
 
 A line is text on a terminal, and a JSON object elsewhere. Members: ts (UTC, ISO 8601), event, and members of the event (model,
-request, seconds, mode, reason, ...).
+request, seconds, mode, reason, ...). Background tasks log their errors here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import IO, Any
 
+from coldstart.artifacts.errors import BundleError
+from coldstart.errors import ColdstartError
 from coldstart.system import secrets
 
 
 class Log:
     """Log with the output `sink`, by default standard error.
 
-    `say` never raises: a failed write must not end a server.
+    `write` never raises: a failed write must not end a server.
     """
 
     def __init__(self, sink: IO[str] | None = None, *, quiet: bool = False) -> None:
         self._sink, self._quiet = sink, quiet
 
-    def say(self, event: str, **members: Any) -> None:
+    def write(self, event: str, **members: Any) -> None:
         """Write one line; members that are None are omitted."""
         if self._quiet:
             return
@@ -52,7 +55,9 @@ class _Lines(logging.Handler):
         """Write the record, with its exception as one line (logging.Handler)."""
         error = record.exc_info[1] if record.exc_info else None
         about = None if error is None else f"{type(error).__name__}: {error}"
-        self._log.say("message", logger=record.name, level=record.levelname, text=_text(record), error=about)
+        self._log.write(
+            "message", logger=record.name, level=record.levelname, text=_text(record), error=about
+        )
 
 
 def _text(record: logging.LogRecord) -> str:
@@ -90,3 +95,44 @@ def _format_value(value: object) -> str:
         return f"{value:.3g}"
     # JSON escapes the control characters of a text.
     return value if isinstance(value, str) and value.isalnum() else json.dumps(value)
+
+
+class Tasks:
+    """Tasks of one owner; the event loop itself holds only weak references to tasks."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as a task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.log.write("internal error", reason=f"{type(error).__name__}: {error}")
+
+    async def wait(self) -> None:
+        """Wait until no task is left, including tasks that were spawned meanwhile."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def cancel(self) -> None:
+        """Cancel all tasks."""
+        for task in self._tasks:
+            task.cancel()
+
+
+def explain(error: Exception) -> str | None:
+    """Return the message and the hint of an error that has them, on one line; None for an internal error."""
+    if isinstance(error, BundleError):
+        return f"{error.message} [{error.code}] (hint: {error.hint})"
+    if isinstance(error, ColdstartError):
+        # The text passes through HTTP and the log, which cannot tell a line of ours from a quoted line break.
+        summary, *details = error.lines
+        message = f"{summary} {'; '.join(details)}".rstrip()
+        return message + (f" (hint: {error.hint})" if error.hint else "")
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -12,10 +12,19 @@ from prometheus_client.registry import Collector
 from coldstart.host.model_state import State
 
 if TYPE_CHECKING:
-    from coldstart.host.live.tickets import Ticket
+    pass
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PREFIX = "coldstart_host_"
+REQUESTS = {
+    "held": "Number of requests that wait for the model.",
+    "in_flight": "Number of requests in progress.",
+}
+MEMORY = {
+    "held_bytes": "Memory reserved for the model.",
+    "gpu_memory_bytes": "GPU memory of the model's server, where it can be measured.",
+}
+"""Members of a model in the status document, with the help texts of their metrics."""
 
 
 class Metrics:
@@ -55,18 +64,43 @@ class Metrics:
         """Count a request of the client `name`: "admitted", or the reason of its refusal."""
         self._clients.labels(name, outcome).inc()
 
-    def count_answer(self, ticket: Ticket, code: int, first_s: float | None) -> None:
-        """Count the answer of an admitted request: HTTP status `code`, first piece after `first_s` seconds."""
-        model = ticket.route.model
+    def count_answer(self, model: str, code: int, queued_s: float | None, first_s: float | None) -> None:
+        """Count the answer of an admitted request: HTTP status `code`.
+
+        It was forwarded after `queued_s` seconds, and its first piece came after `first_s` seconds.
+        """
         self._answers.labels(model, str(code)).inc()
-        if ticket.queued_s is not None:
-            self._queued.labels(model).observe(ticket.queued_s)
+        if queued_s is not None:
+            self._queued.labels(model).observe(queued_s)
         if first_s is not None:
             self._first.labels(model).observe(first_s)
 
     def text(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
+
+
+def count_refusals(prefix: str, refused: Mapping[str, int]) -> Metric:
+    """Return the number of rejected requests by HTTP status."""
+    family = CounterMetricFamily(
+        f"{prefix}refused", "Number of rejected requests, by HTTP status.", labels=["code"]
+    )
+    for code, count in refused.items():
+        family.add_metric([code], count)
+    return family
+
+
+def list_gauges(
+    prefix: str, models: Iterable[Mapping[str, Any]], members: Mapping[str, str]
+) -> Iterator[Metric]:
+    """Yield a gauge for each of these members of the models; `members` has their help texts."""
+    models = tuple(models)
+    for name, about in members.items():
+        family = GaugeMetricFamily(f"{prefix}model_{name}", about, labels=["model"])
+        for model in models:
+            if name in model:
+                family.add_metric([model["name"]], model[name])
+        yield family
 
 
 class HostStatus(Collector):
@@ -104,23 +138,8 @@ class HostStatus(Collector):
             "Number of times that a model left its tier.",
             document["starts"]["departures"],
         )
-        refused = CounterMetricFamily(
-            f"{_PREFIX}refused", "Number of rejected requests, by HTTP status.", labels=["code"]
-        )
-        for code, count in requests["refused"].items():
-            refused.add_metric([code], count)
-        yield refused
-        for name, about in (
-            ("held", "Number of requests that wait for the model."),
-            ("in_flight", "Number of requests in progress."),
-            ("held_bytes", "Memory reserved for the model."),
-            ("gpu_memory_bytes", "GPU memory of the model's server, where it can be measured."),
-        ):
-            family = GaugeMetricFamily(f"{_PREFIX}model_{name}", about, labels=["model"])
-            for model in document["models"]:
-                if name in model:
-                    family.add_metric([model["name"]], model[name])
-            yield family
+        yield count_refusals(_PREFIX, requests["refused"])
+        yield from list_gauges(_PREFIX, document["models"], REQUESTS | MEMORY)
         states = GaugeMetricFamily(
             f"{_PREFIX}model_state",
             "1 for the current state of the model, else 0.",
@@ -130,3 +149,47 @@ class HostStatus(Collector):
             for state in State:
                 states.add_metric([model["name"], str(state)], float(model["state"] == state))
         yield states
+
+
+class StartMetrics:
+    """Counters and histograms of starts in `registry`, which `Record` updates as each start ends."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.starts = Histogram(
+            "coldstart_host_start_seconds",
+            "Duration in seconds of successful starts.",
+            ("model", "mode"),
+            buckets=BUCKETS_S,
+            registry=registry,
+        )
+        self.stages = Histogram(
+            "coldstart_start_stage_seconds",
+            "Time in seconds in a stage of a successful start; stages can contain each other.",
+            ("stage", "mode"),
+            buckets=BUCKETS_S,
+            registry=registry,
+        )
+        self.failed = Counter(
+            "coldstart_host_failed_starts", "Number of failed starts.", ("model",), registry=registry
+        )
+        self.missed = Counter(
+            "coldstart_host_prewarms_missed",
+            "Number of scheduled moments at which the model did not start.",
+            ("model",),
+            registry=registry,
+        )
+        self.fallbacks = Counter(
+            "coldstart_fallbacks",
+            "Number of fallbacks of successful starts, by stage.",
+            ("stage",),
+            registry=registry,
+        )
+
+
+def sum_stages(phases: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each stage from those of the spans. The spans of CUDA graphs, one for each, are one stage."""
+    stages: dict[str, float] = {}
+    for name, spent_s in phases.items():
+        stage = name.partition(": ")[0]
+        stages[stage] = stages.get(stage, 0.0) + spent_s
+    return stages

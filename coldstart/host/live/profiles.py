@@ -1,4 +1,4 @@
-"""Memory and start time of models that never started on this host: from the bundle, else assumed.
+"""Bundle, memory, start time and devices of models, as far as they are known before the first start on this host.
 
 A bundle's `stages` contain the time to ready and the memory (proportional set size) of the start that proved it. That
 memory is not the memory of a GPU, so on a GPU the host's file must give the memory.
@@ -7,29 +7,74 @@ memory is not the memory of a GPU, so on a GPU the host's file must give the mem
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.template_levels import ENGINE
 from coldstart.errors import UsageError
-from coldstart.host.configuration import Profile, Profiles
-from coldstart.host.launches import FORKED, Launch
-from coldstart.host.live import lookups
+from coldstart.host.configuration import HostFile, Profile, Profiles
+from coldstart.host.launches import FAIL, FORKED, Launch
 from coldstart.launch import modes, template_pool
 from coldstart.launch.modes import SNAPSHOT, TEMPLATE_ENGINE
-from coldstart.models import inspection
+from coldstart.models import inspection, recorded
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import weight_files
 from coldstart.system import runtime
+from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import criu, runtime_image
+
+
+def look_up_model(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
+    """Look up the bundle of a launch; `weights_from` allows a machine without the model's weights.
+
+    Raises the errors of `inspection.look_up`.
+    """
+    found = inspection.look_up(
+        launch.model,
+        launch.args,
+        cache=cache,
+        offline=offline,
+        revision=launch.revision,
+        accepts=anyone if launch.untrusted else None,
+    )
+    return found.drop_weights() if launch.weights_from and not found.model.weight_files else found
+
+
+def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:
+    """Return the arguments of the newest trusted bundle of the launch's model, and that bundle; none and "" without one.
+
+    Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail" and the only bundle is not trusted.
+    """
+    asked = look_up_model(replace(launch, args=Arguments(), weights_from=None), cache, offline=offline)
+    found = recorded.adopt_arguments(asked)
+    if found.bundle is None and found.untrusted is not None and launch.on_miss == FAIL:
+        raise inspection.miss(found)
+    lender = found.lender
+    return found.vllm_args, "" if lender is None else f"{lender.name}:v{lender.version}"
+
+
+def look_up_launch(
+    launch: Launch, cache: Cache, *, offline: bool, use: Callable[[Arguments], str] | None = None
+) -> Lookup:
+    """Look up the bundle of a launch. Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail".
+
+    `use` is as in `inspection.miss`.
+    """
+    found = look_up_model(launch, cache, offline=offline)
+    if found.bundle is None and launch.on_miss == FAIL:
+        raise inspection.miss(found, use)
+    return found
+
 
 # vLLM's default on the CPU backend, the libraries of its two processes, and an ordinary start.
 ASSUMED_KV = 4 << 30
@@ -61,13 +106,18 @@ def create_profiles(cache: Cache, *, offline: bool, typed: Container[str] = ()) 
                 hint="write memory and start_s for it in the host file",
             )
         use = _type_arguments if launch.name in typed else partial(_write_arguments, launch.name)
-        found = lookups.look_up_launch(launch, cache, offline=offline, use=use)
+        found = look_up_launch(launch, cache, offline=offline, use=use)
         known = replace(choose_profile(launch, found), needs_no_template=needs_no_template(launch, found))
-        if launch.mode not in FORKED:
+        if launch.mode not in FORKED or known.needs_no_template:
             return known
         return replace(known, shared=min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4))
 
     return profile
+
+
+def find_template_bytes() -> int:
+    """Return the bytes that a runtime template counts with: the GPU's memory has none of it."""
+    return RUNTIME_TEMPLATE_BYTES if runtime.targets_cpu() else 0
 
 
 def _type_arguments(args: Arguments) -> str:
@@ -135,3 +185,38 @@ def assumed(launch: Launch, model: Path | None) -> Profile:
         )
     kv = launch.args.number("kv_cache_memory_bytes", ASSUMED_KV)
     return Profile(weights + kv + ASSUMED_RUNTIME, ASSUMED_START_S, "assumed")
+
+
+def limit_devices(file: HostFile) -> HostFile:
+    """Return a configuration with the memory of its smallest device, where models name devices and it sets none.
+
+    Raises UsageError if a model names a device that this machine does not show to the host.
+    """
+    if not any(launch.devices for launch in file.catalogue.launches.values()):
+        return file
+    found = nvml.query()
+    for launch in file.catalogue.launches.values():
+        beyond = [number for number in launch.devices if number >= len(found)]
+        if found and beyond:
+            raise UsageError(
+                f"models.{launch.name}.devices: device {beyond[0]} does not exist, the host sees {len(found)}",
+                hint="see the devices: coldstart doctor",
+            )
+    if file.settings.device_memory is not None:
+        return file
+    if not found:
+        note = "the memory of the devices cannot be read: set device_memory in the host file"
+        return replace(file, notes=(*file.notes, note))
+    named = {number for launch in file.catalogue.launches.values() for number in launch.devices}
+    smallest = min(found[number].memory_bytes for number in named)
+    return replace(file, settings=replace(file.settings, device_memory=smallest))
+
+
+def show_devices(launch: Launch) -> Mapping[str, str]:
+    """Return the environment in which a server sees only its devices, by CUDA's names for them; empty: it sees all."""
+    if not launch.devices:
+        return {}
+    visible = os.environ.get(nvml.VISIBLE)
+    names = [] if visible is None else [name.strip() for name in visible.split(",")]
+    shown = (names[number] if number < len(names) else str(number) for number in launch.devices)
+    return {str(environment.CUDA_VISIBLE_DEVICES): ",".join(shown)}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-import coldstart
 from coldstart.contract import fallback
 from coldstart.host.configuration import HostFile
 from coldstart.host.live.log import Log
-from coldstart.host.live.metrics import HostStatus, Metrics
+from coldstart.host.live.metrics import HostStatus, Metrics, StartMetrics, sum_stages
 from coldstart.host.live.servers import Ready
-from coldstart.host.live.start_metrics import StartMetrics, sum_stages
 from coldstart.host.residents import Residents
 from coldstart.host.status import HostFacts, LastStart
 
@@ -21,11 +18,10 @@ from coldstart.host.status import HostFacts, LastStart
 class Record:
     """Facts, metrics and log of one host; each event is recorded in all of them."""
 
-    def __init__(self, log: Log, began: float, status: Callable[[], Mapping[str, Any]]) -> None:
-        self.log = log
-        self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=began)
+    def __init__(self, log: Log, facts: HostFacts, status: Callable[[], Mapping[str, Any]]) -> None:
+        self.log, self.facts = log, facts
         self.metrics = Metrics(HostStatus(status))
-        self._starts = StartMetrics(self.metrics.registry)
+        self._metrics = StartMetrics(self.metrics.registry)
 
     def record_start(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
         """Record that a server is ready, or awake again."""
@@ -35,36 +31,36 @@ class Record:
         phases, fallbacks = document.get("phases", {}), fallback.decode(document.get("fallbacks"))
         spans = document.get("spans", ())
         facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks), spans)
-        self._remember(name, mode, seconds, None, sum_stages(phases))
+        stages = sum_stages(phases)
+        self._remember(name, mode, seconds, None, stages)
         self.facts.start_s += seconds
-        self._starts.count_start(name, mode, seconds, phases)
-        self.log.say("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
-        self._starts.count_fallbacks(fallbacks)
+        self._metrics.starts.labels(name, mode).observe(seconds)
+        for stage, spent_s in stages.items():
+            self._metrics.stages.labels(stage, mode).observe(spent_s)
+        self.log.write("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
         for one in fallbacks:
-            self.log.say("fallback", model=name, **one.encode())
+            self._metrics.fallbacks.labels(one.stage).inc()
+            self.log.write("fallback", model=name, **one.encode())
 
     def record_failed_start(self, name: str, reason: str, seconds: float) -> None:
         """Record that a start failed."""
         self.facts.failed_starts += 1
         self._remember(name, None, seconds, reason, {})
-        self._starts.count_failed_start(name)
-        self.log.say("start failed", model=name, seconds=round(seconds, 4), reason=reason)
+        self._metrics.failed.labels(name).inc()
+        self.log.write("start failed", model=name, seconds=round(seconds, 4), reason=reason)
 
     def record_missed_prewarming(self, name: str, reason: str) -> None:
         """Record that a model did not start at a moment of its schedule."""
-        self._starts.count_missed_prewarming(name)
-        self.log.say("prewarm missed", model=name, reason=reason)
+        self._metrics.missed.labels(name).inc()
+        self.log.write("prewarm missed", model=name, reason=reason)
 
-    def record_memory(self, residents: Residents, name: str, memory: int, *, fresh: bool = False) -> None:
+    def record_memory(self, residents: Residents, name: str, memory: int) -> None:
         """Record the measured memory of a server; log once that the host has less, because later requests are refused."""
         self.facts.get_model(name).memory_source = "observed"
         model = residents.models.get(name)
-        if model is None or not residents.fits(model):
+        if model is None or not residents.fits(model) or memory <= (most := residents.max_memory(model)):
             return
-        most = residents.max_memory(model) - (0 if fresh else residents.template_memory())
-        if memory <= most:
-            return
-        self.log.say(
+        self.log.write(
             "model too large",
             model=name,
             memory_bytes=memory,
@@ -83,16 +79,12 @@ class Record:
         facts = self.facts.get_model(name)
         facts.mode = facts.pid = facts.gpu_memory_bytes = None
 
-    def count_request(self, name: str, hit: bool) -> None:
-        """Count an admitted request; `hit` means that its model was ready."""
-        facts = self.facts.get_model(name)
-        facts.requests += 1
-        facts.hits += hit
-
     def describe(self, file: HostFile) -> None:
         """Record the models of a new configuration."""
         for name, launch in file.catalogue.launches.items():
-            self._starts.add_model(name)
+            # Prometheus sees no increase in a counter that begins at 1.
+            self._metrics.failed.labels(name)
+            self._metrics.missed.labels(name)
             facts = self.facts.get_model(name)
             facts.aliases = [given for given, _ in launch.names() if given not in (name, *launch.adapters)]
             facts.adapters = list(launch.adapters)

@@ -10,16 +10,82 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol
 
 from coldstart.host import events
 from coldstart.host.launches import Launch
 from coldstart.host.live import headers
 from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.log import Log
-from coldstart.host.live.server_observer import ServerObserver
 from coldstart.host.live.servers import ModelServer, Ready, StartFailedError
 from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.specification import STOPPED, TEMPLATE
+from coldstart.system.devices import nvml
+from coldstart.system.proc import processes
+
+
+class Meter:
+    """Memory of processes, in bytes; None if it cannot be measured."""
+
+    def tree(self, pid: int) -> int | None:
+        """Return the memory of a process and its descendants."""
+        return None
+
+    def alone(self, pid: int) -> int | None:
+        """Return the memory of one process."""
+        return None
+
+    def gpu_memory(self, pid: int) -> int | None:
+        """Return the GPU memory of a process and its descendants."""
+        return None
+
+
+class GpuMemory(Meter):
+    """GPU memory that the driver reports. Reservations remain as estimated."""
+
+    def gpu_memory(self, pid: int) -> int | None:
+        """Return the GPU memory of a process and its descendants. Raises ProcessLookupError if the process has ended."""
+        known = nvml.process_memory()
+        if not known:
+            return None
+        sizes = [known[one] for one in processes.tree(pid) if one in known]
+        return None if not sizes or None in sizes else sum(size for size in sizes if size is not None)
+
+
+class ProcessorMemory(Meter):
+    """Memory on the CPU backend: proportional set sizes, so that shared pages are counted once."""
+
+    def tree(self, pid: int) -> int | None:
+        """Return the memory of a process and its descendants. Raises ProcessLookupError if the process has ended."""
+        return processes.memory_bytes(pid)
+
+    def alone(self, pid: int) -> int | None:
+        """Return the memory of one process."""
+        return processes.pss_bytes([pid])
+
+
+class ServerObserver(Protocol):
+    """Observer of the servers of a host."""
+
+    def report_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
+        """Report that the server is ready, or awake again, `seconds` after the order."""
+
+    def report_failed_start(self, model: str, reason: str, seconds: float) -> None:
+        """Report that the start, or the wake-up, failed after `seconds`."""
+
+    def report_asleep(self, launch: Launch) -> None:
+        """Report that the server sleeps."""
+
+    def report_memory(self, model: str, memory: int) -> None:
+        """Report that the server and its template hold `memory` bytes."""
+
+    async def measure(self, model: str, pid: int) -> int | None:
+        """Return the bytes that the server's process and the model's template hold, or None. Record its GPU memory.
+
+        Raises:
+            ProcessLookupError: The process has ended.
+        """
+
 
 # Time in seconds that a server has to end before it is ended by force.
 PATIENCE_S = 20.0
@@ -79,7 +145,7 @@ class Residence(Replica):
         """Kill the server if it hangs; its end is then a failure."""
         found = await HangDetector(self.server, self.server.socket, self.upstream).find(self.hang_timeout_s)
         self.fault, self._reason = "hung and was killed", f"the server hung and was killed: {found}"
-        self.log.say("server hung", model=self.name, reason=found)
+        self.log.write("server hung", model=self.name, reason=found)
         self.server.kill()
 
     async def _came_up(self) -> bool:
@@ -114,17 +180,17 @@ class Residence(Replica):
         if self._ending and self.start_s:
             return events.Left(self.name)
         if self.start_s:
-            self.log.say("server died", model=self.name, reason=self._reason)
+            self.log.write("server died", model=self.name, reason=self._reason)
         return events.Failed(self.name, self._reason, external=self.server.was_killed or bool(self.fault))
 
     async def leave(self, tier: str, reason: str) -> None:
         """Put the server to sleep for a sleeping tier; end it for another tier, or if it cannot sleep."""
         sleeps = tier not in (STOPPED, TEMPLATE)
         if not sleeps or not await self._post(f"/sleep?level={tier.removeprefix(_SLEEP)}"):
-            self.log.say("stop", model=self.name, tier=tier, reason=reason)
+            self.log.write("stop", model=self.name, tier=tier, reason=reason)
             await self.end()
             return
-        self.log.say("sleep", model=self.name, tier=tier, reason=reason)
+        self.log.write("sleep", model=self.name, tier=tier, reason=reason)
         self.observer.report_asleep(self.launch)
 
     async def wake(self, tier: str) -> None:

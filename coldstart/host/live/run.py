@@ -11,7 +11,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -19,26 +19,22 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.host.changes import KINDS, Configuration, describe_changes, has_changes
-from coldstart.host.configuration import HostFile
+from coldstart.host.configuration import KINDS, Configuration, HostFile, describe_changes, has_changes
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.driver import Driver
-from coldstart.host.live.explanation import explain
 from coldstart.host.live.host_routes import host_routes, process_routes
 from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.lifecycle import STOPPING
-from coldstart.host.live.log import Log, capture_loggers
-from coldstart.host.live.meter import GpuMemory, ProcessorMemory
-from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
+from coldstart.host.live.log import Log, Tasks, capture_loggers, explain
+from coldstart.host.live.profiles import find_template_bytes
+from coldstart.host.live.residence import GpuMemory, ProcessorMemory
 from coldstart.host.live.starter_client import Starter
 from coldstart.host.running_hosts import own_directory, publish_url
 from coldstart.system import runtime
 from coldstart.system.file_state import find_state
 from coldstart.system.paths import Cache
 from coldstart.system.proc.processes import has_terminal
-
-LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -72,9 +68,10 @@ class ModelHost:
         self.file, self.source, self.options = file, source, options
         self.log, self.announce = log, announce
         self.caught: list[int] = []
+        self._tasks = Tasks(log)
         # The operator has seen this configuration, or knows it from the start; `_changed_at` is the last change of the file.
         self._shown, self._changed_at = self._get_configuration(), -inf
-        # Here and not in the watcher: a change before its first look must be seen.
+        # A change before the first look must be seen.
         self._known = options.config and find_state(options.config)
 
     def run(self) -> int:
@@ -92,38 +89,37 @@ class ModelHost:
         options = self.options
         starter = Starter(directory, options.cache, offline=options.offline, in_file=options.is_in_file)
         starter.warm()
-        on_cpu = runtime.targets_cpu()
-        meter = ProcessorMemory() if on_cpu else GpuMemory()
-        template_bytes = RUNTIME_TEMPLATE_BYTES if on_cpu else 0
-        self.driver = Driver(self.file, starter, log=self.log, meter=meter, template_bytes=template_bytes)
+        meter = ProcessorMemory() if runtime.targets_cpu() else GpuMemory()
+        self.driver = Driver(
+            self.file, starter, log=self.log, meter=meter, template_bytes=find_template_bytes()
+        )
         self.gateway = Gateway(
             self.driver,
             heartbeat_s=self.options.heartbeat_s,
             endpoint=self.options.endpoint,
             routes=[*host_routes(self.driver), *process_routes(self.reload, self._stop_on_request)],
         )
-        self.server = create_server(self.gateway)
+        self.server = create_server(self.gateway, self._look_at_file)
         self._facts(sock)
         publish_url(directory, self.driver.facts.url)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
-        self._reread, self._reloading = asyncio.Event(), asyncio.Lock()
+        self._reloading = asyncio.Lock()
         # nohup ignores SIGHUP so that a process outlives its terminal.
         self._stops_with_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and has_terminal()
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-        watcher = loop.create_task(self._watch())
         self.driver.begin()
         self.announce(self.driver.facts.url, self.file)
-        self.log.say("listening", url=self.driver.facts.url, models=list(self.file.catalogue.launches))
+        self.log.write("listening", url=self.driver.facts.url, models=list(self.file.catalogue.launches))
         try:
             await self.server.serve(sockets=[sock])
         finally:
-            watcher.cancel()
+            self._tasks.cancel()
             if not self.driver.facts.stopping:
                 self.driver.drain()
             await self.driver.close(at_once=len(self.caught) > 1)
-            self.log.say("ended")
+            self.log.write("ended")
 
     def _facts(self, sock: socket.socket) -> None:
         facts = self.driver.facts
@@ -133,7 +129,7 @@ class ModelHost:
 
     def _stop(self, number: int) -> None:
         self.caught.append(number)
-        self.log.say("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
+        self.log.write("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
         if len(self.caught) == 1:
             self.driver.drain()
             self.server.stop()
@@ -146,7 +142,7 @@ class ModelHost:
     def _hang_up(self) -> None:
         """Stop if the terminal that the host had was closed; otherwise read the file again."""
         if not self._stops_with_terminal or has_terminal():
-            self._reread.set()
+            self._tasks.spawn(self._reread())
         elif not self.caught:  # the kernel and the shell may both report the closed terminal
             self._stop(signal.SIGHUP)
 
@@ -156,20 +152,18 @@ class ModelHost:
             self._stop(signal.SIGTERM)
         return sum(len(model.in_flight) for model in self.driver.core.models.values())
 
-    async def _watch(self) -> None:
-        """Read the file again when it changes, or on SIGHUP."""
-        config = self.options.config
-        while True:
-            requested = await _within(self._reread.wait(), LOOK_S)
-            seen = config and find_state(config)
-            if not requested and (seen == self._known or seen is None):
-                continue
-            self._reread.clear()
-            self._known = seen
-            with suppress(UsageError):
-                # An older reading of the file must not replace a newer one.
-                async with self._reloading:
-                    await self._read()
+    def _look_at_file(self) -> None:
+        """Read the file again if it has changed."""
+        seen = self.options.config and find_state(self.options.config)
+        if seen is not None and seen != self._known:
+            self._tasks.spawn(self._reread())
+
+    async def _reread(self) -> None:
+        self._known = self.options.config and find_state(self.options.config)
+        with suppress(UsageError):
+            # An older reading of the file must not replace a newer one.
+            async with self._reloading:
+                await self._read()
 
     async def reload(self) -> dict[str, Any]:
         """Apply the current configuration and client keys; return the changes.
@@ -206,7 +200,7 @@ class ModelHost:
                 self.driver.configure(file)
         except Exception as error:  # an invalid configuration must not stop running servers
             facts.config_error = explain(error) or f"{type(error).__name__}: {error}"
-            self.log.say("configuration refused", reason=facts.config_error)
+            self.log.write("configuration refused", reason=facts.config_error)
             # The corrected file is compared with the configuration that runs, not with an earlier one.
             self._shown = self._get_configuration()
             raise UsageError(facts.config_error) from error
@@ -217,15 +211,7 @@ class ModelHost:
             self._changed_at = self.driver.clock()
         found = {kind: changes[kind] for kind in KINDS if changes[kind]}
         facts.config_error, facts.config_loaded_unix_s = "", time.time()
-        self.log.say("configuration read", models=changes["models"], **found)
+        self.log.write("configuration read", models=changes["models"], **found)
         for name in {*changes["added"], *changes["changed"]} & file.lenders.keys():
             args = list(file.catalogue.launches[name].args)
-            self.log.say("arguments of a bundle", model=name, bundle=file.lenders[name] or None, args=args)
-
-
-async def _within(work: Awaitable[object], seconds: float) -> bool:
-    try:
-        await asyncio.wait_for(work, seconds)
-    except TimeoutError:
-        return False
-    return True
+            self.log.write("arguments of a bundle", model=name, bundle=file.lenders[name] or None, args=args)

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from coldstart.host.crontab import find_next_moment
+from coldstart.host.configuration import find_next_moment
 
 CHECK_S = 20.0
 LATE_S = 60.0

@@ -2,7 +2,7 @@
 
 The server holds the file open, so the file is truncated in place: its content is copied to `NAME.1`, then it is
 emptied. Lines written between the two steps are lost, as with logrotate's copytruncate; the copy's end is made just
-before. A reader takes from the copy what it had not read of the file.
+before. A reader that was behind goes on at the begin of the emptied file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LogReader:
 
     def __init__(self, log: ServerLog, size: int) -> None:
         """Begin with the last `size` bytes. Raises OSError."""
-        self._log, self._cuts = log, log.cuts
+        self._log = log
         self._file = log.path.open("rb")
         start = max(0, os.fstat(self._file.fileno()).st_size - size)
         self._file.seek(start)
@@ -38,7 +38,8 @@ class LogReader:
     def read(self, *, last: bool = False) -> str:
         """Return the complete lines since the last call, with secrets masked; with `last` also an incomplete line."""
         with self._log.lock:
-            self._follow_cut()
+            if os.fstat(self._file.fileno()).st_size < self._file.tell():
+                self._file.seek(0)
             text = self._rest + self._file.read(BLOCK)
         # A secret could be split at the end of a part, so parts end with a line; a line longer than a block is
         # passed on in parts.
@@ -48,18 +49,6 @@ class LogReader:
         text, self._rest = text[:end], text[end:]
         return secrets.text(text.decode(errors="replace"))
 
-    def _follow_cut(self) -> None:
-        """After a truncation, retain what was not read before it, and go on at the begin of the file."""
-        if self._cuts == self._log.cuts:
-            return
-        unread = self._log.cut_at - self._file.tell()
-        if self._log.cuts == self._cuts + 1 and unread > 0:
-            with suppress(OSError), self._log.before.open("rb") as before:
-                before.seek(max(0, os.fstat(before.fileno()).st_size - unread))
-                self._rest += before.read()
-        self._cuts = self._log.cuts
-        self._file.seek(0)
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -68,12 +57,12 @@ class LogReader:
 class ServerLog:
     """File that a server appends to. Only `follow` raises OSError: a log must not end a server.
 
-    It was truncated `cuts` times, last when it had `cut_at` bytes; `lock` is held meanwhile.
+    `lock` is held while it is truncated.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.before = path, path.with_name(f"{path.name}.1")
-        self.cuts, self.cut_at, self.lock = 0, 0, Lock()
+        self.lock = Lock()
 
     def bound(self, limit: int = LIMIT) -> None:
         """Truncate the file if it exceeds `limit` bytes, after copying its newest `limit` bytes to the previous file."""
@@ -88,7 +77,6 @@ class ServerLog:
                     shutil.copyfileobj(file, before)
                     before.flush()
                     os.truncate(self.path, 0)
-                    self.cuts, self.cut_at = self.cuts + 1, file.tell()
 
     def tail(self, size: int) -> str:
         """Return the last `size` bytes of the log from the start of a line, with secrets masked."""

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from coldstart.errors import NoBundleError
-from coldstart.host.live.explanation import explain
+from coldstart.host.live.log import explain
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
@@ -56,7 +56,7 @@ def main(descriptor: int) -> None:
 
 def import_start() -> None:
     """Import what a start imports, so that each forked supervisor has it."""
-    import coldstart.host.live.lookups
+    import coldstart.host.live.profiles
     import coldstart.launch.ladder
     import coldstart.launch.planning
     import coldstart.launch.preparation
@@ -87,7 +87,7 @@ def _become_supervisor(message: Mapping[str, Any], lease: int, log: int, run: Ru
         os.dup2(log, 2)
         os.close(log)
         channel = json_lines.Channel(socket.socket(fileno=lease))
-        Thread(target=_obey, args=(channel,), name="lease", daemon=True).start()
+        Thread(target=_forward_signals, args=(channel,), name="lease", daemon=True).start()
         code = _answered(message, channel, run)
     finally:
         with suppress(Exception):
@@ -106,11 +106,13 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
         # The log of a server has nothing to add to an error of vLLM that was recognized in it.
         flags = {"killed": killed, "final": getattr(error, "is_final", False)}
         reason = _reason(error, message.get("place", AFTER))
-        return _say(channel, {"failed": reason} | {name: True for name, is_set in flags.items() if is_set}, 1)
-    return _say(channel, {"exit": code}, code)
+        return _send(
+            channel, {"failed": reason} | {name: True for name, is_set in flags.items() if is_set}, 1
+        )
+    return _send(channel, {"exit": code}, code)
 
 
-def _say(channel: json_lines.Channel, message: Mapping[str, Any], code: int) -> int:
+def _send(channel: json_lines.Channel, message: Mapping[str, Any], code: int) -> int:
     with suppress(OSError):  # the gateway has ended
         channel.send(message)
     return code
@@ -131,7 +133,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _obey(channel: json_lines.Channel) -> None:
+def _forward_signals(channel: json_lines.Channel) -> None:
     """Forward the gateway's signals to this process's main thread; end when the lease ends."""
     with suppress(Exception):
         for message in channel.replies():
@@ -175,28 +177,26 @@ def stay(process: ServerProcess, channel: json_lines.Channel) -> int:
     from coldstart.launch import supervise
 
     code = supervise.stay(process)
-    return _say(channel, {"code": process.wait()}, code)
+    return _send(channel, {"code": process.wait()}, code)
 
 
 def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:
+    from coldstart.contract.arguments import Arguments
     from coldstart.contract.weights import PacedFetch
-    from coldstart.host.live import lookups
+    from coldstart.host.launches import Launch
+    from coldstart.host.live import profiles
     from coldstart.launch.request import ServeRequest
     from coldstart.system.paths import Cache
 
     # Set the environment before any code looks for a device.
     os.environ.update(message["environment"])
-    found = lookups.look_up_model(
-        message["model"],
-        message["args"],
-        revision=message["revision"],
-        untrusted=message["untrusted"],
-        cache=Cache.at(Path(message["cache"])),
-        offline=message["offline"],
-        weights_from=message["weights_from"],
+    names = ("revision", "untrusted", "weights_from")
+    launch = Launch(
+        "", message["model"], Arguments(message["args"]), **{name: message[name] for name in names}
     )
+    found = profiles.look_up_model(launch, Cache.at(Path(message["cache"])), offline=message["offline"])
     # Weights that are on this machine are read from it.
-    fetched = message["weights_from"] is not None and not found.model.weight_files
+    fetched = launch.weights_from is not None and not found.model.weight_files
     return ServeRequest(
         found,
         listen,
@@ -204,7 +204,7 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
         without_bundle=message["on_miss"] == "warn",
         ready_timeout=message["ready_timeout"],
         templates=Path(message["templates"]),
-        weights_from=message["weights_from"] if fetched else None,
+        weights_from=launch.weights_from if fetched else None,
         weights_pace=PacedFetch(**message["pace"]) if fetched and message["pace"] else None,
     )
 

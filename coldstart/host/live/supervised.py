@@ -59,16 +59,16 @@ class Supervised:
         lease = self._order()
         lease.setblocking(False)
         self._channel = json_lines.Channel(lease)
-        self._loop.add_reader(lease, self._heard)
+        self._loop.add_reader(lease, self._receive)
 
     def stop(self) -> None:
         """Ask the server to end; a second call ends it at once, as does the first if its supervisor is stopped."""
         self._stopping = True
-        self._ask(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     def retire(self) -> None:
         """Retire a template; kill it if its supervisor is stopped."""
-        self._ask(signal.SIGUSR1)
+        self._signal(signal.SIGUSR1)
 
     def kill(self) -> None:
         """Kill the server and its supervisor, also if they are stopped or do not answer."""
@@ -89,7 +89,7 @@ class Supervised:
         """Return the processor time in seconds of its processes, without the API server, since the last call."""
         return self._trees[-1].used_processor_s() if self._trees else 0.0
 
-    def _ask(self, number: int) -> None:
+    def _signal(self, number: int) -> None:
         """Have the supervisor act as on this signal; kill it if it is stopped, because it would not."""
         if self._has_stopped_supervisor():
             self.kill()
@@ -101,7 +101,7 @@ class Supervised:
         self._loop.run_in_executor(None, self.log.bound)
         self._looks = self._loop.call_later(LOOK_AT_LOG_S, self._look)
 
-    def _heard(self) -> None:
+    def _receive(self) -> None:
         try:
             messages = self._channel.receive(None)
         except PeerError as error:
@@ -110,9 +110,9 @@ class Supervised:
             self._lost()
             return
         for message in messages:
-            self._take(message)
+            self._process_message(message)
 
-    def _take(self, message: Mapping[str, Any]) -> None:
+    def _process_message(self, message: Mapping[str, Any]) -> None:
         self.is_begun = True
         if "process" in message:
             self._trees.append(ProcessTree(int(message["process"])))

@@ -10,7 +10,7 @@ import asyncio
 import errno
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Self, cast
@@ -287,9 +287,8 @@ class Upstream:
         *,
         headers: Iterable[Header] = (),
         body: bytes = b"",
-        sent: Callable[[], None] | None = None,
     ) -> UpstreamAnswer:
-        """Send a request; `sent` is called when it is on its way. Enter the answer to wait for its headers.
+        """Send a request, and return when it is on its way. Enter the answer to wait for its headers.
 
         Raises:
             NothingSentError: No server accepted the connection.
@@ -298,10 +297,7 @@ class Upstream:
         lines = [f"{method} {target} HTTP/1.1\r\nhost: server\r\ncontent-length: {len(body)}".encode("ascii")]
         lines += [name + b": " + value for name, value in headers]
         connection = await self._connection()
-        answer = connection.begin(b"\r\n".join(lines) + b"\r\n\r\n", body)
-        if sent is not None:
-            sent()
-        return answer
+        return connection.begin(b"\r\n".join(lines) + b"\r\n\r\n", body)
 
     async def _connection(self) -> _Connection:
         while self._idle:
@@ -352,11 +348,11 @@ class Upstream:
 class Replica:
     """A server that answers for the model `name` over `upstream`, and requires the API key `key` if it is not empty.
 
-    `mode` is its start mode, `start_s` the duration of its start in seconds. `tail` is done when the last of the
-    requests that waited together was sent. `fault` is why the host ended it, for its requests; empty if it did not.
+    `mode` is its start mode, `start_s` the duration of its start in seconds. Requests that waited together are sent one
+    after another, under the lock `order`. `fault` is why the host ended it, for its requests; empty if it did not.
     """
 
     def __init__(self, name: str, upstream: Upstream, key: str = "") -> None:
         self.name, self.upstream, self.key = name, upstream, key
         self.mode, self.start_s, self.fault = "", 0.0, ""
-        self.tail: asyncio.Future[None] | None = None
+        self.order = asyncio.Lock()

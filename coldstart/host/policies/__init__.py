@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 from coldstart.errors import UsageError
 from coldstart.host.policies.iam import IAM
-from coldstart.host.policies.lru import LRU
 from coldstart.host.policies.predictive import Predictive
-from coldstart.host.policies.protocol import Costs, ModelCost, Policy
+from coldstart.host.policies.protocol import LRU, Costs, ModelCost, Policy
 
 __all__ = ["DEFAULT", "POLICIES", "Costs", "ModelCost", "Policy", "make"]
 

@@ -1,4 +1,4 @@
-"""Interface of a policy of the model cache, and the cost of evicting a model.
+"""Interface of a policy of the model cache, the cost of evicting a model, and the simplest policy, LRU.
 
 Invariant: a policy reserves no memory and starts no process; the same object serves the live host and the simulator.
 """
@@ -58,3 +58,30 @@ def first(order: Iterable[str], need: int, costs: Costs) -> list[str]:
         chosen.append(model)
         need -= costs[model].memory
     return chosen
+
+
+class LRU:
+    """LRU policy: evicts the least recently used model."""
+
+    def __init__(self, costs: Costs, capacity: int) -> None:
+        self.costs = costs
+        # In order of use, the latest last. The values are unused.
+        self._uses: dict[str, None] = {}
+
+    def requested(self, model: str, now: float, resident: bool) -> None:
+        if resident:
+            self._touch(model)
+
+    def loaded(self, model: str, now: float) -> None:
+        self._touch(model)
+
+    def _touch(self, model: str) -> None:
+        self._uses.pop(model, None)
+        self._uses[model] = None
+
+    def evicted(self, model: str, now: float) -> None:
+        self._uses.pop(model, None)
+
+    def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
+        members = set(free)
+        return first((model for model in self._uses if model in members), need, self.costs)

@@ -16,8 +16,8 @@ from math import inf
 from coldstart.fleet import events, timing
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event
-from coldstart.fleet.groups import WHOLE
-from coldstart.fleet.network_link import NetworkLink
+from coldstart.fleet.groups import name_full_engine
+from coldstart.fleet.reservations import NetworkLink
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 
@@ -206,7 +206,7 @@ class _Fleet:
         process = self.processes.pop(worker)
         self._count(process, time)
         self._release(process, time)
-        dead = {process.launch.group, worker + WHOLE}
+        dead = {process.launch.group, name_full_engine(worker)}
         for request, home in list(self._home.items()):
             if home in dead:
                 self._halt(request, time)

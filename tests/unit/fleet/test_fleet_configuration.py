@@ -82,7 +82,7 @@ def test_a_missing_member_is_named(missing: tuple[str, str, str]) -> None:
 @pytest.mark.parametrize(
     ("member", "value", "hint"),
     [
-        ("batch", 1.5, "write a whole number"),
+        ("batch", 1.5, "write an integer, such as 4"),
         ("count", 0, "write count = 2"),
         ("size", "apples", "write bytes, or a size such as 14GiB"),
         ("overlap", "most", "use one of: sequential, after-import, full"),

@@ -8,8 +8,7 @@ from random import Random
 import pytest
 from support.fleet_oracles import ledger_run
 
-from coldstart.fleet.network_link import NetworkLink
-from coldstart.fleet.reservations import BandwidthReservations
+from coldstart.fleet.reservations import BandwidthReservations, NetworkLink
 
 
 def test_admitted_fetches_meet_deadlines_and_bytes_add_up() -> None:
@@ -93,24 +92,24 @@ def test_a_dead_link_moves_nothing() -> None:
 def test_news_reports_changed_shares() -> None:
     reservations = BandwidthReservations(10.0)
     reservations.join("a", 100, 0.0)
-    assert reservations.news() == [("a", None)] and reservations.news() == []
+    assert reservations.list_changed_rates() == [("a", None)] and reservations.list_changed_rates() == []
     reservations.join("b", 20, 1.0)
-    assert reservations.news() == [("a", 5.0), ("b", 5.0)]
+    assert reservations.list_changed_rates() == [("a", 5.0), ("b", 5.0)]
     reservations.trail("rest", 50, 1.0)
     reservations.measured(8.0, 1.0)
-    assert reservations.news() == [("a", 4.0), ("b", 4.0)]
+    assert reservations.list_changed_rates() == [("a", 4.0), ("b", 4.0)]
     reservations.finished("b", 2.0)
-    assert reservations.news() == [("a", None)]
+    assert reservations.list_changed_rates() == [("a", None)]
     reservations.finished("a", 3.0)
     reservations.join("a", 100, 3.0)
-    assert reservations.news() == []  # same name and same announced share
+    assert reservations.list_changed_rates() == []  # same name and same announced share
 
 
 def test_share_is_announced_again_after_the_fetch_ended() -> None:
     reservations = BandwidthReservations(10.0)
     reservations.join("a", 100, 0.0)
-    reservations.news()
+    reservations.list_changed_rates()
     reservations.finished("a", 1.0)
-    assert reservations.news() == []
+    assert reservations.list_changed_rates() == []
     reservations.join("a", 100, 3.0)
-    assert reservations.news() == [("a", None)]
+    assert reservations.list_changed_rates() == [("a", None)]

@@ -18,7 +18,6 @@ from coldstart.host.events import (
     Ended,
     Event,
     Failed,
-    GiveUp,
     Leave,
     Left,
     Measured,
@@ -484,16 +483,13 @@ class TestHostTemplate:
         assert _brief(driver(2.0, Arrived("1", "b"))) == [("leave", "a", "stopped")]
         assert _brief(driver(3.0, Left("a"))) == [_start("b")]
 
-    def test_template_stops_for_a_model_that_fits_only_without_it(self) -> None:
+    def test_a_model_that_does_not_fit_beside_the_template_is_refused(self) -> None:
         driver = Driver()
-        assert driver(0.0, TemplateHeld(6)) == [GiveUp()]
-        assert driver(1.0, Arrived("1", "a"), TemplateHeld(6)) == []
-        assert _brief(driver(2.0, TemplateHeld(0))) == [_start("a")]
-        assert driver(3.0, TemplateHeld(5)) == []
-
-    def test_template_stays_when_a_model_never_fits(self) -> None:
-        driver = Driver(ModelSpec.simple("a", 20, 1.0), ModelSpec.simple("b", 5, 1.0))
-        assert driver(0.0, TemplateHeld(8)) == []
+        assert driver(0.0, TemplateHeld(6)) == []
+        (refused,) = driver(1.0, Arrived("1", "a"))
+        assert isinstance(refused, Refuse) and refused.status == 507
+        assert refused.reason.endswith("for it beside its runtime template")
+        assert _brief(driver(2.0, TemplateHeld(5), Arrived("2", "a"))) == [_start("a")]
 
 
 class TestMeasuredTier:

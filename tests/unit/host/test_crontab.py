@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.host.crontab import find_next_moment, parse_crontab
+from coldstart.host.configuration import find_next_moment, parse_crontab
 
 
 @pytest.fixture(autouse=True)

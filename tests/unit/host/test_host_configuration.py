@@ -8,7 +8,7 @@ import pytest
 
 from coldstart.errors import UsageError
 from coldstart.host import configuration
-from coldstart.host.configuration import Profile, load, parse
+from coldstart.host.configuration import Profile, describe_limits, load, parse
 from coldstart.host.launches import Launch
 
 MODEL = '[models.m]\nmemory = "1GiB"\nstart_s = 2\n'
@@ -87,18 +87,6 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
         load(tmp_path / "none.toml")
 
 
-def test_the_earlier_name_of_a_key_is_accepted_with_a_note(tmp_path: Path) -> None:
-    (tmp_path / "host.toml").write_text('memory = "1GiB"\nstart_deadline_s = 5\n' + MODEL)
-    earlier = load(tmp_path / "host.toml")
-    assert earlier.settings.ready_timeout_s == 5
-    assert earlier.notes == ("the host file's key start_deadline_s is now called ready_timeout_s",)
-    typed = load(tmp_path / "host.toml", typed={"ready_timeout_s": 7.0})
-    assert typed.settings.ready_timeout_s == 7
-    (tmp_path / "host.toml").write_text('memory = "1GiB"\nready_timeout_s = 5\n' + MODEL)
-    present = load(tmp_path / "host.toml")
-    assert (present.settings.ready_timeout_s, present.notes) == (5, ())
-
-
 def test_load_prefers_the_command_line_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "host.toml").write_text('memory = "1GiB"\npolicy = "lru"\n' + MODEL)
     typed = {"memory": 2 << 30, "models": {"typed": {"memory": 5, "start_s": 1.0}}}
@@ -114,9 +102,11 @@ def test_forked_model_counts_its_private_memory() -> None:
         return Profile(10, 8.0, "bundle", 0.5, shared=6)
 
     file = parse({"memory": 20, "models": models}, profile)
-    assert [(spec.tiers[0].memory, spec.shared) for spec in file.models] == [(4, 6), (7, 0)]
+    assert [spec.tiers[0].memory for spec in file.models] == [4, 7]
     file = parse({"memory": 20, "runtime_template": False, "models": models}, profile)
-    assert [(spec.tiers[0].memory, spec.shared) for spec in file.models] == [(10, 0), (7, 0)]
+    assert [spec.tiers[0].memory for spec in file.models] == [10, 7]
+    (note,) = describe_limits(parse({"memory": 11, "models": {"a": {}}}, profile), None, 8)
+    assert note.startswith("a needs ") and "of which the runtime template has" in note
     with pytest.raises(UsageError, match="runtime_template"):
         parse({"memory": 20, "runtime_template": 1, "models": models}, profile)
 

@@ -8,7 +8,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.host import configuration
 from coldstart.host.configuration import Profile
-from coldstart.host.launches import Catalogue, Launch, Route
+from coldstart.host.launches import Catalogue, Destination, Launch
 
 
 def _launch(name: str, *args: str, aliases: tuple[str, ...] = ()) -> Launch:
@@ -21,11 +21,11 @@ def test_every_name_leads_to_its_model_under_the_name_its_server_knows() -> None
     catalogue = Catalogue([tuned, named])
     routes = {name: catalogue.route(name) for name in ("a", "alpha", "x", "y", "b", "first", "second")}
     assert routes == {
-        "a": Route("a", "a"), "alpha": Route("a", "a"), "x": Route("a", "x"), "y": Route("a", "y"),
-        "b": Route("b", "first"), "first": Route("b", "first"), "second": Route("b", "first"),
+        "a": Destination("a", "a"), "alpha": Destination("a", "a"), "x": Destination("a", "x"), "y": Destination("a", "y"),
+        "b": Destination("b", "first"), "first": Destination("b", "first"), "second": Destination("b", "first"),
     }  # fmt: skip
     assert catalogue.route("nobody") is None and catalogue.route(None) is None
-    assert Catalogue([tuned]).route(None) == Route("a", "a")
+    assert Catalogue([tuned]).route(None) == Destination("a", "a")
     assert named.served_names == ("first", "second")
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from itertools import combinations, product
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tools.examples import examples
 
-from coldstart.errors import UsageError
-from coldstart.host.policies import POLICIES, ModelCost, make
-from coldstart.host.policies.eviction_set import least_loss
+from coldstart.host.policies import POLICIES, ModelCost, Policy
 from coldstart.host.policies.iam import IAM, REBUILD_S, UPDATE_S
-from coldstart.host.policies.lru import LRU
-from coldstart.host.policies.predictive import Predictive
+from coldstart.host.policies.predictive import Predictive, least_loss
+from coldstart.host.policies.protocol import LRU
 from coldstart.lab.host.offline import Oracle, solve
 from coldstart.lab.host.shadow import ShadowCache
 
@@ -53,11 +53,6 @@ def test_iam_takes_a_model_loaded_during_a_rebuild_last() -> None:
     policy.loaded("late", REBUILD_S + UPDATE_S)
     assert policy.victims(costs, 1, 12.0) == ["queued"]
     assert policy.victims(costs, 2, 12.0) == ["queued", "late"]
-
-
-def test_the_rank_is_the_logarithm_of_the_models_below() -> None:
-    policy = IAM(EQUAL, 4, bias=2.0)
-    assert [policy._rank(lower) for lower in (0, 1)] == [math.log(2), math.log(3)]
 
 
 def test_iam_order_is_that_of_equation_1() -> None:
@@ -158,7 +153,46 @@ def test_the_bound_is_below_the_optimum_and_the_plan_is_kept(seed: int) -> None:
     assert cache.cost_s == pytest.approx(found.plan_s)
 
 
-def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="nonsense") as problem:
-        make("nonsense", {}, 1)
-    assert str(problem.value.hint) == "use one of: lru, iam, predictive"
+MODELS = [f"m{i}" for i in range(8)]
+Steps = list[tuple[int, float, list[bool]]]
+steps = st.lists(
+    st.tuples(st.integers(0, 7), st.floats(0, 500), st.lists(st.booleans(), min_size=8, max_size=8)),
+    max_size=60,
+)
+sizes = st.lists(st.integers(1, 60), min_size=8, max_size=8)
+penalties = st.lists(st.floats(0.01, 100), min_size=8, max_size=8)
+
+
+def _checked(
+    policy: Policy, free: list[str], need: int, now: float, costs: dict[str, ModelCost]
+) -> list[str]:
+    chosen = list(policy.victims(free, need, now))
+    assert set(chosen) <= set(free) and len(set(chosen)) == len(chosen)
+    held = sum(costs[model].memory for model in chosen)
+    assert held >= min(need, sum(costs[model].memory for model in free))
+    assert policy.victims(free, need, now) == chosen
+    return chosen
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@examples(60)
+@given(trace=steps, size=sizes, penalty=penalties)
+def test_victims_suffice_and_are_free(name: str, trace: Steps, size: list[int], penalty: list[float]) -> None:
+    costs = {m: ModelCost(s, p) for m, s, p in zip(MODELS, size, penalty, strict=True)}
+    capacity = max(60, sum(size) // 2)
+    policy, resident, now = POLICIES[name](costs, capacity), list[str](), 0.0
+    for number, gap, busy in trace:
+        model, now = MODELS[number], now + gap
+        policy.requested(model, now, model in resident)
+        if model in resident:
+            continue
+        free = [m for i, m in enumerate(MODELS) if m in resident and not busy[i]]
+        need = sum(costs[m].memory for m in [*resident, model]) - capacity
+        victims = _checked(policy, free, need, now, costs) if need > 0 else []
+        if need > sum(costs[m].memory for m in victims):
+            continue
+        for victim in victims:
+            resident.remove(victim)
+            policy.evicted(victim, now)
+        resident.append(model)
+        policy.loaded(model, now)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from support.fake_nvml import GIB, Fake
 
-from coldstart.host.live.meter import GpuMemory
+from coldstart.host.live.residence import GpuMemory
 from coldstart.system.devices import nvml
 
 OWN, ANY = os.getpid(), 1

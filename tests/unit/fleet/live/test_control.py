@@ -68,7 +68,7 @@ def test_the_live_control_orders_what_the_simulation_ordered(tmp_path: Path) -> 
         control.rebuild((spec, nodes[spec.name], NodeReport("x", 0)) for spec in servers)
         for model in models:
             control.deploy(deployment(model.name))
-            control.tell(events.Deployed(model))
+            control.emit(events.Deployed(model))
         again.clear()
         for now, event, _ in recording:
             clock[0] = now
@@ -77,7 +77,7 @@ def test_the_live_control_orders_what_the_simulation_ordered(tmp_path: Path) -> 
             elif isinstance(event, events.Joined):
                 control.joined(event.server, nodes[event.server.name])
             else:
-                control.tell(event)
+                control.emit(event)
             if control._timer is not None:
                 control._timer.cancel()
             await asyncio.sleep(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -138,16 +137,6 @@ def test_server_with_a_slow_link_gets_no_start_while_another_has_memory(
     asyncio.run(run())
 
 
-def test_state_of_an_older_release_has_no_links(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    FleetState(path).observe("s", 5.0)
-    kept = json.loads(path.read_text())
-    assert FleetState(path).links == {"s": 5.0}
-    del kept["links"]
-    path.write_text(json.dumps(kept))
-    assert FleetState(path).links == {}
-
-
 def test_observed_rate_is_used_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -213,8 +202,10 @@ def test_next_prediction_contains_the_time_after_the_weights(tmp_path: Path, pre
             await _launched(stage, "a")
             before = control.core.groups["a#1"].predicted_s
             prefetcher.said["a#1.0"] = ENDED
-            await wait_until(lambda: "a#1.0" in control.workers.processes.fetched)
-            fetched = control.workers.processes.fetched["a#1.0"].seconds
+            process = control.workers.processes["a#1.0"]
+            await wait_until(lambda: process.fetched is not None)
+            assert process.fetched is not None
+            fetched = process.fetched.seconds
             control.workers.process_event(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
             assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             group = control.core.groups["a#1"]

@@ -11,7 +11,7 @@ from support.fleet_rig import deployment, fleet
 
 from coldstart.fleet.events import WorkerDied
 from coldstart.fleet.live.control import TRIES_UNSENT
-from coldstart.host.live.tickets import Ticket
+from coldstart.host.live.front import Ticket
 from coldstart.host.live.upstream import DisconnectedError, NothingSentError
 
 

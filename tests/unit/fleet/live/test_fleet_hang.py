@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
-import psutil
-import pytest
 from support.engines import home
 from support.fake_upstream import FakeServer, run, wait_until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
-from support.fleet_servers import FakeStarter
 
-from coldstart.errors import UsageError
 from coldstart.fleet.events import LaunchRank
-from coldstart.fleet.live.node import NodeServers
-from coldstart.fleet.live.orders import RankEnded, RankOrder, RankUp
-from coldstart.fleet.specification import FleetSettings
-from coldstart.system.paths import Cache, runtime_dir
+from coldstart.fleet.live.orders import RankOrder
 
 __all__ = ["home"]
 HANG_S = 1.0
@@ -134,30 +125,3 @@ def test_pipeline_is_replaced_when_a_later_rank_is_stopped(tmp_path: Path) -> No
 def _order(**given: Any) -> RankOrder:
     rank = LaunchRank("a#1.0", "a#1", "a", 0, 1, 1, "s", 0, 10, 10, 10, inf)
     return RankOrder(rank, deployment("a").launch, 60.0, hang_timeout_s=2.0, **given)
-
-
-@pytest.mark.slow
-def test_process_is_killed_after_sigstop(home: Path) -> None:
-    async def work() -> None:
-        env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-        starter = FakeStarter(runtime_dir(), Cache.at(), offline=True, env=env)
-        node = NodeServers("127.0.0.1", starter)
-        try:
-            await node.launch(_order())
-            ((number, up),) = await node.heard(0, 60)
-            assert isinstance(up, RankUp)
-            os.kill(up.pid, signal.SIGSTOP)
-            ((_, ended),) = await node.heard(number, 60)
-            assert isinstance(ended, RankEnded) and ended.hung and not ended.own and not ended.ordered
-            assert ended.reason == "the server hung and was killed: the API server did not answer for 2 s"
-            assert not psutil.pid_exists(up.pid)
-        finally:
-            await node.clear()
-            await starter.close()
-
-    run(work())
-
-
-def test_hang_timeout_below_a_second_is_refused() -> None:
-    with pytest.raises(UsageError, match="hang_timeout_s"):
-        FleetSettings(hang_timeout_s=0.5)

@@ -178,9 +178,13 @@ def test_worker_whose_engine_ended_before_the_switch_gets_no_request(tmp_path: P
             ended, other = (server for server in stage.rig.servers() if server not in ranks)
             ended.gate.set()
             processes = stage.control.workers.processes
-            await wait_until(lambda: any(name.endswith("/whole") for name in processes.up))
+            await wait_until(
+                lambda: any(name.endswith("/whole") and one.up for name, one in processes.items())
+            )
             ended.over.set()
-            await wait_until(lambda: not any(name.endswith("/whole") for name in processes.up))
+            await wait_until(
+                lambda: not any(name.endswith("/whole") and one.up for name, one in processes.items())
+            )
             other.gate.set()
             for prompt, lines in zip(prompts, await asyncio.gather(*streams), strict=True):
                 assert _ids(lines) == generated(prompt, 40)

@@ -29,17 +29,17 @@ def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
         await node.launch(_order())
         await node.launch(_order())
         assert [one.up for one in (await node.report()).workers] == [None]
-        ((number, up),) = await node.heard(0)
+        ((number, up),) = await node.read_events(0)
         assert isinstance(up, RankUp) and up.mode == "fake" and up.url.startswith("http://127.0.0.1:")
         assert len(servers.begun) == 1
         report = await node.report()
         assert report.seq == number and report.workers[0].up == up and not report.workers[0].stopping
         await node.stop("a#1.0")
-        ((_, ended),) = await node.heard(number)
+        ((_, ended),) = await node.read_events(number)
         assert isinstance(ended, RankEnded) and ended.ordered
-        assert await node.heard((await node.report()).seq, 0.01) == []
+        assert await node.read_events((await node.report()).seq, 0.01) == []
         await node.stop("nobody")
-        assert (await node.heard((await node.report()).seq - 1))[0][1] == RankEnded(
+        assert (await node.read_events((await node.report()).seq - 1))[0][1] == RankEnded(
             "nobody", "unknown worker", True
         )
 
@@ -52,18 +52,18 @@ def test_failed_start_and_dead_server_are_reported_with_the_reason(tmp_path: Pat
         node = NodeServers("127.0.0.1", servers)
         servers.full = True
         await node.launch(_order())
-        assert (await node.heard(0))[0][1] == RankEnded(
+        assert (await node.read_events(0))[0][1] == RankEnded(
             "a#1.0", "cannot start a server: No space left on device", False
         )
         servers.full = False
         servers.failing["a"] = "no weights"
         await node.launch(_order("b"))
-        assert (await node.heard(1))[0][1] == RankEnded("b", "no weights", False)
+        assert (await node.read_events(1))[0][1] == RankEnded("b", "no weights", False)
         servers.failing.clear()
         await node.launch(_order("c"))
-        await node.heard(2)
+        await node.read_events(2)
         servers.last("a").over.set()
-        assert (await node.heard(3))[0][1] == RankEnded("c", "the server ended with exit code 9", False)
+        assert (await node.read_events(3))[0][1] == RankEnded("c", "the server ended with exit code 9", False)
 
     run(work())
 
@@ -107,7 +107,7 @@ def test_each_server_has_a_key_that_only_its_report_tells(tmp_path: Path, words:
         for worker in ("a", "b"):
             order = _order(worker)
             await node.launch(replace(order, launch=deployment("a", words=words).launch))
-            ((_, up),) = await node.heard((await node.report()).seq)
+            ((_, up),) = await node.read_events((await node.report()).seq)
             assert isinstance(up, RankUp) and up.key == servers.begun[-1].env["VLLM_API_KEY"]
             assert up.key not in repr(up)
             keys.add(up.key)

@@ -50,10 +50,10 @@ def test_wait_reports_the_reason_when_the_node_ends_at_once(tmp_path: Path) -> N
         made.wait()
 
 
-def test_last_words_reports_an_empty_log(tmp_path: Path) -> None:
+def test_find_error_reports_an_empty_log(tmp_path: Path) -> None:
     made = node(tmp_path, "")
     made.process.wait()
-    assert made.has_ended() and made.last_words() == "its log is empty"
+    assert made.has_ended() and made.find_error() == "its log is empty"
 
 
 def test_end_kills_a_process_that_ignores_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ class RecordingLog(Log):
         super().__init__(io.StringIO())
         self.events: list[tuple[str, Any]] = []
 
-    def say(self, event: str, **members: Any) -> None:
+    def write(self, event: str, **members: Any) -> None:
         self.events.append((event, members))
 
 

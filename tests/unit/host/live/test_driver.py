@@ -16,7 +16,7 @@ from coldstart.errors import UsageError
 from coldstart.host import configuration
 from coldstart.host.live import residence
 from coldstart.host.live.log import Log
-from coldstart.host.live.meter import Meter
+from coldstart.host.live.residence import Meter
 
 
 def _parsed(models: Any = None, **limits: Any) -> configuration.HostFile:
@@ -286,5 +286,50 @@ def test_stream_continues_at_the_next_server_when_enabled(tmp_path: Path, wanted
                 stage.servers.break_after = 5
                 lines = await stage.events(model="a", prompt="x", max_tokens=40, temperature=0)
                 assert b"disconnected" in lines[-1]
+
+    run(work())
+
+
+SLEEPY = [{"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}]
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_evicted_model_sleeps_when_its_server_can_else_stops(tmp_path: Path, sleeps: bool) -> None:
+    models = {"a": {**TWO["a"], "tiers": SLEEPY}, "b": TWO["b"]}
+
+    async def work() -> None:
+        async with staged(tmp_path, models, memory=12, host_memory=8) as stage:
+            stage.servers.sleeps = sleeps
+            await stage.ask(model="a", prompt=1)
+            assert (await stage.ask(model="b", prompt=2))[0] == 200
+            assert stage.model("a")["tier"] == ("asleep-1" if sleeps else "stopped")
+            assert (await stage.ask(model="a", prompt=3))[0] == 200
+            assert [one.launch.name for one in stage.servers.begun] == (
+                ["a", "b"] if sleeps else ["a", "b", "a"]
+            )
+            expected = ["/v1/completions", "/sleep?level=1", "/wake_up", "/v1/completions"]
+            assert stage.servers.begun[0].paths == (expected if sleeps else expected[:2])
+            text = stage.driver.metrics.text().decode()
+            # Waking has no stages: those of the start are counted once.
+            loads = 2 if sleeps else 3
+            assert (
+                f'coldstart_start_stage_seconds_count{{mode="fake",stage="read tensors"}} {loads}.0' in text
+            )
+            assert 'stage="read tensors"' not in "".join(
+                line for line in text.splitlines() if "asleep-1" in line
+            )
+
+    run(work())
+
+
+def test_request_is_retried_when_the_connection_queue_is_full(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, hold=True) as stage:
+            stage.servers.backlog = 2
+            asked = [asyncio.create_task(stage.ask(model="a", prompt=number)) for number in range(60)]
+            await wait_until(lambda: len(stage.driver._tickets) == 60)
+            stage.servers.last("a").gate.set()
+            assert {one[0] for one in await asyncio.gather(*asked)} == {200}
+            assert sorted(stage.servers.last("a").asked) == list(range(60))
 
     run(work())

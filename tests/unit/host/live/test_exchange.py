@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
-from coldstart.host.endpoint import GatewayEndpoint
-from coldstart.host.limits import GatewayLimits
+from coldstart.host.endpoint import GatewayEndpoint, GatewayLimits
 
 JSON = {"Content-Type": "application/json"}
 
@@ -93,6 +92,7 @@ def test_a_stream_that_waits_is_kept_alive_by_comments(tmp_path: Path) -> None:
                 assert (progress["model"], progress["stage"]) == ("a", "starting")
                 assert 0 < progress["fraction"] < 1 and 0 < progress["eta_s"] <= 1
                 stage.servers.last("a").gate.set()
+                assert answer.headers["x-accel-buffering"] == "no"
                 lines = [line.strip() async for line in answer.content if line.strip()]
             assert [one["number"] for one in _data(lines)[:-1]] == [0, 1, 2]
             assert _data(lines)[-1] == "[DONE]"

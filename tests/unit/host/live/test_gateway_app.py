@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+from support import pages
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
+from coldstart.contract.fallback import Fallback
+from coldstart.host import status
+from coldstart.host.core import Core
 from coldstart.host.endpoint import GatewayEndpoint
-from coldstart.host.live.gateway_paths import PASSED
+from coldstart.host.events import Arrived, Ended, Failed, Started
+from coldstart.host.live import ui
+from coldstart.host.live.access_control import PASSED
+from coldstart.host.live.app import Gateway
+from coldstart.host.live.exchange import Front
+from coldstart.host.live.log import Log
+from coldstart.host.live.record import Record
+from coldstart.host.live.servers import Ready
+from coldstart.host.specification import HostSettings, ModelSpec
+from coldstart.host.status import HostFacts, LastStart
 
 
 async def _get(stage: Stage, path: str, **headers: str) -> tuple[int, Any]:
@@ -129,3 +145,84 @@ def test_both_forms_of_a_key_are_accepted(tmp_path: Path) -> None:
                 assert (await _get(stage, "/status", **wrong))[0] == 401
 
     run(work())
+
+
+NAME = "org/<b>a</b> $$x$$"
+
+
+def build_status() -> dict[str, Any]:
+    """Return the status of a serving and a failed model."""
+    core = Core(
+        [ModelSpec.simple(NAME, 10 << 30, 5.0, prewarm="0 8 * * 1-5"), ModelSpec.simple("b", 1 << 30, 7.0)],
+        HostSettings(memory=15 << 30, policy="lru"),
+    )
+    facts = HostFacts(url="http://127.0.0.1:8000", pid=7, version="1.2.3")
+    core.handle(Arrived("1", NAME), 2.0)
+    core.handle(Started(NAME, 3.0, 10 << 30), 5.0)
+    facts.get_model(NAME).gpu_memory_bytes = 9 << 30
+    facts.get_model(NAME).next_prewarm_unix_s = 1e9
+    facts.get_model(NAME).last_start = LastStart(
+        1e9, "snapshot", 3.25, {"import </script>": 1.0, "load weights": 2.0}
+    )
+    core.handle(Arrived("2", "b"), 5.5)
+    core.handle(Ended("1"), 6.0)
+    core.handle(Failed("b", "it fell <i>over</i>"), 7.0)
+    return status.document(core, facts, 8.0, 1e9)
+
+
+def test_page_is_self_contained_and_requests_its_host_only() -> None:
+    pages.check(ui.page())
+    assert "connect-src 'self'" in ui.page()
+    assert "innerHTML" not in ui.page().rpartition("</script>")[0].rpartition("<script>")[2]
+
+
+def test_page_needs_no_key() -> None:
+    facts = HostFacts(url="", pid=7, version="1")
+    front = cast("Front", SimpleNamespace(status=build_status, facts=facts, log=Log(quiet=True)))
+    endpoint = GatewayEndpoint(api_key="k", allow_hosts=("testserver",))
+    client = TestClient(Gateway(front, endpoint=endpoint))
+    answer = client.get("/ui")
+    assert (answer.status_code, answer.text) == (200, ui.page())
+    assert answer.headers["content-type"].startswith("text/html")
+    for path, moved in {"/ui/": "../ui", "/ui/?theme=dark&a=%20": "../ui?theme=dark&a=%20"}.items():
+        redirect = client.get(path, follow_redirects=False)
+        assert (redirect.status_code, redirect.headers["location"]) == (307, moved)
+        assert client.get(path).url == client.base_url.join(moved.removeprefix(".."))
+    assert client.get("/status").status_code == 401
+    assert client.get("/status", headers={"Authorization": "Bearer k"}).json()["models"][0]["name"] == NAME
+
+
+def test_metrics_contain_counters_and_status() -> None:
+    core = Core(
+        [ModelSpec.simple("a", 10, 5.0), ModelSpec.simple("b", 10, 5.0)],
+        HostSettings(memory=15, policy="lru"),
+    )
+    facts = HostFacts()
+    facts.refused[429] = 2
+    core.handle(Arrived("1", "a"), 0.0)
+    record = Record(Log(quiet=True), facts, lambda: status.document(core, facts, 1.0, 1e9))
+    phases = {"read tensors": 0.5, "graphs: 8": 0.25, "graphs: 16": 0.5, "swap out": 0.1}
+    fallbacks = [Fallback("kv", "no room").encode(), Fallback("kv", "again").encode()]
+    record.record_start("a", Ready("fresh", 1, {"phases": phases, "fallbacks": fallbacks}), "fresh", 2.0)
+    facts.get_model("a").gpu_memory_bytes = 7
+    record.record_start("b", Ready("fresh", 2, {"phases": {"read tensors": 0.25}}), "fresh", 1.0)
+    record.record_failed_start("a", "no weights", 1.0)
+    samples = {
+        (sample.name.removeprefix("coldstart_host_"), *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(record.metrics.text().decode())
+        for sample in family.samples
+    }
+    assert samples[("requests_total",)] == 1 and samples[("hits_total",)] == 0
+    assert samples[("refused_total", "429")] == 2
+    assert samples[("model_held", "a")] == 1 and samples[("model_held_bytes", "a")] == 10
+    assert samples[("model_gpu_memory_bytes", "a")] == 7 and ("model_gpu_memory_bytes", "b") not in samples
+    assert samples[("model_state", "a", "starting")] == 1 and samples[("model_state", "a", "ready")] == 0
+    assert samples[("start_seconds_sum", "a", "fresh")] == 2.0
+    stages = {
+        key[2]: value for key, value in samples.items() if key[0] == "coldstart_start_stage_seconds_sum"
+    }
+    assert stages == {"read tensors": 0.75, "graphs": 0.75, "swap out": 0.1}
+    assert samples[("coldstart_start_stage_seconds_count", "fresh", "read tensors")] == 2
+    assert samples[("failed_starts_total", "a")] == 1
+    assert samples[("coldstart_fallbacks_total", "kv")] == 2
+    assert samples[("memory_limit_bytes",)] == 15

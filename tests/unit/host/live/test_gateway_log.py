@@ -17,9 +17,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_say_writes_text_when_the_output_is_a_terminal() -> None:
+def test_write_formats_text_when_the_output_is_a_terminal() -> None:
     sink = Terminal()
-    Log(sink).say(
+    Log(sink).write(
         "start", model="m", seconds=1.23456, mode=None, reason="no\x1b[31m", url="http://me:geheim@host/x"
     )
     time, line = sink.getvalue().split(" ", 1)
@@ -29,12 +29,12 @@ def test_say_writes_text_when_the_output_is_a_terminal() -> None:
 
 def test_log_is_json_without_secrets_and_never_fails() -> None:
     sink = io.StringIO()
-    Log(sink).say("start", model="m", mode=None, url="http://me:geheim@host/x")
+    Log(sink).write("start", model="m", mode=None, url="http://me:geheim@host/x")
     line = json.loads(sink.getvalue())
     assert (line["event"], line["model"]) == ("start", "m") and "mode" not in line
     assert "geheim" not in sink.getvalue() and line["ts"].endswith("+00:00")
     sink.close()
-    Log(sink).say("start", model="m")
+    Log(sink).write("start", model="m")
 
 
 def test_loggers_of_libraries_write_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:

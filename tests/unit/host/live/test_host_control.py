@@ -19,8 +19,7 @@ from support.fake_upstream import TWO, Stage, run, staged, wait_until
 from support.hosted import Served
 from tools.forked import coldstart
 
-from coldstart.host.client_keys import ClientKeys
-from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
 
 
 async def _post(stage: Stage, path: str, **headers: str) -> tuple[int, dict[str, Any]]:

@@ -11,7 +11,7 @@ from support.fake_upstream import TWO, run, staged
 
 from coldstart.errors import UsageError
 from coldstart.host import configuration
-from coldstart.host.live.device_placement import limit_devices, show_devices
+from coldstart.host.live.profiles import limit_devices, show_devices
 from coldstart.system.devices import nvml
 
 __all__ = ["built", "fake"]

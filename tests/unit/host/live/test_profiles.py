@@ -78,10 +78,8 @@ def test_model_without_a_bundle_is_refused_by_default(
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x")
     found = SimpleNamespace(bundle=None, model=SimpleNamespace(path=tmp_path), key=key())
-    monkeypatch.setattr(profiles.lookups.inspection, "look_up", lambda *_, **__: found)
-    monkeypatch.setattr(
-        profiles.lookups.inspection, "miss", lambda *_: NoBundleError("no bundle", hint="make one")
-    )
+    monkeypatch.setattr(profiles.inspection, "look_up", lambda *_, **__: found)
+    monkeypatch.setattr(profiles.inspection, "miss", lambda *_: NoBundleError("no bundle", hint="make one"))
     profile = profiles.create_profiles(Cache(tmp_path), offline=True)
     with pytest.raises(NoBundleError):
         profile(Launch("m", "m"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
 from coldstart.host import configuration
-from coldstart.host.crontab import find_next_moment
+from coldstart.host.configuration import find_next_moment
 from coldstart.host.live import schedule
 from coldstart.host.live.schedule import Schedule
 

@@ -92,21 +92,3 @@ def test_reader_goes_on_after_the_log_was_truncated_and_deleted(tmp_path: Path) 
     reader.close()
     with pytest.raises(FileNotFoundError):
         log.follow(10)
-
-
-@pytest.mark.parametrize("later", [1, 500])
-def test_reader_loses_no_line_when_the_log_is_cut(tmp_path: Path, later: int) -> None:
-    log = ServerLog(tmp_path / "7.log")
-    with log.path.open("a", buffering=1) as sink:
-        lines = [f"line {number:06d}\n" for number in range(100 + later)]
-        sink.writelines(lines[:20])
-        reader = log.follow(1 << 20)
-        found = reader.read()
-        sink.writelines(lines[20:100])
-        log.bound(1100)
-        # Also if the file is then longer than before, which its size alone does not show.
-        sink.writelines(lines[100:])
-        while text := reader.read():
-            found += text
-    reader.close()
-    assert found == "".join(lines)

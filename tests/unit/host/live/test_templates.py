@@ -12,8 +12,8 @@ import pytest
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
 from coldstart.host import configuration
-from coldstart.host.live import residence, template_process, templates
-from coldstart.host.live.meter import Meter
+from coldstart.host.live import residence, templates
+from coldstart.host.live.residence import Meter
 from coldstart.host.live.servers import Ready
 
 ENGINE = {**TWO["a"], "engine_template": True}
@@ -105,20 +105,6 @@ def test_pages_that_the_template_lends_are_counted_once(tmp_path: Path) -> None:
     run(work())
 
 
-@pytest.mark.usefixtures("measured_often")
-def test_a_server_of_its_own_shares_no_memory_with_the_template(tmp_path: Path) -> None:
-    meter = Fixed()
-
-    async def work() -> None:
-        async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20, meter=meter) as stage:
-            stage.servers.mode = "fresh"
-            await stage.ask(model="a", prompt=1)
-            await wait_until(lambda: meter.trees > 3)
-            assert (_kept(stage), stage.model("a")["held_bytes"], meter.asked) == (4, 6, 0)
-
-    run(work())
-
-
 class Shared(Meter):
     """Proportional set sizes of a template of 300 bytes and of servers that add 100 each."""
 
@@ -153,33 +139,6 @@ def test_a_new_server_does_not_make_the_earlier_measurements_too_large(
     run(work())
 
 
-def test_a_template_stops_no_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "AGAIN_S", 0.02)
-
-    def file(memory: int) -> configuration.HostFile:
-        models = {"a": {"memory": 8, "start_s": 1.0}}
-        return configuration.parse({"memory": memory, "runtime_template": True, "models": models})
-
-    async def work() -> None:
-        async with (
-            asyncio.timeout(30),
-            staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage,
-        ):
-            stage.driver.configure(file(9))
-            assert (await stage.ask(model="a", prompt=1))[0] == 200
-            await wait_until(lambda: not _kept(stage))
-            assert "only without the template" in _error(stage)
-            stage.driver.configure(file(11))
-            assert "the running models leave 0.0 MiB, and the template needs 0.0 MiB" in _error(stage)
-            await asyncio.sleep(0.1)
-            assert (stage.model("a")["state"], _kept(stage)) == ("ready", 0)
-            stage.driver.configure(file(12))
-            await wait_until(lambda: _kept(stage) == 4)
-            assert (stage.model("a")["state"], _error(stage)) == ("ready", "")
-
-    run(work())
-
-
 def _forks(stage: Stage) -> Any:
     return stage.driver.lifecycle.templates.runtime
 
@@ -188,7 +147,7 @@ def _forks(stage: Stage) -> Any:
 def test_stopped_template_is_ended_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr(template_process, "CHECK_S", 0.05)
+    monkeypatch.setattr(templates, "CHECK_S", 0.05)
     monkeypatch.setattr(templates, "STABLE_S", 0.0)
     sleeper = subprocess.Popen(["sleep", "60"])
 
@@ -233,7 +192,7 @@ def test_start_waits_for_the_next_template_when_the_first_is_killed(tmp_path: Pa
 def test_stopped_template_is_replaced_before_its_last_server_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_process, "CHECK_S", 0.05)
+    monkeypatch.setattr(templates, "CHECK_S", 0.05)
 
     async def work() -> None:
         async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
@@ -278,66 +237,6 @@ def test_start_from_a_snapshot_does_not_wait_for_the_runtime_template(tmp_path: 
     run(work())
 
 
-@pytest.mark.parametrize(("mode", "templates"), [("snapshot", []), ("fresh", ["a"])])
-def test_template_is_built_only_when_a_snapshot_is_not_restored(
-    tmp_path: Path, mode: str, templates: list[str]
-) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, template_bytes=4) as stage:
-            stage.servers.mode = mode
-            stage.driver.configure(_restorable("a", "b"))
-            assert stage.servers.templates == [] and not _kept(stage)
-            assert (await stage.ask(model="a", prompt=1))[0] == 200
-            assert [one.launch.name for one in stage.servers.templates] == templates
-            assert (await stage.ask(model="b", prompt=1))[0] == 200
-            assert len(stage.servers.templates) == len(templates)
-            # What a model's start has shown counts until its bundle or its arguments change.
-            stage.driver.configure(_restorable())
-            await wait_until(lambda: len(stage.servers.templates) == 1)
-
-    run(work())
-
-
-def test_template_without_memory_for_a_model_is_not_started(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, runtime_template=True, template_bytes=6) as stage:
-            assert (await stage.ask(model="a", prompt=1))[0] == 200
-            await wait_until(lambda: not _kept(stage))
-            assert stage.servers.templates == []
-            assert "only without the template's 0.0 MiB (hint: raise memory to 1MiB, or" in _error(stage)
-
-    run(work())
-
-
-def test_the_reason_names_the_memory_with_which_the_template_fits(tmp_path: Path) -> None:
-    models = {name: {"memory": f"{size}MiB", "start_s": 1.0} for name, size in (("a", 380), ("b", 300))}
-
-    async def work() -> None:
-        limits = {"memory": 800 << 20, "runtime_template": True, "template_bytes": 540 << 20}
-        async with staged(tmp_path, models, **limits) as stage:
-            assert "fits in 800.0 MiB only without the template's 540.0 MiB" in _error(stage)
-            assert "raise memory to 920MiB, or" in _error(stage)
-        async with staged(tmp_path, models, **limits | {"memory": 920 << 20}) as stage:
-            assert _error(stage) == "" and _kept(stage)
-
-    run(work())
-
-
-def test_template_stops_for_a_larger_model(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, runtime_template=True, template_bytes=5) as stage:
-            await stage.ask(model="a", prompt=1)
-            stage.driver.lifecycle.report_memory("a", 12)
-            assert (await stage.ask(model="b", prompt=1))[0] == 200
-            (template,) = stage.servers.templates
-            assert not template.retired
-            assert (await stage.ask(model="a", prompt=1))[0] == 200
-            assert template.retired and _kept(stage) == 0
-            assert "only without the template" in _error(stage)
-
-    run(work())
-
-
 def test_reload_stops_and_restarts_the_template(tmp_path: Path) -> None:
     def file(wanted: bool) -> configuration.HostFile:
         return configuration.parse({"memory": 20, "runtime_template": wanted, "models": TWO})
@@ -366,6 +265,7 @@ def test_failed_template_delays_no_model_and_is_retried(
             await wait_until(lambda: len(stage.servers.templates) >= 3)
             # The next start uses the arguments of the next model.
             assert [one.launch.name for one in stage.servers.templates[:3]] == ["a", "b", "a"]
+            assert _error(stage) == "no template"
             assert (await stage.ask(model="a", prompt=1))[0] == 200
 
     run(work())

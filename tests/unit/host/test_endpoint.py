@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from math import inf
 from pathlib import Path
 
 import pytest
 from support.client_key_files import write_clients
 
 from coldstart.errors import UsageError
-from coldstart.host.client_keys import ClientKeys
-from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.endpoint import ClientKeys, GatewayEndpoint, GatewayLimits, list_limits
+from coldstart.host.live.headers import parse_keep_alive
 
 
 def test_find_returns_the_client_of_a_key(tmp_path: Path) -> None:
@@ -136,3 +137,40 @@ def test_read_finds_a_key_file_that_appears_after_its_table(tmp_path: Path) -> N
     (tmp_path / "ci.key").write_text("key-of-ci\n")
     assert keys.have_changed() and keys.read()["added"] == ["ci"]
     assert keys.find(b"key-of-ci")
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "gateway-limits.md"
+
+
+def test_each_limit_is_documented_with_its_default() -> None:
+    page, default = PAGE.read_text(encoding="utf-8"), GatewayLimits()
+    for name, one in list_limits():
+        value = getattr(default, name)
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        assert f"| `{one.flag} {one.unit}` | {shown} |" in page
+
+
+@pytest.mark.parametrize("name", [name for name, _ in list_limits()])
+def test_limit_of_zero_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        GatewayLimits(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("300", 300), ("0", 0), ("1.5", 1.5), ("5m", 300), ("1h30m", 5400), ("90s", 90), ("500ms", 0.5), (" 5m ", 300),
+        ("-1", inf), ("-1s", inf), ("-5m", inf), ("9" * 400, inf),
+    ],
+)  # fmt: skip
+def test_keep_alive_is_read_as_seconds(text: str, seconds: float) -> None:
+    assert parse_keep_alive(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-", "m", "5x", "5 m", "nan", "inf", "1e3", "5m5", "--1", "\u0665", "1_0", "x" * 10_000]
+)
+def test_keep_alive_is_refused_when_it_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="invalid keep-alive") as caught:
+        parse_keep_alive(text)
+    assert len(str(caught.value)) < 200
