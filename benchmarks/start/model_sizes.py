@@ -29,6 +29,7 @@ from coldstart.bench import launchers, result, run_order
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench
 from coldstart.models import inspection
+from coldstart.models.resolution import weight_files
 from coldstart.system.paths import Cache
 from coldstart.validate.launch import Command, Launcher, RunFiles
 from coldstart.validate.launchers import ServeLauncher, Subject, console
@@ -113,10 +114,9 @@ def _row(model: Path, runs: int, place: Path) -> Row:
     document = bench(launchers.launchers(subject, MODES, place), runs, place)
     cold = ColdFiles(subject, run_order.FRESH, place / "run", weights=model)
     measured = {**document["modes"], COLD_FILES: bench([cold], runs, place)["modes"][run_order.FRESH]}
-    shapes = json.loads((model / "config.json").read_text())
     return {
-        "parameters": sum(prod(shape) for _, shape in checkpoint.shapes(shapes)),
-        "dtype": shapes["torch_dtype"],
+        "parameters": parameters(model),
+        "dtype": json.loads((model / "config.json").read_text())["torch_dtype"],
         "weights_bytes": checkpoint.size(model),
         "materialize": built,
         "disk_bytes": disk(model),
@@ -125,6 +125,18 @@ def _row(model: Path, runs: int, place: Path) -> Row:
         },
         **{name: document[name] for name in ("date", "machine", "versions", "tokens_identical", "failures")},
     }
+
+
+def parameters(model: Path) -> int:
+    """Return the number of parameters of a checkpoint."""
+    from safetensors import safe_open
+
+    count = 0
+    for path in weight_files(model):
+        with safe_open(path, "pt") as file:
+            names = file.keys()
+            count += sum(prod(file.get_slice(name).get_shape()) for name in names)
+    return count
 
 
 def materialized(model: Path) -> Row:
