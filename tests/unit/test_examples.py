@@ -38,7 +38,7 @@ UNIT = EXAMPLES / "systemd" / "coldstart-host.service"
 UNITS = sorted((EXAMPLES / "systemd").iterdir())
 DEPLOYMENTS = sorted((EXAMPLES / "kubernetes").glob("deployment-*"))
 CUSTOM = sorted({*(EXAMPLES / "kubernetes").iterdir()} - {*DEPLOYMENTS})
-# Of the definition of a custom kind its own members are kept there (tests/tools/crd_facts.py made them).
+# Of the definition of a custom kind its own members are kept there, without descriptions and pod templates.
 FACTS = Path(__file__).parents[1] / "support" / "kubernetes"
 KUBERNETES = "1.37.0"
 
