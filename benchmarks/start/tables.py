@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.tables import Part, Table, listed
+from benchmarks.tables import Part, Table
 from coldstart.bench.report import markdown, rows
 
 Row = Mapping[str, Any]
@@ -19,20 +19,6 @@ def report(result: Row) -> str:
 def report_table(result: Row) -> str:
     """Return the columns of the report's table that need no explanation."""
     return "\n".join(markdown.table(rows.HEADERS[:7], (row[:7] for row in rows.rows(result))))
-
-
-def up_sentence(result: Row) -> str:
-    """Return what `coldstart up` takes, the first and the second time, beside plain vLLM."""
-    median = result["median_s"]
-    plain, ratios = median["vLLM, warm caches"], result["ratios"]
-    modes = listed(sorted(set(result["modes"])))
-    return (
-        f"`coldstart up {result['model']}`, time to the first token: {median['first up']:.0f} s the first time, when it builds"
-        f" bundle and template, and {median['second up']:.2f} s the second time ({modes}), {ratios['second up']:.0f} times as"
-        f" fast as plain vLLM with its caches warm ({plain:.0f} s; with empty caches once {result['empty_caches_s']:.0f} s)."
-        f" Medians of {len(result['modes'])} interleaved rounds, {result['date'][:10]} on {result['machine']['cpu']},"
-        f" load {result['machine']['load_1min']:.0f}: other work ran on the machine, so only the ratios count."
-    )
 
 
 def sizes(result: Row) -> Iterator[Row]:
@@ -111,7 +97,6 @@ STARTS = Table(
 PARTS = [
     Part("README.md", "cold-start", COLD[0], (report_table,), COLD[1]),
     Part("benchmarks/RESULTS.md", "cold-start", COLD[0], (report,), COLD[1]),
-    Part("benchmarks/RESULTS.md", "up", "up-cpu", (up_sentence,), "start/cold_start --up 3"),
     Part("benchmarks/RESULTS.md", "model-sizes", "model-sizes-cpu", (SIZES, size_facts), "start/model_sizes"),
     Part("docs/index.md", "start-page", COLD[0], (STARTS,), COLD[1]),
     *(
