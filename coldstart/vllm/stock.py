@@ -83,7 +83,8 @@ def _answers(url: str, socket: str | None) -> bool:
     import httpx
 
     transport = httpx.HTTPTransport(verify=False, uds=socket)
-    with httpx.Client(transport=transport, timeout=PATIENCE_S) as client:
+    # No proxy of the environment stands before a local server.
+    with httpx.Client(transport=transport, timeout=PATIENCE_S, trust_env=False) as client:
         try:
             return client.get(url).status_code == 200
         except httpx.HTTPError:
