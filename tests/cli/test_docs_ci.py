@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -19,7 +18,6 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from packaging.utils import parse_wheel_filename
 from tools import bundles
-from tools.command_line import parse
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/how-to/ci.md").read_text()
@@ -108,16 +106,6 @@ def test_the_wheel_is_the_one_that_make_dist_builds(variables: Mapping[str, str]
     assert (name, str(version)) == (project["name"], project["version"])
     assert {str(tag) for tag in tags} == {"py3-none-any"}
     assert 'pip install "$WHEEL"' in lines
-
-
-def test_other_commands_parse() -> None:
-    lines = [
-        line for block in re.findall(r"^```sh\n(.*?)^```", TEXT, re.M | re.S) for line in block.splitlines()
-    ]
-    lines += [one for one in re.findall(r"`(coldstart [^`]+)`", TEXT) if len(one.split()) > 2]
-    assert len(lines) >= 4
-    for line in lines:
-        parse(shlex.split(line)[1:])
 
 
 def test_documented_codes_exist() -> None:

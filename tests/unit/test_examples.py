@@ -68,20 +68,6 @@ def test_the_fleet_file_of_the_guide_is_valid() -> None:
     assert (len(file.servers), len(file.models)) == (2, 1)
 
 
-def _command_lines() -> list[list[str]]:
-    (start,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), flags=re.M)
-    (container,) = re.findall(
-        r"^CMD \[(.*)\]$", (EXAMPLES / "container/Containerfile").read_text(), flags=re.M
-    )
-    return [shlex.split(start)[1:], re.findall(r'"([^"]*)"', container)]
-
-
-@pytest.mark.parametrize("words", _command_lines())
-def test_command_lines_parse(words: list[str]) -> None:
-    assert words[:2] == ["host", "run"]
-    assert {word for word in words if word.startswith("--")} <= _options()
-
-
 def test_the_key_is_read_from_the_variable_that_the_examples_name() -> None:
     loaded = load("host")
     name = f"{loaded.context_settings['auto_envvar_prefix']}_RUN_API_KEY"
