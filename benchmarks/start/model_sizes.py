@@ -23,7 +23,7 @@ from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
 
-from benchmarks.common import RESULTS, load, parser
+from benchmarks.common import finish, load, parser
 from benchmarks.weights import checkpoint
 from coldstart.bench import launchers, result, run_order
 from coldstart.bench.measure import RunSettings
@@ -35,7 +35,7 @@ from coldstart.validate.launch import Command, Launcher, RunFiles
 from coldstart.validate.launchers import ServeLauncher, Subject, console
 from coldstart.validate.prompts import PROMPTS
 
-RESULT = RESULTS / "model-sizes-cpu.json"
+RESULT = "model-sizes-cpu"
 VLLM_ARGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
 COMMAND = "python -m benchmarks start/model_sizes"
 MODES = tuple(mode for mode in run_order.MODES if mode != run_order.VLLM_COLD)
@@ -76,11 +76,11 @@ def main() -> int:
     options = arguments.parse_args()
     if unknown := set(options.sizes) - set(SHAPES):
         arguments.error(f"no size {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
-    rows = load(RESULT.stem)["rows"] if RESULT.exists() else {}
+    rows = (load(RESULT) or {"rows": {}})["rows"]
     for size in options.sizes or [size for size in SHAPES if size not in rows]:
         rows[size] = {"command": f"{COMMAND} {size} --runs {options.runs}", **measured(size, options.runs)}
         kept = {known: rows[known] for known in SHAPES if known in rows}
-        RESULT.write_text(json.dumps({"command": COMMAND, "rows": kept}, indent=1) + "\n")
+        finish(RESULT, {"command": COMMAND, "rows": kept})
     return 0
 
 

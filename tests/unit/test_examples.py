@@ -34,7 +34,6 @@ from coldstart.host.configuration import Profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROOT = EXAMPLES.parent
-UNIT = EXAMPLES / "systemd" / "coldstart-host.service"
 UNITS = sorted((EXAMPLES / "systemd").iterdir())
 DEPLOYMENTS = sorted((EXAMPLES / "kubernetes").glob("deployment-*"))
 CUSTOM = sorted({*(EXAMPLES / "kubernetes").iterdir()} - {*DEPLOYMENTS})
