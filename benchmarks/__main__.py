@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FOLDERS = ("start", "weights", "graphs", "gpu", "scheduling", "host", "fleet", "reliability")
+FOLDERS = ("start", "gpu", "scheduling", "host", "fleet")
 
 
 def find_benchmarks() -> dict[str, str]:

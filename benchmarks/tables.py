@@ -17,13 +17,7 @@ from benchmarks.common import RESULTS, ROOT, load
 
 # Parts that an explanation page repeats, by result and mark.
 QUOTED = {
-    "docs/explanation/medusa.md": (("graphs-simulated", "graphs"),),
-    "docs/explanation/paraserve.md": (
-        ("fleet-cold-ttft", "cold-ttft"),
-        ("fleet-policies", "policies"),
-        ("fleet-scale-up-cpu", "scale-up"),
-        ("fleet-handover-cpu", "handover"),
-    ),
+    "docs/explanation/paraserve.md": (("fleet-cold-ttft", "cold-ttft"),),
     "docs/explanation/fastserve.md": (
         ("scheduling-live-regimes", "decision"),
         ("figure7", "figure7"),
@@ -37,7 +31,7 @@ QUOTED = {
         ("mcache-figures-simulated", "table3"),
     ),
 }
-CLAIMS = ("start", "weights", "graphs", "scheduling", "host", "fleet")
+CLAIMS = ("start", "scheduling", "host", "fleet")
 Cell = str | Callable[[Any], object]
 """A format string over a mapping, such as "{gap[worst_s]:.2f} s", or a function of it."""
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import images
 
 HERE = Path(__file__).parent
-EXTRAS = ("cpu", "all", "peers", "docs", "dev")
+EXTRAS = ("cpu", "all", "docs", "dev")
 TORCH = "torch==2.13.0"
 # Of axe-playwright-python only axe-core's script is used, so Playwright stays out.
 BROWSER, UNUSED = "PyQt6-WebEngine\naxe-playwright-python\n", "playwright\n"

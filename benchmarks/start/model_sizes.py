@@ -23,19 +23,20 @@ from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
 
-from benchmarks.common import RESULTS, load, parser
+from benchmarks.common import finish, load, parser
 from benchmarks.weights import checkpoint
 from coldstart.bench import launchers, result, run_order
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench
 from coldstart.models import inspection
+from coldstart.models.resolution import weight_files
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
 from coldstart.validate.launch import Command, Launcher, RunFiles
 from coldstart.validate.launchers import ServeLauncher, Subject, console
 from coldstart.validate.prompts import PROMPTS
 
-RESULT = RESULTS / "model-sizes-cpu.json"
+RESULT = "model-sizes-cpu"
 VLLM_ARGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
 COMMAND = "python -m benchmarks start/model_sizes"
 MODES = tuple(mode for mode in run_order.MODES if mode != run_order.VLLM_COLD)
@@ -76,11 +77,11 @@ def main() -> int:
     options = arguments.parse_args()
     if unknown := set(options.sizes) - set(SHAPES):
         arguments.error(f"no size {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
-    rows = load(RESULT.stem)["rows"] if RESULT.exists() else {}
+    rows = (load(RESULT) or {"rows": {}})["rows"]
     for size in options.sizes or [size for size in SHAPES if size not in rows]:
         rows[size] = {"command": f"{COMMAND} {size} --runs {options.runs}", **measured(size, options.runs)}
         kept = {known: rows[known] for known in SHAPES if known in rows}
-        RESULT.write_text(json.dumps({"command": COMMAND, "rows": kept}, indent=1) + "\n")
+        finish(RESULT, {"command": COMMAND, "rows": kept})
     return 0
 
 
@@ -114,10 +115,9 @@ def _row(model: Path, runs: int, place: Path) -> Row:
     document = bench(launchers.launchers(subject, MODES, place), runs, place)
     cold = ColdFiles(subject, run_order.FRESH, place / "run", weights=model)
     measured = {**document["modes"], COLD_FILES: bench([cold], runs, place)["modes"][run_order.FRESH]}
-    shapes = json.loads((model / "config.json").read_text())
     return {
-        "parameters": sum(prod(shape) for _, shape in checkpoint.shapes(shapes)),
-        "dtype": shapes["torch_dtype"],
+        "parameters": parameters(model),
+        "dtype": json.loads((model / "config.json").read_text())["torch_dtype"],
         "weights_bytes": checkpoint.size(model),
         "materialize": built,
         "disk_bytes": disk(model),
@@ -126,6 +126,18 @@ def _row(model: Path, runs: int, place: Path) -> Row:
         },
         **{name: document[name] for name in ("date", "machine", "versions", "tokens_identical", "failures")},
     }
+
+
+def parameters(model: Path) -> int:
+    """Return the number of parameters of a checkpoint."""
+    from safetensors import safe_open
+
+    count = 0
+    for path in weight_files(model):
+        with safe_open(path, "pt") as file:
+            names = file.keys()
+            count += sum(prod(file.get_slice(name).get_shape()) for name in names)
+    return count
 
 
 def materialized(model: Path) -> Row:

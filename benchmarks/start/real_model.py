@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.common import RESULTS, about
+from benchmarks.common import RESULTS, about, finish
 from benchmarks.start import transcript
 from coldstart.bench import facts
 from coldstart.validate.completions import CompletionClient
@@ -100,7 +100,7 @@ def store(
         "equal": {mode: tokens == expected for mode, tokens in answers.items()},
         "printed": printed,
     }
-    RESULT.write_text(json.dumps(document, indent=1) + "\n")
+    finish(RESULT.stem, document)
     assert all(document["equal"].values()), answers
 
 

@@ -10,7 +10,6 @@ Result: transcript.json
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -20,9 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, ROOT
+from benchmarks.common import ROOT, finish
 
-RESULT = RESULTS / "transcript.json"
 ARGS = "-- --max-model-len 1024 --kv-cache-memory-bytes 268435456"
 COMMANDS = {
     "materialize": f"coldstart materialize tiny-llama {ARGS}",
@@ -83,7 +81,7 @@ def run_all(commands: Mapping[str, str], measure: Callable[[str], None] = lambda
 
 def main() -> None:
     """Run the commands and store what they printed."""
-    RESULT.write_text(json.dumps(run_all(COMMANDS), indent=2) + "\n")
+    finish("transcript", run_all(COMMANDS))
 
 
 if __name__ == "__main__":

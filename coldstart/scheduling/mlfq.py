@@ -114,8 +114,6 @@ class SkipJoinMlfq(Policy):
             self.moved += 1
             job.demotions += 1
             self.demotions += 1
-            if self.observer:
-                self.observer.note("demotion", request=job.id, queue=level + 1)
 
     def _promote(self, job: Job, now: float, batch: int) -> bool:
         """Move the longest unserved job to Q1; return False if Q1 has as many promoted jobs as allowed."""
@@ -131,8 +129,6 @@ class SkipJoinMlfq(Policy):
         job.attained_s = 0.0
         job.promotions += 1
         self.promotions += 1
-        if self.observer:
-            self.observer.note("promotion", request=job.id)
         self._touch(job, now)
         return True
 

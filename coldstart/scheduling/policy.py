@@ -8,15 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Protocol
 
 from coldstart.scheduling.job import Job
-
-
-class Observer(Protocol):
-    """Receiver of demotions and promotions."""
-
-    def note(self, name: str, start_s: float | None = None, **args: object) -> None: ...
 
 
 class Policy(ABC):
@@ -28,7 +21,6 @@ class Policy(ABC):
 
     name: str
     preemptive: bool = True
-    observer: Observer | None = None
     moved: int = 0
     """Number of changes of the order since the start, without arrivals and removals."""
 

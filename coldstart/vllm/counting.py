@@ -1,4 +1,4 @@
-"""Report the progress of vLLM's own loops and steps: shards of weights, CUDA graphs, compiled graphs, the KV cache's profile.
+"""Report the progress of vLLM's own loops and steps: shards of weights, CUDA graphs, the KV cache's profile.
 
 vLLM shows its loops with tqdm, on its first rank only. A bar that vLLM disables is not counted. vLLM itself runs unchanged.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 from coldstart.system import start_progress, timeline
@@ -22,7 +21,6 @@ BARS = {
     "vllm.v1.worker.gpu_model_runner": ("capture graphs", "graphs"),
     "vllm.v1.worker.gpu.cudagraph_utils": ("capture graphs", "graphs"),
 }
-COMPILER = "vllm.compilation.backends"
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
 STEPS = {
     "load_model": "load the model",
@@ -39,7 +37,6 @@ def install() -> None:
         return
     for module, (stage, unit) in BARS.items():
         _hook(module, functools.partial(_count_bars, stage, unit))
-    _hook(COMPILER, _count_compilations)
     for module, kind in WORKERS.items():
         _hook(module, functools.partial(_name_steps, kind))
 
@@ -65,24 +62,6 @@ def _count_bars(stage: str, unit: str, module: Any) -> None:
                 counter.show(done)
 
     module.tqdm = CountedBar
-
-
-def _count_compilations(module: Any) -> None:
-    original, counters = module.CompilerManager.compile, dict[str, Counter]()
-
-    @functools.wraps(original)
-    def compile(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        count(keywords, 0)
-        compiled = original(self, *arguments, **keywords)
-        count(keywords, 1)
-        return compiled
-
-    def count(keywords: dict[str, Any], done: int) -> None:
-        with suppress(Exception):
-            stage, total = f"compile range {keywords['compile_range']}", keywords["num_graphs"]
-            counters.setdefault(stage, Counter(stage, total, "graphs")).show(keywords["graph_index"] + done)
-
-    module.CompilerManager.compile = compile
 
 
 def _name_steps(name: str, module: Any) -> None:

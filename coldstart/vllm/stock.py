@@ -9,11 +9,8 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import socket as sockets
-import ssl
 import sys
 import time
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from threading import Thread
 from typing import Any
 
@@ -66,11 +63,10 @@ def _its_own(plan: LaunchPlan) -> list[str]:
 def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     """Report readiness once the server answers. No token is generated, because nothing was restored."""
     given = plan.vllm_args
-    host = addresses.reachable(str(given.value("host") or "127.0.0.1"))
-    place = str(given.value("uds")) if given.value("uds") else None
-    while not _answers(
-        host, given.number("port", DEFAULT_PORT), tls=given.gives("ssl_certfile"), socket=place
-    ):
+    scheme = "https" if given.gives("ssl_certfile") else "http"
+    url = addresses.url(str(given.value("host") or "127.0.0.1"), given.number("port", DEFAULT_PORT), scheme)
+    # vLLM listens at its Unix socket alone if it has one.
+    while not _answers(f"{url}/health", str(given.value("uds")) if given.value("uds") else None):
         time.sleep(PAUSE_S)
     report: dict[str, Any] = {
         "fast_path": {"start": False},
@@ -82,30 +78,14 @@ def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _answers(host: str, port: int, *, tls: bool, socket: str | None) -> bool:
-    """Return whether the server answers, at its unix socket if it has one, because vLLM then listens nowhere else."""
-    # The request checks only that the server answers. Its certificate need not name this address.
-    context = ssl._create_unverified_context() if tls else None
-    connection = HTTPConnection(host, port, timeout=PATIENCE_S)
-    if context is not None:
-        connection = HTTPSConnection(host, port, timeout=PATIENCE_S, context=context)
-    try:
-        if socket is not None:
-            connection.sock = _connected(socket, context)
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()
+def _answers(url: str, socket: str | None) -> bool:
+    """Return whether the server answers. Its certificate need not name this address."""
+    import httpx
 
-
-def _connected(path: str, context: ssl.SSLContext | None) -> sockets.socket:
-    made = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
-    try:
-        made.settimeout(PATIENCE_S)
-        made.connect(path)
-        return made if context is None else context.wrap_socket(made)
-    except BaseException:
-        made.close()
-        raise
+    transport = httpx.HTTPTransport(verify=False, uds=socket)
+    # No proxy of the environment stands before a local server.
+    with httpx.Client(transport=transport, timeout=PATIENCE_S, trust_env=False) as client:
+        try:
+            return client.get(url).status_code == 200
+        except httpx.HTTPError:
+            return False

@@ -1,14 +1,11 @@
 """Help, version and commands that only read import no heavy package."""
 
 import json
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 from coldstart.commands.cli import COMMANDS
 
-ROOT = Path(__file__).parents[2]
 HEAVY = ["torch", "vllm", "pandas", "transformers", "numpy", "huggingface_hub", "ray"]
 PROBE = """
 import json, sys
@@ -44,23 +41,3 @@ def test_top_level_help_imports_no_command() -> None:
     code += "print([m for m in sys.modules if m.startswith('coldstart.commands.')], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "['coldstart.commands.cli']"
-
-
-def test_packages_of_a_start_import_no_tables_and_no_plots() -> None:
-    """These packages run at a start, in the command or in the server's process."""
-    packages = [
-        "contract",
-        "system",
-        "models",
-        "weights",
-        "graphs",
-        "scheduling",
-        "vllm",
-        "launch",
-        "materialize",
-    ]
-    places = [ROOT / "artifacts", *(ROOT / "coldstart" / package for package in packages)]
-    assert all(place.is_dir() for place in places)
-    texts = {path: path.read_text(encoding="utf-8") for place in places for path in place.rglob("*.py")}
-    named = [path.name for path, text in texts.items() if re.search(r"\b(?:import|from) pandas", text)]
-    assert len(texts) > 150 and named == []

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
-from coldstart.commands import _progress, _tables
-from coldstart.commands._output import Output, human_bytes, table
+from coldstart.commands import _progress
+from coldstart.commands._output import Output
 from support.waiting import wait_until
 from tools.forked import coldstart
 from tools.shell import Run
 
-from coldstart.errors import UsageError
 from coldstart.system.start_progress import ProgressText
 
 
@@ -75,11 +74,6 @@ def test_terminal_shows_a_progress_line(home: Path, monkeypatch: pytest.MonkeyPa
     assert b"examine this machine: 0 s" in shown
     assert b"examine this machine ..." not in shown
     assert json.loads(done.stdout)["schema_version"] == 2
-
-
-def test_json_progress_is_json(run: Run) -> None:
-    first = run("doctor", "--progress=json", code=None).stderr.splitlines()[0]
-    assert json.loads(first)["event"] == "begin"
 
 
 @pytest.mark.parametrize(
@@ -165,45 +159,6 @@ def test_no_options_are_read_from_a_file(run: Run, home: Path, monkeypatch: pyte
     assert f"COLDSTART_CONFIG names {home / 'c.toml'}" in said and "hint: unset COLDSTART_CONFIG" in said
 
 
-def test_sink_without_quiet_text_keeps_text(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(quiet=True).result({"a": 1}, lambda: "text")
-    assert capsys.readouterr().out == "text\n"
-
-
-def test_sink_refuses_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="-o"):
-        Output(out_file=tmp_path).result({}, "x")
-
-
-def test_table_aligns_numbers_right() -> None:
-    assert table(("name", "n"), [("a", 1), ("bb", 100)]) == "name    n\na       1\nbb    100"
-
-
-LONG = [("vllm", "ok", "0.32.0 of the CPU build", 3), ("compiler", "missing", "no c++ in PATH", 12)]
-
-
-def test_table_wraps_at_spaces_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tables, "find_width", lambda: 36)
-    lines = table(("name", "state", "found", "n"), LONG).splitlines()
-    assert max(map(len, lines)) <= 36
-    assert lines[0].split() == ["name", "state", "found", "n"]
-    assert {word for row in LONG for cell in row for word in str(cell).split()} <= set(
-        " ".join(lines).split()
-    )
-
-
-def test_table_has_a_line_per_cell_where_words_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tables, "find_width", lambda: 20)
-    shown = table(("name", "state", "found", "n"), LONG)
-    first = "name   vllm\nstate  ok\nfound  0.32.0 of the CPU build\nn      3"
-    assert shown.startswith(first + "\n\nname   compiler\n")
-    assert table(("name", "state"), []) == "name  state"
-
-
-def test_table_is_not_wrapped_in_a_pipe() -> None:
-    assert max(map(len, table(("name", "state"), [("a", "word " * 40)]).splitlines())) > 200
-
-
 def show_on_terminal(*words: str) -> list[str]:
     """Return the lines that a command prints on a terminal of COLUMNS columns."""
     master, slave = os.openpty()
@@ -248,20 +203,6 @@ def test_a_manifest_is_not_wrapped(home: Path, bundle: Bundle, monkeypatch: pyte
     monkeypatch.setenv("COLUMNS", "40")
     lines = show_on_terminal("inspect", "org/tiny", "--manifest")
     assert lines == coldstart(["inspect", "org/tiny", "--manifest"], home).stdout.splitlines()
-
-
-def test_a_wrapped_line_continues_below_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tables, "find_width", lambda: 20)
-    assert (
-        _tables.wrap("stages    load 1.5 s, serve 2 s")
-        == "stages    load 1.5\n          s, serve 2\n          s"
-    )
-    assert _tables.wrap("  " + "word " * 5).splitlines()[1] == "  word word"
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB")])
-def test_human_bytes_uses_binary_units(count: int, text: str) -> None:
-    assert human_bytes(count) == text
 
 
 def test_global_options_read_no_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

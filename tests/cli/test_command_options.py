@@ -1,10 +1,9 @@
-"""Options of every command: examples parse, help states defaults, and one option name has one meaning."""
+"""Options of every command: examples parse, and help states defaults."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,12 +13,6 @@ from coldstart.commands import cli
 from coldstart.commands._examples import EXAMPLES
 from tools.command_line import parse
 
-# Options that have another meaning in another command.
-ELSEWHERE = {
-    "--admin-key", "--api-key", "--batch", "--dry-run", "--duration", "--force", "--host", "--idle", "--level",
-    "--hang-timeout", "--max-held", "--memory", "--model", "--name", "--on-miss", "--port", "--rate",
-    "--ready-timeout", "--slo", "--url", "--wait", "--weights-from",
-}  # fmt: skip
 # Help texts that state what happens without the option.
 STATED = re.compile(r"[Dd]efault|[Oo]nly |else |instead of |repeatable|Repeatable|several times")
 # Options without a default and without an effect when they are not given.
@@ -88,14 +81,6 @@ def _written(option: Any) -> str:
     if option.is_flag:
         return str((option.opts if option.default else option.secondary_opts)[0].removeprefix("--"))
     return str(getattr(option.default, "value", option.default))
-
-
-def test_option_name_has_one_meaning() -> None:
-    helps: dict[str, set[tuple[str, object]]] = defaultdict(set)
-    for command in EVERY.values():
-        for option in options(command):
-            helps[option.opts[0]].add((option.help, option.metavar))
-    assert {name for name, kinds in helps.items() if len(kinds) > 1} == ELSEWHERE
 
 
 def test_every_command_has_json_output() -> None:

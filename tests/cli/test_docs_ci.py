@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -19,7 +18,6 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from packaging.utils import parse_wheel_filename
 from tools import bundles
-from tools.command_line import parse
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/how-to/ci.md").read_text()
@@ -90,23 +88,6 @@ def test_bundle_altered_at_its_source_is_not_accepted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variables", "lines"), list(jobs()))
-def test_a_bundle_altered_in_the_store_fails_with_the_finding(
-    tmp_path: Path, variables: Mapping[str, str], lines: list[str]
-) -> None:
-    runner = Runner(tmp_path, variables)
-    for line in lines:
-        if "coldstart validate" in line:
-            code, said = runner.run(line)
-            assert code == 1, f"{line}: {said}"
-            assert "CS-DIGEST" in said and "compile" in said
-        else:
-            assert runner.run(line)[0] == 0
-            if "coldstart pull" in line:
-                alter(Store(tmp_path / variables["COLDSTART_CACHE_DIR"] / "bundles"), runner.bundle)
-
-
-@pytest.mark.slow
 def test_failed_pull_leaves_no_report_of_an_earlier_job(tmp_path: Path) -> None:
     (job,) = GITLAB.values()
     runner = Runner(tmp_path, job["variables"])
@@ -127,16 +108,6 @@ def test_the_wheel_is_the_one_that_make_dist_builds(variables: Mapping[str, str]
     assert 'pip install "$WHEEL"' in lines
 
 
-def test_other_commands_parse() -> None:
-    lines = [
-        line for block in re.findall(r"^```sh\n(.*?)^```", TEXT, re.M | re.S) for line in block.splitlines()
-    ]
-    lines += [one for one in re.findall(r"`(coldstart [^`]+)`", TEXT) if len(one.split()) > 2]
-    assert len(lines) >= 4
-    for line in lines:
-        parse(shlex.split(line)[1:])
-
-
 def test_documented_codes_exist() -> None:
     named = set(CODE.findall(TEXT))
     source = {
@@ -150,11 +121,3 @@ def test_documented_codes_exist() -> None:
     ]
     given = {code for text in judged for code in re.findall(r'"(CS-[A-Z-]+)"', text)} - {"CS-FORMAT-NEW"}
     assert given <= named
-
-
-def test_quoted_finding_is_current() -> None:
-    from coldstart.validate.tokens import compare
-
-    ours, plain = [((0,) * 12 + (345,), "")], [((0,) * 12 + (678,), "")]
-    (found,) = compare(("x", "Once upon a time"), {1: [plain[0], ours[0]]}, {1: [plain[0], plain[0]]}, "m")
-    assert f"`{found.message}`" in TEXT

@@ -109,20 +109,6 @@ def test_option_in_a_hint_exists() -> None:
     assert wrong == []
 
 
-def test_hints_are_found() -> None:
-    texts = [text for _, text in hints()]
-    assert len(texts) > 90 and sum(bool(COMMAND.search(text)) for text in texts) > 25
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["materialize", "m", "--load-format", "dummy"], ["servee", "m"], ["template", "begin"], ["serve"]],
-)
-def test_parse_refuses_invalid_commands(words: list[str]) -> None:
-    with pytest.raises(Exception, match=r"No such|Missing|has no option"):
-        parse(words)
-
-
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

@@ -5,12 +5,10 @@ Invariant: the order of requests never changes an answer, also when requests are
 
 from __future__ import annotations
 
-import json
 import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +31,7 @@ REQUESTS, URGENT_TOKENS = 12, 200
 """Five blocks per request, eight for the urgent one."""
 
 SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory", str(1 << 27))
-COUNTERS = {"demotions", "promotions", "parks", "evictions", "loads", "blocks_evicted", "blocks_loaded"}
+COUNTERS = {"demotions", "promotions", "parks", "evictions", "loads", "blocks_evicted"}
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +46,16 @@ def expected(machine: Machine) -> Iterator[list[list[int]]]:
     machine.run("template", "stop", "--level", "engine", "--force")
 
 
-def test_mlfq_answers_equal_those_of_fcfs(
-    machine: Machine, expected: list[list[int]], tmp_path: Path
-) -> None:
-    timeline = tmp_path / "timeline.json"
-    with machine.serving("tiny-llama", *SWAPPING, "--timeline", str(timeline), vllm=SMALL) as ours:
+def test_mlfq_answers_equal_those_of_fcfs(machine: Machine, expected: list[list[int]]) -> None:
+    with machine.serving("tiny-llama", *SWAPPING, vllm=SMALL) as ours:
         assert [one["section"] for one in ours.report["fallbacks"]] == ["compile"]
         before = counters(ours)
         assert set(before) >= COUNTERS
         assert together(ours, [body(number) for number in range(REQUESTS)]) == expected
         moved = {name: value - before[name] for name, value in counters(ours).items()}
         assert all(moved[name] > 0 for name in COUNTERS - {"promotions"}), moved
-        assert moved["blocks_loaded"] >= moved["loads"] and moved["blocks_evicted"] >= moved["evictions"]
+        assert moved["blocks_evicted"] >= moved["evictions"] and loaded_bytes(ours) > 0
         check_that_an_urgent_request_overtakes(ours)
-        assert "swap in" not in names(timeline)
-    assert {"swap out", "swap in", "eviction"} <= names(timeline)
 
 
 @pytest.mark.nightly
@@ -71,14 +64,15 @@ def test_vllms_own_scheduler_loads_back_what_it_evicted(machine: Machine, expect
         assert [one["section"] for one in stock.report["fallbacks"]] == ["compile"]
         assert together(stock, [body(number) for number in range(REQUESTS)]) == expected
         assert counters(stock) == {}
-        with urllib.request.urlopen(f"{stock.report['url']}/metrics", timeout=30) as response:
-            lines = response.read().decode().splitlines()
-        loaded = [line for line in lines if line.startswith("vllm:kv_offload_load_bytes_total")]
-        assert sum(float(line.rsplit(" ", 1)[1]) for line in loaded) > 0, loaded
+        assert loaded_bytes(stock) > 0
 
 
-def names(timeline: Path) -> set[str]:
-    return {event["name"] for event in json.loads(timeline.read_text())["traceEvents"]}
+def loaded_bytes(served: Served) -> float:
+    """Return the bytes of KV that vLLM's connector has loaded from the host."""
+    with urllib.request.urlopen(f"{served.report['url']}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    loaded = [line for line in lines if line.startswith("vllm:kv_offload_load_bytes_total")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in loaded)
 
 
 def check_that_an_urgent_request_overtakes(served: Served) -> None:

@@ -1,7 +1,5 @@
 """The worker that copies blocks between two real pools."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from vllm.v1.kv_offload.base import (
@@ -12,20 +10,17 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from coldstart.vllm.scheduling import counters
 from coldstart.vllm.scheduling.arguments import kv_transfer_config
 from coldstart.vllm.scheduling.offload import CpuPoolWorker
 
 
-def worker(
-    layers: int = 2, blocks: int = 6, page: int = 64, rank: int = 0
-) -> tuple[CpuPoolWorker, list[torch.Tensor]]:
+def worker(layers: int = 2, blocks: int = 6, page: int = 64) -> tuple[CpuPoolWorker, list[torch.Tensor]]:
     tensors = [torch.zeros((blocks, page), dtype=torch.int8) for _ in range(layers)]
     caches = CanonicalKVCaches(
         [CanonicalKVCacheTensor(tensor, page) for tensor in tensors],
         [[CanonicalKVCacheRef(i, page) for i in range(layers)]],
     )
-    return CpuPoolWorker(caches, chunks=8, rank=rank), tensors
+    return CpuPoolWorker(caches, chunks=8), tensors
 
 
 def device_blocks(*blocks: int) -> GPULoadStoreSpec:
@@ -80,31 +75,3 @@ def test_a_stage_with_more_layers_keeps_the_chunks_that_the_scheduler_names() ->
     copier.wait({3})
     assert all(torch.equal(tensor[1:4], before[1:4]) for tensor in tensors)
     copier.shutdown()
-
-
-def test_a_rank_publishes_what_it_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    monkeypatch.setattr(counters, "_gauge", lambda name, labels: gauges.setdefault(name, Gauge()))
-    gauges: dict[str, Gauge] = {}
-    copier, _ = worker(rank=3)
-    copier.submit_store(1, device_blocks(4, 2), CPULoadStoreSpec([7, 0]))
-    copier.submit_store(2, device_blocks(1), CPULoadStoreSpec([1]))
-    copier.wait({1, 2})
-    copier.submit_load(3, CPULoadStoreSpec([0]), device_blocks(2))
-    copier.wait({3})
-    assert {name: (gauge.rank, gauge.value) for name, gauge in gauges.items()} == {
-        "rank_bytes_out": ("3", 3 * 2 * 64),
-        "rank_bytes_in": ("3", 2 * 64),
-    }
-    copier.shutdown()
-
-
-class Gauge:
-    rank, value = "", 0
-
-    def labels(self, rank: str) -> "Gauge":
-        self.rank = rank
-        return self
-
-    def set(self, value: int) -> None:
-        self.value = value

@@ -9,15 +9,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.request import Request
 
-from coldstart.vllm.scheduling.flight import PipelinedScheduler
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
-from coldstart.vllm.scheduling.swaps import block_bytes
 from tests.support.scheduling.engine_double import EngineDouble, Shape, build, make_request
 from tests.support.scheduling.workloads import Checked, parallelize, random_load
 
@@ -42,37 +38,6 @@ def test_random_workloads_keep_every_invariant(stages: int, tensor: int, model_f
     assert min(seen[what] for what in ("evictions", "loads", "full")) > 0, seen
 
 
-def _fails_somewhere(folder: Path, *, stages: int = 1, tensor: int = 1) -> bool:
-    for seed in range(102):
-        try:
-            checked(folder, seed, stages=stages, tensor=tensor)
-        except (AssertionError, KeyError, ValueError, IndexError, RuntimeError):
-            return True
-    return False
-
-
-def test_taking_requests_in_flight_for_idle_ones_is_caught(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PipelinedScheduler, "is_in_flight", lambda self, request: False)
-    assert _fails_somewhere(model_folder, stages=2)
-
-
-def test_asynchronous_bookkeeping_in_a_pipeline_without_it_is_caught(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PipelinedScheduler, "_keep_synchronous_books", lambda self: None)
-    assert _fails_somewhere(model_folder, stages=2)
-
-
-def test_a_load_that_one_rank_alone_has_landed_is_caught(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = KVOutputAggregator.__init__
-    monkeypatch.setattr(KVOutputAggregator, "__init__", lambda self, ranks: made(self, 1))
-    assert _fails_somewhere(model_folder, tensor=2)
-
-
 def test_the_highest_pending_requests_fill_the_next_batch(model_folder: Path) -> None:
     """FastServe, 4.3: requests in progress retain their slots, and the free stage takes the next requests in order."""
     shape = Shape(slots=8, batch=2, blocks=200, depth=2, stages=2, settings={"alpha_s": 100.0})
@@ -87,22 +52,6 @@ def test_the_highest_pending_requests_fill_the_next_batch(model_folder: Path) ->
         before = engine.pending_requests()
         assert not before.intersection(engine.step().num_scheduled_tokens)
     assert counters.parks > 0 and {len(tokens) for tokens in engine.outputs.values()} == {12}
-
-
-def test_block_bytes_count_the_layers_of_every_rank() -> None:
-    """Seven layers on two stages of two ranks each; the first stage has four, which vLLM's scheduler counts."""
-    model = SimpleNamespace(get_total_num_hidden_layers=lambda: 7, get_num_layers=lambda parallel: 4)
-    parallel = SimpleNamespace(world_size=4, pipeline_parallel_size=2)
-    group = SimpleNamespace(
-        layer_names=["a", "b", "c", "d"], kv_cache_spec=SimpleNamespace(page_size_bytes=10)
-    )
-    config, kv = (
-        SimpleNamespace(parallel_config=parallel, model_config=model),
-        SimpleNamespace(kv_cache_groups=[group]),
-    )
-    assert block_bytes(config, kv) == [2 * 7 * 10]
-    parallel.world_size, parallel.pipeline_parallel_size = 2, 1
-    assert block_bytes(config, kv) == [2 * 4 * 10]
 
 
 def test_a_request_without_a_pipeline_is_never_in_flight(model_folder: Path) -> None:

@@ -200,9 +200,8 @@ def test_swapping_moves_the_decided_blocks(model_folder: Path) -> None:
     shape = Shape(batch=2, blocks=20, host_blocks=400, settings={"alpha_s": 0.1, "alpha_scale": 0.0})
     load = Load(shape, {0: [(f"r{i}", list(range(i, i + 12)), 40, 0) for i in range(8)]})
     checked = Checked(model_folder, load, 1).run()
-    counters, worker = checked.scheduler.counters, checked.engine.symbolic
+    counters = checked.scheduler.counters
     assert counters.evictions and counters.loads and counters.blocks_evicted
-    assert (worker.stored, worker.loaded) == (counters.blocks_stored, counters.blocks_loaded)
 
 
 def test_no_decision_is_made_between_events(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

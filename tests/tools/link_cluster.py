@@ -1,20 +1,16 @@
 """Test cluster on one machine with real links: network namespaces on a bridge, each with limited incoming bandwidth.
 
-    cd tests && sudo python -m tools.link_cluster 8MB one two
-
-The command prints how to run a program in each namespace, and it removes the cluster at Ctrl-C. Each namespace has a
-loopback, one interface, and a route to the bridge. A token bucket (tc tbf) limits incoming traffic; outgoing traffic is not
-limited. Addresses outside the bridge are unreachable. `link_cluster` removes everything at the end of its block.
+Each namespace has a loopback, one interface, and a route to the bridge. A token bucket (tc tbf) limits incoming traffic;
+outgoing traffic is not limited. Addresses outside the bridge are unreachable. `link_cluster` removes everything at the end
+of its block.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -117,21 +113,3 @@ def link_cluster() -> Iterator[LinkCluster]:
 
 def _run(*words: str) -> None:
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
-
-
-def main(rate: str, names: Sequence[str]) -> None:
-    """Create namespaces with the given rate and remove them at a signal."""
-    from coldstart.units import parse_size
-
-    if reason := find_missing():
-        raise SystemExit(f"skipped: {reason}")
-    with link_cluster() as cluster:
-        print(f"this machine: {cluster.bridge}")
-        for name in names:
-            cluster.add(name, float(parse_size(rate)))
-            print(f"{name}: {cluster.address(name)}  {' '.join(cluster.within(name, 'COMMAND'))}", flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])

@@ -7,10 +7,8 @@ whose modules must not form a cycle: it would mean that a part knows the whole f
 from __future__ import annotations
 
 import ast
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -41,9 +39,14 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "commands",
     )
 )
-# The core builds, validates and starts a server without the packages in BEYOND_CORE.
-BEYOND_CORE = frozenset(["host", "fleet", "bench", "lab", "commands"])
-CORE = frozenset(package for layer in LAYERS for package in layer) - BEYOND_CORE
+# The core builds, validates and starts a server without the packages above it.
+CORE = frozenset(package for layer in LAYERS for package in layer) - {
+    "host",
+    "fleet",
+    "bench",
+    "lab",
+    "commands",
+}
 # External modules that a package must not import.
 FOREIGN = {
     "artifacts": ("torch", "vllm", "typer"),
@@ -54,14 +57,6 @@ FOREIGN = {
     "lab": ("torch", "vllm", "typer", "ray"),
     "fleet": ("torch", "vllm", "typer"),
     "host": ("torch", "vllm", "typer", "ray"),
-}
-MAX_PACKAGES = 19
-# Names of public classes that exist in two packages, with the reason. Any other name is unique.
-SHARED_NAMES = {
-    "Policy": "order of jobs in scheduling, eviction in host: the term of the field for both",
-    "Started": "event in host; the started requests in the vLLM scheduler",
-    "Store": "bundle store in artifacts; the same store with trust and cache in the API",
-    "State": "of a model in host, of a request in the vLLM scheduler",
 }
 
 
@@ -136,7 +131,6 @@ def _every_import() -> list[Import]:
 def test_every_package_has_a_layer() -> None:
     named = [package for layer in LAYERS for package in layer]
     assert sorted(named) == PACKAGES
-    assert len(PACKAGES) <= MAX_PACKAGES
 
 
 def _upward(imports: Iterable[Import]) -> list[str]:
@@ -158,27 +152,9 @@ def test_package_imports_only_lower_packages() -> None:
     assert _upward(_every_import()) == []
 
 
-def _beyond_core(imports: Iterable[Import]) -> list[str]:
-    return [
-        f"{one.by} imports {one.of}"
-        for one in imports
-        if _package_name(one.by) in CORE and _ours(one.of) and _package_name(one.of) in BEYOND_CORE
-    ]
-
-
-def test_the_core_imports_nothing_beyond_it() -> None:
-    assert _beyond_core(_every_import()) == []
-
-
 def test_the_core_needs_no_library_of_tables_plots_or_requests() -> None:
     found = {(one.by, one.of) for one in _every_import() if _package_name(one.by) in CORE}
     assert [pair for pair in found if pair[1].split(".")[0] in ("pandas", "requests")] == []
-
-
-def test_the_benchmark_imports_nothing_that_only_explains_results() -> None:
-    assert [
-        one for one in _every_import() if _package_name(one.by) == "bench" and _package_name(one.of) == "lab"
-    ] == []
 
 
 @pytest.mark.parametrize(
@@ -262,88 +238,7 @@ def test_modules_of_one_package_import_each_other_without_cycles() -> None:
     assert _cycles(_every_import()) == set()
 
 
-@pytest.mark.parametrize("package", ["host", "fleet"])
-def test_all_imports_of_host_and_fleet_have_no_cycle(package: str) -> None:
-    inside = [
-        replace(one, at_run_time=True)
-        for one in _every_import()
-        if _package_name(one.by) == _package_name(one.of) == package
-    ]
-    assert inside and _circles(_run_time_edges(inside)) == []
-
-
 def test_packages_are_imported_by_their_installed_names() -> None:
     assert [
         one for one in _every_import() if one.of.split(".")[0] in ("artifacts", "commands", "tests")
     ] == []
-
-
-def _classes(text: bytes) -> list[str]:
-    return re.findall(r"(?m)^ *class (\w+)[:(\[]", text.decode())
-
-
-def _ambiguous(classes: Iterable[str]) -> set[str]:
-    return {name for name, count in Counter(classes).items() if count > 1 and not name.startswith("_")}
-
-
-def test_public_class_names_are_unique() -> None:
-    classes = [name for path in MODULES.values() for name in _classes(path.read_bytes())]
-    assert len(classes) > 300
-    assert _ambiguous(classes) == set(SHARED_NAMES)
-
-
-class TestRulesDetectViolations:
-    """The checks on sources that violate the rules."""
-
-    def test_imports_of_every_kind_are_seen(self) -> None:
-        text = b"import torch.nn\nfrom coldstart.models import keys\ndef f():\n from .. import cli\n"
-        text += b"if TYPE_CHECKING:\n from coldstart.launch import ladder\n"
-        found = set(_imports("coldstart.artifacts.bad", text, MODULES))
-        assert found == {
-            Import("coldstart.artifacts.bad", "torch.nn", True),
-            Import("coldstart.artifacts.bad", "coldstart.models.keys", True),
-            Import("coldstart.artifacts.bad", "coldstart", True),
-            Import("coldstart.artifacts.bad", "coldstart.launch.ladder", False),
-        }
-        assert len(_upward(found)) == 2
-
-    def test_package_of_the_same_layer_is_not_lower(self) -> None:
-        assert _upward([Import("coldstart.graphs.tables", "coldstart.weights.weights_plan", True)])
-        assert not _upward([Import("coldstart.graphs.tables", "coldstart.contract.plan", True)])
-
-    def test_a_core_module_that_imports_beyond_the_core_is_seen(self) -> None:
-        text = (
-            b"def f():\n from coldstart.bench import facts\nif TYPE_CHECKING:\n import coldstart.host.core\n"
-        )
-        bad, good = "coldstart.validate.bad", "coldstart.lab.good"
-        assert len(_beyond_core(_imports(bad, text, MODULES))) == 2
-        assert _beyond_core(_imports(good, text, MODULES)) == []
-
-    def test_two_classes_of_one_name_are_seen(self) -> None:
-        one, other = (
-            b"class Source: ...\nclass _Own: ...\n",
-            b"if True:\n class Source: ...\nclass _Own: ...\n",
-        )
-        assert _ambiguous([*_classes(one), *_classes(other)]) == {"Source"}
-        assert _ambiguous(_classes(one)) == set()
-
-    @pytest.mark.parametrize(
-        "part",
-        [
-            b"if TYPE_CHECKING:\n from coldstart.fleet.live.control import FleetControl\n",
-            b"def f():\n from coldstart.fleet.live import control\n",
-        ],
-    )
-    def test_type_only_and_lazy_imports_close_a_cycle(self, part: bytes) -> None:
-        control, moves = "coldstart.fleet.live.control", "coldstart.fleet.live.moves"
-        whole = b"from coldstart.fleet.live.moves import Moves\n"
-        found = [*_imports(control, whole, MODULES), *_imports(moves, part, MODULES)]
-        assert _cycles(found) == {frozenset({control, moves})}
-
-    def test_imports_of_another_package_close_no_cycle(self) -> None:
-        live, core = "coldstart.fleet.live.control", "coldstart.fleet.core"
-        assert _cycles([Import(live, core, True), Import(core, live, True)]) == set()
-
-    def test_cycle_is_found(self) -> None:
-        assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
-        assert _circles({"a": {"b"}, "b": set()}) == []

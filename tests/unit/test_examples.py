@@ -34,11 +34,10 @@ from coldstart.host.configuration import Profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROOT = EXAMPLES.parent
-UNIT = EXAMPLES / "systemd" / "coldstart-host.service"
 UNITS = sorted((EXAMPLES / "systemd").iterdir())
 DEPLOYMENTS = sorted((EXAMPLES / "kubernetes").glob("deployment-*"))
 CUSTOM = sorted({*(EXAMPLES / "kubernetes").iterdir()} - {*DEPLOYMENTS})
-# Of the definition of a custom kind its own members are kept there (tests/tools/crd_facts.py made them).
+# Of the definition of a custom kind its own members are kept there, without descriptions and pod templates.
 FACTS = Path(__file__).parents[1] / "support" / "kubernetes"
 KUBERNETES = "1.37.0"
 
@@ -66,20 +65,6 @@ def test_the_host_file_of_the_guide_is_valid() -> None:
 def test_the_fleet_file_of_the_guide_is_valid() -> None:
     file = fleet_configuration.parse(_toml("fleet.md"))
     assert (len(file.servers), len(file.models)) == (2, 1)
-
-
-def _command_lines() -> list[list[str]]:
-    (start,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), flags=re.M)
-    (container,) = re.findall(
-        r"^CMD \[(.*)\]$", (EXAMPLES / "container/Containerfile").read_text(), flags=re.M
-    )
-    return [shlex.split(start)[1:], re.findall(r'"([^"]*)"', container)]
-
-
-@pytest.mark.parametrize("words", _command_lines())
-def test_command_lines_parse(words: list[str]) -> None:
-    assert words[:2] == ["host", "run"]
-    assert {word for word in words if word.startswith("--")} <= _options()
 
 
 def test_the_key_is_read_from_the_variable_that_the_examples_name() -> None:

@@ -86,21 +86,6 @@ def test_expression_names_series_and_labels_that_exist(text: str) -> None:
             assert set(one.modifier.labels) <= set.union(*inside), text
 
 
-def test_dashboard_has_no_overlapping_or_equal_panels() -> None:
-    assert DASHBOARD["schemaVersion"] >= 39
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-    cells: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        place = panel["gridPos"]
-        own = {
-            (place["x"] + column, place["y"] + line)
-            for column in range(place["w"])
-            for line in range(place["h"])
-        }
-        assert not own & cells and max(column for column, _ in own) < 24, panel["title"]
-        cells |= own
-
-
 def test_dashboard_uses_only_variables_that_it_defines() -> None:
     defined = {one["name"] for one in DASHBOARD["templating"]["list"]} | {"__rate_interval", "__all"}
     assert set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD))) <= defined

@@ -9,7 +9,6 @@ import ctypes
 from contextlib import suppress
 
 MADV_POPULATE_READ = 22
-MADV_POPULATE_WRITE = 23
 _PAGE = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -24,16 +23,6 @@ def present(address: int, size: int) -> None:
     """Map all pages of a mapped range at once, and read those that are not in memory. Releases the GIL (through ctypes)."""
     start = address // _PAGE * _PAGE
     _libc.madvise(start, address + size - start, MADV_POPULATE_READ)
-
-
-def fresh(address: int, size: int) -> None:
-    """Map the full pages of a range that will be written. Releases the GIL.
-
-    Pages have the ordinary size: a huge page that the machine has returned to its hypervisor costs more than its small pages.
-    """
-    start, end = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
-    if start < end:
-        _libc.madvise(start, end - start, MADV_POPULATE_WRITE)
 
 
 def give_back() -> None:

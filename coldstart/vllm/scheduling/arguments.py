@@ -15,8 +15,6 @@ from coldstart.vllm.scheduling import (
     PINNING_MODULE,
     PINNING_POLICY,
     SCHEDULER_CLS,
-    TAILS_CONNECTOR,
-    TAILS_MODULE,
 )
 
 
@@ -45,14 +43,13 @@ def host_arguments(host_bytes: int | None, *, on_cpu: bool) -> list[str]:
 
 
 def kv_transfer_config(host_bytes: int, *, on_cpu: bool) -> dict[str, Any]:
-    """Return the settings of our offloading connector, which also keeps last blocks and decode KV (off by default in vLLM)."""
+    """Return the settings of vLLM's offloading connector, which here also keeps decode KV (off by default)."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
     extra |= {"eviction_policy": PINNING_POLICY, "cache_policy_module_path": PINNING_MODULE}
     if on_cpu:
         extra |= {"spec_name": OFFLOADING_SPEC, "spec_module_path": OFFLOADING_MODULE}
     return {
-        "kv_connector": TAILS_CONNECTOR,
-        "kv_connector_module_path": TAILS_MODULE,
+        "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }

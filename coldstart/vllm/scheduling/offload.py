@@ -25,8 +25,6 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from coldstart.vllm.scheduling.counters import RankBytes
-
 Pages = Iterator[tuple[int, int, int]]
 
 
@@ -55,8 +53,7 @@ class HostPool:
 class CpuPoolWorker(OffloadingWorker):
     """Copies whole blocks between vLLM's KV tensors and the host pools of one rank, one thread per direction."""
 
-    def __init__(self, kv_caches: CanonicalKVCaches, chunks: int, rank: int = 0) -> None:
-        self._moved = RankBytes(rank)
+    def __init__(self, kv_caches: CanonicalKVCaches, chunks: int) -> None:
         tensors = kv_caches.tensors
         self._device = [(t.tensor.data_ptr(), t.tensor.stride(0), t.page_size_bytes) for t in tensors]
         self._host = [HostPool(chunks, page) for _, _, page in self._device]
@@ -112,7 +109,6 @@ class CpuPoolWorker(OffloadingWorker):
         for device, host, size in pages:
             ctypes.memmove(*((host, device) if store else (device, host)), size)
         moved = sum(size for _, _, size in pages)
-        self._moved.add("out" if store else "in", moved)
         return TransferResult(job_id, True, moved, time.perf_counter() - start)
 
 
@@ -123,10 +119,9 @@ class CpuPoolOffloadingSpec(CPUOffloadingSpec):
         super().__init__(config)
         if self.blocks_per_chunk != 1:
             raise ValueError("the CPU pools move single blocks: omit block_size and blocks_per_chunk")
-        self._rank = config.parallel.rank
         self._pools: CpuPoolWorker | None = None
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._pools is None:
-            self._pools = CpuPoolWorker(kv_caches, self.num_chunks, self._rank)
+            self._pools = CpuPoolWorker(kv_caches, self.num_chunks)
         return self._pools

@@ -39,17 +39,6 @@ class PinnedLru(LRUCachePolicy):
             self._away.discard(request_id)
             self._rerank(self._owned.get(request_id, ()))
 
-    def disown(self, request_id: str, keys: Iterable[OffloadKey]) -> None:
-        """Record that the request does not need these chunks any more."""
-        keys = list(keys)
-        for key in keys:
-            self._owned.get(request_id, {}).pop(key, None)
-            if key in self._owners:
-                self._owners[key].discard(request_id)
-                if not self._owners[key]:
-                    del self._owners[key]
-        self._rerank(keys)
-
     def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
         super().insert(key, chunk)
         self._rerank([key])
@@ -82,8 +71,12 @@ class PinnedLru(LRUCachePolicy):
 
     def _release(self, request_id: str) -> None:
         self._away.discard(request_id)
-        self.disown(request_id, self._owned.get(request_id, ()))
-        self._owned.pop(request_id, None)
+        owned = self._owned.pop(request_id, {})
+        for key in owned:
+            self._owners[key].discard(request_id)
+            if not self._owners[key]:
+                del self._owners[key]
+        self._rerank(owned)
 
     def _assign_new_rank(self, key: OffloadKey) -> bool:
         evictable: bool = super()._assign_new_rank(key)

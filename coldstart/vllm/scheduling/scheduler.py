@@ -19,13 +19,11 @@ from coldstart.scheduling import Job, SchedulerSettings, SkipJoinMlfq, make_poli
 from coldstart.scheduling.placement import Placement
 from coldstart.vllm.scheduling import limits
 from coldstart.vllm.scheduling.counters import Counters, Exporter
-from coldstart.vllm.scheduling.events import Events
 from coldstart.vllm.scheduling.flight import PipelinedScheduler, count_tokens_after_flight
 from coldstart.vllm.scheduling.host import HostKv
 from coldstart.vllm.scheduling.queue import PickedQueue
 from coldstart.vllm.scheduling.started import RUNNING, Started
 from coldstart.vllm.scheduling.states import steps_left
-from coldstart.vllm.scheduling.swaps import Swaps, block_bytes
 from coldstart.vllm.scheduling.view import EngineView, Places
 
 
@@ -50,9 +48,6 @@ class PolicyScheduler(PipelinedScheduler):
         self.jobs: dict[str, Job] = {}
         self.started = Started()
         self.counters, self.exporter = Counters(), Exporter()
-        self.events = Events.enabled()
-        self.ranking.observer = self.events
-        self.swaps = Swaps(self.counters, block_bytes(self.vllm_config, self.kv_cache_config), self.events)
         self.host = HostKv(self.connector, self.kv_cache_manager)
         places = Places(self.jobs, self.started, self.picked_holding, self.host)
         self.view = EngineView(self, places, self.batch, self._evict)
@@ -94,15 +89,12 @@ class PolicyScheduler(PipelinedScheduler):
             if self._unlisted:
                 self.running, self._unlisted = list(self.started), False
         self._book(output, admitted, now)
-        if self.connector is not None:
-            self.swaps.decided(output.kv_connector_metadata)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        if (report := model_runner_output.kv_connector_output) is not None:
-            self.swaps.moved(report)
-            if report.finished_recving:
-                self.placement.invalidate()
+        report = model_runner_output.kv_connector_output
+        if report is not None and report.finished_recving:
+            self.placement.invalidate()
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _goes_on(self, now: float) -> bool:
@@ -179,8 +171,8 @@ class PolicyScheduler(PipelinedScheduler):
         step_s = 0.0 if self._last_step_s is None else now - self._last_step_s
         self._last_step_s = now
         self.placement.turns.add_time(step_s)
-        self.counters.blocked_on_loads_s += step_s * len(self.loads.blocked)
-        self.counters.loading_s += step_s * len(self.loads.loading)
+        self.counters.blocked_on_loads_seconds += step_s * len(self.loads.blocked)
+        self.counters.loading_seconds += step_s * len(self.loads.loading)
         for request_id in self.loads.blocked:
             if request_id in self.jobs:
                 self.jobs[request_id].blocked_s += step_s
@@ -206,8 +198,6 @@ class PolicyScheduler(PipelinedScheduler):
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self.counters.evictions += 1
         self.counters.blocks_evicted += self.view.count_blocks(request)
-        if self.events:
-            self.events.note("eviction", request=request.request_id, blocks=self.view.count_blocks(request))
         self.placement.invalidate()
         self.started.discard(request)
         self._unlisted = True

@@ -14,7 +14,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import KEY
 from coldstart.vllm import compat
-from coldstart.vllm.scheduling import PINNING_POLICY, SCHEDULER_CLS, TAILS_CONNECTOR, WHOLE_CONNECTOR
+from coldstart.vllm.scheduling import PINNING_POLICY, SCHEDULER_CLS
 from coldstart.vllm.scheduling.limits import unsupported
 
 METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
@@ -70,11 +70,9 @@ def _obstacle(config: Any) -> str | None:
 
 
 def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
-    """Drop the copies on the host, or only those of last blocks, if this vLLM cannot make them."""
-    if args.kv_transfer_config is None:
+    """Drop the copies on the host if this vLLM cannot make them."""
+    if args.kv_transfer_config is None or (reason := compat.check("offload", _import_offload)) is None:
         return False
-    if (reason := compat.check("offload", _import_offload)) is None:
-        return _settle_tails(args.kv_transfer_config, plan)
     _note(plan, f"{reason} Evicted KV is computed again.")
     args.kv_transfer_config = None
     if args.scheduler_cls is not None:
@@ -83,21 +81,9 @@ def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
     return True
 
 
-def _settle_tails(transfer: Any, plan: LaunchPlan) -> bool:
-    if transfer.kv_connector != TAILS_CONNECTOR or (reason := compat.check("tails", _import_tails)) is None:
-        return False
-    _note(plan, f"{reason} The last block of evicted KV is computed again.")
-    transfer.kv_connector, transfer.kv_connector_module_path = WHOLE_CONNECTOR, None
-    return True
-
-
 def _import_offload() -> None:
     import coldstart.vllm.scheduling.offload
     import coldstart.vllm.scheduling.pinning  # noqa: F401
-
-
-def _import_tails() -> None:
-    import coldstart.vllm.scheduling.tails  # noqa: F401
 
 
 def _keeps_kv(args: Namespace) -> bool:

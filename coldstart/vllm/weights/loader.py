@@ -1,4 +1,4 @@
-"""Load format `coldstart`: vLLM's default loader, which gets each tensor as soon as its bytes arrive, without a copy.
+"""Load format `coldstart`: vLLM's default loader, which gets a view of each tensor as soon as its bytes arrive.
 
 Sources, in this order: the prefetcher's shared memory, the files, and vLLM's own reading. Only the tensors of this process's
 pipeline rank are read; a tensor-parallel slice of a view touches only its own pages.
@@ -23,7 +23,6 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import LOST
 from coldstart.errors import ColdstartError
 from coldstart.system import timeline
-from coldstart.vllm.weights.in_place import InPlace
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import report, stage, tensors
 from coldstart.weights.load.ladder import NoLoaderLeftError, Rung, load_tensors
@@ -54,22 +53,11 @@ class ColdLoader(DefaultModelLoader):
         # When vLLM reads files itself, it must use its default format instead of our name.
         super().__init__(replace(load_config, load_format="auto"))
         self.report = report.begin()
-        self.in_place: InPlace | None = None
-        self.whole_load = False
 
     def create_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
         """Create the model as vLLM does, and measure it."""
         with timeline.measure("construct model", track="engine"):
             return super().create_model(*args, **kwargs)
-
-    def load_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        """Load the model as vLLM does, then copy what its post-processing has left in the source's memory."""
-        self.whole_load = True
-        model = super().load_model(*args, **kwargs)
-        if self.in_place is not None:
-            self.in_place.own(model)
-        self.in_place, self.whole_load = None, False
-        return model
 
     def download_model(self, model_config: ModelConfig) -> None:
         """Download as vLLM does, unless a prefetcher fetches the weights."""
@@ -79,12 +67,7 @@ class ColdLoader(DefaultModelLoader):
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         """Load the weights as vLLM does, and report the load."""
         began = timeline.now()
-        # A caller of only this method may keep the parameters as they are, so they get their own memory.
-        with InPlace(model.parameters() if self.whole_load else ()) as self.in_place:
-            super().load_weights(model, model_config)
-        self.report.in_place_bytes = self.in_place.given_bytes
-        if not self.whole_load:
-            self.in_place = None
+        super().load_weights(model, model_config)
         self.report.seconds = timeline.now() - began
         timeline.emit("read tensors", began, timeline.now(), track="engine", args=self.report.document())
         logger.info("coldstart: %s", self.report)
@@ -103,25 +86,12 @@ class ColdLoader(DefaultModelLoader):
             yield from self._vllms(model_config, model, None, str(error))
             return
         try:
-            yield from self._placed(wanted, model)
+            for tensor, view in load_tensors(wanted.tensors, wanted.rungs, self.report):
+                yield tensor.name, _shaped(tensor, view)
         except NoLoaderLeftError as error:
             if wanted.asked is not None:  # vLLM's own reader verifies no digest
                 raise RuntimeError(f"{LOST}{error}") from error
             yield from self._vllms(model_config, model, {tensor.name for tensor in error.left}, str(error))
-
-    def _placed(self, wanted: _Wanted, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        views = load_tensors(wanted.tensors, wanted.rungs, self.report)
-        shaped = ((tensor.name, self._offered(tensor, view)) for tensor, view in views)
-        target = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        if target.type != "cuda":
-            return shaped
-        from coldstart.vllm.weights import device
-
-        return device.onto(target, shaped)
-
-    def _offered(self, tensor: Tensor, view: memoryview) -> torch.Tensor:
-        tensor_view = _shaped(tensor, view)
-        return self.in_place.offer(tensor_view, view) if self.in_place is not None else tensor_view
 
     def _beyond(self, model: torch.nn.Module) -> str | None:
         """Return why vLLM must load this model's weights itself, None if our sources can be used."""

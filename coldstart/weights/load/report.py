@@ -14,15 +14,14 @@ class LoadReport:
     """Result of one load.
 
     `way` is the last source used (prefetcher, files or vllm), and `bytes` counts the bytes loaded.
-    `in_place_bytes` counts those that became parameters without a copy. `wait_s` is the time in seconds that
-    the loader waited for bytes, `seconds` the time of the full load. `fetch` has the prefetcher's statistics
-    ({} without a prefetcher), and `fallbacks` has one entry for each failed source.
+    `wait_s` is the time in seconds that the loader waited for bytes, `seconds` the time of the full load.
+    `fetch` has the prefetcher's statistics ({} without a prefetcher), and `fallbacks` has one entry for each
+    failed source.
     """
 
     way: str = ""
     tensors: int = 0
     bytes: int = 0
-    in_place_bytes: int = 0
     wait_s: float = 0.0
     seconds: float = 0.0
     fetch: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Kernels whose name is ambiguous, graphs that must be refused, and companion tests of the naive methods."""
+"""Kernels whose name is ambiguous, and graphs that must be refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.graphs_tools import SMALL, offline
 
 from coldstart.graphs import capture
 from coldstart.graphs.api import NodeKind
-from coldstart.graphs.errors import DriverError, GraphError, MissingKernelError
+from coldstart.graphs.errors import GraphError, MissingKernelError
 from coldstart.graphs.kernels import Ladder, ambiguous_names
 from coldstart.graphs.tables import Kernel
 from tests.support.graphs.driver import Library, Node, SimDriver
@@ -43,13 +43,6 @@ def test_two_binaries_with_one_kernel_name_are_two_kernels() -> None:
     assert _run(model.driver, ladder.resolve(other)) == 3
 
 
-def test_naive_a_name_alone_picks_the_wrong_binary() -> None:
-    model = SimModel(SMALL, 2)
-    _, other = _twins(model.driver)
-    by_name = {model.driver.kernel(f).name: f for f in reversed(model.driver.loaded_functions())}
-    assert _run(model.driver, by_name[other.name]) == 2
-
-
 def _unbundled(digest: str) -> bytes:
     raise MissingKernelError("not bundled")
 
@@ -61,12 +54,6 @@ def test_hidden_kernels_come_from_modules_that_the_first_layer_loads() -> None:
     ladder = Ladder(model.driver, model, _unbundled)
     assert model.driver.kernel(ladder.resolve(hidden)).name == "blas_gemm_split"
     assert ladder.rungs == {"triggering": 1}
-
-
-def test_naive_dlsym_cannot_see_hidden_kernels() -> None:
-    model = SimModel(SMALL, 2)
-    assert model.driver.exported("blas_gemm_split", "blas") is None
-    assert model.driver.exported("fw_embed", "framework") is not None
 
 
 def test_exported_kernels_need_no_trigger() -> None:
@@ -97,14 +84,6 @@ def test_function_attributes_are_set_again() -> None:
     model = SimModel(SMALL, 2)
     again = Ladder(model.driver, model, source.binary).resolve(source.kernel(handle))
     assert model.driver.kernel(again).attributes == ((8, 100 << 10),)
-
-
-def test_naive_without_them_a_big_shared_buffer_is_an_error() -> None:
-    driver = SimDriver(1, libraries())
-    driver.begin_capture()
-    driver.submit(Node(NodeKind.KERNEL, b"", driver.function("framework", "fw_embed"), shared=100 << 10))
-    with pytest.raises(DriverError):
-        driver.instantiate(driver.end_capture())
 
 
 def _unwatched(model: SimModel) -> None:
@@ -190,11 +169,3 @@ def test_random_number_graphs_are_refused_by_the_framework(monkeypatch: pytest.M
     monkeypatch.setattr(SimModel, "refusal", lambda self, key: "the graph consumes random numbers")
     half = offline(7)
     assert set(half.snapshot.tables.refused.values()) == {"the graph consumes random numbers"}
-
-
-def test_naive_replaying_a_pinned_pointer_elsewhere_faults() -> None:
-    model = SimModel(SMALL, 8)
-    host = model.driver.memory.allocate(512, host=True)
-    other = SimModel(SMALL, 9)
-    with pytest.raises(GraphError):
-        other.driver.read(host, 4)

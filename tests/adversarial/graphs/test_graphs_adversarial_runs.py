@@ -1,4 +1,4 @@
-"""Processes whose replay is wrong with a naive method; each case has a companion test."""
+"""Processes whose replay a simpler method would get wrong."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from coldstart.graphs import combine, contents, gate, table_files
 from coldstart.graphs.errors import BaseCollisionError, NotProvenError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import TENSOR_MAP, Tables
+from coldstart.graphs.trace import live_allocation, match_live, pack
 from tests.support.graphs.driver import SimDriver
 from tests.support.graphs.model import SimModel, libraries
 
 
 def _altered(bundle_directory: Path, tmp_path: Path, change: Callable[[Tables], Tables]) -> Path:
-    """Change the tables of a bundle and seal it again, as a naive implementation would write it."""
+    """Change the tables of a bundle and seal it again."""
     return seal(bundle_directory, tmp_path / "naive", change(table_files.load(bundle_directory)))
 
 
@@ -34,34 +35,6 @@ def test_split_k_semaphores_are_among_the_contents(bundle_directory: Path) -> No
     held = {tables.regions[b["region"]].symbol for b in tables.blocks}
     assert any(symbol.startswith("lib:") for symbol in held)
     assert tables.contents.nbytes <= 8 * contents.BLOCK_BYTES  # semaphore, pointer array, unnamed table
-
-
-def test_naive_without_contents_the_semaphore_is_never_ready(bundle_directory: Path, tmp_path: Path) -> None:
-    def drop(t: Tables) -> Tables:
-        return replace(
-            t, blocks=t.blocks[:0], contents=t.contents[:0], content_relocations=t.content_relocations[:0]
-        )
-
-    assert is_wrong(_altered(bundle_directory, tmp_path, drop), "decode:1")
-
-
-def test_naive_verbatim_contents_hold_addresses_of_another_process(
-    bundle_directory: Path, tmp_path: Path
-) -> None:
-    assert len(table_files.load(bundle_directory).content_relocations) == 2
-    naive = _altered(
-        bundle_directory, tmp_path, lambda t: replace(t, content_relocations=t.content_relocations[:0])
-    )
-    assert is_wrong(naive, "decode:256")
-
-
-def test_naive_without_edges_a_parallel_order_is_wrong(bundle_directory: Path, tmp_path: Path) -> None:
-    def drop(t: Tables) -> Tables:
-        graphs = t.graphs.copy()
-        graphs["edge"] = graphs["edges"] = 0
-        return replace(t, graphs=graphs, edges=t.edges[:0])
-
-    assert is_wrong(_altered(bundle_directory, tmp_path, drop), "decode:256")
 
 
 def test_graphs_are_not_chains_and_their_edge_data_survive(bundle_directory: Path) -> None:
@@ -83,33 +56,8 @@ def _shape(driver: SimDriver, graph: int) -> list[tuple[int, ...]]:
     )
 
 
-def test_naive_plain_edges_lose_the_programmatic_ones(bundle_directory: Path, tmp_path: Path) -> None:
-    def drop(t: Tables) -> Tables:
-        edges = t.edges.copy()
-        edges["type"] = edges["from_port"] = 0
-        return replace(t, edges=edges)
-
-    model = SimModel(SMALL, 23)
-    restorer = Restorer(_altered(bundle_directory, tmp_path, drop), model.driver, model)
-    restorer.link()
-    graph = restorer.graph("decode:1").keep[1]
-    assert _shape(model.driver, graph) != _shape(model.driver, model.capture("decode:1").graph)
-
-
 def test_tensor_maps_are_moved_by_the_driver(bundle_directory: Path) -> None:
     assert (table_files.load(bundle_directory).relocations["kind"] == TENSOR_MAP).any()
-
-
-def test_naive_plain_words_leave_tensor_maps_where_they_were(bundle_directory: Path, tmp_path: Path) -> None:
-    def drop(t: Tables) -> Tables:
-        keep = t.relocations["kind"] != TENSOR_MAP
-        graph = np.repeat(np.arange(len(t.graphs)), t.graphs["relocations"])[keep]
-        graphs = t.graphs.copy()
-        graphs["relocations"] = np.bincount(graph, minlength=len(graphs))
-        graphs["relocation"] = np.concatenate([[0], np.cumsum(graphs["relocations"])[:-1]])
-        return replace(t, graphs=graphs, relocations=t.relocations[keep])
-
-    assert is_wrong(_altered(bundle_directory, tmp_path, drop), "decode:64")
 
 
 def test_a_relocation_shifted_by_256_bytes_does_not_pass_the_gate(
@@ -158,3 +106,12 @@ def test_two_layouts_that_do_not_differ_are_refused() -> None:
         halves.append(offline(seed, model=SimModel(SMALL, 1, driver=driver)))
     with pytest.raises(BaseCollisionError):
         combine.combine(halves[0].snapshot, halves[1].snapshot)
+
+
+def test_the_allocation_that_was_live_is_found_elsewhere() -> None:
+    """One process reused the freed address of the table, another did not."""
+    reusing, other = SimModel(SMALL, 1, reuse=1.0), SimModel(SMALL, 2, reuse=0.0)
+    (match, _), *_ = match_live(pack(reusing.trace()), [reusing.rope_table]).values()
+    assert match is not None
+    found = live_allocation(other.trace(), match[0])
+    assert found is not None and found[0] == other.rope_table

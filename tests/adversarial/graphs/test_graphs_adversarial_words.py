@@ -1,12 +1,10 @@
-"""Words that look like pointers or constants and are not. In the companion of each case the naive method fails."""
+"""Words that look like pointers or constants and are not."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu.compare import compare, prefix, single
 from coldstart.graphs import trace as traces
-from coldstart.graphs import windows
 from coldstart.graphs.api import AllocationEvent
 from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import BaseCollisionError
@@ -47,32 +45,11 @@ def test_a_constant_equal_to_a_live_address_stays_a_constant() -> None:
     assert _right(program, tables) and len(tables.relocations) == 1
 
 
-def test_naive_one_capture_with_intervals_corrupts_that_constant() -> None:
-    program = _program(size=16)
-    fields = [Field("constant", 0, 8, value=_address(program, 1, 1, 64)), Field("pointer", 8, 8, 0, 16)]
-    program.nodes = [(0, fields)]
-    a, b = (snapshot(program, place(program, seed)) for seed in (1, 2))
-    assert 0 in single(a)
-    scores = {s.classifier: s for s in compare(a, b)}
-    assert scores["single"].corrupted == 1 and scores["prefix"].corrupted == 1
-    assert scores["differential"].corrupted == scores["differential"].missed == 0
-
-
 def test_stale_padding_with_an_address_prefix_is_noise() -> None:
     program = _program(Field("pointer", 0, 8, 1, 8), Field("stale", 8, 8), size=16)
     tables = _combine(program)
     assert _right(program, tables) and len(tables.relocations) == 1
     assert tables.report["noise_bytes"] > 0 and not tables.refused
-
-
-def test_naive_prefix_takes_stale_padding_for_a_pointer() -> None:
-    program = _program(Field("pointer", 0, 8, 1, 8), Field("constant", 8, 8, value=_stack()), size=16)
-    shot = snapshot(program, place(program, 1))
-    assert list(prefix(shot)) == [0, 8]
-
-
-def _stack() -> bytes:
-    return (0x7F0000001230).to_bytes(8, "little")
 
 
 @pytest.mark.parametrize("at", [0, 4, 8, 12])
@@ -90,27 +67,10 @@ def test_pointers_in_packed_structs(at: int) -> None:
     assert _right(program, _combine(program))
 
 
-def test_naive_aligned_windows_miss_the_unaligned_pointer() -> None:
-    program = _program(Field("constant", 0, 4, value=b"abcd"), Field("pointer", 4, 8, 1, 0), size=12)
-    shot = snapshot(program, place(program, 1))
-    aligned = [p for p in windows.places(shot.tables).tolist() if p % 8 == 0]
-    found = [
-        int(windows.values(shot.tables.payload, windows.places(shot.tables)[[i]])[0])
-        for i in range(len(aligned))
-    ]
-    assert place(program, 1).bases[1] not in found
-    assert _combine(program).relocations["place"].tolist() == [4]
-
-
 def test_one_past_the_end() -> None:
     program = _program(Field("pointer", 0, 8, 1, SIZES[1]), size=8)
     tables = _combine(program)
     assert tables.relocations["offset"].tolist() == [SIZES[1]] and _right(program, tables)
-
-
-def test_naive_half_open_intervals_miss_one_past_the_end() -> None:
-    program = _program(Field("pointer", 0, 8, 1, SIZES[1]), size=8)
-    assert len(single(snapshot(program, place(program, 1)))) == 0
 
 
 def _touching(seed: int, apart: bool) -> tuple[Program, list[int]]:
@@ -143,26 +103,12 @@ def test_the_end_of_an_unnamed_neighbor_is_no_second_reading() -> None:
     assert judge(program, tables, place(program, 3)).missed == 0
 
 
-def test_naive_first_reading_is_wrong_where_they_differ() -> None:
-    program, _ = _touching(1, apart=False)
-    shots = [snapshot(program, place(program, s, bases=_touching(s, apart=False)[1])) for s in (1, 2)]
-    tables = combine(*shots).tables
-    assert judge(program, tables, place(program, 3, bases=_touching(3, apart=True)[1])).missed == 1
-
-
 def test_equal_bases_prove_nothing_and_are_refused() -> None:
     program = _program(Field("pointer", 0, 8, 1, 8), size=8)
     bases = place(program, 1).bases
     shots = [snapshot(program, place(program, seed, bases=bases)) for seed in (1, 2)]
     with pytest.raises(BaseCollisionError, match="kv:0"):
         combine(*shots)
-
-
-def test_naive_difference_calls_that_pointer_a_constant() -> None:
-    program = _program(Field("pointer", 0, 8, 1, 8), size=8)
-    bases = place(program, 1).bases
-    a, b = (snapshot(program, place(program, seed, bases=bases)) for seed in (1, 2))
-    assert (a.tables.payload == b.tables.payload).all()
 
 
 def test_a_word_that_points_elsewhere_each_time_is_a_conflict() -> None:
@@ -186,18 +132,6 @@ REUSED = [
 def test_a_reused_address_is_the_later_allocation() -> None:
     found = traces.match_live(traces.pack(REUSED), [A + 40, A + 512, B])
     assert found == {A + 40: ((1, 40, 512), None), A + 512: (None, (1, 512, 512))}
-
-
-def test_naive_first_match_is_the_freed_allocation() -> None:
-    allocations = [e for e in REUSED if e.kind == "alloc"]
-    naive = next(i for i, e in enumerate(allocations) if e.address <= A + 40 < e.address + e.size)
-    assert naive == 0
-    online = [
-        AllocationEvent("alloc", A, 512),
-        AllocationEvent("free", A, 512),
-        AllocationEvent("alloc", B, 512),
-    ]
-    assert traces.live_allocation(online, 0) is None and traces.live_allocation(online, 1) == (B, 512)
 
 
 def test_a_freed_allocation_is_no_match_when_its_address_was_reused_for_less() -> None:
@@ -225,12 +159,6 @@ def _in_segment(seed: int) -> Snapshot:
 def test_a_framework_segment_is_never_adopted_as_library_memory() -> None:
     tables = combine(_in_segment(1), _in_segment(2)).tables
     assert list(tables.refused) == ["g"]
-
-
-def test_naive_ranges_of_the_driver_alone_adopt_it() -> None:
-    a, b = _in_segment(1), _in_segment(2)
-    a.trace = b.trace = a.trace[:0]
-    assert [r.symbol for r in combine(a, b).tables.regions] == ["lib:0"]
 
 
 @pytest.mark.parametrize("at", [0, 8, 3])

@@ -113,24 +113,6 @@ def unlisted(seed: int) -> dict[str, object]:
     return {"keys": tables.keys, "refused": tables.refused, "without": none, "listed": listed}
 
 
-def maps(seed: int) -> dict[str, object]:
-    """Encode and move a tensor map as the GPU check does."""
-    from benchmarks.gpu.driver_probes import tensor_map
-
-    model = FakeModel(seed)
-    return tensor_map(model.driver, model.driver.allocate(1 << 14))
-
-
-def checkpoint(seed: int, answers: Path) -> dict[str, object]:
-    """Checkpoint a child that answers with these lines, and one that never answers, by the driver."""
-    from benchmarks.gpu import checkpoint as check
-
-    command = ["sh", "-c", f"while read line; do cat {answers}; done"]
-    report = check.run([(seed, False), (seed, True)], command, answers.with_suffix(".json"), 60)
-    silent = check.run([(seed, False)], ["sh", "-c", "exec sleep 60"], None, 1)
-    return {"report": report, "silent": silent}
-
-
 def _restore(model: FakeModel, where: Path) -> dict[str, object]:
     restorer = Restorer(where, model.driver, model)
     restorer.link()
@@ -145,7 +127,7 @@ def _run(model: FakeModel, executable: int, key: str) -> bytes:
 
 def main() -> None:
     name, seed, *paths = sys.argv[1:]
-    jobs = (snapshot, bundle, prove, faults, readings, unlisted, maps, checkpoint)
+    jobs = (snapshot, bundle, prove, faults, readings, unlisted)
     job = {job.__name__: job for job in jobs}[name]
     try:
         print(json.dumps(job(int(seed), *map(Path, paths))))

@@ -20,9 +20,6 @@
  *   Execution Control              cuFuncGetParamInfo: INVALID_VALUE past the last parameter.
  *   Library Management             one image makes one library; a name that it lacks is NOT_FOUND.
  *   Unified Addressing             cuPointerGetAttributes: zeros, and success, for an address that it does not know.
- *   CUDA Checkpointing             running, locked, checkpointed, locked, running; ILLEGAL_STATE for a step from another
- *                                  state; reserved members are zero; restoring needs cuInit. The state of a process is a
- *                                  file named by its pid in $FAKE_CHECKPOINTS; NOT_SUPPORTED without that variable.
  *   cuMemAlloc                     contents are undefined: 0xFF here. Addresses are host addresses.
  * Not modelled: streams (all work is done at the call), contexts, asynchronous errors, alignment of allocations beyond
  * 512 bytes, real binaries (an image is searched for the names of four kernels).
@@ -35,7 +32,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static long calls, fail_at = -1;
 static int fail_on;
@@ -426,61 +422,6 @@ API Result cuGraphLaunch(Graph *g, void *stream) {
     free(done);
     return result;
 }
-
-/* CPU seconds that building one graph takes without any Python: benchmarks subtract it. */
-API double fake_time_build(const char *rows, size_t n, size_t width, const char *edges, size_t m, size_t step) {
-    struct timespec start, end;
-    void *graph, *exec;
-    Node **nodes = malloc(n * sizeof *nodes), **from = malloc(m * sizeof *from), **to = malloc(m * sizeof *to);
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &start);
-    cuGraphCreate(&graph, 0);
-    for (size_t i = 0; i < n; i++) cuGraphAddKernelNode_v2(&nodes[i], graph, NULL, 0, (const void *)(rows + i * width));
-    for (size_t i = 0; i < m; i++) {
-        from[i] = nodes[*(uint32_t *)(edges + i * step)];
-        to[i] = nodes[*(uint32_t *)(edges + i * step + 4)];
-    }
-    cuGraphAddDependencies_v2(graph, from, to, NULL, m);
-    cuGraphInstantiateWithFlags(&exec, graph, 0);
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
-    free(nodes), free(from), free(to);
-    return (end.tv_sec - start.tv_sec) + 1e-9 * (end.tv_nsec - start.tv_nsec);
-}
-
-/* --- checkpoints: 0 running, 1 locked, 2 checkpointed -------------------------------------------------- */
-static const char *state_file(int pid) {
-    static char path[4096];
-    const char *directory = getenv("FAKE_CHECKPOINTS");
-    snprintf(path, sizeof path, "%s/%d", directory ? directory : "", pid);
-    return directory ? path : NULL;
-}
-
-API Result cuCheckpointProcessGetState(int pid, int *state) {
-    const char *path = state_file(pid);
-    FILE *file = path ? fopen(path, "r") : NULL;
-    *state = file ? fgetc(file) - '0' : 0;
-    if (file) fclose(file);
-    return !path ? NOT_SUPPORTED : kill(pid, 0) ? INVALID_VALUE : OK;
-}
-
-static Result step(int pid, int from, int to) {
-    int state;
-    Result result = cuCheckpointProcessGetState(pid, &state);
-    if (result) return result;
-    if (state != from) return ILLEGAL_STATE;
-    FILE *file = fopen(state_file(pid), "w");
-    fputc('0' + to, file);
-    fclose(file);
-    return OK;
-}
-
-API Result cuCheckpointProcessLock(int pid, const LockArgs *args) {
-    for (int i = 0; args && i < 7; i++) if (args->reserved0 || args->reserved1[i]) return INVALID_VALUE;
-    return step(pid, 0, 1);
-}
-API Result cuCheckpointProcessCheckpoint(int pid, void *args) { return step(pid, 1, 2); }
-API Result cuCheckpointProcessRestore(int pid, void *args) { return initialised ? step(pid, 2, 1) : NOT_INITIALIZED; }
-API Result cuCheckpointProcessUnlock(int pid, void *args) { return step(pid, 1, 0); }
-API Result cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { *free_bytes = 3ull << 30; *total = 4ull << 30; return OK; }
 
 /* --- the rest ------------------------------------------------------------------------------------------ */
 API Result cuInit(unsigned flags) { initialised = 1; return OK; }

@@ -31,7 +31,6 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from coldstart.vllm.scheduling import TAILS_CONNECTOR, TAILS_MODULE, WHOLE_CONNECTOR
 from coldstart.vllm.scheduling.arguments import kv_transfer_config
 
 BLOCK, VOCABULARY = 4, 1000
@@ -82,8 +81,7 @@ def base_config(folder: Path, host_blocks: int | None) -> VllmConfig:
 @dataclass(frozen=True)
 class Shape:
     """One engine: its runner slots, batch cap, token budget, pools, and steps in flight; `stages` of a pipeline, each of
-    `tensor` ranks. A pipeline has as many batches in flight as stages, or one more with asynchronous scheduling. `tails`: the
-    host keeps evicted requests' last blocks too.
+    `tensor` ranks. A pipeline has as many batches in flight as stages, or one more with asynchronous scheduling.
     """
 
     slots: int = 8
@@ -96,7 +94,6 @@ class Shape:
     block: int = BLOCK
     stages: int = 1
     tensor: int = 1
-    tails: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -125,9 +122,6 @@ def build(folder: Path, shape: Shape, cls: type[AsyncScheduler]) -> AsyncSchedul
     config.additional_config = {"coldstart_scheduler": {"batch": shape.batch, **shape.settings}}
     if config.kv_transfer_config is not None:
         assert shape.host_blocks is not None
-        name, module = (TAILS_CONNECTOR, TAILS_MODULE) if shape.tails else (WHOLE_CONNECTOR, None)
-        config.kv_transfer_config.kv_connector = name
-        config.kv_transfer_config.kv_connector_module_path = module
         config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = shape.host_blocks * 4096
     init_none_hash(sha256)
     spec = FullAttentionSpec(block_size=shape.block, num_kv_heads=1, head_size=8, dtype=torch.float32)

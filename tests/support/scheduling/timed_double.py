@@ -80,7 +80,7 @@ class TimedWorker(OffloadingWorker):  # type: ignore[misc]
 
 
 class TimedDouble:
-    """One engine; `run` it once. `tails` as for Shape: the simulated engine has whole blocks alone."""
+    """One engine; `run` it once."""
 
     def __init__(
         self,
@@ -88,10 +88,7 @@ class TimedDouble:
         profile: IterationProfile,
         settings: SchedulerSettings,
         machine: SimSettings,
-        *,
-        tails: bool = False,
     ) -> None:
-        self.tails = tails
         self.profile, self.settings, self.machine = profile, settings, machine
         self.counts, self.now, self.busy_until = Counts(), 0.0, 0.0
         self.scheduler = self._build(folder)
@@ -133,7 +130,6 @@ class TimedDouble:
             host_blocks=host if keeps else None,
             depth=machine.depth,
             block=machine.block_tokens,
-            tails=self.tails,
             settings={**told, "profile": self.profile.encode()},
         )
         return build(folder, shape, AsyncScheduler if self.settings.policy == FCFS else PolicyScheduler)

@@ -98,15 +98,6 @@ def test_a_process_that_ends_without_a_report_is_an_error(error: BaseException, 
         start_detached(tmp_path / "log", fail(error))
 
 
-def test_a_killed_process_is_an_error(tmp_path: Path) -> None:
-    def run(announce: Announce) -> int:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return 0
-
-    with pytest.raises(CommandFailedError, match="ended before it was ready"):
-        start_detached(tmp_path / "log", run)
-
-
 def test_an_interrupted_command_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids, waits, wait = tmp_path / "pid", threading.Event(), select.select
 

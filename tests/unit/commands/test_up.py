@@ -23,7 +23,7 @@ import pytest
 from coldstart.commands import _phases, _serving, cli, up
 from coldstart.commands._options import Common
 from coldstart.commands._output import Output
-from support.engines import Publish, fake_engine, home, model, publish
+from support.engines import fake_engine, home, model, publish
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
@@ -79,14 +79,6 @@ def test_a_model_is_served_without_a_bundle_if_none_can_be_built(
     monkeypatch.setattr(_serving, "materialize", fail)
     assert up._ensure_bundle(common, lookup) is lookup
     assert f"warning: no bundle was built: {error}" in capsys.readouterr().err
-
-
-def test_an_existing_bundle_is_not_built_again(
-    lookup: Lookup, common: Common, publish: Publish, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_serving, "materialize", None)
-    known = replace(lookup, bundle=publish())
-    assert up._ensure_bundle(common, known) is known
 
 
 def down(*words: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from ctypes.util import find_library
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,37 +65,6 @@ def test_a_driver_that_lists_no_functions_records_every_graph(fake: Path) -> Non
     done = run(fake, "unlisted", 5)
     assert done["refused"] == {} and len(done["keys"]) == 3
     assert done["without"] == [] and done["listed"] == 4
-
-
-@needs_fake
-@pytest.mark.slow
-def test_the_map_probe_survives_a_driver_that_crashes_on_misaligned_maps(fake: Path) -> None:
-    pytest.importorskip("torch")
-    done = run(fake, "maps", 6)
-    assert done["address_found"] and done["there_and_back"] and not done["plain_address_at_0"]
-    assert done["bytes_that_move"]
-
-
-@needs_fake
-def test_a_process_is_checkpointed_and_every_code_reported(
-    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = tmp_path / "answers"
-    lines.write_text('{"done": true, "hash": "same"}\n')
-    unsupported = run(fake, "checkpoint", 2, lines)["report"]["cases"][0]
-    assert {step.get("code", step["state"]) for step in unsupported["steps"]} == {"CUDA_ERROR_NOT_SUPPORTED"}
-    monkeypatch.setenv("FAKE_CHECKPOINTS", str(tmp_path))
-    done = run(fake, "checkpoint", 2, lines)
-    steps = done["report"]["cases"][0]["steps"]
-    assert [step["step"] for step in steps] == ["before", "lock", "checkpoint", "restore", "unlock"]
-    assert [step["state"].rpartition("_")[2] for step in steps] == [
-        "RUNNING", "LOCKED", "CHECKPOINTED", "LOCKED", "RUNNING",
-    ]  # fmt: skip
-    assert {step["code"] for step in steps[1:]} == {"CUDA_SUCCESS"} and steps[2]["gb_per_s"] > 0
-    assert all(case["equal"] for case in done["report"]["cases"])
-    assert all(step["free"] == 3 << 30 for step in steps)
-    assert json.loads(lines.with_suffix(".json").read_text()) == done["report"]
-    assert "no answer" in done["silent"]["cases"][0]["error"]
 
 
 def test_a_function_is_known_by_its_binary() -> None:

@@ -23,9 +23,6 @@ from coldstart.vllm import compat
 from coldstart.vllm.scheduling import (
     PINNING_POLICY,
     SCHEDULER_CLS,
-    TAILS_CONNECTOR,
-    TAILS_MODULE,
-    WHOLE_CONNECTOR,
     settle,
 )
 
@@ -162,9 +159,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def offload_config() -> Namespace:
     """Return vLLM's KVTransferConfig as our flags create it."""
     extra = {"eviction_policy": PINNING_POLICY}
-    return Namespace(
-        kv_connector=TAILS_CONNECTOR, kv_connector_module_path=TAILS_MODULE, kv_connector_extra_config=extra
-    )
+    return Namespace(kv_connector="OffloadingConnector", kv_connector_extra_config=extra)
 
 
 def ours() -> Namespace:
@@ -203,16 +198,6 @@ def test_evicted_requests_are_recomputed_without_host_copies(
     assert args.scheduler_cls == SCHEDULER_CLS and args.kv_transfer_config is None
     assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
     assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. Evicted KV is computed again.")]
-    assert not settle.settle(args, None, plan)
-
-
-def test_only_last_blocks_are_recomputed_without_their_integration_point(lacking: set[str]) -> None:
-    lacking.add("tails")
-    plan, args = LaunchPlan([]), Namespace(scheduler_cls=None, kv_transfer_config=offload_config())
-    assert settle.settle(args, None, plan)
-    assert args.kv_transfer_config.kv_connector == WHOLE_CONNECTOR
-    assert args.kv_transfer_config.kv_connector_module_path is None
-    assert "last block" in plan.fallbacks[0].reason
     assert not settle.settle(args, None, plan)
 
 

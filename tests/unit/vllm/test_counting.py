@@ -30,21 +30,6 @@ def test_bar_reports_its_items_unless_vllm_disables_it(pipe: int) -> None:
     assert read(pipe) == ["load weights: 0 of 3 shards", "load weights: 3 of 3 shards"]
 
 
-def test_compilation_reports_its_graphs_and_returns_what_vllm_compiled(pipe: int) -> None:
-    class CompilerManager:
-        def compile(self, *arguments: Any, **keywords: Any) -> str:
-            return "compiled"
-
-    module: Any = SimpleNamespace(CompilerManager=CompilerManager)
-    counting._count_compilations(module)
-    manager: Any = CompilerManager()
-    for number in range(2):
-        compiled = manager.compile(None, compile_range="(1, 8)", graph_index=number, num_graphs=2)
-        assert compiled == "compiled"
-    assert manager.compile(None) == "compiled"
-    assert read(pipe) == ["compile range (1, 8): 0 of 2 graphs", "compile range (1, 8): 2 of 2 graphs"]
-
-
 def test_steps_of_the_first_rank_are_reported(pipe: int) -> None:
     class Worker:
         rank = 0
