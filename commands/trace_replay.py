@@ -26,10 +26,8 @@ from coldstart.lab.replay.compare import compare
 from coldstart.lab.replay.plan import TracePlan, run_live, run_simulated
 from coldstart.lab.replay.record import RequestRecord
 from coldstart.lab.replay.render import text
-from coldstart.lab.scheduling import SimSettings
 from coldstart.lab.traces import TraceReport
-from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings, make_policy
-from coldstart.scheduling.profile import FALLBACK_PROFILE
+from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings
 
 INTERRUPTED = 130
 # Number of causes of failed requests in the result.
@@ -110,7 +108,9 @@ def command(
     ] = None,
     kv_blocks: Annotated[
         int | None,
-        _flag("--kv-blocks", help="Number of simulated KV blocks on the device; default: no limit."),
+        _flag(
+            "--kv-blocks", help="Number of simulated KV blocks of 16 tokens on the device; default: 262144."
+        ),
     ] = None,
     host: Annotated[
         Path | None, _flag("--host", metavar="FILE", help="TOML file of a host of many models to simulate.")
@@ -180,8 +180,8 @@ def command(
 
     with common.out.phase("replay the trace"):
         if simulate:
-            settings, machine = _engine(choice, kv_blocks)
-            done = run_simulated(plan, _profile(profile, common), settings, machine, report, keep)
+            _check_scheduler(choice)
+            done = run_simulated(plan, _profile(profile, common), choice, kv_blocks, report, keep)
         else:
             client = ReplaySettings(seed, vocabulary, timeout, balance)
             key = environment.OPENAI_API_KEY.read() or None
@@ -248,14 +248,9 @@ def _require_rows(file: Path, report: TraceReport) -> None:
         raise UsageError(f"the trace {file} contains no rows", hint="name a file with a row for each request")
 
 
-def _engine(choice: SchedulerSettings, kv_blocks: int | None) -> tuple[SchedulerSettings, SimSettings]:
+def _check_scheduler(choice: SchedulerSettings) -> None:
     try:
-        make_policy(choice.policy, FALLBACK_PROFILE)
         choice.check_command_line()
-        machine = SimSettings(device_blocks=kv_blocks)
-        if choice.host_bytes is not None:
-            machine = replace(machine, host_blocks=choice.host_bytes // machine.block_bytes)
-        return choice, machine
     except ValueError as problem:
         raise UsageError(str(problem), hint="coldstart trace-replay --help") from problem
 

@@ -16,9 +16,9 @@ PAGE = 2 * BLOCK * 8 * 4
 """Keys and values of one head of 8 float32 numbers, by the double's cache specification."""
 
 
-def real_pools(folder: Path, shape: Shape) -> tuple[EngineDouble, CpuPoolWorker]:
+def real_pools(shape: Shape) -> tuple[EngineDouble, CpuPoolWorker]:
     """Return the double with its cells in a tensor and with our worker instead of vLLM's CPU worker."""
-    engine = EngineDouble(build(folder, shape, PolicyScheduler), shape)
+    engine = EngineDouble(build(shape, PolicyScheduler), shape)
     pool = torch.zeros((shape.blocks, PAGE // 8), dtype=torch.int64)
     engine.ranks[0].cells = pool.numpy()[:, :BLOCK]  # type: ignore[assignment]
     caches = CanonicalKVCaches(
@@ -44,11 +44,11 @@ def watched(worker: CpuPoolWorker) -> dict[str, int]:
 
 @pytest.mark.parametrize("shared", [0, 8])
 def test_bytes_moved_are_the_bytes_decided(
-    shared: int, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "events"))
     shape = Shape(batch=2, blocks=20, host_blocks=600, settings={"alpha_s": 0.1, "alpha_scale": 0.0})
-    engine, worker = real_pools(model_folder, shape)
+    engine, worker = real_pools(shape)
     asked = watched(worker)
     prompts = {f"r{i}": [*range(shared), *range(100 * i, 100 * i + 11)] for i in range(1, 7)}
     for name, prompt in prompts.items():
@@ -70,7 +70,7 @@ def test_bytes_moved_are_the_bytes_decided(
     worker.shutdown()
 
 
-def test_without_a_timeline_nothing_is_emitted(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_timeline_nothing_is_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(timeline.EVENTS_VARIABLE, raising=False)
-    scheduler = build(model_folder, Shape(), PolicyScheduler)
+    scheduler = build(Shape(), PolicyScheduler)
     assert scheduler.events is None and scheduler.ranking.observer is None

@@ -1,21 +1,21 @@
 """The last, partial block of an evicted request is loaded from the host, on vLLM's real schedulers and connector."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from coldstart.lab.scheduling import SimSettings
+from coldstart.lab.engine import EngineSimulator
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
+from coldstart.vllm.scheduling import WHOLE_CONNECTOR, arguments, virtual_engine
 from coldstart.vllm.scheduling.tails import Tails, keepable
+from coldstart.vllm.scheduling.virtual_engine import EngineResources
 from tests.support.scheduling.engine_double import EngineDouble, Shape, build, expected, make_request
-from tests.support.scheduling.timed_double import TimedDouble
 
 PROFILE = IterationProfile.create([(1, 0.004), (512, 0.8)], [(1, 0.004), (16, 0.008)])
-MACHINE = SimSettings(
-    block_tokens=16, device_blocks=40, block_bytes=1, link_bytes_s=2e9, host_blocks=4000, token_budget=128
+MACHINE = EngineResources(
+    device_blocks=40, block_bytes=1, link_bytes_s=2e9, host_blocks=4000, token_budget=128
 )
 TRACE = [TraceRequest(0.01 * number, 8 + number % 17, 30 + 7 * (number % 13)) for number in range(60)]
 
@@ -28,21 +28,27 @@ TRACE = [TraceRequest(0.01 * number, 8 + number % 17, 30 + 7 * (number % 13)) fo
     ],
     ids=lambda settings: str(settings.policy),
 )
-def test_tails_reduce_recomputed_tokens(settings: SchedulerSettings, model_folder: Path) -> None:
-    with_tails, whole = (
-        TimedDouble(model_folder, PROFILE, settings, MACHINE, tails=tails).run(TRACE)
-        for tails in (True, False)
-    )
-    assert with_tails.evictions and whole.evictions
+def test_tails_reduce_recomputed_tokens(settings: SchedulerSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def recomputed() -> float:
+        """Return the number of tokens computed again for each eviction."""
+        simulator = EngineSimulator(PROFILE, settings, MACHINE)
+        simulator.run(TRACE)
+        counts = simulator.engine.counts
+        return counts.recomputed_tokens / counts.evictions
+
+    with_tails = recomputed()
+    monkeypatch.setattr(arguments, "TAILS_CONNECTOR", WHOLE_CONNECTOR)
+    monkeypatch.setattr(arguments, "TAILS_MODULE", None)
+    virtual_engine._base_config.cache_clear()
     # The schedules differ, and so does the number of evictions.
-    share = with_tails.recomputed_tokens / with_tails.evictions
-    assert share * 1.5 < whole.recomputed_tokens / whole.evictions
+    assert with_tails * 1.5 < recomputed()
+    virtual_engine._base_config.cache_clear()
 
 
-def crowded(folder: Path, *, depth: int, host_blocks: int = 400) -> EngineDouble:
+def crowded(*, depth: int, host_blocks: int = 400) -> EngineDouble:
     """Run vLLM's scheduler with more requests than its blocks can hold."""
     shape = Shape(batch=8, blocks=24, host_blocks=host_blocks, depth=depth)
-    engine = EngineDouble(build(folder, shape, AsyncScheduler), shape, seed=3)
+    engine = EngineDouble(build(shape, AsyncScheduler), shape, seed=3)
     prompts = [[number * 13 + place for place in range(5 + number)] for number in range(8)]
     for number, prompt in enumerate(prompts):
         engine.add(make_request(str(number), prompt, 30))
@@ -56,12 +62,12 @@ def crowded(folder: Path, *, depth: int, host_blocks: int = 400) -> EngineDouble
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("host_blocks", [2, 12, 400])
-def test_every_step_reads_the_prefix_that_it_needs(depth: int, host_blocks: int, model_folder: Path) -> None:
-    engine = crowded(model_folder, depth=depth, host_blocks=host_blocks)
+def test_every_step_reads_the_prefix_that_it_needs(depth: int, host_blocks: int) -> None:
+    engine = crowded(depth=depth, host_blocks=host_blocks)
     assert engine.symbolic.stored
 
 
-def test_tails_are_released_after_use(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tails_are_released_after_use(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     real = Tails.release
 
@@ -70,7 +76,7 @@ def test_tails_are_released_after_use(model_folder: Path, monkeypatch: pytest.Mo
         real(self, request)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Tails, "release", release)
-    engine = crowded(model_folder, depth=2)
+    engine = crowded(depth=2)
     assert taken
     tails = engine.scheduler.connector.tails
     engine.add(make_request("last", [1, 2], 1))
@@ -80,9 +86,7 @@ def test_tails_are_released_after_use(model_folder: Path, monkeypatch: pytest.Mo
     assert not tails._kept and not tails._computed and not tails._leaving
 
 
-def test_a_tail_that_leaves_after_the_step_is_caught(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tail_that_leaves_after_the_step_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Tails.store
 
     def late(self: Tails, meta: SimpleNamespace) -> None:
@@ -93,7 +97,7 @@ def test_a_tail_that_leaves_after_the_step_is_caught(
     monkeypatch.setattr(Tails, "store", late)
     with pytest.raises(AssertionError, match="read a wrong KV cell"):
         for depth in (1, 2):
-            crowded(model_folder, depth=depth)
+            crowded(depth=depth)
 
 
 def test_keepable_is_false_when_tokens_may_be_taken_back() -> None:

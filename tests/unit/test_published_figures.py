@@ -112,5 +112,5 @@ def test_a_part_names_its_benchmark_when_the_result_is_missing(rerun: Edit, tmp_
     for name in ("figure8", "figure14"):
         (tmp_path / f"{name}.json").unlink()
     text = rerun("figure7", lambda result: None)
-    assert "Not measured yet: `python -m benchmarks scheduling/figure8`." in text
-    assert "Not measured yet: `python -m benchmarks scheduling/figure14`." in text
+    assert "Not measured yet: `python -m benchmarks scheduling/figures --figure 8`." in text
+    assert "Not measured yet: `python -m benchmarks scheduling/figures --figure 14`." in text

@@ -3,7 +3,6 @@
 from coldstart.lab.replay.metrics import Slo, summarize
 from coldstart.lab.replay.open_loop import Replay, ReplaySettings, replay
 from coldstart.lab.replay.record import RequestRecord
-from coldstart.lab.replay.simulated import build_records
 from coldstart.lab.replay.store import RecordStore
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "ReplaySettings",
     "RequestRecord",
     "Slo",
-    "build_records",
     "replay",
     "summarize",
 ]

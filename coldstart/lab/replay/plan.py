@@ -15,8 +15,6 @@ from coldstart.errors import UsageError
 from coldstart.lab.replay.client import Target
 from coldstart.lab.replay.http import Endpoint
 from coldstart.lab.replay.open_loop import Keep, Replay, ReplaySettings, replay
-from coldstart.lab.replay.simulated import build_record
-from coldstart.lab.scheduling import Engine, SimSettings
 from coldstart.lab.traces import TraceReport, TraceRequest, read_trace
 from coldstart.lab.traces.arrivals import rearrive
 from coldstart.lab.traces.formats import Columns
@@ -99,24 +97,37 @@ def run_simulated(
     plan: TracePlan,
     profile: IterationProfile,
     settings: SchedulerSettings,
-    machine: SimSettings,
+    kv_blocks: int | None,
     report: TraceReport,
     keep: Keep,
 ) -> Replay:
-    """Replay on the simulated engine. Ctrl-C ends the replay and retains the finished requests.
+    """Replay on vLLM's scheduler with `kv_blocks` on the device. Ctrl-C ends the replay and retains the finished requests.
 
     Raises:
-        UsageError: The policy is unknown, or a request never fits.
+        UsageError: A request never fits, or the scheduler cannot continue.
     """
+    rows, ended = list(plan.rows(report)), "complete"
+    if not rows:
+        return Replay()
+    # vLLM takes seconds to import: report a wrong trace before.
+    from coldstart.lab.engine import EngineSimulator
+    from coldstart.vllm.scheduling.virtual_engine import EngineResources
+
+    machine = EngineResources() if kv_blocks is None else EngineResources(device_blocks=kv_blocks)
+    if settings.host_bytes is not None:
+        machine = replace(machine, host_blocks=settings.host_bytes // machine.block_bytes)
+    simulator = EngineSimulator(profile, settings, machine)
     try:
-        engine = Engine(profile, settings, machine, finished=lambda job: keep(build_record(job)))
         with _raising_on_ctrl_c():
-            engine.run(plan.rows(report))
+            simulator.run(rows)
     except ValueError as problem:
         raise UsageError(str(problem)) from problem
     except KeyboardInterrupt:
-        return Replay(duration_s=engine.now, ended="interrupted")
-    return Replay(duration_s=engine.now)
+        ended = "interrupted"
+    for record in simulator.records:
+        if record.ok:
+            keep(record)
+    return Replay(duration_s=simulator.now, ended=ended)
 
 
 @contextmanager
