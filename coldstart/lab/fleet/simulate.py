@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from functools import partial
 from math import inf
 
 from coldstart.fleet import events, timing
@@ -20,6 +20,7 @@ from coldstart.fleet.groups import WHOLE
 from coldstart.fleet.network_link import NetworkLink
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
+from coldstart.lab.loop import Loop, Timer
 
 REST = "+rest"
 
@@ -46,12 +47,11 @@ class FleetServed:
     ended_s: float = inf
     moves: int = 0
     status: int = 200
-    # In its current group: tokens after the first by `since`, seconds per token, number of its valid end
-    # event.
+    # In its current group: tokens after the first by `since`, seconds per token, and the next event of the request.
     done: float = 0.0
     since: float = 0.0
     pace_s: float = 0.0
-    version: int = 0
+    timer: Timer | None = None
 
     @property
     def ttft_s(self) -> float:
@@ -85,7 +85,6 @@ class _Process:
 
     launch: events.LaunchRank
     began: float
-    fetched: float | None = None
     stopping: bool = False
 
 
@@ -120,198 +119,177 @@ class _Fleet:
         self.links = {server.name: NetworkLink(server.network) for server in servers}
         self.processes: dict[str, _Process] = {}
         self.shape: dict[str, tuple[int, int]] = {}
-        self._link_version = dict.fromkeys(self.links, 0)
-        self._due: list[tuple[float, int, str, object]] = []
-        self._number = self._open = 0
+        self._loop = Loop(core.deadline, lambda: self._tell(events.Tick()))
+        self._link_timers: dict[str, Timer] = {}
+        self._open = 0
         self._home: dict[str, str] = {}
         self._goal: dict[str, str] = {}
 
     def replay(self, requests: Iterable[FleetRequest], faults: Sequence[tuple[float, Event]]) -> FleetOutcome:
         for time, event in faults:
-            self._later(time, "tell", event)
-        for request in requests:
-            self._until(request.arrival_s)
-            self.outcome.requests.append(FleetServed(request))
-            self._open += 1
-            name = str(len(self.outcome.requests) - 1)
-            self._tell(events.Arrived(name, request.model), request.arrival_s)
-            served = self.outcome.requests[-1]
-            served.cold = served.sent_s == inf
-        self._until(inf)
-        self.outcome.starts, self.outcome.moves = self.core.starts, self.core.moves
-        self.outcome.end_s = max(
-            (one.ended_s for one in self.outcome.requests if one.status == 200), default=0.0
-        )
-        self.outcome.fetched = sum(link.moved for link in self.links.values())
-        return self.outcome
+            self._loop.plan(time, partial(self._fault, event))
+        arrivals = ((request.arrival_s, partial(self._arrive, request)) for request in requests)
+        self._loop.run(arrivals, is_open=lambda: self._open > 0)
+        outcome = self.outcome
+        outcome.starts, outcome.moves = self.core.starts, self.core.moves
+        outcome.end_s = max((one.ended_s for one in outcome.requests if one.status == 200), default=0.0)
+        outcome.fetched = sum(link.moved for link in self.links.values())
+        return outcome
 
-    def _until(self, end: float) -> None:
-        """Process all events that are due before `end`; with infinity, those that are due while a request is open."""
-        while end < inf or self._open:
-            happens, tick = self._due[0][0] if self._due else inf, self.core.deadline()
-            if min(happens, tick) > end or min(happens, tick) == inf:
-                return
-            if tick < happens:
-                self._tell(events.Tick(), max(tick, self.outcome.end_s))
-                continue
-            time, _, kind, what = heappop(self._due)
-            self._happen(time, kind, what)
+    def _arrive(self, request: FleetRequest) -> None:
+        served = FleetServed(request)
+        self.outcome.requests.append(served)
+        self._open += 1
+        self._tell(events.Arrived(str(len(self.outcome.requests) - 1), request.model))
+        served.cold = served.sent_s == inf
 
-    def _happen(self, time: float, kind: str, what: object) -> None:
-        match kind, what:
-            case "link", (str(server), int(version)):
-                if self._link_version.get(server) == version:
-                    self._carried(server, time)
-            case "end", (str(request), int(version)):
-                if self._served(request).version == version:
-                    self._home.pop(request, None)
-                    self._open -= 1
-                    self._tell(events.Ended(request), time)
-            case "moved", (str(request), str(target), int(version)):
-                if self._served(request).version == version:
-                    self._resumed(request, target, time)
-            case "begin", str(worker):
-                if self._works(worker):
-                    launch = self.processes[worker].launch
-                    self._fetch(worker, launch.server, launch.fetch, time)
-            case "arrived", str(name):
-                if self._works(name.removesuffix(REST)):
-                    self._arrived(name, time)
-            case "worker", events.Stopped(worker):
-                if (process := self.processes.pop(worker, None)) is not None:
-                    self._count(process, time)
-                    self._tell(events.Stopped(worker), time)
-            case "worker", (
-                events.RankReady(worker) | events.Whole(worker) | events.Released(worker)
-            ) as event:
-                if self._works(worker):
-                    self._tell(event, time)
-            case "tell", _:
-                self._fault(what, time)  # type: ignore[arg-type]
+    def _ended(self, request: str) -> None:
+        self._home.pop(request, None)
+        self._open -= 1
+        self._tell(events.Ended(request))
+
+    def _stopped(self, worker: str) -> None:
+        if (process := self.processes.pop(worker, None)) is not None:
+            self._count(process)
+            self._tell(events.Stopped(worker))
+
+    def _report(self, worker: str, event: Event) -> None:
+        if self._works(worker):
+            self._tell(event)
+
+    def _begin(self, launch: events.LaunchRank) -> None:
+        if self._works(launch.worker):
+            self._fetch(launch.worker, launch.server, launch.fetch)
 
     def _works(self, worker: str) -> bool:
         return worker in self.processes and not self.processes[worker].stopping
 
-    def _fault(self, event: Event, time: float) -> None:
+    def _fault(self, event: Event) -> None:
         match event:
             case events.WorkerDied(worker):
                 if worker in self.processes:
-                    self._gone(worker, time)
+                    self._gone(worker)
             case events.ServerLost(server):
                 for worker in [w for w, p in self.processes.items() if p.launch.server == server]:
-                    self._gone(worker, time)
-        self._tell(event, time)
+                    self._gone(worker)
+        self._tell(event)
 
-    def _gone(self, worker: str, time: float) -> None:
+    def _gone(self, worker: str) -> None:
         process = self.processes.pop(worker)
-        self._count(process, time)
-        self._release(process, time)
+        self._count(process)
+        self._release(process)
         dead = {process.launch.group, worker + WHOLE}
         for request, home in list(self._home.items()):
             if home in dead:
-                self._halt(request, time)
+                self._halt(request)
             elif self._goal.get(request) in dead:
                 del self._goal[request]
-                self._go_on(request, home, time + self.move_s)
+                self._go_on(request, home, self._loop.now + self.move_s)
 
-    def _tell(self, event: Event, now: float) -> None:
-        self.outcome.end_s = now
+    def _tell(self, event: Event) -> None:
+        now = self._loop.now
         actions = self.core.handle(event, now)
         if self.record is not None:
             self.record.append((now, event, actions))
         for action in actions:
-            self._do(action, now)
+            self._do(action)
 
-    def _do(self, action: Action, now: float) -> None:
+    def _do(self, action: Action) -> None:
+        now = self._loop.now
         match action:
             case events.LaunchRank():
-                self._launch(action, now)
+                self._launch(action)
             case events.FetchRest(worker, size):
-                self._fetch(worker + REST, self.processes[worker].launch.server, size, now, background=True)
+                self._fetch(worker + REST, self.processes[worker].launch.server, size, background=True)
             case events.Stop(worker):
                 process = self.processes[worker]
                 process.stopping = True
-                self._release(process, now)
-                self._later(now + self.stop_s, "worker", events.Stopped(worker))
+                self._release(process)
+                self._loop.plan(now + self.stop_s, partial(self._stopped, worker))
             case events.Release(worker, group):
-                self._later(now, "worker", events.Released(worker, group))
+                self._loop.plan(now, partial(self._report, worker, events.Released(worker, group)))
             case events.Send(request, group):
-                self._send(request, group, now)
+                self._send(request, group)
             case events.Move(request, _, target):
-                self._move(request, target, now)
+                self._move(request, target)
             case events.Refuse(request, status):
                 served = self._served(request)
                 self._open -= 1
-                served.status, served.version = status, served.version + 1
+                served.status = status
+                self._cancel(served)
                 self._home.pop(request, None)
 
-    def _launch(self, launch: events.LaunchRank, now: float) -> None:
-        self.processes[launch.worker] = _Process(launch, now)
+    def _launch(self, launch: events.LaunchRank) -> None:
+        self.processes[launch.worker] = _Process(launch, self._loop.now)
         self.shape[launch.group] = launch.ranks, launch.full
         self.outcome.workers += 1
         if launch.rank == 0:
             self.outcome.ranks[launch.ranks] = self.outcome.ranks.get(launch.ranks, 0) + 1
         begin = timing.fetch_begin_s(self._costs(launch.model)) if launch.fetch else 0.0
         if begin:
-            self._later(now + begin, "begin", launch.worker)
+            self._loop.plan(self._loop.now + begin, partial(self._begin, launch))
         else:
-            self._fetch(launch.worker, launch.server, launch.fetch, now)
+            self._fetch(launch.worker, launch.server, launch.fetch)
 
     def _costs(self, model: str) -> Costs:
         return self.core.models[model].spec.costs
 
-    def _fetch(self, name: str, server: str, size: int, now: float, *, background: bool = False) -> None:
+    def _fetch(self, name: str, server: str, size: int, *, background: bool = False) -> None:
         if not size:
-            self._later(now, "arrived", name)
+            self._loop.plan(self._loop.now, partial(self._arrived, name))
             return
-        self._carried(server, now)
+        self._carried(server)
         self.links[server].add(name, size, background=background)
         self._watch(server)
 
-    def _release(self, process: _Process, now: float) -> None:
+    def _release(self, process: _Process) -> None:
         server = process.launch.server
-        self._carried(server, now)
+        self._carried(server)
         for name in (process.launch.worker, process.launch.worker + REST):
             self.links[server].drop(name)
         self._watch(server)
 
-    def _carried(self, server: str, now: float) -> None:
+    def _carried(self, server: str) -> None:
         """Move bytes until now; completed fetches continue with an event, not amid the actions being carried out."""
-        for name, time in self.links[server].advance(now):
-            self._later(time, "arrived", name)
+        for name, time in self.links[server].advance(self._loop.now):
+            self._loop.plan(time, partial(self._arrived, name))
         self._watch(server)
 
     def _watch(self, server: str) -> None:
-        self._link_version[server] += 1
+        if server in self._link_timers:
+            self._link_timers.pop(server).cancel()
         if (end := self.links[server].next_end()) < inf:
-            self._later(end, "link", (server, self._link_version[server]))
+            self._link_timers[server] = self._loop.plan(end, partial(self._carried, server))
 
-    def _arrived(self, name: str, now: float) -> None:
-        worker = name.removesuffix(REST)
+    def _arrived(self, name: str) -> None:
+        worker, now = name.removesuffix(REST), self._loop.now
+        if not self._works(worker):
+            return
         process = self.processes[worker]
         launch, load = process.launch, self.servers[process.launch.server].load
         if name.endswith(REST):
             rest = self.core.models[launch.model].spec.size - launch.size
-            self._later(now + timing.fetch_s(rest, load), "worker", events.Whole(worker))
+            self._loop.plan(
+                now + timing.fetch_s(rest, load), partial(self._report, worker, events.Whole(worker))
+            )
             return
-        process.fetched = now
         costs = self._costs(launch.model)
         # Weights in host memory are available at once, but the runtime is not.
         begin = timing.fetch_begin_s(costs) if not launch.fetch else 0.0
         after = timing.loaded_after(costs, launch.size, load, max(begin, now - process.began))
         after += costs.join_s * launch.ranks
-        self._later(process.began + after, "worker", events.RankReady(worker))
+        self._loop.plan(process.began + after, partial(self._report, worker, events.RankReady(worker)))
         if launch.fetch:
-            self._tell(events.Fetched(worker), now)
+            self._tell(events.Fetched(worker))
 
-    def _count(self, process: _Process, now: float) -> None:
-        self.outcome.held_byte_s += process.launch.memory * (now - process.began)
+    def _count(self, process: _Process) -> None:
+        self.outcome.held_byte_s += process.launch.memory * (self._loop.now - process.began)
 
     def _shape(self, group: str) -> tuple[int, int]:
         return self.shape.get(group, (1, 1))
 
-    def _send(self, request: str, group: str, now: float) -> None:
-        served, (ranks, full) = self._served(request), self._shape(group)
+    def _send(self, request: str, group: str) -> None:
+        served, (ranks, full), now = self._served(request), self._shape(group), self._loop.now
         asked = served.request
         costs = self._costs(asked.model)
         own = replace(costs, prefill_s=asked.prefill_s, decode_s=asked.decode_s)
@@ -329,33 +307,33 @@ class _Fleet:
         self._home[request] = group
         served.since, served.pace_s = first, timing.tpot_s(costs, ranks, full)
         served.ended_s = first + (asked.tokens - 1 - served.done) * served.pace_s
-        served.version += 1
-        self._later(served.ended_s, "end", (request, served.version))
+        self._cancel(served)
+        served.timer = self._loop.plan(served.ended_s, partial(self._ended, request))
 
-    def _halt(self, request: str, now: float) -> float:
+    def _cancel(self, served: FleetServed) -> None:
+        if served.timer is not None:
+            served.timer.cancel()
+
+    def _halt(self, request: str) -> float:
         """Stop the request's tokens; return when it can continue at the earliest, not before its first token."""
-        served = self._served(request)
-        served.version += 1
+        served, now = self._served(request), self._loop.now
+        self._cancel(served)
         if now >= served.since:
             made = (now - served.since) / served.pace_s if served.pace_s else inf
             served.done = min(served.request.tokens - 1.0, served.done + made)
         return max(now, served.since)
 
-    def _move(self, request: str, target: str, now: float) -> None:
-        moment = self._halt(request, now)
+    def _move(self, request: str, target: str) -> None:
+        moment = self._halt(request)
         served = self._served(request)
         served.moves += 1
         self._goal[request] = target
-        self._later(moment + self.move_s, "moved", (request, target, served.version))
+        served.timer = self._loop.plan(moment + self.move_s, partial(self._resumed, request, target))
 
-    def _resumed(self, request: str, target: str, now: float) -> None:
+    def _resumed(self, request: str, target: str) -> None:
         self._goal.pop(request, None)
-        self._go_on(request, target, now)
-        self._tell(events.Moved(request, True), now)
+        self._go_on(request, target, self._loop.now)
+        self._tell(events.Moved(request, True))
 
     def _served(self, request: str) -> FleetServed:
         return self.outcome.requests[int(request)]
-
-    def _later(self, time: float, kind: str, what: object) -> None:
-        self._number += 1
-        heappush(self._due, (time, self._number, kind, what))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from functools import partial
 from math import inf
 
 from coldstart.host.core import Core
@@ -28,6 +28,7 @@ from coldstart.host.events import (
     Tick,
 )
 from coldstart.host.specification import HostSettings, ModelSpec
+from coldstart.lab.loop import Loop, Timer
 
 
 @dataclass(slots=True)
@@ -103,39 +104,23 @@ class _Host:
     def __init__(self, core: Core, leave_s: float, start_s: Callable[[Start], float]) -> None:
         self.core, self.leave_s, self.start_s = core, leave_s, start_s
         self.outcome = HostOutcome()
-        self._due: list[tuple[float, int, Event]] = []
-        self._number, self._starting = 0, dict[str, int]()
+        self._loop = Loop(core.deadline, lambda: self._tell(Tick()))
+        self._starting: dict[str, Timer] = {}
 
     def replay(self, requests: Iterable[HostRequest]) -> HostOutcome:
-        for request in requests:
-            self._until(request.arrival_s)
-            self._arrive(request)
-        self._until(inf)
+        self._loop.run((request.arrival_s, partial(self._arrive, request)) for request in requests)
         self.outcome.starts, self.outcome.departures = self.core.starts, self.core.departures
         return self.outcome
-
-    def _until(self, end: float) -> None:
-        """Process all events that are due before `end`."""
-        while True:
-            happens, tick = self._due[0][0] if self._due else inf, self.core.deadline()
-            if min(happens, tick) > end or min(happens, tick) == inf:
-                return
-            if tick < happens:
-                self._tell(Tick(), max(tick, self.outcome.end_s))
-                continue
-            time, number, event = heappop(self._due)
-            if not isinstance(event, Started) or self._starting.pop(event.model, None) == number:
-                self._tell(event, time)
 
     def _arrive(self, request: HostRequest) -> None:
         served = Served(request.model, request.arrival_s, request.service_s)
         self.outcome.requests.append(served)
         hits = self.core.hits
-        self._tell(Arrived(str(len(self.outcome.requests) - 1), request.model), request.arrival_s)
+        self._tell(Arrived(str(len(self.outcome.requests) - 1), request.model))
         served.hit = self.core.hits > hits
 
-    def _tell(self, event: Event, now: float) -> None:
-        self.outcome.end_s = now
+    def _tell(self, event: Event) -> None:
+        self.outcome.end_s = now = self._loop.now
         for action in self.core.handle(event, now):
             self._do(action, now)
         self.outcome.peak_memory = max(self.outcome.peak_memory, self.core.residents.device.used)
@@ -153,26 +138,18 @@ class _Host:
             case Start(model):
                 seconds = self.start_s(action)
                 self.outcome.start_s += seconds
-                self._starting[model] = self._later(now + seconds, Started(model, seconds))
+                self._starting[model] = self._later(seconds, Started(model, seconds))
             case Abort(model):
-                self._starting.pop(model, None)
-                self._later(now, Failed(model, "the start passed its deadline"))
+                self._starting.pop(model).cancel()
+                self._later(0.0, Failed(model, "the start passed its deadline"))
             case Leave(model):
-                self._later(now + self.leave_s, Left(model))
+                self._later(self.leave_s, Left(model))
             case Dispatch(request):
-                self._dispatch(request, now)
+                served = self.outcome.requests[int(request)]
+                served.dispatched_s, served.ended_s = now, now + served.service_s
+                self._later(served.service_s, Ended(request))
             case Refuse(request, status):
-                self._served(request).status = status
+                self.outcome.requests[int(request)].status = status
 
-    def _dispatch(self, request: str, now: float) -> None:
-        served = self._served(request)
-        served.dispatched_s, served.ended_s = now, now + served.service_s
-        self._later(served.ended_s, Ended(request))
-
-    def _served(self, request: str) -> Served:
-        return self.outcome.requests[int(request)]
-
-    def _later(self, time: float, event: Event) -> int:
-        self._number += 1
-        heappush(self._due, (time, self._number, event))
-        return self._number
+    def _later(self, seconds: float, event: Event) -> Timer:
+        return self._loop.plan(self._loop.now + seconds, partial(self._tell, event))

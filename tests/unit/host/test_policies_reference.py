@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
+from benchmarks.host.baselines import ShadowCache
 from coldstart.host.policies import ModelCost
 from coldstart.host.policies.lru import LRU
-from coldstart.lab.host.shadow import ShadowCache
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,13 +12,13 @@ intervals by penalty over price, each retained if it still fits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coldstart.host.policies.protocol import Costs, first
+from coldstart.host.policies.protocol import Costs
 
 ITERATIONS = 400
 
@@ -29,13 +29,11 @@ Floats = NDArray[np.float64]
 class Offline:
     """Offline solution.
 
-    `bound_s`: lower bound of the cost of misses. `plan_s`: the cost of the plan, which retains the model after each
-    request in `kept`.
+    `bound_s`: lower bound of the cost of misses. `plan_s`: the cost of the plan.
     """
 
     bound_s: float
     plan_s: float
-    kept: frozenset[int]
 
 
 def solve(requests: Sequence[str], costs: Costs, capacity: int) -> Offline:
@@ -43,11 +41,11 @@ def solve(requests: Sequence[str], costs: Costs, capacity: int) -> Offline:
     problem = _Intervals(requests, costs, capacity)
     total = sum(costs[model].penalty_s for model in requests)
     if not len(problem.start):
-        return Offline(total, total, frozenset())
+        return Offline(total, total)
     bound, prices = problem.prices()
     kept = problem.packed(prices)
     saved = float(problem.penalty[kept].sum())
-    return Offline(total - bound, total - saved, frozenset(problem.start[kept].tolist()))
+    return Offline(total - bound, total - saved)
 
 
 class _Intervals:
@@ -105,28 +103,3 @@ def _pairs(requests: Sequence[str]) -> Iterator[tuple[int, int]]:
         if model in latest:
             yield latest[model], index
         latest[model] = index
-
-
-class Oracle:
-    """Policy that follows the plan: evicts models that it does not retain first, then those with the latest next request."""
-
-    def __init__(self, costs: Costs, capacity: int, requests: Sequence[str]) -> None:
-        self.costs, self._kept = costs, solve(requests, costs, capacity).kept
-        self._left: dict[str, list[int]] = {}
-        for index in range(len(requests) - 1, -1, -1):
-            self._left.setdefault(requests[index], []).append(index)
-        self._at: dict[str, int] = {}
-
-    def requested(self, model: str, now: float, resident: bool) -> None:
-        self._at[model] = self._left[model].pop()
-
-    def loaded(self, model: str, now: float) -> None: ...
-
-    def evicted(self, model: str, now: float) -> None: ...
-
-    def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
-        return first(sorted(free, key=self._order), need, self.costs)
-
-    def _order(self, model: str) -> tuple[bool, float, str]:
-        upcoming = self._left.get(model)
-        return self._at.get(model) in self._kept, -(upcoming[-1] if upcoming else float("inf")), model
