@@ -22,7 +22,7 @@ from benchmarks.host.families import HELD_OUT, TUNED, Arrivals, capacity, trace
 from benchmarks.host.offline import solve
 from coldstart.host.policies import POLICIES, ModelCost
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.lab.host.simulate import HostRequest, simulate
+from coldstart.lab.host import HostRequest, simulate
 
 SHARES = (0.2, 0.4, 0.6, 0.8)
 SEEDS = (0, 1, 2)

@@ -25,9 +25,8 @@ from benchmarks.common import finish, parser
 from benchmarks.scheduling.baselines import FixedPriorityScheduler, NaiveMlfqScheduler, SrptScheduler
 from benchmarks.traces import azure_conversation
 from coldstart.lab.engine import EngineSimulator
+from coldstart.lab.plan import rearrive
 from coldstart.lab.traces import TraceRequest
-from coldstart.lab.traces.arrivals import rearrive
-from coldstart.lab.traces.transform import cap_tokens, cut
 from coldstart.scheduling import STRATEGIES, IterationProfile, SchedulerSettings
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 from coldstart.vllm.scheduling.virtual_engine import EngineResources
@@ -132,9 +131,10 @@ def figure8() -> dict[str, Any]:
     """KV memory of skip-join MLFQ and FCFS; Gamma arrivals at 64/s with CV 4, at most 20 output tokens, five seconds."""
 
     def peak_gb(policy: str, batch: int, seed: int) -> float:
-        arrivals = rearrive(cap_tokens(lengths(1000), None, 20), 64, 4, seed)
+        short = [replace(row, output_tokens=min(20, row.output_tokens)) for row in lengths(1000)]
+        arrivals = [row for row in rearrive(short, 64, 4, seed) if row.arrival_s <= 5.0]
         settings = SchedulerSettings(policy, batch=batch, alpha_scale=0.0, promoted_cap=None)
-        done = simulate(OPT_2_7B, cut(arrivals, 5.0, None), settings, device_blocks=1 << 17)
+        done = simulate(OPT_2_7B, arrivals, settings, device_blocks=1 << 17)
         return done.engine.counts.peak_blocks * OPT_2_7B.kv_bytes_per_token * BLOCK / 1e9
 
     rows = []

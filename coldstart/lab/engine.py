@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any
 
 from coldstart.errors import UsageError
+from coldstart.lab.live import Replay
 from coldstart.lab.loop import Call, Loop, Timer
-from coldstart.lab.replay.client import prompt_tokens
-from coldstart.lab.replay.record import RequestRecord
-from coldstart.lab.traces import TraceRequest
+from coldstart.lab.records import RequestRecord
+from coldstart.lab.traces import TraceRequest, prompt_tokens
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine
 
@@ -98,3 +101,38 @@ class EngineSimulator:
             " blocks of the device",
             hint=f"--kv-blocks {blocks + 1}, or shorter requests: --max-prompt, --max-output",
         )
+
+
+def replay(
+    rows: Iterable[TraceRequest],
+    profile: IterationProfile,
+    settings: SchedulerSettings,
+    kv_blocks: int | None,
+) -> Replay:
+    """Replay on one server with `kv_blocks` on its device. Ctrl-C ends the replay and retains the finished requests.
+
+    Raises UsageError if a request never fits, or the scheduler cannot continue.
+    """
+    resources = EngineResources() if kv_blocks is None else EngineResources(device_blocks=kv_blocks)
+    if settings.host_bytes is not None:
+        resources = replace(resources, host_blocks=settings.host_bytes // resources.block_bytes)
+    simulator, ended = EngineSimulator(profile, settings, resources), "complete"
+    try:
+        with _raising_on_ctrl_c():
+            simulator.run(rows)
+    except ValueError as problem:
+        raise UsageError(str(problem)) from problem
+    except KeyboardInterrupt:
+        ended = "interrupted"
+    done = [record for record in simulator.records if record.ok]
+    return Replay(done, simulator.now, ended)
+
+
+@contextmanager
+def _raising_on_ctrl_c() -> Iterator[None]:
+    # The handler of the command line would end the process at once.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

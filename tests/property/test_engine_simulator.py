@@ -1,8 +1,6 @@
 """The simulated server: times of small loads by hand, and invariants of random ones."""
 
-import json
 import signal
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -10,10 +8,8 @@ from hypothesis import strategies as st
 from tools.examples import examples
 
 from coldstart.errors import UsageError
-from coldstart.lab.engine import EngineSimulator
-from coldstart.lab.replay import RequestRecord
-from coldstart.lab.replay.plan import TracePlan, run_simulated
-from coldstart.lab.traces import TraceReport, TraceRequest
+from coldstart.lab.engine import EngineSimulator, replay
+from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import STRATEGIES, IterationProfile, SchedulerSettings
 from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine
 
@@ -153,10 +149,8 @@ def test_a_device_that_one_request_fills_is_an_error_where_the_scheduler_cannot_
         simulate(rows, "skip-join-mlfq", batch=4, device_blocks=3, strategy="recompute")
 
 
-def test_ctrl_c_retains_the_finished_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = ({"timestamp": 100 * number, "input_length": 9, "output_length": 2} for number in range(50))
-    (tmp_path / "trace").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    step, kept = VirtualEngine.step, list[RequestRecord]()
+def test_ctrl_c_retains_the_finished_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, rows = VirtualEngine.step, [TraceRequest(0.1 * number, 9, 2) for number in range(50)]
 
     def interrupted(self: VirtualEngine, now: float) -> float:
         if now > 2.0:
@@ -164,6 +158,6 @@ def test_ctrl_c_retains_the_finished_requests(tmp_path: Path, monkeypatch: pytes
         return step(self, now)
 
     monkeypatch.setattr(VirtualEngine, "step", interrupted)
-    plan, report = TracePlan(tmp_path / "trace"), TraceReport()
-    done = run_simulated(plan, PROFILE, SchedulerSettings("fcfs"), None, report, kept.append)
-    assert done.ended == "interrupted" and 0 < len(kept) < 50 and all(record.ok for record in kept)
+    done = replay(rows, PROFILE, SchedulerSettings("fcfs"), None)
+    assert done.ended == "interrupted" and 0 < len(done.records) < 50
+    assert all(record.ok for record in done.records)

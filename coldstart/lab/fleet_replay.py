@@ -13,12 +13,10 @@ from random import Random
 from typing import Any
 
 from coldstart.fleet.configuration import FleetFile, load
-from coldstart.lab.fleet.simulate import FleetOutcome, FleetRequest, FleetServed, simulate
-from coldstart.lab.host.replay import percentiles
-from coldstart.lab.replay.plan import TracePlan
+from coldstart.lab.fleet import FleetOutcome, FleetRequest, FleetServed, simulate
+from coldstart.lab.plan import TracePlan, gamma_gaps, map_models
+from coldstart.lab.records import describe
 from coldstart.lab.traces import TraceReport, TraceRequest
-from coldstart.lab.traces.arrivals import gamma_gaps
-from coldstart.lab.traces.transform import map_models
 from coldstart.scheduling import IterationProfile
 
 
@@ -37,7 +35,7 @@ def replay_on_fleet(
 
 def generated(
     file: FleetFile, rate: float, cv: float, duration_s: float, tokens: int, seed: int
-) -> Iterator[TraceRequest]:
+) -> Iterable[TraceRequest]:
     """Return requests with gamma arrivals over the fleet's models by Zipf's law, each with `tokens` output tokens."""
     names = [model.name for model in file.models]
     return map_models(_arrivals(rate, cv, duration_s, tokens, seed), names, "zipf", seed)
@@ -109,12 +107,12 @@ def _figures(served: list[FleetServed], file: FleetFile) -> dict[str, Any]:
         "ttft_attainment": sum(kept) / max(1, len(served)),
         "tpot_attainment": sum(paced) / max(1, len(served)),
         "cold_share": sum(one.cold for one in served) / max(1, len(served)),
-        "ttft_s": percentiles([one.ttft_s for one in done]),
-        "tpot_s": percentiles([one.tpot_s for one in done]),
+        "ttft_s": describe([one.ttft_s for one in done]) or {},
+        "tpot_s": describe([one.tpot_s for one in done]) or {},
     }
 
 
-def text(found: dict[str, Any]) -> str:
+def format_text(found: dict[str, Any]) -> str:
     """Format the result document as text."""
     groups = ", ".join(f"{count} of {ranks}" for ranks, count in found["groups_by_ranks"].items())
     lines = [

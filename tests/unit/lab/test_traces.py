@@ -1,20 +1,12 @@
-"""Generated traces in each format, malformed rows, and constant memory."""
+"""Generated traces in each format, malformed rows, and requests of a replay from its options."""
 
-import io
-import tracemalloc
-from itertools import islice
 from pathlib import Path
 from statistics import mean, pstdev
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
-from tools.examples import examples
 
-from coldstart.lab.traces import TraceError, TraceReport, TraceRequest, read_trace, tables
-from coldstart.lab.traces.arrivals import rearrive
-from coldstart.lab.traces.formats import Columns, csv_parser
-from coldstart.lab.traces.transform import cap_tokens, cut, map_models, sort_by_arrival, speed_up
+from coldstart.lab.plan import TracePlan, map_models, rearrive
+from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, prompt_tokens, read_trace
 
 SAMPLES = {
     "mooncake": '{"timestamp": 1000, "input_length": 7, "output_length": 3, "hash_ids": [1, 2]}\n'
@@ -35,9 +27,10 @@ def write(tmp_path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_each_format_gives_relative_seconds(name: str, tmp_path: Path) -> None:
-    rows = list(read_trace(write(tmp_path, SAMPLES[name]), name, tokens=(7, 3)))
+    rows = read_trace(write(tmp_path, SAMPLES[name]), name)
     assert [row.arrival_s for row in rows] == pytest.approx([0.0, 1.5])
-    assert rows[0].prompt_tokens == 7 and rows[0].output_tokens == 3
+    lengths = (512, 128) if name == "azure-functions" else (7, 3)
+    assert (rows[0].prompt_tokens, rows[0].output_tokens) == lengths
 
 
 def test_a_plain_csv_is_read_by_column_mapping(tmp_path: Path) -> None:
@@ -91,21 +84,26 @@ def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
         Columns.parse("time=t")
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_rows_need_constant_memory(tmp_path: Path) -> None:
-    import pandas  # noqa: F401 - loaded before memory is counted
+def test_a_row_with_other_cells_than_the_header_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path, report = write(tmp_path, "x,t,p,o\n,1,2,3,9\n,2\n\n,3, 4 ,5\n"), TraceReport()
+    rows = read_trace(path, "csv", columns=Columns.parse("time=t,prompt=p,output=o"), report=report)
+    assert [(row.arrival_s, row.prompt_tokens) for row in rows] == [(0.0, 2), (2.0, 4)]
+    assert [(bad.line, bad.reason) for bad in report.bad_rows] == [(3, "has no value for p")]
 
-    path = tmp_path / "long.csv"
-    with path.open("w") as out:
-        out.write("t,p,o\n")
-        out.writelines(f"{i},{i % 500 + 1},{i % 90 + 1}\n" for i in range(100_000))
-    columns = Columns.parse("time=t,prompt=p,output=o")
-    tracemalloc.start()
-    rows = sum(1 for _ in sort_by_arrival(rearrive(read_trace(path, "csv", columns=columns), 5, 2, 1)))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert rows == 100_000
-    assert peak < 4 << 20
+
+def test_requests_are_in_order_of_arrival(tmp_path: Path) -> None:
+    path = write(tmp_path, "app,func,end_timestamp,duration\na,f,10,1\na,g,12,9.5\n")
+    rows = read_trace(path, "azure-functions")
+    assert [(row.arrival_s, row.model) for row in rows] == [(0.0, "g"), (6.5, "f")]
+
+
+def test_equal_hash_ids_give_equal_prefixes_and_rows_differ_otherwise() -> None:
+    shared = TraceRequest(0, 1100, 1, None, (4, 9))
+    one, two = prompt_tokens(shared, 0, 7, 1000), prompt_tokens(shared, 1, 7, 1000)
+    assert len(one) == len(two) == 1100
+    assert one[:1024] == two[:1024] and one[1024:] != two[1024:]
+    assert all(10 <= token < 1000 for token in one)
+    assert prompt_tokens(shared, 0, 8, 1000) != one
 
 
 ROWS = [TraceRequest(float(i), 10 + i, 5 + i, f"f{i % 5}") for i in range(20)]
@@ -125,12 +123,13 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     assert one == two != three
 
 
-def test_speed_duration_limit_and_caps() -> None:
-    assert [row.arrival_s for row in cut(speed_up(ROWS, 2.0), 3.0, None)] == [0, 0.5, 1, 1.5, 2, 2.5, 3]
-    assert len(list(cut(ROWS, None, 4))) == 4
-    assert {(r.prompt_tokens, r.output_tokens) for r in cap_tokens(ROWS, 10, 5)} == {(10, 5)}
-    with pytest.raises(TraceError):
-        speed_up(ROWS, 0)
+def test_a_plan_changes_speed_duration_limit_and_lengths(tmp_path: Path) -> None:
+    lines = "".join(f"{i},{10 + i},{5 + i}\n" for i in range(20))
+    path, columns = write(tmp_path, f"t,p,o\n{lines}"), "time=t,prompt=p,output=o"
+    fast = TracePlan(path, "csv", columns, speedup=2.0, duration_s=3.0).rows(TraceReport())
+    assert [row.arrival_s for row in fast] == [0, 0.5, 1, 1.5, 2, 2.5, 3]
+    capped = TracePlan(path, "csv", columns, limit=4, max_prompt=10, max_output=5).rows(TraceReport())
+    assert [(row.prompt_tokens, row.output_tokens) for row in capped] == [(10, 5)] * 4
 
 
 def test_models_are_mapped_round_robin_by_zipf_and_by_column() -> None:
@@ -166,67 +165,5 @@ def test_the_real_traces_are_read_whole(file: str, name: str, count: int) -> Non
     if not path.exists():
         pytest.skip(f"the real trace {file} is not beside the project")
     report = TraceReport()
-    rows = sum(1 for _ in islice(read_trace(path, name, report=report), 10**6))
+    rows = len(read_trace(path, name, report=report))
     assert (rows, report.skipped) == (count, 0)
-
-
-PLAIN = st.one_of(
-    st.integers(-3, 10**17).map(str),
-    st.floats(allow_nan=False, allow_infinity=False).map(repr),
-    st.sampled_from(
-        ["2023-11-16 18:15:46.6805900", "2023-11-16T18:15:46Z", "2023-11-16", " 7 ", "1_0", "1e3", ""]
-    ),
-    st.sampled_from(["nan", "inf", "0x10", "True", '"7"', '"a,b"', '7"', "½", "2023-13-01 00:00:00", "\t"]),
-)
-
-COUNT = st.sampled_from(["7", " 8", "1e3", "9.0", "1_0"])
-GOOD = st.tuples(
-    st.one_of(
-        st.floats(allow_nan=False, allow_infinity=False).map(repr),
-        st.sampled_from(
-            ["2023-11-16 18:15:46.6805900", "2023-11-16T18:15:46.1Z", "2023-11-16 18:15:46.123+02:00"]
-        ),
-    ),
-    COUNT,
-    COUNT,
-    COUNT,
-    st.sampled_from(["m", ' "a,b" ', "½"]),
-).map(list)
-
-
-@examples(150)
-@example([["0", "0", "1", "1"], ["0.0", "7", "7", "7", "m"]], 2)
-@example([["0.0", "7", "7", "7", "m"], ['7"'], ["\t"]], 1)
-@given(
-    st.lists(st.one_of(GOOD, GOOD, GOOD, st.lists(PLAIN, max_size=6)), max_size=12),
-    st.sampled_from([1, 2, 4096]),
-)
-def test_batches_read_what_single_rows_read(rows: list[list[str]], batch: int) -> None:
-    text = "t,p,p,o,m\n" + "".join(",".join(row) + "\n" for row in rows)
-    columns = Columns("t", "p", "o", "m", 1e-3)
-    parse = csv_parser(columns, (1, 1))
-    lines = text.splitlines(keepends=True)
-    blank = {number for number, line in enumerate(lines, start=1) if not line.strip()}
-    wanted = [
-        (number, found if isinstance(found, TraceRequest) else str(found))
-        for number, found in tables._by_row(["t", "p", "p", "o", "m"], lines[1:], parse, 1)
-        if number not in blank
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "BATCH", batch)
-        read = list(tables.read(io.StringIO(text, newline=""), columns, (1, 1), parse))
-    assert [(n, one if isinstance(one, TraceRequest) else str(one)) for n, one in read] == wanted
-
-
-@pytest.mark.parametrize("name", ["azure-llm", "azure-functions", "burstgpt"])
-def test_plain_traces_are_read_by_column(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_by_row", lambda *given: pytest.fail("row by row"))
-    assert len(list(read_trace(write(tmp_path, SAMPLES[name]), name))) == 2
-
-
-def test_a_line_break_inside_a_cell_keeps_the_line_numbers(tmp_path: Path) -> None:
-    report = TraceReport()
-    path = write(tmp_path, 't,p,o,x\n1,2,3,\n2,2,3,"a\nb"\n\n3,x,3,\n4,2,3,"c"\n')
-    rows = list(read_trace(path, "csv", columns=Columns.parse("time=t,prompt=p,output=o"), report=report))
-    assert [row.arrival_s for row in rows] == [0.0, 1.0, 3.0]
-    assert [bad.line for bad in report.bad_rows] == [6]

@@ -1,19 +1,16 @@
 import asyncio
 import socket
-import threading
 from collections.abc import Callable
 
 import pytest
 from tools.openai_server import FakeServer, running
 
-from coldstart.lab.replay import ReplaySettings, replay
-from coldstart.lab.replay.client import Target, prompt_tokens
-from coldstart.lab.replay.http import Endpoint
+from coldstart.lab.live import ReplaySettings, Target, replay
 from coldstart.lab.traces import TraceRequest
 
 
 def target(port: int) -> Target:
-    return Target(Endpoint.parse(f"http://127.0.0.1:{port}", "/v1/completions"), "m", f"t{port}", "key")
+    return Target(f"http://127.0.0.1:{port}", "m", "key")
 
 
 def no_signals(stop: Callable[[], None]) -> None:
@@ -94,35 +91,6 @@ def test_several_servers_share_the_requests(balance: str) -> None:
         assert one.bodies and two.bodies
 
 
-def test_trace_is_read_as_needed() -> None:
-    drawn: list[int] = []
-
-    def endless() -> object:
-        number = 0
-        while True:
-            drawn.append(number)
-            yield TraceRequest(number * 0.05, 5, 1)
-            number += 1
-
-    def soon(stop: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_later(0.2, stop)
-
-    threads = threading.active_count()
-    with running(FakeServer()) as server:
-        replay(endless(), [target(server.port)], ReplaySettings(), soon)  # type: ignore[arg-type]
-    assert len(drawn) < 20
-    assert threading.active_count() < threads + 8
-
-
-def test_equal_hash_ids_give_equal_prefixes_and_rows_differ_otherwise() -> None:
-    shared = TraceRequest(0, 1100, 1, None, (4, 9))
-    one, two = prompt_tokens(shared, 0, 7, 1000), prompt_tokens(shared, 1, 7, 1000)
-    assert len(one) == len(two) == 1100
-    assert one[:1024] == two[:1024] and one[1024:] != two[1024:]
-    assert all(10 <= token < 1000 for token in one)
-    assert prompt_tokens(shared, 0, 8, 1000) != one
-
-
 def test_a_target_must_be_an_url() -> None:
     with pytest.raises(ValueError, match="URL"):
-        Endpoint.parse("ftp://x", "/v1/completions")
+        Target("ftp://x", "m")
