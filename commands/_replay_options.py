@@ -7,8 +7,8 @@ from typing import Any
 from coldstart.artifacts import canonical
 
 from coldstart.errors import UsageError, describe
-from coldstart.lab.replay import Slo
-from coldstart.lab.replay.compare import compare
+from coldstart.lab.records import compare
+from coldstart.lab.records import parse_slo as parse
 from coldstart.scheduling import settings
 
 
@@ -114,10 +114,10 @@ def parse_models(given: str | None) -> tuple[str, ...]:
     return names
 
 
-def parse_slo(given: str) -> Slo:
-    """Return the limits. Raises UsageError."""
+def parse_slo(given: str) -> dict[str, float]:
+    """Return the limits in seconds by metric. Raises UsageError."""
     try:
-        return Slo.parse(given)
+        return parse(given)
     except ValueError as problem:
         raise UsageError(
             f"--slo: {problem}", hint="write limits in seconds: --slo ttft=2,tpot=0.1"

@@ -49,12 +49,12 @@ def simulate(
 ) -> None:
     """Print the result of the simulation."""
     from coldstart.fleet import configuration
-    from coldstart.lab.fleet import replay
+    from coldstart.lab import fleet_replay
 
     known = configuration.load(file)
     with common.out.phase("simulate the fleet"):
-        found = replay.run(known, replay.generated(known, rate, cv, duration, tokens, seed))
-    common.out.result(found, lambda: replay.text(found))
+        found = fleet_replay.run(known, fleet_replay.generated(known, rate, cv, duration, tokens, seed))
+    common.out.result(found, lambda: fleet_replay.format_text(found))
 
 
 register(app)

@@ -7,6 +7,7 @@ target, the report covers what was measured.
 import json
 from collections import Counter
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,17 +20,14 @@ from coldstart.commands._options import Baseline, Common, Gaps, Seed
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
+from coldstart.bench.report.table import Table
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError, describe
-from coldstart.lab.replay import RecordStore, Replay, ReplaySettings, summarize
-from coldstart.lab.replay.compare import compare
-from coldstart.lab.replay.plan import TracePlan, run_live, run_simulated
-from coldstart.lab.replay.record import RequestRecord
-from coldstart.lab.replay.render import text
-from coldstart.lab.scheduling import SimSettings
-from coldstart.lab.traces import TraceReport
-from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings, make_policy
-from coldstart.scheduling.profile import FALLBACK_PROFILE
+from coldstart.lab.live import Replay, ReplaySettings, Target, replay
+from coldstart.lab.plan import TracePlan
+from coldstart.lab.records import COLUMNS, compare, format_text, list_records, summarize, tabulate
+from coldstart.lab.traces import TraceReport, TraceRequest
+from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings
 
 INTERRUPTED = 130
 # Number of causes of failed requests in the result.
@@ -110,7 +108,9 @@ def command(
     ] = None,
     kv_blocks: Annotated[
         int | None,
-        _flag("--kv-blocks", help="Number of simulated KV blocks on the device; default: no limit."),
+        _flag(
+            "--kv-blocks", help="Number of simulated KV blocks of 16 tokens on the device; default: 262144."
+        ),
     ] = None,
     host: Annotated[
         Path | None, _flag("--host", metavar="FILE", help="TOML file of a host of many models to simulate.")
@@ -165,7 +165,7 @@ def command(
         max_prompt=max_prompt,
         max_output=max_output,
     )
-    report, records, causes = TraceReport(), RecordStore(), Counter[str]()
+    report = TraceReport()
     if host is not None:
         _on_host(common, exports, plan, host, profile, report)
         return
@@ -173,35 +173,54 @@ def command(
         _on_fleet(common, plan, fleet, profile, report)
         return
 
-    def keep(record: RequestRecord) -> None:
-        records.add(record)
-        if record.error is not None:
-            causes[record.error] += 1
-
     with common.out.phase("replay the trace"):
         if simulate:
-            settings, machine = _engine(choice, kv_blocks)
-            done = run_simulated(plan, _profile(profile, common), settings, machine, report, keep)
+            _check_scheduler(choice)
+            times = _profile(profile, common)
+            done = _simulate(_read(plan, report), times, choice, kv_blocks)
         else:
             client = ReplaySettings(seed, vocabulary, timeout, balance)
-            key = environment.OPENAI_API_KEY.read() or None
-            done = run_live(plan, target or [], model, client, report, key, keep)
-    if done.ended == "complete":
-        _require_rows(file, report)
-    summary = summarize(records, limits, done.duration_s)
+            done = _send(_read(plan, report), target or [], model, client, by_row=bool(plan.models))
+    frame = tabulate(done.records)
+    summary = summarize(frame, limits, done.duration_s)
+    causes = Counter(record.error for record in done.records if record.error is not None)
     document = {"kind": "simulated" if simulate else "live", "ended": done.ended, **summary}
     document["rows"] = asdict(report)
     document["causes"] = [{"error": cause, "requests": n} for cause, n in causes.most_common(_CAUSES)]
     ratios = None if before is None else compare(document, before)
-    _show(
-        common,
-        exports,
-        document if ratios is None else {**document, "against_baseline": ratios},
-        ratios,
-        records,
-    )
+    if ratios is not None:
+        document["against_baseline"] = ratios
+    _show(common, exports, document, ratios, frame)
     _warn(common, report)
-    _end(done, len(records), causes, common)
+    _end(done, causes, common)
+
+
+def _read(plan: TracePlan, report: TraceReport) -> list[TraceRequest]:
+    """Return the requests. Raises UsageError for a trace without any row."""
+    rows = plan.rows(report)
+    _require_rows(plan.path, report)
+    return rows
+
+
+def _send(
+    rows: list[TraceRequest], urls: list[str], model: str, settings: ReplaySettings, *, by_row: bool
+) -> Replay:
+    key = environment.OPENAI_API_KEY.read() or None
+    try:
+        return replay(rows, [Target(url, model, key, by_row=by_row) for url in urls], settings)
+    except ValueError as problem:
+        raise UsageError(str(problem)) from problem
+
+
+def _simulate(
+    rows: list[TraceRequest], profile: IterationProfile, choice: SchedulerSettings, kv_blocks: int | None
+) -> Replay:
+    if not rows:
+        return Replay()
+    # This import loads vLLM, which takes seconds.
+    from coldstart.lab import engine
+
+    return engine.replay(rows, profile, choice, kv_blocks)
 
 
 def _on_host(
@@ -212,34 +231,30 @@ def _on_host(
     profile: str | None,
     report: TraceReport,
 ) -> None:
-    # This import loads numpy, which the help must not.
-    from coldstart.lab.host import replay
+    from coldstart.lab.host import format_text, replay_on_host
 
-    done = replay.replay_on_host(
-        plan, host, _profile(profile, common), report, series="html" in exports.forms
-    )
-
+    done = replay_on_host(plan, host, _profile(profile, common), report, series="html" in exports.forms)
     _require_rows(plan.path, report)
 
     def page() -> str:
-        from coldstart.lab.host import html
+        from coldstart.lab.page import render_host
 
-        return html.render(done)
+        return render_host(done)
 
     found = public({**done.document, "rows": asdict(report)})
     result = Result("trace-replay on a host", found, done.table(), page)
-    give(common.out, exports, result, lambda: replay.text(found))
+    give(common.out, exports, result, lambda: format_text(found))
     _warn(common, report)
 
 
 def _on_fleet(common: Common, plan: TracePlan, fleet: Path, profile: str | None, report: TraceReport) -> None:
-    from coldstart.lab.fleet import replay
+    from coldstart.lab import fleet_replay
 
     times = None if profile is None else _profile(profile, common)
-    found = replay.replay_on_fleet(plan, fleet, times, report)
+    found = fleet_replay.replay_on_fleet(plan, fleet, times, report)
     _require_rows(plan.path, report)
     found = {**found, "rows": asdict(report)}
-    common.out.result(found, lambda: replay.text(found))
+    common.out.result(found, lambda: fleet_replay.format_text(found))
     _warn(common, report)
 
 
@@ -248,14 +263,9 @@ def _require_rows(file: Path, report: TraceReport) -> None:
         raise UsageError(f"the trace {file} contains no rows", hint="name a file with a row for each request")
 
 
-def _engine(choice: SchedulerSettings, kv_blocks: int | None) -> tuple[SchedulerSettings, SimSettings]:
+def _check_scheduler(choice: SchedulerSettings) -> None:
     try:
-        make_policy(choice.policy, FALLBACK_PROFILE)
         choice.check_command_line()
-        machine = SimSettings(device_blocks=kv_blocks)
-        if choice.host_bytes is not None:
-            machine = replace(machine, host_blocks=choice.host_bytes // machine.block_bytes)
-        return choice, machine
     except ValueError as problem:
         raise UsageError(str(problem), hint="coldstart trace-replay --help") from problem
 
@@ -278,18 +288,18 @@ def _show(
     exports: Exports,
     document: dict[str, Any],
     ratios: dict[str, float] | None,
-    records: RecordStore,
+    frame: Any,
 ) -> None:
     def page() -> str:
-        from coldstart.lab.replay import html
+        from coldstart.lab.page import render_replay
 
-        return html.page(title, document, records)
+        return render_replay(title, document, frame)
 
     title = f"trace-replay, {document['kind']}"
     document = {"schema_version": 1, **document}
     # One line of JSON, so that the last line of a log is the whole result.
-    shown = json.dumps(document) if common.out.format == "json" else text(document, ratios)
-    result = Result(title, document, records.table(), page)
+    shown = json.dumps(document) if common.out.format == "json" else format_text(document, ratios)
+    result = Result(title, document, Table(COLUMNS, partial(list_records, frame)), page)
     give(replace(common.out, format="text"), exports, result, shown)
 
 
@@ -300,7 +310,8 @@ def _warn(common: Common, report: TraceReport) -> None:
         common.out.warn(f"{report.skipped} rows skipped in total")
 
 
-def _end(done: Replay, requests: int, causes: Counter[str], common: Common) -> None:
+def _end(done: Replay, causes: Counter[str], common: Common) -> None:
+    requests = len(done.records)
     for cause, count in causes.most_common(_CAUSES):
         common.out.warn(f"{count} of {requests} requests failed: {cause}")
     if done.ended == "interrupted":

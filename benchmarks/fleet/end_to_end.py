@@ -30,7 +30,7 @@ from benchmarks.common import RESULTS, about, finish
 from benchmarks.fleet.published import ATTAINMENT, CLAIMED_ATTAINMENT, RPS
 from coldstart.fleet.specification import FIRST_FIT, LOCALITY, FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
-from coldstart.lab.fleet.simulate import FleetRequest, simulate
+from coldstart.lab.fleet import FleetRequest, simulate
 
 GB = 10**9
 CALIBRATION = json.loads((RESULTS / "fleet-cold-ttft.json").read_text())

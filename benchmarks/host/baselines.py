@@ -10,8 +10,48 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from coldstart.host.policies import POLICIES
-from coldstart.host.policies.protocol import Costs, first
-from coldstart.lab.host.shadow import ShadowCache
+from coldstart.host.policies.protocol import Costs, Policy, first
+
+
+class ShadowCache:
+    """Cache of metadata that must receive every request: loads take no time, and no model is in use.
+
+    `cost_s` sums the penalties of misses in seconds; `hits` and `requests` count.
+    """
+
+    def __init__(self, policy: Policy, costs: Costs, capacity: int) -> None:
+        self.policy, self.costs, self.capacity = policy, costs, capacity
+        self.resident: set[str] = set()
+        self.used = self.requests = self.hits = 0
+        self.cost_s = 0.0
+
+    def request(self, model: str, now: float) -> float:
+        """Process one request; return the seconds lost, 0 on a hit. A model above the capacity is never retained."""
+        resident = model in self.resident
+        self.requests += 1
+        self.hits += resident
+        self.policy.requested(model, now, resident)
+        if resident:
+            return 0.0
+        self.cost_s += self.costs[model].penalty_s
+        self._load(model, now)
+        return self.costs[model].penalty_s
+
+    def _load(self, model: str, now: float) -> None:
+        size = self.costs[model].memory
+        if size > self.capacity:
+            return
+        if (need := self.used + size - self.capacity) > 0:
+            for victim in self.policy.victims(self.resident, need, now):
+                self._evict(victim, now)
+        self.resident.add(model)
+        self.used += size
+        self.policy.loaded(model, now)
+
+    def _evict(self, model: str, now: float) -> None:
+        self.resident.remove(model)
+        self.used -= self.costs[model].memory
+        self.policy.evicted(model, now)
 
 
 class GDSF:

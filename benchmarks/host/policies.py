@@ -17,13 +17,12 @@ from random import Random
 from statistics import geometric_mean
 
 from benchmarks.common import finish
-from benchmarks.host.baselines import GDSF, NAMES, LibCache, cache
+from benchmarks.host.baselines import GDSF, NAMES, LibCache, ShadowCache, cache
 from benchmarks.host.families import HELD_OUT, TUNED, Arrivals, capacity, trace
+from benchmarks.host.offline import solve
 from coldstart.host.policies import POLICIES, ModelCost
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.lab.host.offline import solve
-from coldstart.lab.host.shadow import ShadowCache
-from coldstart.lab.host.simulate import HostRequest, simulate
+from coldstart.lab.host import HostRequest, simulate
 
 SHARES = (0.2, 0.4, 0.6, 0.8)
 SEEDS = (0, 1, 2)

@@ -107,7 +107,7 @@ def strategies(result: Row) -> str:
         if above
         else "within the paper's bound"
     )
-    links = [row for row in result["links"] if not row["write_through"]]
+    links = [row for row in result["links"] if not row.get("write_through")]
     lines = [
         f"- **Figure 15.** Paper: proactive {paper['over_recompute']:g}x over recompute, {paper['over_reactive']:g}x over"
         f" reactive, swapping below {bound:g} %. Here, with alpha {ALPHA} at loads"
@@ -157,6 +157,6 @@ def _decimals(printed: float) -> int:
 
 FIGURES = {7: averages, 8: memory, 11: rates, 14: orders, 15: strategies}
 PARTS = [
-    Part(PAGE, f"figure{number}", f"figure{number}", (text,), f"scheduling/figure{number}")
+    Part(PAGE, f"figure{number}", f"figure{number}", (text,), f"scheduling/figures --figure {number}")
     for number, text in FIGURES.items()
 ]

@@ -17,16 +17,9 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import UsageError
-from coldstart.scheduling.settings import (
-    FCFS,
-    REMOVED,
-    SchedulerSettings,
-    refuse_removed,
-)
+from coldstart.scheduling.settings import FCFS, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
-REMOVED_CLS = "coldstart.vllm.scheduling.lane.LaneScheduler"
-"""Scheduler class of the removed policy, in vLLM arguments that were saved by an earlier version."""
 # Flags that pass the scheduler to vLLM. The user can set these flags or choose a scheduler, not both.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
 _COPIES = _OURS[-1:]
@@ -40,7 +33,6 @@ STOCK = SchedulerSettings(FCFS)
 
 def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
     """Check a scheduler choice. Raises UsageError if `vllm_args` select another scheduler or a setting is wrong."""
-    _refuse_removed_class(vllm_args)
     if choice == STOCK:
         return
     _require_valid(choice)
@@ -54,7 +46,6 @@ def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
 
 def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
     """Return the plan with the chosen scheduler, which `check` must have accepted."""
-    _refuse_removed_class(plan.vllm_args)
     if choice == STOCK:
         return plan
     from coldstart.vllm.scheduling.arguments import host_arguments, serve_arguments
@@ -74,18 +65,9 @@ def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *,
     )
 
 
-def _refuse_removed_class(vllm_args: Arguments) -> None:
-    if vllm_args.value("scheduler_cls") == REMOVED_CLS:
-        refuse_removed(REMOVED)
-
-
 def _require_valid(choice: SchedulerSettings) -> None:
     """Check the settings. Raises UsageError for settings that the server would reject."""
-    from coldstart.scheduling.profile import FALLBACK_PROFILE
-    from coldstart.scheduling.registry import make_policy
-
     try:
-        make_policy(choice.policy, FALLBACK_PROFILE)
         choice.check_command_line()
         SchedulerSettings.read(choice.additional_config())
     except ValueError as problem:

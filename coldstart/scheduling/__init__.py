@@ -7,29 +7,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coldstart.scheduling.baselines import Fcfs as Fcfs
-    from coldstart.scheduling.baselines import FixedPriority as FixedPriority
-    from coldstart.scheduling.baselines import Srpt as Srpt
     from coldstart.scheduling.job import Job as Job
-    from coldstart.scheduling.mlfq import NaiveMlfq as NaiveMlfq
     from coldstart.scheduling.mlfq import SkipJoinMlfq as SkipJoinMlfq
     from coldstart.scheduling.policy import Policy as Policy
     from coldstart.scheduling.policy import Turns as Turns
     from coldstart.scheduling.policy import pick as pick
     from coldstart.scheduling.profile import IterationProfile as IterationProfile
     from coldstart.scheduling.profile import ProfileError as ProfileError
-    from coldstart.scheduling.registry import POLICIES as POLICIES
-    from coldstart.scheduling.registry import make_policy as make_policy
     from coldstart.scheduling.settings import STRATEGIES as STRATEGIES
     from coldstart.scheduling.settings import SchedulerSettings as SchedulerSettings
 
 _NAMES = {
-    "baselines": ("Fcfs", "FixedPriority", "Srpt"),
     "job": ("Job",),
-    "mlfq": ("NaiveMlfq", "SkipJoinMlfq"),
+    "mlfq": ("SkipJoinMlfq",),
     "policy": ("Policy", "Turns", "pick"),
     "profile": ("IterationProfile", "ProfileError"),
-    "registry": ("POLICIES", "make_policy"),
     "settings": ("STRATEGIES", "SchedulerSettings"),
 }
 

@@ -15,8 +15,8 @@ from coldstart.scheduling.profile import IterationProfile
 class Job:
     """Live request.
 
-    `output_tokens` is known only to the simulator and the SRPT oracle. `priority` is set by the client: a job
-    below zero stays in the first queue, and a job above zero joins that queue or a lower one. `attained_s` is
+    `priority` is set by the client: a job below zero stays in the first queue, and a job above zero joins that
+    queue or a lower one. `attained_s` is
     the service in seconds since the job entered its queue. `blocked_s` is the time in seconds during which
     the job's rank was within the batch but its KV was not on the device.
     """
@@ -24,7 +24,6 @@ class Job:
     id: str
     arrival_s: float
     prompt_tokens: int
-    output_tokens: int | None = None
     cached_tokens: int = 0
     priority: int = 0
     generated: int = 0
@@ -52,12 +51,3 @@ class Job:
     def next_s(self, profile: IterationProfile, batch: int = 1) -> float:
         """Return the predicted time of the job's next iteration in seconds."""
         return profile.prefill(self.pending) if self.prefilling else profile.decode(batch)
-
-    def remaining_s(self, profile: IterationProfile, batch: int = 1) -> float:
-        """Return the predicted remaining time in seconds. Raises ValueError if the output length is unknown."""
-        if self.output_tokens is None:
-            raise ValueError(
-                f"job {self.id} has no output length, which SRPT needs and only a trace provides"
-            )
-        left = max(0, self.output_tokens - self.generated - 1)
-        return self.next_s(profile, batch) + left * profile.decode(batch)

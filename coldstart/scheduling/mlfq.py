@@ -1,4 +1,4 @@
-"""Multi-level feedback queues: skip-join (FastServe, section 4.1, Algorithm 1) and the naive baseline.
+"""Skip-join multi-level feedback queues (FastServe, section 4.1, Algorithm 1).
 
 Invariants: a job joins the highest queue whose quantum covers its first iteration. A job is demoted only
 after it has used its quantum, by at least eta levels and to a level whose quantum covers its next iteration.
@@ -20,8 +20,6 @@ from coldstart.scheduling.settings import SchedulerSettings
 
 class SkipJoinMlfq(Policy):
     """Queues Q1 to Qn of live jobs; `demotions` and `promotions` are counted since the start."""
-
-    name = "skip-join-mlfq"
 
     def __init__(self, profile: IterationProfile, settings: SchedulerSettings | None = None) -> None:
         self.profile = profile
@@ -136,15 +134,3 @@ class SkipJoinMlfq(Policy):
         job.unserved_since = now
         self._unserved[job.id] = job
         self._unserved.move_to_end(job.id)
-
-
-class NaiveMlfq(SkipJoinMlfq):
-    """Baseline without skip-join: each job joins Q1 and moves down one level at a time."""
-
-    name = "naive-mlfq"
-
-    def first_level(self, job: Job) -> int:
-        return 0
-
-    def next_level(self, job: Job) -> int:
-        return min(job.level + 1, len(self.quanta) - 1)

@@ -19,8 +19,6 @@ class Policy(ABC):
     choice, and `remove` once at the end. All times are seconds on one clock.
     """
 
-    name: str
-    preemptive: bool = True
     moved: int = 0
     """Number of changes of the order since the start, without arrivals and removals."""
 

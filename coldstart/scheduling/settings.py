@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal, get_args
 
-from coldstart.errors import UsageError
 from coldstart.scheduling.declaration import Setting, setting
 
 if TYPE_CHECKING:
@@ -23,13 +22,9 @@ FCFS, MLFQ = "fcfs", "skip-join-mlfq"
 AUTO = "auto"
 """The default of the command line; selects FCFS."""
 
-REMOVED = "express"
-"""Policy of earlier versions that configuration files and environment variables may still name."""
-
 KvStrategy = Literal["proactive", "reactive", "recompute"]
 STRATEGIES = get_args(KvStrategy)
 
-_WITHOUT_QUEUES = (FCFS, "fixed-priority", "srpt")
 # The reserve limits loads ahead of need, and recompute stores nothing on the host.
 _STRATEGIES_WITH = {"reserve_quantile": STRATEGIES[:1], "host_bytes": STRATEGIES[:2]}
 
@@ -50,6 +45,7 @@ class SchedulerSettings:
         " auto selects fcfs.",
         "--scheduler",
         "NAME",
+        choices=(AUTO, FCFS, MLFQ),
     )
     batch: int | None = setting(
         None,
@@ -64,7 +60,7 @@ class SchedulerSettings:
         "--quantum",
         "SECONDS",
         above=0,
-        unused_by=_WITHOUT_QUEUES,
+        unused_by=(FCFS,),
     )
     levels: int | None = setting(None, "Number of queues (default: enough for the longest prefill).", least=1)
     growth: float = setting(2.0, "Quantum of a queue divided by that of the queue before it.", above=1)
@@ -74,7 +70,7 @@ class SchedulerSettings:
         "--eta",
         "N",
         least=1,
-        unused_by=(*_WITHOUT_QUEUES, "naive-mlfq"),
+        unused_by=(FCFS,),
     )
     alpha_s: float = setting(
         0.3,
@@ -82,7 +78,7 @@ class SchedulerSettings:
         "--alpha",
         "SECONDS",
         least=0,
-        unused_by=_WITHOUT_QUEUES,
+        unused_by=(FCFS,),
     )
     alpha_scale: float = setting(4.0, "Factor by which the starvation limit grows with load.", least=0)
     promoted_cap: float | None = setting(
@@ -128,7 +124,6 @@ class SchedulerSettings:
     profile: Mapping[str, object] | None = setting(None, "Iteration times by size, in seconds.")
 
     def __post_init__(self) -> None:
-        refuse_removed(self.policy)
         if self.policy == AUTO:
             object.__setattr__(self, "policy", FCFS)
 
@@ -137,21 +132,14 @@ class SchedulerSettings:
         """Return the settings that `additional_config()` wrote.
 
         Raises:
-            ValueError: A member is unknown, a value is out of range, or no server can run the policy.
-            UsageError: The policy is the removed one.
+            ValueError: A member is unknown, or a value is out of range.
         """
         given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
         known = {one.name for one in fields(cls)}
-        if isinstance(given, Mapping):
-            refuse_removed(given.get("policy"))
         if not isinstance(given, Mapping) or set(given) - known:
             raise ValueError(f"{KEY} must be an object with members among {', '.join(sorted(known))}")
         settings = cls(**given)
         settings.check()
-        if settings.policy == "srpt":
-            raise ValueError(
-                "a server cannot use srpt: it needs output lengths, which only a simulation knows"
-            )
         return settings
 
     def additional_config(self) -> dict[str, object]:
@@ -205,12 +193,3 @@ def list_declarations() -> Iterator[tuple[str, Setting]]:
 def options() -> Iterator[tuple[str, Setting]]:
     """Yield the fields that have a command-line option."""
     return ((name, one) for name, one in list_declarations() if one.flag)
-
-
-def refuse_removed(policy: object) -> None:
-    """Raise UsageError if `policy` is the removed express lane."""
-    if policy == REMOVED:
-        raise UsageError(
-            f"cannot use scheduler {REMOVED!r}: it was removed, because its gain on a live server could not be measured",
-            hint=f"use --scheduler {AUTO} or --scheduler {MLFQ}",
-        )

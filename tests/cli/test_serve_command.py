@@ -23,8 +23,7 @@ OURS = ("--scheduler", "skip-join-mlfq")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--scheduler", "magic"), "unknown policy 'magic'"),
-        (("--scheduler", "express"), "use --scheduler auto or --scheduler skip-join-mlfq"),
+        (("--scheduler", "magic"), "--scheduler must be one of auto, fcfs, skip-join-mlfq, got 'magic'"),
         (
             ("--kv-host-memory", "1", "--", "--kv-transfer-config", "{}"),
             "--kv-host-memory sets --kv-transfer-config",

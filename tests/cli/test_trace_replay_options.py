@@ -67,10 +67,9 @@ BESIDE = [
     ("", "--target http://127.0.0.1:1 --balance random", "--balance has no effect with one --target"),
     ("fleet", "--max-prompt 9", "--max-prompt has no effect in a replay on a simulated fleet (--fleet) without"),
     *(("engine", f"{option} --scheduler {name}", f"cannot use {option.split()[0]} with {name}")
-      for option in ("--quantum 1", "--eta 2", "--alpha 1") for name in ("fcfs", "fixed-priority", "srpt")),
+      for option in ("--quantum 1", "--eta 2", "--alpha 1") for name in ("fcfs",)),
     *(("engine", option, f"cannot use {option.split()[0]} with fcfs")
       for option in ("--oldest-share 0.5", "--reserve 0.5", "--kv-strategy reactive")),
-    ("engine", "--eta 2 --scheduler naive-mlfq", "cannot use --eta with naive-mlfq"),
     ("engine", f"{MLFQ} --reserve 0.5 --kv-strategy reactive", "cannot use --reserve with --kv-strategy reactive"),
     ("engine", f"{MLFQ} --kv-host-memory 9 --kv-strategy recompute", "cannot use --kv-host-memory with --kv-strategy"),
 ]  # fmt: skip
@@ -87,10 +86,10 @@ def files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "fleet.toml").write_text(server + models)
 
 
-def replay(words: str, capsys: pytest.CaptureFixture[str], trace: str = "absent.jsonl") -> str:
+def replay(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Replay a trace and return what was said."""
     with pytest.raises(SystemExit):
-        cli.main(["trace-replay", trace, *shlex.split(words)])
+        cli.main(["trace-replay", "absent.jsonl", *shlex.split(words)])
     return capsys.readouterr().err
 
 
@@ -100,8 +99,7 @@ def test_an_option_has_an_effect_or_is_refused(
     option: str, kind: str, capsys: pytest.CaptureFixture[str], home: Path
 ) -> None:
     if "--baseline" in option:
-        (home / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 9, "output_length": 3}\n')
-        replay(f"{KINDS['engine']} --format json -o before.json", capsys, "trace.jsonl")
+        (home / "before.json").write_text('{"requests": 1}')
     said = replay(f"{KINDS[kind]} {option}", capsys)
     if kind in EFFECTS[option]:
         assert "absent.jsonl" in said and "No such file" in said
@@ -140,16 +138,3 @@ def test_an_option_of_the_environment_may_have_no_effect(
 ) -> None:
     monkeypatch.setenv("COLDSTART_TRACE_REPLAY_BATCH", "4")
     assert "No such file" in replay(KINDS["fleet"], capsys)
-
-
-def test_a_device_that_one_request_fills_is_an_error_where_the_scheduler_cannot_continue(
-    capsys: pytest.CaptureFixture[str], home: Path
-) -> None:
-    sizes = [(40, 14), (31, 10), (9, 14), (35, 4), (17, 10)]
-    rows = [{"timestamp": 0, "input_length": prompt, "output_length": output} for prompt, output in sizes]
-    (home / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = f"{KINDS['engine']} {MLFQ} --rate 50 --batch 4 --kv-blocks 3 --max-prompt 30 --alpha 0"
-    said = replay(words, capsys, "trace.jsonl")
-    assert "skip-join-mlfq cannot continue any of 3 requests: one of them needs all 3 KV blocks" in said
-    assert "hint: --kv-blocks 4" in said
-    assert "Replayed 5 requests" in replay(f"{words} --kv-blocks 4", capsys, "trace.jsonl")

@@ -9,12 +9,6 @@ import pytest
 collect_ignore = [] if find_spec("vllm") else [path.name for path in Path(__file__).parent.glob("test_*.py")]
 
 
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model's configuration; no weights are read."""
-    return tmp_path_factory.mktemp("model") / "tiny-opt"
-
-
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)

@@ -53,7 +53,7 @@ def test_settings_survive_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"alpha": 1}, {"strategy": "magic"}, {"policy": "srpt"}, {"batch": 0}, {"oldest_share": 2}, 3]
+    "given", [{"alpha": 1}, {"strategy": "magic"}, {"policy": "sjf"}, {"batch": 0}, {"oldest_share": 2}, 3]
 )
 def test_bad_settings_are_refused(given: object) -> None:
     with pytest.raises(ValueError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from vllm.v1.request import Request
@@ -21,16 +20,16 @@ WORKLOADS = int(os.environ.get("COLDSTART_WORKLOADS", "24"))
 FIRST = int(os.environ.get("COLDSTART_FIRST_WORKLOAD", "0"))
 
 
-def checked(folder: Path, seed: int, *, stages: int = 1, tensor: int = 1) -> Checked:
-    return Checked(folder, parallelize(random_load(seed), seed, stages=stages, tensor=tensor), seed).run()
+def checked(seed: int, *, stages: int = 1, tensor: int = 1) -> Checked:
+    return Checked(parallelize(random_load(seed), seed, stages=stages, tensor=tensor), seed).run()
 
 
 @pytest.mark.parametrize(("stages", "tensor"), [(2, 1), (1, 2), (3, 2)])
-def test_random_workloads_keep_every_invariant(stages: int, tensor: int, model_folder: Path) -> None:
+def test_random_workloads_keep_every_invariant(stages: int, tensor: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(FIRST, FIRST + WORKLOADS):
         try:
-            run = checked(model_folder, seed, stages=stages, tensor=tensor)
+            run = checked(seed, stages=stages, tensor=tensor)
         except Exception as problem:
             raise AssertionError(f"workload {seed}: {type(problem).__name__}: {problem}") from problem
         counters = run.scheduler.counters
@@ -38,10 +37,10 @@ def test_random_workloads_keep_every_invariant(stages: int, tensor: int, model_f
     assert min(seen[what] for what in ("evictions", "loads", "full")) > 0, seen
 
 
-def test_the_highest_pending_requests_fill_the_next_batch(model_folder: Path) -> None:
+def test_the_highest_pending_requests_fill_the_next_batch() -> None:
     """FastServe, 4.3: requests in progress retain their slots, and the free stage takes the next requests in order."""
     shape = Shape(slots=8, batch=2, blocks=200, depth=2, stages=2, settings={"alpha_s": 100.0})
-    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    engine = EngineDouble(build(shape, PolicyScheduler), shape)
     for number in range(6):
         engine.add(make_request(f"r{number}", [number + 1, 5], 12))
     batches = [set(engine.step().num_scheduled_tokens) for _ in range(2)]
@@ -54,9 +53,9 @@ def test_the_highest_pending_requests_fill_the_next_batch(model_folder: Path) ->
     assert counters.parks > 0 and {len(tokens) for tokens in engine.outputs.values()} == {12}
 
 
-def test_a_request_without_a_pipeline_is_never_in_flight(model_folder: Path) -> None:
+def test_a_request_without_a_pipeline_is_never_in_flight() -> None:
     shape = Shape(depth=2)
-    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    engine = EngineDouble(build(shape, PolicyScheduler), shape)
     request: Request = make_request("one", [1, 2], 9)
     engine.add(request)
     for _ in range(4):

@@ -1,7 +1,6 @@
 """Random workloads on vLLM's real scheduler and connector; COLDSTART_WORKLOADS sets their number."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,35 +39,35 @@ FOUND = {
 
 
 @pytest.mark.parametrize("chunk", range(10))
-def test_random_workloads_keep_every_invariant(chunk: int, model_folder: Path) -> None:
+def test_random_workloads_keep_every_invariant(chunk: int) -> None:
     for seed in range(FIRST + chunk, FIRST + WORKLOADS, 10):
         try:
-            Checked(model_folder, random_load(seed), seed).run()
+            Checked(random_load(seed), seed).run()
         except Exception as problem:
             raise AssertionError(f"workload {seed}: {type(problem).__name__}: {problem}") from problem
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_former_failures_do_not_recur(seed: int, model_folder: Path) -> None:
-    Checked(model_folder, random_load(seed), seed).run()
+def test_former_failures_do_not_recur(seed: int) -> None:
+    Checked(random_load(seed), seed).run()
 
 
-def _fails_somewhere(folder: Path, seeds: range, cls: type[PolicyScheduler] = PolicyScheduler) -> bool:
+def _fails_somewhere(seeds: range, cls: type[PolicyScheduler] = PolicyScheduler) -> bool:
     for seed in seeds:
         load = random_load(seed)
         try:
-            Checked(folder, load, seed, cls).run()
+            Checked(load, seed, cls).run()
         except (AssertionError, KeyError, ValueError, IndexError, RuntimeError):
             return True
     return False
 
 
-def test_ignoring_a_flush_is_caught(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignoring_a_flush_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SymbolicWorker, "wait", lambda self, job_ids: None)
-    assert _fails_somewhere(model_folder, range(200))
+    assert _fails_somewhere(range(200))
 
 
-def test_reporting_a_load_early_is_caught(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reporting_a_load_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def early(self: SymbolicWorker) -> list[TransferResult]:
         self.now += 1
         due = [j for j, (when, _, store) in self.jobs.items() if not store or when <= self.now]
@@ -79,7 +78,7 @@ def test_reporting_a_load_early_is_caught(model_folder: Path, monkeypatch: pytes
         return results
 
     monkeypatch.setattr(SymbolicWorker, "get_finished", early)
-    assert _fails_somewhere(model_folder, range(200))
+    assert _fails_somewhere(range(200))
 
 
 class Requeues(PolicyScheduler):
@@ -92,13 +91,13 @@ class Requeues(PolicyScheduler):
             self.waiting.add_request(request)
 
 
-def test_requeuing_a_running_request_is_caught(model_folder: Path) -> None:
-    assert _fails_somewhere(model_folder, range(40), Requeues)
+def test_requeuing_a_running_request_is_caught() -> None:
+    assert _fails_somewhere(range(40), Requeues)
 
 
-def test_a_short_request_overtakes_a_long_one(model_folder: Path) -> None:
+def test_a_short_request_overtakes_a_long_one() -> None:
     shape = Shape(batch=1, blocks=100, settings={"alpha_s": 100.0})
-    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    engine = EngineDouble(build(shape, PolicyScheduler), shape)
     engine.add(make_request("long", [1] * 40, 100))
     for _ in range(12):
         engine.step()
@@ -111,9 +110,9 @@ def test_a_short_request_overtakes_a_long_one(model_folder: Path) -> None:
     assert engine.outputs["long"] == expected([1] * 40, 100)
 
 
-def test_starvation_is_bounded_by_alpha(model_folder: Path) -> None:
+def test_starvation_is_bounded_by_alpha() -> None:
     shape = Shape(batch=1, blocks=200, settings={"alpha_s": 0.5, "alpha_scale": 0.0})
-    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    engine = EngineDouble(build(shape, PolicyScheduler), shape)
     engine.add(make_request("long", [5] * 60, 60))
     served, now = [0.0], 0
     while "long" in engine.scheduler.requests:
@@ -127,9 +126,9 @@ def test_starvation_is_bounded_by_alpha(model_folder: Path) -> None:
         assert engine.now - served[-1] < 0.5 + 0.05 * (waiting + 1), "starved beyond alpha and Q1's length"
 
 
-def test_oldest_requests_get_half_of_the_busy_time(model_folder: Path) -> None:
+def test_oldest_requests_get_half_of_the_busy_time() -> None:
     shape = Shape(batch=1, blocks=200, depth=1, settings={"oldest_share": 0.5})
-    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    engine = EngineDouble(build(shape, PolicyScheduler), shape)
     for burst in range(3):
         engine.add(make_request(f"old{burst}", [burst + 1] * 40, 40))
         engine.now += 0.001
@@ -146,9 +145,9 @@ def test_oldest_requests_get_half_of_the_busy_time(model_folder: Path) -> None:
         engine.now += 100
 
 
-def test_oldest_share_of_one_serves_in_order_of_arrival(model_folder: Path) -> None:
+def test_oldest_share_of_one_serves_in_order_of_arrival() -> None:
     shape = Shape(batch=1, blocks=200, depth=1, settings={"oldest_share": 1.0})
-    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    engine = EngineDouble(build(shape, PolicyScheduler), shape)
     engine.add(make_request("old", [1] * 40, 40))
     for number in range(6):
         engine.add(make_request(str(number), [2, number + 1], 5))
@@ -158,9 +157,9 @@ def test_oldest_share_of_one_serves_in_order_of_arrival(model_folder: Path) -> N
     assert served == ["old", *map(str, range(6))]
 
 
-def test_stop_tokens_end_a_request(model_folder: Path) -> None:
+def test_stop_tokens_end_a_request() -> None:
     shape, prompt = Shape(), [9, 8, 7]
-    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    engine = EngineDouble(build(shape, PolicyScheduler), shape)
     wanted = expected(prompt, 5)
     params = SamplingParams(max_tokens=50, stop_token_ids=[wanted[3]], temperature=0.0)
     hasher = get_request_block_hasher(BLOCK, sha256)
@@ -170,9 +169,9 @@ def test_stop_tokens_end_a_request(model_folder: Path) -> None:
     assert engine.outputs["stops"] == wanted[:4]
 
 
-def test_a_request_waits_for_its_grammar_and_lets_others_pass(model_folder: Path) -> None:
+def test_a_request_waits_for_its_grammar_and_lets_others_pass() -> None:
     shape = Shape(batch=1)
-    scheduler = build(model_folder, shape, PolicyScheduler)
+    scheduler = build(shape, PolicyScheduler)
     engine = EngineDouble(scheduler, shape)
     waits, passes = make_request("waits", [4, 4], 4), make_request("passes", [6, 6], 4)
     waits.structured_output_request = _Grammarless()
@@ -190,23 +189,23 @@ class _Grammarless:
     grammar = None
 
 
-def test_a_tiny_host_means_recompute_never_deadlock(model_folder: Path) -> None:
+def test_a_tiny_host_means_recompute_never_deadlock() -> None:
     shape = Shape(batch=2, blocks=14, host_blocks=1, settings={"alpha_s": 0.1})
     load = Load(shape, {0: [(f"r{i}", [i] * 10, 25, 0) for i in range(8)]})
-    Checked(model_folder, load, 0).run()
+    Checked(load, 0).run()
 
 
-def test_swapping_moves_the_decided_blocks(model_folder: Path) -> None:
+def test_swapping_moves_the_decided_blocks() -> None:
     shape = Shape(batch=2, blocks=20, host_blocks=400, settings={"alpha_s": 0.1, "alpha_scale": 0.0})
     load = Load(shape, {0: [(f"r{i}", list(range(i, i + 12)), 40, 0) for i in range(8)]})
-    checked = Checked(model_folder, load, 1).run()
+    checked = Checked(load, 1).run()
     counters = checked.scheduler.counters
     assert counters.evictions and counters.loads and counters.blocks_evicted
 
 
-def test_no_decision_is_made_between_events(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_decision_is_made_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(batch=2, blocks=200, settings={"alpha_s": 100.0})
-    scheduler: Any = build(model_folder, shape, PolicyScheduler)
+    scheduler: Any = build(shape, PolicyScheduler)
     engine, decided, decide = EngineDouble(scheduler, shape), [], scheduler.placement.decide
     monkeypatch.setattr(scheduler.placement, "decide", lambda now: decided.append(now) or decide(now))
     for number in range(4):

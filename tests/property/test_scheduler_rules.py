@@ -1,7 +1,6 @@
 """Each rule of scheduling_rules catches a scheduler that breaks it."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from vllm.v1.request import Request
@@ -11,11 +10,11 @@ from tests.support.scheduling.scheduling_rules import RUNNING, Enst
 from tests.support.scheduling.workloads import Checked, random_load
 
 
-def problems(folder: Path, seeds: range) -> str:
+def problems(seeds: range) -> str:
     """Return the first error of the workloads."""
     for seed in seeds:
         try:
-            Checked(folder, random_load(seed), seed).run()
+            Checked(random_load(seed), seed).run()
         except Exception as problem:  # noqa: BLE001 - any error is a failure
             return str(problem)
     return ""
@@ -60,8 +59,7 @@ def test_a_broken_rule_is_caught(
     name: str,
     mutant: Callable[..., object],
     words: str,
-    model_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(owner, name, mutant)
-    assert words in problems(model_folder, range(120))
+    assert words in problems(range(120))

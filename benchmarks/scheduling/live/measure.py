@@ -12,11 +12,13 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from benchmarks.scheduling.live.model import VOCABULARY
 from benchmarks.scheduling.live.servers import Server
 from benchmarks.scheduling.live.workloads import lengths
-from coldstart.lab.replay import ReplaySettings, RequestRecord, replay
-from coldstart.lab.replay.metrics import percentile
+from coldstart.lab.live import ReplaySettings, replay
+from coldstart.lab.records import RequestRecord
 from coldstart.lab.traces import TraceRequest
 
 LONG_SHARE = 0.1
@@ -57,7 +59,7 @@ def metrics(records: Sequence[RequestRecord]) -> dict[str, float]:
         "client_lag_s": [_known(r.lag_s) for r in records],
     }
     marks = {f"{name}.mean": fmean(values) for name, values in found.items()}
-    marks |= {f"{name}.p95": percentile(sorted(values), 95) for name, values in found.items()}
+    marks |= {f"{name}.p95": float(np.percentile(values, 95)) for name, values in found.items()}
     marks["longest_s.mean"] = fmean(_known(r.latency_s) for r in longest)
     marks["tokens_per_s"] = _sustained(records)
     marks["makespan_tokens_per_s"] = sum(r.output_tokens for r in records) / span

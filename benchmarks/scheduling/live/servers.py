@@ -18,8 +18,7 @@ from pathlib import Path
 
 from coldstart.bench.launchers import TemplateLauncher
 from coldstart.bench.run_order import TEMPLATE_ENGINE
-from coldstart.lab.replay.client import Target
-from coldstart.lab.replay.http import Endpoint
+from coldstart.lab.live import Target
 from coldstart.validate import process_tree
 from coldstart.validate.launch import HOST, serving
 from coldstart.validate.launchers import ServeLauncher, Subject, console
@@ -52,7 +51,7 @@ class Server:
     def target(self) -> Target:
         url = f"http://{HOST}:{self.port}"
         name = json.loads(_get(f"{url}/v1/models"))["data"][0]["id"]
-        return Target(Endpoint.parse(url, "/v1/completions"), name, url, token_ids=True)
+        return Target(url, name, token_ids=True)
 
     def totals(self) -> dict[str, dict[str, float]]:
         """Return sums since the start: `counters` of our scheduler, empty for vLLM's own, and the engine's `work`."""

@@ -14,8 +14,8 @@ from math import log
 from random import Random
 
 from benchmarks.traces import azure_conversation
+from coldstart.lab.plan import rearrive
 from coldstart.lab.traces import TraceRequest
-from coldstart.lab.traces.arrivals import rearrive
 
 SECONDS = {"0.7": 3.0, "0.9": 3.5, "1.1": 10.0, "burst": 3.0}
 """Of work at load 1, where lengths are drawn; a trace has TRACE_SECONDS at every load."""

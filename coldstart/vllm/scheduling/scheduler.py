@@ -15,7 +15,7 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from coldstart.scheduling import Job, SchedulerSettings, SkipJoinMlfq, make_policy
+from coldstart.scheduling import Job, Policy, SchedulerSettings, SkipJoinMlfq
 from coldstart.scheduling.placement import Placement
 from coldstart.vllm.scheduling import limits
 from coldstart.vllm.scheduling.counters import Counters, Exporter
@@ -28,7 +28,7 @@ from coldstart.vllm.scheduling.view import EngineView, Places
 
 
 class PolicyScheduler(PipelinedScheduler):
-    """Runs the chosen policy before every schedule(); see scheduling.settings for its settings."""
+    """Runs the policy before every schedule(); see scheduling.settings for its settings."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
@@ -41,7 +41,7 @@ class PolicyScheduler(PipelinedScheduler):
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
         self.profile = self.settings.iteration_profile()
         self._prefill_s = lru_cache(maxsize=8192)(self.profile.prefill)
-        self.ranking = make_policy(self.settings.policy, self.profile, self.settings)
+        self.ranking = self.create_ranking()
         self.batch = min(self.settings.batch or self.max_num_active_reqs, self.max_num_running_reqs)
         self.waiting = self.picked_new = PickedQueue()
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
@@ -59,6 +59,10 @@ class PolicyScheduler(PipelinedScheduler):
         self._stands_for, self._sessions = 0, False
         self._inside = self._unlisted = False
 
+    def create_ranking(self) -> Policy:
+        """Return the order of requests; a subclass may have another."""
+        return SkipJoinMlfq(self.profile, self.settings)
+
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
         super().add_request(request)
@@ -69,7 +73,7 @@ class PolicyScheduler(PipelinedScheduler):
         if not self.jobs:
             self._last_step_s = None  # no request ran since then
         cached = self.kv_cache_manager.get_computed_blocks(request)[1]
-        job = Job(request.request_id, now, request.num_prompt_tokens, None, cached, request.priority)
+        job = Job(request.request_id, now, request.num_prompt_tokens, cached, request.priority)
         self.placement.add(job, self._request_remaining_blocks(request), now)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:

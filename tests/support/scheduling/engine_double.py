@@ -7,75 +7,32 @@ parallel engine has separate cells and copies; vLLM's aggregator combines their 
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
-from coldstart.vllm.scheduling.arguments import kv_transfer_config
+from coldstart.scheduling import SchedulerSettings
+from coldstart.scheduling.settings import KEY
+from coldstart.vllm.scheduling import virtual_engine
+from coldstart.vllm.scheduling.virtual_engine import (
+    EngineResources,
+    Unreplicated,
+    configure,
+    create_scheduler,
+)
 
 BLOCK, VOCABULARY = 4, 1000
 POISON = -1
-CONFIG = {
-    "architectures": ["OPTForCausalLM"],
-    "model_type": "opt",
-    "hidden_size": 8,
-    "ffn_dim": 8,
-    "num_attention_heads": 1,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 512,
-    "vocab_size": VOCABULARY,
-    "word_embed_proj_dim": 8,
-    "torch_dtype": "float32",
-}
-
-
-@lru_cache
-def model_config(folder: Path) -> ModelConfig:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", seed=0)
-
-
-@lru_cache
-def base_config(folder: Path, host_blocks: int | None) -> VllmConfig:
-    """Building a VllmConfig takes seconds, so one per connector is kept and its numbers are changed."""
-    scheduler = SchedulerConfig(
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_model_len=256,
-        is_encoder_decoder=False,
-        enable_chunked_prefill=True,
-        async_scheduling=True,
-    )
-    transfer = None
-    if host_blocks is not None:
-        transfer = KVTransferConfig(**kv_transfer_config(4096, on_cpu=True))
-    return VllmConfig(
-        model_config=model_config(folder),
-        scheduler_config=scheduler,
-        cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
-        kv_transfer_config=transfer,
-    )
 
 
 @dataclass(frozen=True)
@@ -89,9 +46,7 @@ class Shape:
     tokens: int = 32
     blocks: int = 40
     host_blocks: int | None = None
-    prefix: bool = True
     depth: int = 2
-    block: int = BLOCK
     stages: int = 1
     tensor: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
@@ -106,47 +61,28 @@ class Shape:
         return self.depth > self.stages
 
 
-def build(folder: Path, shape: Shape, cls: type[AsyncScheduler]) -> AsyncScheduler:
-    config = base_config(folder, None if shape.host_blocks is None else 1)
+def build(shape: Shape, cls: type[AsyncScheduler]) -> AsyncScheduler:
+    machine = EngineResources(
+        slots=shape.slots,
+        token_budget=shape.tokens,
+        block_tokens=BLOCK,
+        device_blocks=shape.blocks - 1,
+        host_blocks=shape.host_blocks or 0,
+    )
+    settings = {"batch": shape.batch, **shape.settings}
+    config = configure(machine, SchedulerSettings.read({KEY: settings}))
     config.scheduler_config.async_scheduling = shape.asynchronous
     parallel = config.parallel_config
     parallel.tensor_parallel_size, parallel.pipeline_parallel_size = shape.tensor, shape.stages
     parallel.world_size = shape.ranks
-    config.scheduler_config.max_num_seqs = shape.slots
-    config.scheduler_config.max_num_active_seqs = shape.batch
-    config.scheduler_config.max_num_batched_tokens = shape.tokens
-    config.scheduler_config.max_num_scheduled_tokens = shape.tokens
-    config.cache_config.enable_prefix_caching = shape.prefix
-    config.cache_config.num_gpu_blocks = shape.blocks
-    config.cache_config.block_size = shape.block
-    config.additional_config = {"coldstart_scheduler": {"batch": shape.batch, **shape.settings}}
-    if config.kv_transfer_config is not None:
-        assert shape.host_blocks is not None
-        config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = shape.host_blocks * 4096
-    init_none_hash(sha256)
-    spec = FullAttentionSpec(block_size=shape.block, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    kv = KVCacheConfig(
-        num_blocks=shape.blocks,
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-    )
-    made = cls(
-        vllm_config=config,
-        kv_cache_config=kv,
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=shape.block,
-        log_stats=True,
-    )
+    made = create_scheduler(cls, config)
     # With a pipeline vLLM schedules asynchronously on its second model runner only, which the CPU platform has not.
     made.use_v2_model_runner = shape.stages > 1 and shape.asynchronous
     return made
 
 
-def make_request(name: str, prompt: list[int], output: int, priority: int = 0, block: int = BLOCK) -> Request:
-    params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
-    return Request(
-        name, prompt, params, None, priority=priority, block_hasher=get_request_block_hasher(block, sha256)
-    )
+def make_request(name: str, prompt: list[int], output: int, priority: int = 0) -> Request:
+    return virtual_engine.make_request(name, prompt, output, BLOCK, priority)
 
 
 def digested(value: int, token: int) -> int:
@@ -242,7 +178,7 @@ class Rank:
         self.worker: OffloadingConnectorWorker | None = None
         if scheduler.connector is not None:
             self.worker = OffloadingConnectorWorker(
-                _Unreplicated(), scheduler.vllm_config, scheduler.kv_cache_config
+                Unreplicated(), scheduler.vllm_config, scheduler.kv_cache_config
             )
             self.symbolic = SymbolicWorker(self.cells, random, slowest=6)
             self.worker.worker = self.symbolic
@@ -389,7 +325,3 @@ class EngineDouble:
         for per_client in done.values():
             for item in per_client.outputs:
                 self.outputs[item.request_id] += item.new_token_ids
-
-
-class _Unreplicated:
-    replicated_layout = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from random import Random
 from typing import Any, Self
 
@@ -68,10 +67,8 @@ def _random_shape(random: Random) -> Shape:
         tokens=random.choice([8, 24, 64]),
         blocks=random.choice([12, 18, 30, 200]),
         host_blocks=random.choice([None, None, 3, 12, 60]),
-        prefix=True,
         depth=random.choice([1, 2]),
         settings={
-            "policy": random.choice(["skip-join-mlfq"] * 5 + ["naive-mlfq", "fcfs", "fixed-priority"]),
             "alpha_s": random.choice([0.05, 0.5, 5.0]),
             "alpha_scale": random.choice([0.0, 4.0]),
             "promoted_cap": random.choice([None, 0.3]),
@@ -85,9 +82,9 @@ def _random_shape(random: Random) -> Shape:
 class Run:
     """One workload on one engine, step by step, and what must be true at its end; a subclass checks each step."""
 
-    def __init__(self, folder: Path, load: Load, seed: int, cls: type[AsyncScheduler]) -> None:
+    def __init__(self, load: Load, seed: int, cls: type[AsyncScheduler]) -> None:
         self.load = load
-        self.scheduler: Any = build(folder, load.shape, cls)
+        self.scheduler: Any = build(load.shape, cls)
         self.engine = EngineDouble(self.scheduler, load.shape, seed)
         self.steps = self.chunks = self.prefix_hits = 0
         self.host_full = False
@@ -150,10 +147,8 @@ class Run:
 class Checked(Run):
     """One workload under skip-join MLFQ or another ranking; every step is checked."""
 
-    def __init__(
-        self, folder: Path, load: Load, seed: int, cls: type[PolicyScheduler] = PolicyScheduler
-    ) -> None:
-        super().__init__(folder, load, seed, cls)
+    def __init__(self, load: Load, seed: int, cls: type[PolicyScheduler] = PolicyScheduler) -> None:
+        super().__init__(load, seed, cls)
         self.rules = Rules(self.scheduler, self.engine.pending_requests)
 
     def _step(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from coldstart.errors import UsageError
 from coldstart.fleet import configuration, plan
 from coldstart.fleet.timing import Overlap
-from coldstart.lab.fleet import replay
+from coldstart.lab import fleet_replay as replay
 
 GOOD: dict[str, Any] = {
     "placement": "pipeline",

@@ -11,7 +11,7 @@ from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.specification import FIRST_FIT, LOCALITY, FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
-from coldstart.lab.fleet.simulate import FleetRequest, simulate
+from coldstart.lab.fleet import FleetRequest, simulate
 
 COSTS = Costs(2.0, 1.0, 2.0, 0.25, 0.0, 1.0, 0.5)
 SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0, host_memory=100) for n in range(2)]

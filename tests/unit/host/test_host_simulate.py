@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
+from benchmarks.host.baselines import ShadowCache
 from coldstart.host.policies import POLICIES, ModelCost
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.lab.host.shadow import ShadowCache
-from coldstart.lab.host.simulate import HostRequest, simulate
+from coldstart.lab.host import HostRequest, simulate
 
 A, B = ModelSpec.simple("a", 10, 5.0), ModelSpec.simple("b", 10, 7.0)
 

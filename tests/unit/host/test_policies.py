@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tools.examples import examples
 
+from benchmarks.host.baselines import ShadowCache
+from benchmarks.host.offline import solve
 from coldstart.host.policies import POLICIES, ModelCost, Policy
 from coldstart.host.policies.iam import IAM, REBUILD_S, UPDATE_S
 from coldstart.host.policies.predictive import Predictive, least_loss
 from coldstart.host.policies.protocol import LRU
-from coldstart.lab.host.offline import Oracle, solve
-from coldstart.lab.host.shadow import ShadowCache
 
 EQUAL = {name: ModelCost(1, 1.0) for name in ("a1", "a2", "b1", "b2")}
 
@@ -139,7 +139,7 @@ def _optimum(asked: list[str], costs: dict[str, ModelCost], capacity: int) -> fl
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_bound_is_below_the_optimum_and_the_plan_is_kept(seed: int) -> None:
+def test_the_optimum_is_between_the_bound_and_the_plan(seed: int) -> None:
     random = Random(seed)
     costs = {m: ModelCost(random.randint(1, 6), random.uniform(1, 9)) for m in "abcd"}
     asked = random.choices("abcd", k=13)
@@ -147,10 +147,6 @@ def test_the_bound_is_below_the_optimum_and_the_plan_is_kept(seed: int) -> None:
     found = solve(asked, costs, 9)
     assert found.bound_s <= best + 1e-9
     assert best - 1e-9 <= found.plan_s <= 1.5 * best
-    cache = ShadowCache(Oracle(costs, 9, asked), costs, 9)
-    for time, model in enumerate(asked):
-        cache.request(model, float(time))
-    assert cache.cost_s == pytest.approx(found.plan_s)
 
 
 MODELS = [f"m{i}" for i in range(8)]

@@ -122,24 +122,6 @@ def test_apply_copies_kv_to_the_host_unless_recompute_is_asked_for() -> None:
     assert copies not in flags(scheduler.apply(PLAN, mlfq(strategy="recompute"), None, on_cpu=False))
 
 
-@pytest.mark.parametrize(
-    "names_it",
-    [
-        lambda: SchedulerSettings("express"),
-        lambda: SchedulerSettings.read({KEY: {"policy": "express", "price": 0.1}}),
-        lambda: scheduler.check(fcfs(), Arguments(["--scheduler-cls", scheduler.REMOVED_CLS])),
-        lambda: scheduler.apply(
-            LaunchPlan(["--scheduler-cls", scheduler.REMOVED_CLS]), fcfs(), None, on_cpu=True
-        ),
-    ],
-    ids=["command line", "vLLM's additional config", "saved vLLM arguments", "vLLM arguments of a host"],
-)
-def test_the_removed_scheduler_is_refused_with_a_hint(names_it: Callable[[], object]) -> None:
-    with pytest.raises(UsageError, match="'express': it was removed") as refused:
-        names_it()
-    assert refused.value.hint == "use --scheduler auto or --scheduler skip-join-mlfq"
-
-
 @pytest.mark.parametrize("flag", ["--scheduler-cls", "--additional-config", "--kv-transfer-config"])
 def test_two_choices_are_refused(flag: str) -> None:
     with pytest.raises(UsageError, match=flag):

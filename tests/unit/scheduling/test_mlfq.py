@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 from coldstart.scheduling import (
     IterationProfile,
     Job,
-    NaiveMlfq,
     SchedulerSettings,
     SkipJoinMlfq,
-    make_policy,
     pick,
 )
 from coldstart.scheduling.policy import Policy, Turns
@@ -108,33 +106,6 @@ def test_a_negative_priority_stays_on_top_and_a_positive_one_joins_lower() -> No
     assert (urgent.level, patient.level) == (0, 2)
 
 
-def test_naive_mlfq_joins_the_top_and_sinks_one_level() -> None:
-    policy, job = (
-        NaiveMlfq(PROFILE, SchedulerSettings(alpha_scale=0.0, promoted_cap=None, levels=5, alpha_s=100)),
-        Job("a", 0, 5000),
-    )
-    policy.add(job, 0)
-    assert job.level == 0
-    policy.add_service(job, 500.0, 1)
-    assert job.level == 1
-
-
-def test_other_policies_have_the_order_of_their_names() -> None:
-    jobs = [Job("a", 0, 200, 1), Job("b", 1, 10, 900), Job("c", 2, 100, 2)]
-    orders = {}
-    for name in ("fcfs", "fixed-priority", "srpt"):
-        policy = make_policy(name, PROFILE)
-        for job in jobs:
-            policy.add(job, job.arrival_s)
-        orders[name] = "".join(names(policy))
-    assert orders == {"fcfs": "abc", "fixed-priority": "bca", "srpt": "cab"}
-
-
-def test_an_unknown_policy_names_the_known() -> None:
-    with pytest.raises(ValueError, match="skip-join-mlfq"):
-        make_policy("lottery", PROFILE)
-
-
 def test_the_first_ready_jobs_of_an_order_are_picked() -> None:
     policy = mlfq()
     jobs = [Job("old", 0, 5000), *(Job(str(i), i + 1, 1) for i in range(4))]
@@ -165,15 +136,10 @@ STEPS = st.lists(
 )
 
 
-@given(
-    STEPS, st.sampled_from(["skip-join-mlfq", "naive-mlfq"]), st.sampled_from([None, 0.3]), st.integers(1, 3)
-)
-def test_any_history_keeps_the_invariants(
-    steps: list[tuple[str, int]], name: str, cap: float | None, eta: int
-) -> None:
+@given(STEPS, st.sampled_from([None, 0.3]), st.integers(1, 3))
+def test_any_history_keeps_the_invariants(steps: list[tuple[str, int]], cap: float | None, eta: int) -> None:
     tunables = SchedulerSettings(alpha_scale=0.0, levels=6, alpha_s=7.0, promoted_cap=cap, eta=eta)
-    policy = make_policy(name, PROFILE, tunables)
-    assert isinstance(policy, SkipJoinMlfq)
+    policy = SkipJoinMlfq(PROFILE, tunables)
     live: dict[str, Job] = {}
     now = 0.0
     for number, (step, value) in enumerate(steps):

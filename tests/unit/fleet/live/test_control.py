@@ -20,7 +20,7 @@ from coldstart.fleet.live.orders import NodeReport, RankOrder
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
-from coldstart.lab.fleet.simulate import FleetRequest, simulate
+from coldstart.lab.fleet import FleetRequest, simulate
 
 
 class Silent:

@@ -27,7 +27,7 @@ def test_recomputation_needs_no_connector() -> None:
 
 def test_neither_the_policies_nor_the_flags_import_an_engine() -> None:
     code = (
-        "import sys, coldstart.scheduling, coldstart.lab.scheduling, coldstart.lab.replay.plan;"
+        "import sys, coldstart.scheduling, coldstart.lab.plan, coldstart.lab.live;"
         "import coldstart.vllm.scheduling.arguments;"
         "sys.exit(bool({'torch', 'vllm', 'typer', 'numpy'} & set(sys.modules)))"
     )

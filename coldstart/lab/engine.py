@@ -1,0 +1,138 @@
+"""Simulator of one server: vLLM's own scheduler on the virtual clock of the loop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any
+
+from coldstart.errors import UsageError
+from coldstart.lab.live import Replay
+from coldstart.lab.loop import Call, Loop, Timer
+from coldstart.lab.records import RequestRecord
+from coldstart.lab.traces import TraceRequest, prompt_tokens
+from coldstart.scheduling import IterationProfile, SchedulerSettings
+from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine
+
+VOCABULARY = 1 << 31
+
+
+class EngineSimulator:
+    """One server; `run` it once. `records` are in order of arrival, and `engine` has the counts of the run."""
+
+    def __init__(
+        self, profile: IterationProfile, settings: SchedulerSettings, machine: EngineResources, **given: Any
+    ) -> None:
+        self.engine = VirtualEngine(profile, settings, machine, self._emit, **given)
+        self.records: list[RequestRecord] = []
+        self._policy, self._loop = settings.policy, Loop()
+        self._timer: Timer | None = None
+
+    @property
+    def now(self) -> float:
+        """Return the time since the start of the trace in seconds."""
+        return self._loop.now
+
+    def run(self, rows: Iterable[TraceRequest]) -> list[RequestRecord]:
+        """Replay rows in order of arrival.
+
+        Raises:
+            ValueError: The KV of a request never fits the device.
+            UsageError: The scheduler cannot continue.
+        """
+        self._loop.run(self._arrivals(rows))
+        if left := [record for record in self.records if record.finished_s is None]:
+            raise self._deadlock(left)
+        return self.records
+
+    def _arrivals(self, rows: Iterable[TraceRequest]) -> Iterator[tuple[float, Call]]:
+        for number, row in enumerate(rows):
+            yield row.arrival_s, partial(self._arrive, number, row)
+
+    def _arrive(self, number: int, row: TraceRequest) -> None:
+        prompt = prompt_tokens(row, number, 0, VOCABULARY)
+        self.engine.add(str(number), prompt, row.output_tokens)
+        self.records.append(
+            RequestRecord(
+                number,
+                row.arrival_s,
+                row.prompt_tokens,
+                row.output_tokens,
+                row.model,
+                "simulated",
+                sent_s=row.arrival_s,
+            )
+        )
+        if self.engine.idle:
+            self._plan(self.now)
+
+    def _plan(self, time: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.plan(time, self._step) if time < inf else None
+
+    def _step(self) -> None:
+        self._timer = None
+        self._plan(self.engine.step(self.now))
+
+    def _emit(self, name: str, tokens: int, ended: bool) -> None:
+        record = self.records[int(name)]
+        if tokens and record.first_token_s is None:
+            record.first_token_s = self.now
+        record.output_tokens += tokens
+        if ended:
+            record.finished_s = self.now
+
+    def _deadlock(self, left: list[RequestRecord]) -> Exception:
+        """Return the error of a scheduler that runs no request.
+
+        Placement counts one block beyond the tokens of an evicted request, so one as large as the device may not return.
+        """
+        capacity = self.engine.machine.device_blocks
+        blocks = max(self.engine.machine.blocks(one.prompt_tokens + one.wanted_tokens) for one in left)
+        if blocks < capacity:
+            return RuntimeError(f"the scheduler chose none of {len(left)} unfinished requests")
+        return UsageError(
+            f"{self._policy} cannot continue any of {len(left)} requests: one of them needs all {capacity} KV"
+            " blocks of the device",
+            hint=f"--kv-blocks {blocks + 1}, or shorter requests: --max-prompt, --max-output",
+        )
+
+
+def replay(
+    rows: Iterable[TraceRequest],
+    profile: IterationProfile,
+    settings: SchedulerSettings,
+    kv_blocks: int | None,
+) -> Replay:
+    """Replay on one server with `kv_blocks` on its device. Ctrl-C ends the replay and retains the finished requests.
+
+    Raises UsageError if a request never fits, or the scheduler cannot continue.
+    """
+    resources = EngineResources() if kv_blocks is None else EngineResources(device_blocks=kv_blocks)
+    if settings.host_bytes is not None:
+        resources = replace(resources, host_blocks=settings.host_bytes // resources.block_bytes)
+    simulator, ended = EngineSimulator(profile, settings, resources), "complete"
+    try:
+        with _raising_on_ctrl_c():
+            simulator.run(rows)
+    except ValueError as problem:
+        raise UsageError(str(problem)) from problem
+    except KeyboardInterrupt:
+        ended = "interrupted"
+    done = [record for record in simulator.records if record.ok]
+    return Replay(done, simulator.now, ended)
+
+
+@contextmanager
+def _raising_on_ctrl_c() -> Iterator[None]:
+    # The handler of the command line would end the process at once.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,1 +1,0 @@
-"""Simulator of a fleet, and replays of traces on it."""

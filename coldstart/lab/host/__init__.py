@@ -1,1 +1,0 @@
-"""Simulator of a model host, replays of traces on it, and eviction policies that know the future."""

@@ -1,0 +1,234 @@
+"""Open-loop replay on OpenAI-compatible servers: every request is sent at its own time, independent of earlier requests.
+
+Invariants: a request waits only for the clock; an interrupted or aborted replay retains its measurements; the client's own
+lateness is part of every record. The prompt depends only on the trace row and the seed, and equal hash_ids give equal
+tokens, so that a replay exercises prefix caching as the recorded service did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from random import Random
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from coldstart.lab.records import RequestRecord
+from coldstart.lab.traces import TraceRequest, prompt_tokens
+from coldstart.validate import openai
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+BALANCERS = ("round-robin", "least-outstanding", "random")
+DEAD_AFTER = 8
+"""Number of consecutive failed connections after which the target counts as dead."""
+MAX_LINE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One server: its base URL, model name and key.
+
+    `token_ids` requests the answer's token ids (a vLLM extension) and records their digest. With `by_row` a request names the
+    model of its row instead of `model`. Raises ValueError for another URL than http or https.
+    """
+
+    url: str
+    model: str
+    api_key: str | None = None
+    token_ids: bool = False
+    by_row: bool = False
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"target {self.url!r} is not an http(s) URL")
+
+    @property
+    def address(self) -> str:
+        """Return the URL of completions."""
+        base = self.url if "://" in self.url else f"http://{self.url}"
+        return base.rstrip("/") + openai.COMPLETIONS
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    seed: int = 0
+    vocabulary: int = 1000
+    timeout_s: float = 600.0
+    balance: str = "round-robin"
+
+
+@dataclass(slots=True)
+class Replay:
+    """Result of a replay: `ended` is 'complete', 'interrupted' or 'target dead'; `error` is the last error of a request.
+
+    The records are in order of the trace.
+    """
+
+    records: list[RequestRecord] = field(default_factory=list)
+    duration_s: float = 0.0
+    ended: str = "complete"
+    error: str | None = None
+
+
+class _Run:
+    def __init__(self, targets: Sequence[Target], settings: ReplaySettings, session: ClientSession) -> None:
+        self.targets, self.settings, self.session, self.replay = targets, settings, session, Replay()
+        self.stop, self.refused, self.sent = asyncio.Event(), 0, 0
+        self.random, self.outstanding = Random(settings.seed), [0] * len(targets)
+        self.start = time.perf_counter()
+
+    def clock(self) -> float:
+        return time.perf_counter() - self.start
+
+    async def go(self, trace: Iterable[TraceRequest]) -> Replay:
+        running: set[asyncio.Task[None]] = set()
+        for number, row in enumerate(trace):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stop.wait(), max(0.0, row.arrival_s - self.clock()))
+            if self.stop.is_set():
+                break
+            task = asyncio.create_task(self._one(number, row))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        await self._drain(running)
+        self.replay.duration_s = self.clock()
+        self.replay.records.sort(key=lambda record: record.number)
+        return self.replay
+
+    async def _one(self, number: int, row: TraceRequest) -> None:
+        index = self._choose()
+        record = RequestRecord(number, row.arrival_s, row.prompt_tokens, row.output_tokens, row.model)
+        prompt = prompt_tokens(row, number, self.settings.seed, self.settings.vocabulary)
+        self.outstanding[index] += 1
+        connected = True
+        try:
+            connected = await self._send(self.targets[index], prompt, record)
+        except asyncio.CancelledError:
+            record.error = "not finished when the replay ended"
+        finally:
+            self.outstanding[index] -= 1
+            self.replay.records.append(record)
+        self.replay.error = record.error or self.replay.error
+        self.refused = 0 if connected else self.refused + 1
+        if self.refused >= DEAD_AFTER:
+            self.end("target dead")
+
+    async def _send(self, target: Target, prompt: list[int], record: RequestRecord) -> bool:
+        """Stream one completion into `record`; return whether the server accepted the connection.
+
+        Errors are stored in record.error and not raised.
+        """
+        import aiohttp
+
+        body = openai.build_request(
+            prompt,
+            record.wanted_tokens,
+            stream=True,
+            model=(record.model if target.by_row else None) or target.model,
+            token_ids=target.token_ids,
+            usage=True,
+        )
+        headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+        record.target, record.sent_s = target.url, self.clock()
+        answer = sha256() if target.token_ids else None
+        try:
+            async with asyncio.timeout(self.settings.timeout_s):
+                async with self.session.post(target.address, json=body, headers=headers) as response:
+                    if response.status != 200:
+                        record.error = f"HTTP {response.status}: {(await response.text())[:300]}"
+                        return True
+                    async for line in response.content:
+                        self._read(line, record, answer)
+        except aiohttp.ClientConnectorError as problem:
+            record.error = f"cannot connect to {problem.host}:{problem.port}: {problem.os_error}"
+            return False
+        except TimeoutError:
+            record.error = f"the answer did not end within {self.settings.timeout_s:g} s"
+        except aiohttp.ClientError as problem:
+            record.error = f"the connection was lost within an answer ({problem})"
+        except (OSError, openai.ServerError, ValueError) as problem:
+            record.error = f"{type(problem).__name__}: {problem}"
+        if record.error is None and record.finished_s is None:
+            record.error = "the answer ended without a token"
+        record.answer = answer.hexdigest() if answer else None
+        return True
+
+    def _read(self, line: bytes, record: RequestRecord, answer: Any) -> None:
+        """Record one server-sent event. The server's usage, if reported, replaces the count of chunks."""
+        event = openai.parse_event(line)
+        if event is None:
+            return
+        if event.choice:
+            record.finished_s = now = self.clock()
+            record.first_token_s = now if record.first_token_s is None else record.first_token_s
+            record.output_tokens += 1
+            if answer is not None:
+                answer.update(b"".join(b"%d," % token for token in event.token_ids))
+        record.output_tokens = event.usage.get("completion_tokens", record.output_tokens)
+        record.prompt_tokens = event.usage.get("prompt_tokens", record.prompt_tokens)
+
+    def _choose(self) -> int:
+        count, self.sent = len(self.targets), self.sent + 1
+        if self.settings.balance == "least-outstanding":
+            return min(range(count), key=self.outstanding.__getitem__)
+        if self.settings.balance == "random":
+            return self.random.randrange(count)
+        return (self.sent - 1) % count
+
+    def end(self, why: str) -> None:
+        if not self.stop.is_set():
+            self.replay.ended = why
+            self.stop.set()
+
+    async def _drain(self, running: set[asyncio.Task[None]]) -> None:
+        """Wait for outstanding answers, unless the replay was stopped."""
+        stopped = asyncio.create_task(self.stop.wait())
+        while running and not self.stop.is_set():
+            await asyncio.wait({stopped, *running}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        for task in list(running):
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _on_sigint(stop: Callable[[], None]) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
+
+
+def replay(
+    trace: Iterable[TraceRequest],
+    targets: Sequence[Target],
+    settings: ReplaySettings,
+    interrupts: Callable[[Callable[[], None]], None] = _on_sigint,
+) -> Replay:
+    """Replay against running servers. Ctrl-C ends the replay and returns the measurements so far.
+
+    `interrupts` receives a function that stops the replay; callers without a handler for signals pass their own.
+
+    Raises:
+        ValueError: The balancing is unknown, or `targets` is empty.
+    """
+    if not targets:
+        raise ValueError("a replay needs at least one target")
+    if settings.balance not in BALANCERS:
+        raise ValueError(f"unknown balancing {settings.balance!r}; use one of: {', '.join(BALANCERS)}")
+
+    async def run() -> Replay:
+        from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+        # A new connection for each request: no server can slow a request by one of an earlier answer.
+        connector, never = TCPConnector(limit=0, force_close=True), ClientTimeout(total=None)
+        async with ClientSession(connector=connector, timeout=never, read_bufsize=MAX_LINE) as session:
+            running = _Run(targets, settings, session)
+            interrupts(lambda: running.end("interrupted"))
+            return await running.go(trace)
+
+    return asyncio.run(run())

@@ -1,0 +1,119 @@
+"""Requests of a replay from its options: a trace with other arrivals, models, lengths or duration.
+
+Invariant: the same options and seed give the same requests in a live replay and in each simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, count, takewhile
+from pathlib import Path
+from random import Random
+
+from coldstart.errors import UsageError
+from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, read_trace
+
+MODEL_MAPPINGS = ("round-robin", "zipf", "column")
+
+
+@dataclass(frozen=True, slots=True)
+class TracePlan:
+    """Options for reading and transforming a trace; `rate` replaces its arrival times, None keeps them."""
+
+    path: Path
+    trace_format: str = "mooncake"
+    columns: str | None = None
+    strict: bool = False
+    speedup: float = 1.0
+    duration_s: float | None = None
+    limit: int | None = None
+    rate: float | None = None
+    cv: float = 1.0
+    seed: int = 0
+    models: Sequence[str] = ()
+    mapping: str = "round-robin"
+    max_prompt: int | None = None
+    max_output: int | None = None
+
+    def over(self, names: Sequence[str], file: Path) -> TracePlan:
+        """Return this plan with the models of `file`: all of them if the plan names none.
+
+        Raises UsageError for an unknown model.
+        """
+        if unknown := sorted(set(self.models) - set(names)):
+            raise UsageError(
+                f"{file} contains no model {', '.join(unknown)}", hint=f"its models: {', '.join(names)}"
+            )
+        return replace(self, models=self.models or names)
+
+    def rows(self, report: TraceReport) -> list[TraceRequest]:
+        """Return the requests in order of arrival. Raises TraceError."""
+        columns = Columns.parse(self.columns) if self.columns else None
+        rows: Iterable[TraceRequest] = read_trace(
+            self.path, self.trace_format, columns=columns, strict=self.strict, report=report
+        )
+        if self.rate is not None:
+            rows = rearrive(rows, self.rate, self.cv, self.seed)
+        rows = [replace(row, arrival_s=row.arrival_s / self.speedup) for row in rows]
+        if (end := self.duration_s) is not None:
+            rows = takewhile(lambda row: row.arrival_s <= end, rows)
+        mapped = map_models(list(rows)[: self.limit], self.models, self.mapping, self.seed)
+        return [
+            replace(
+                row,
+                prompt_tokens=min(row.prompt_tokens, self.max_prompt or row.prompt_tokens),
+                output_tokens=min(row.output_tokens, self.max_output or row.output_tokens),
+            )
+            for row in mapped
+        ]
+
+
+def gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:
+    """Yield endless gaps in seconds, with shape 1/CV^2 and mean 1/rate; CV 1 is the Poisson process.
+
+    Raises TraceError unless rate > 0 and cv > 0.
+    """
+    if rate <= 0 or cv <= 0:
+        raise TraceError(
+            f"arrivals need a rate and a CV above zero, got rate {rate} and CV {cv}",
+            hint="write --rate 1 --cv 1, or larger values",
+        )
+    shape = 1 / cv**2
+    while True:
+        yield random.gammavariate(shape, 1 / (rate * shape))
+
+
+def rearrive(rows: Iterable[TraceRequest], rate: float, cv: float, seed: int) -> Iterator[TraceRequest]:
+    """Yield the same requests with the arrivals of a gamma process of `rate` per second instead of their own times."""
+    times = accumulate(gamma_gaps(rate, cv, Random(seed)))
+    return (replace(row, arrival_s=time) for row, time in zip(rows, times, strict=False))
+
+
+def map_models(
+    rows: Iterable[TraceRequest], models: Sequence[str], mapping: str, seed: int
+) -> Iterable[TraceRequest]:
+    """Assign one of `models` to each row: in turn, by Zipf's law (1 / rank), or by the values of the model column.
+
+    'column' assigns the trace's names to `models` in order of appearance, and starts over after the last model.
+    """
+    if not models:
+        return rows
+    if mapping not in MODEL_MAPPINGS:
+        raise TraceError(
+            f"unknown model mapping {mapping!r}", hint=f"use one of: {', '.join(MODEL_MAPPINGS)}"
+        )
+    if mapping == "column":
+        assigned: dict[str | None, str] = {}
+        return (
+            replace(row, model=assigned.setdefault(row.model, models[len(assigned) % len(models)]))
+            for row in rows
+        )
+    chosen = _draw(models, seed) if mapping == "zipf" else (models[i % len(models)] for i in count())
+    return (replace(row, model=model) for row, model in zip(rows, chosen, strict=False))
+
+
+def _draw(models: Sequence[str], seed: int) -> Iterator[str]:
+    weights, random = list(accumulate(1 / rank for rank in range(1, len(models) + 1))), Random(seed)
+    while True:
+        yield random.choices(models, cum_weights=weights)[0]

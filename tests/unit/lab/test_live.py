@@ -1,0 +1,96 @@
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+from tools.openai_server import FakeServer, running
+
+from coldstart.lab.live import ReplaySettings, Target, replay
+from coldstart.lab.traces import TraceRequest
+
+
+def target(port: int) -> Target:
+    return Target(f"http://127.0.0.1:{port}", "m", "key")
+
+
+def no_signals(stop: Callable[[], None]) -> None:
+    """Ignore signals, because a test must not replace the process's handlers."""
+
+
+def trace(count: int, gap_s: float = 0.0, output: int = 3) -> list[TraceRequest]:
+    return [TraceRequest(i * gap_s, 20, output) for i in range(count)]
+
+
+@pytest.mark.parametrize("mode", ["ok", "length"])
+def test_every_token_is_timed_and_counted(mode: str) -> None:
+    with running(FakeServer(mode)) as server:
+        result = replay(trace(5, 0.01), [target(server.port)], ReplaySettings(), no_signals)
+    assert result.ended == "complete"
+    assert [record.number for record in result.records] == [0, 1, 2, 3, 4]
+    for record in result.records:
+        assert record.ok and record.output_tokens == 3
+        assert (
+            record.sent_s is not None and record.first_token_s is not None and record.finished_s is not None
+        )
+        assert record.due_s <= record.sent_s <= record.first_token_s <= record.finished_s
+    assert server.bodies[0]["stream"] is True and server.bodies[0]["ignore_eos"] is True
+    assert [len(body["prompt"]) for body in server.bodies] == [20] * 5  # type: ignore[arg-type]
+
+
+def test_a_slow_server_does_not_slow_the_client() -> None:
+    with running(FakeServer(gap_s=0.2)) as server:
+        result = replay(trace(8, 0.01), [target(server.port)], ReplaySettings(), no_signals)
+    first_end = min(record.finished_s or 0 for record in result.records)
+    assert all((record.sent_s or 0) < first_end for record in result.records)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [("error", "429"), ("cut", "the connection was lost"), ("hang", "did not end within 0.3 s")],
+)
+def test_a_failing_request_is_recorded_not_raised(mode: str, words: str) -> None:
+    with running(FakeServer(mode)) as server:
+        result = replay(trace(2), [target(server.port)], ReplaySettings(timeout_s=0.3), no_signals)
+    assert all(record.error and words in record.error and not record.ok for record in result.records)
+
+
+def test_a_dead_target_ends_the_replay_and_keeps_the_records() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        result = replay(trace(10_000, 0.05), [target(port)], ReplaySettings(), no_signals)
+    assert result.ended == "target dead"
+    assert 8 <= len(result.records) < 100
+    assert all(record.error and "cannot connect to 127.0.0.1" in record.error for record in result.records)
+
+
+def test_a_server_that_answers_with_errors_is_not_dead() -> None:
+    with running(FakeServer("error", text="Connection pool exhausted")) as server:
+        result = replay(trace(30), [target(server.port)], ReplaySettings(), no_signals)
+    assert result.ended == "complete" and len(result.records) == 30
+    assert all("Connection pool exhausted" in (record.error or "") for record in result.records)
+
+
+def test_an_interrupt_keeps_what_was_measured() -> None:
+    def soon(stop: Callable[[], None]) -> None:
+        after = stop if server.answered > 2 else lambda: soon(stop)
+        asyncio.get_running_loop().call_later(0.25, after)
+
+    with running(FakeServer()) as server:
+        result = replay(trace(10_000, 0.02), [target(server.port)], ReplaySettings(), soon)
+    assert result.ended == "interrupted"
+    assert 0 < sum(record.ok for record in result.records) <= len(result.records) < 10_000
+
+
+@pytest.mark.parametrize("balance", ["round-robin", "least-outstanding", "random"])
+def test_several_servers_share_the_requests(balance: str) -> None:
+    with running(FakeServer(gap_s=0.01)) as one, running(FakeServer(gap_s=0.01)) as two:
+        targets = [target(one.port), target(two.port)]
+        replay(trace(12), targets, ReplaySettings(balance=balance), no_signals)
+        assert len(one.bodies) + len(two.bodies) == 12
+        assert one.bodies and two.bodies
+
+
+def test_a_target_must_be_an_url() -> None:
+    with pytest.raises(ValueError, match="URL"):
+        Target("ftp://x", "m")

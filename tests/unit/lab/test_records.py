@@ -1,0 +1,96 @@
+import json
+
+import pytest
+from support import pages
+
+from coldstart.lab.page import measure_load, render_replay
+from coldstart.lab.records import (
+    RequestRecord,
+    compare,
+    format_text,
+    parse_slo,
+    summarize,
+    tabulate,
+)
+
+
+def record(number: int, first: float, end: float, tokens: int) -> RequestRecord:
+    return RequestRecord(
+        number, 1.0, 10, tokens, sent_s=1.5, first_token_s=first, finished_s=end, output_tokens=tokens
+    )
+
+
+FAILED = RequestRecord(9, 1.0, 10, 5, sent_s=1.0, error="OSError: gone")
+
+
+def test_the_definitions() -> None:
+    one = record(0, first=2.0, end=4.0, tokens=5)
+    assert (one.ttft_s, one.tpot_s, one.normalized_s, one.latency_s, one.lag_s) == (1.0, 0.5, 0.6, 3.0, 0.5)
+    assert record(1, 2.0, 2.0, 1).tpot_s is None
+
+
+def test_failures_count_as_misses_and_not_as_latencies() -> None:
+    records = tabulate([record(0, 2.0, 4.0, 5), record(1, 9.0, 11.0, 5), FAILED])
+    found = summarize(records, parse_slo("ttft=2,tpot=1"), duration_s=10.0)
+    assert (found["requests"], found["completed"], found["failed"]) == (3, 2, 1)
+    assert found["slo"] == {"limits": {"ttft_s": 2.0, "tpot_s": 1.0}, "attainment": pytest.approx(1 / 3)}
+    assert found["goodput_per_s"] == pytest.approx(0.1)
+    assert found["ttft_s"]["mean"] == 4.5  # type: ignore[index]
+    json.dumps(found)
+
+
+def test_no_records_are_an_empty_result() -> None:
+    found = summarize(tabulate([]), {}, 0.0)
+    assert found["ttft_s"] is None and found["requests_per_s"] == 0.0
+    assert "0 of 0" in format_text(found)
+
+
+@pytest.mark.parametrize("bad", ["ttft", "speed=1", "tpot=-1", "ttft=fast"])
+def test_a_bad_slo_is_refused(bad: str) -> None:
+    with pytest.raises(ValueError):
+        parse_slo(bad)
+
+
+def test_a_comparison_says_how_many_times_better() -> None:
+    slow = summarize(tabulate([record(0, 3.0, 9.0, 5)]), {}, 10.0)
+    fast = summarize(tabulate([record(0, 2.0, 5.0, 5)]), {}, 5.0)
+    ratios = compare(fast, slow)
+    assert ratios["ttft_s.mean"] == 2.0 and ratios["latency_s.p95"] == 2.0 and ratios["requests_per_s"] == 2.0
+    assert "ttft_s.mean" in format_text(fast, ratios)
+    with pytest.raises(ValueError, match="trace-replay"):
+        compare(fast, {"what": 1})
+
+
+def test_a_page_has_load_and_distributions() -> None:
+    records = tabulate([FAILED, record(0, 2.0, 4.0, 5)])
+    html = render_replay("a <b>", summarize(records, {}, 4.0), records)
+    pages.check(html)
+    found = pages.plots(html)
+    assert "a &lt;b&gt;" in html and len(found) == 3 + 5
+    labels = set[str]().union(*map(pages.axis_labels, found))
+    assert {"requests", "tokens per second", "requests per second", "TTFT (s)", "time (s)"} <= labels
+
+
+def test_the_load_over_time_adds_up() -> None:
+    # 1.0 due; tokens 2.0 to 6.0, one of five at once and one a second; another one's three all at 4.0.
+    records = tabulate([record(0, 2.0, 6.0, 5), record(1, 4.0, 4.0, 3), FAILED])
+    load = {
+        name: dict(points)
+        for series in measure_load(records, 600.0).values()
+        for name, points in series.items()
+    }
+    assert [load["waiting for a token"][float(time)] for time in range(6)] == [0, 2, 1, 1, 0, 0]
+    assert [load["being answered"][float(time)] for time in range(8)] == [0, 0, 1, 1, 1, 1, 0, 0]
+    assert [load["arrivals"][float(time)] for time in (1, 2)] == [2, 0]
+    tokens = [load["output tokens"][float(time)] for time in range(1, 8)]
+    assert tokens == pytest.approx([0, 1, 1, 1 + 3, 1, 1, 0])
+    assert measure_load(tabulate([FAILED]), 1.0) == {}
+
+
+def test_no_slo_is_not_judged() -> None:
+    found = summarize(tabulate([record(0, 2.0, 4.0, 5)]), {}, 4.0)
+    assert found["slo"] is None and found["goodput_per_s"] is None
+    assert "SLO" not in format_text(found) and "goodput" not in format_text(found)
+    assert "SLO attainment 100.0%" in format_text(
+        summarize(tabulate([record(0, 2.0, 4.0, 5)]), {"ttft_s": 9.0}, 4.0)
+    )
