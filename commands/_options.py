@@ -157,9 +157,15 @@ class Common:
             )
 
 
-def option(*flags: str, help: str, metavar: str | None = None, envvar: str | None = None) -> Any:
+def option(
+    *flags: str, help: str, metavar: str | None = None, envvar: str | None = None, show_envvar: bool = True
+) -> Any:
     """Return the declaration of an option."""
-    return typer.Option(*flags, help=help, metavar=metavar, envvar=envvar, show_envvar=envvar is not None)
+    return typer.Option(*flags, help=help, metavar=metavar, envvar=envvar, show_envvar=show_envvar)
+
+
+# The help of every command repeats these options without their variables.
+_unbound_option = functools.partial(option, show_envvar=False)
 
 
 _CACHE_DIR = option(
@@ -171,22 +177,26 @@ _CACHE_DIR = option(
 
 
 def _common(
-    format: Annotated[Format, option("--format", help="Format of the result.")] = "text",
+    format: Annotated[Format, _unbound_option("--format", help="Format of the result.")] = "text",
     output: Annotated[
         Path | None,
-        option(
+        _unbound_option(
             "--output",
             "-o",
             help="Write the printed result to this file; default: standard output.",
             metavar="FILE",
         ),
     ] = None,
-    quiet: Annotated[bool, option("--quiet", "-q", help="Print only the result.")] = False,
-    verbose: Annotated[bool, option("--verbose", "-v", help="Print more details.")] = False,
-    progress: Annotated[Progress, option("--progress", help="Format of progress messages.")] = "auto",
+    quiet: Annotated[bool, _unbound_option("--quiet", "-q", help="Print only the result.")] = False,
+    verbose: Annotated[bool, _unbound_option("--verbose", "-v", help="Print more details.")] = False,
+    progress: Annotated[
+        Progress, _unbound_option("--progress", help="Format of progress messages.")
+    ] = "auto",
     offline: Annotated[
         bool,
-        option("--offline", help="Download and upload nothing; use models and bundles on this machine."),
+        _unbound_option(
+            "--offline", help="Download and upload nothing; use models and bundles on this machine."
+        ),
     ] = False,
     cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
 ) -> tuple[Output, bool, Cache]:

@@ -6,7 +6,7 @@ single options. A step that fails is recorded with the end of its log and does n
 
 Run: python -m benchmarks gpu/plan PART --out DIR [--seconds N] [--shape 7b]
 Time: 14 minutes in all on an H100
-Result: gpu/plan-probe-h200.json, gpu/plan-materialize-h200.json, gpu/plan-compare-h200.json, gpu/plan-fork-h200.json
+Result: gpu/plan-compare-h200.json and other parts beside it
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def reclaim_images(root: Path, *, dry_run: bool) -> Reclaimed:
 def _reclaim_engines(cache: Cache, remaining: Collection[str], dry_run: bool) -> Reclaimed:
     """Remove the images of engines whose bundle is not among the digests `remaining`."""
     kept = {runtime_image.engine_place(cache.runtimes, digest) for digest in remaining}
-    root = runtime_image.engine_place(cache.runtimes, "").parent
+    root = runtime_image.engine_place(cache.runtimes, "")  # the directory of all of them
     dead = tuple(path for path, _ in _named(root) if path not in kept)
     freed = sum(map(runtime_image.size, dead))
     for path in () if dry_run else dead:

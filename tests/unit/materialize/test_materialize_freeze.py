@@ -15,6 +15,7 @@ from tools import bundles
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
+from coldstart.launch import pruning
 from coldstart.materialize import freeze, progress
 from coldstart.materialize.workspace import workspace
 from coldstart.system.paths import Cache
@@ -31,7 +32,8 @@ def no_phase(*_: object) -> Iterator[progress.Steps]:
 def test_snapshot_directory_stays_during_another_materialization(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, cache = Store(tmp_path / "store"), Cache.at(tmp_path / "cache")
+    cache = Cache.at(tmp_path / "cache")
+    store = Store(cache.bundles)
     bundle = bundles.publish(store, tmp_path / "scratch")
 
     def frozen(plan: LaunchPlan, images: Path, timeout_s: float) -> None:
@@ -52,6 +54,5 @@ def test_snapshot_directory_stays_during_another_materialization(
     assert runtime_image.obstacle(image) is None and image.stat().st_mode & 0o077 == 0
     assert {file.name: file.stat().st_mode & 0o777 for file in image.iterdir()} == {"pages-1.img": 0o600}
     assert list(cache.work.iterdir()) == []
-    store.prune(keep=None, drop=[bundle])
-    assert runtime_image.prune_engines(cache.runtimes, [], dry_run=False).paths == (image,)
+    assert pruning.prune(cache, [bundle.name]).frozen == (image,)
     assert not freeze.has_snapshot(lookup, bundle)
