@@ -247,8 +247,8 @@ def figure15() -> dict[str, Any]:
         total = sum(record.latency_s or 0.0 for record in done.records)
         counters = done.engine.scheduler.counters
         waits = {
-            "swapping": counters.loading_s,
-            "displaced": counters.blocked_on_loads_s - counters.loading_s,
+            "swapping": counters.loading_seconds,
+            "displaced": counters.blocked_on_loads_seconds - counters.loading_seconds,
         }
         return {name: 100 * seconds / total for name, seconds in waits.items()}
 
