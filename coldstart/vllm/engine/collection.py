@@ -21,8 +21,8 @@ _OWN = {name: getattr(gc, name) for name in ("collect", "freeze", "unfreeze")}
 
 
 def postpone_in_children() -> None:
-    """Postpone the collections of the engines that this process will fork."""
-    os.register_at_fork(after_in_child=postpone if _hook_core() else gc.enable)
+    """Postpone the collections of the engines that this process forks while its own garbage collector is off."""
+    os.register_at_fork(after_in_child=_postpone_if_starting if _hook_core() else gc.enable)
 
 
 def postpone_in_process() -> None:
@@ -37,6 +37,12 @@ def postpone() -> None:
     gc.disable()
     for name in _OWN:
         setattr(gc, name, _skip)
+
+
+def _postpone_if_starting() -> None:
+    # The hook cannot be removed: what a warm server or engine forks later collects as usual.
+    if not gc.isenabled():
+        postpone()
 
 
 def resume() -> None:

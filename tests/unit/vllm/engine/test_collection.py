@@ -77,6 +77,22 @@ def test_a_warm_engine_freezes_as_vllm_does(worker: Any, collections: list[str])
     assert collections == ["collect"] * 3 + ["freeze"]
 
 
+@pytest.mark.parametrize("starting", [True, False])
+def test_only_a_process_that_starts_passes_it_on_to_its_children(
+    worker: Any, collections: list[str], monkeypatch: pytest.MonkeyPatch, starting: bool
+) -> None:
+    after: list[Any] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: after.append(after_in_child))
+    collection.postpone_in_children()
+    if starting:
+        gc.disable()
+    (in_child,) = after
+    in_child()
+    assert gc.isenabled() is not starting
+    gc.collect()
+    assert collections == ([] if starting else ["collect"])
+
+
 def test_without_the_hook_collections_stay_on(monkeypatch: pytest.MonkeyPatch) -> None:
     after: list[Any] = []
     monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: after.append(after_in_child))
