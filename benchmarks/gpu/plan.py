@@ -421,7 +421,6 @@ def _started_plain(part: Part, name: str, number: int, *more: str, **env: str) -
         return found
 
 
-ORDER = ("standby", "template-runtime", "fresh", "plain", "plain-free")
 FILLED, ROUNDS = ("plain", "plain-free"), 3
 FREE = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_ENABLE_STARTUP_PLAN": "1"}
 
@@ -438,15 +437,15 @@ def compare(part: Part, shape: str) -> None:
         lambda: part.run("asleep", *coldstart("template", "start", "--level", "asleep-1", *words)),
     )
     part.answer("memory asleep", gpu_memory)
+    # The short ones first, so that a part that is cut off has them; the first plain start fills vLLM's own caches.
     starts: dict[str, Callable[[int], Any]] = {
-        "plain": lambda n: _started_plain(part, "plain", n),
-        "fresh": lambda n: _started(part, "fresh", n),
-        "template-runtime": lambda n: _started(part, "template-runtime", n),
         "standby": lambda n: _started(part, "standby", n),
+        "template-runtime": lambda n: _started(part, "template-runtime", n),
+        "fresh": lambda n: _started(part, "fresh", n),
+        "plain": lambda n: _started_plain(part, "plain", n),
         "plain-free": lambda n: _started_plain(part, "plain-free", n, "-cc", FULL_ONLY, **FREE),
     }
-    # The short ones first, so that a part that is cut off has them; the first plain start fills vLLM's own caches.
-    order = sorted(starts, key=list(ORDER).index)
+    order = list(starts)
     for number in range(ROUNDS + 1):
         for name in order:
             if number > 0 or name in FILLED:

@@ -81,9 +81,9 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     drop = [store.get(ref, one_key=True) for ref in refs]
     pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
     removed = tuple(entry.digest for entry in pruned.removed)
-    unpacked = _reclaim_unpacked(cache, store, removed, dry_run)
+    remaining = [bundle for bundle in store.list() if bundle.digest not in removed]
+    unpacked = _reclaim_unpacked(cache, remaining, dry_run)
     frozen = reclaim_images(cache.runtimes, dry_run=dry_run)
-    remaining = {bundle.digest for bundle in store.list()}.difference(removed)
     engines = _reclaim_engines(cache, remaining, dry_run)
     if not dry_run:
         scratch.sweep()
@@ -98,14 +98,9 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     return PruneReport(removed, pruned.files, unpacked.paths, snapshots, freed, pruned.note, every)
 
 
-def _reclaim_unpacked(cache: Cache, store: Store, removed: Collection[str], dry_run: bool) -> Reclaimed:
+def _reclaim_unpacked(cache: Cache, remaining: Sequence[Bundle], dry_run: bool) -> Reclaimed:
     """Remove what was unpacked from sections that no remaining bundle has, also where stores share a directory."""
-    live = {
-        blob.digest.removeprefix("sha256:")
-        for bundle in store.list()
-        if bundle.digest not in removed
-        for blob in _layers(bundle)
-    }
+    live = {blob.digest.removeprefix("sha256:") for bundle in remaining for blob in _layers(bundle)}
     roots = [cache.unpacked, paths.compiled_dir()]
     if (paths.state_dir() / "unpacked").is_dir():
         with suppress(UsageError):  # A directory of another user contains nothing of this store.
@@ -177,9 +172,9 @@ def reclaim_images(root: Path, *, dry_run: bool) -> Reclaimed:
     return Reclaimed(tuple(paths), freed)
 
 
-def _reclaim_engines(cache: Cache, remaining: Collection[str], dry_run: bool) -> Reclaimed:
-    """Remove the images of engines whose bundle is not among the digests `remaining`."""
-    kept = {runtime_image.engine_place(cache.runtimes, digest) for digest in remaining}
+def _reclaim_engines(cache: Cache, remaining: Sequence[Bundle], dry_run: bool) -> Reclaimed:
+    """Remove the images of engines that no remaining bundle has."""
+    kept = {runtime_image.engine_place(cache.runtimes, bundle.digest) for bundle in remaining}
     root = runtime_image.engine_place(cache.runtimes, "")  # the directory of all of them
     dead = tuple(path for path, _ in _named(root) if path not in kept)
     freed = sum(map(runtime_image.size, dead))
