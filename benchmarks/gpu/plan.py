@@ -1,8 +1,9 @@
 """Start modes of a 7B model on one GPU against plain vLLM, in parts with a time limit each; every answer is written at once.
 
 `probe` describes the machine and builds the model. `materialize` makes and proves the bundle. `compare` starts plain vLLM,
-plain vLLM with every free option, and each start mode in turn, with rotated order. `rest` parks a sleeping engine and tries
-single options. A step that fails is recorded with the end of its log and does not stop the others.
+plain vLLM with every free option, and each start mode in turn, with rotated order. `rest` parks a sleeping engine, tries
+single options and starts from a bundle with CUDA graphs. A step that fails is recorded with the end of its log and does
+not stop the others.
 
 Run: python -m benchmarks gpu/plan PART --out DIR [--seconds N] [--shape 7b]
 Time: 14 minutes in all on an H100
@@ -454,11 +455,11 @@ def compare(part: Part, shape: str) -> None:
 
 
 def rest(part: Part, shape: str) -> None:
-    """Park a sleeping engine, and try single options."""
-    words = (model_of(part.work), "--", *VLLM_ARGS, *SLEEP)
+    """Park a sleeping engine, try single options, and start from a bundle with CUDA graphs."""
+    asleep = (model_of(part.work), "--", *VLLM_ARGS, *SLEEP)
     part.answer(
         "sleeping engine",
-        lambda: part.run("asleep", *coldstart("template", "start", "--level", "asleep-1", *words)),
+        lambda: part.run("asleep", *coldstart("template", "start", "--level", "asleep-1", *asleep)),
     )
     part.answer("standby before", lambda: _started(part, "standby", 10))
     part.answer("park", lambda: _park(part))
@@ -471,6 +472,11 @@ def rest(part: Part, shape: str) -> None:
     )
     part.answer("instanttensor, free options", lambda: _started_plain(
         part, "instanttensor", 2, "--load-format", "instanttensor", "-cc", FULL_ONLY, **FREE, **path))  # fmt: skip
+    # vLLM captures each of these graphs as FULL, so a bundle may restore all of them; `plain-free` is the comparison.
+    words = ("--graphs", "--format", "json", "--", *VLLM_ARGS, *SLEEP, "-cc", FULL_ONLY)
+    part.answer("materialize with graphs", lambda: json.loads(
+        part.run("graphs", *coldstart("materialize", model_of(part.work), *words))))  # fmt: skip
+    part.answer("fresh with graphs", lambda: _started(part, "fresh", 12, "-cc", FULL_ONLY))
 
 
 PARK = """
