@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
-from coldstart.commands._completion import complete_host_model
+from coldstart.commands._completion import complete_model
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import printable
@@ -43,7 +43,7 @@ Name = Annotated[
     typer.Argument(
         metavar="NAME",
         help="Name or alias of a model of the host.",
-        autocompletion=complete_host_model,
+        autocompletion=complete_model,
     ),
 ]
 URL = "http://127.0.0.1:8000"
@@ -105,7 +105,7 @@ def unload(
         typer.Argument(
             metavar="[NAME]",
             help="Name or alias; default: all models that are not pinned.",
-            autocompletion=complete_host_model,
+            autocompletion=complete_model,
         ),
     ] = None,
     url: Annotated[str, _declare_url("UNLOAD")] = URL,

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
-from coldstart.commands._completion import complete_modes
 from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import READY_TIMEOUT, Baseline, Common, Model, Revision
 from coldstart.commands._options import command as declare
@@ -37,7 +36,6 @@ def command(
             "--modes",
             metavar="M,...",
             help=f"Modes to measure, of {', '.join(run_order.MODES)}; default: all.",
-            autocompletion=complete_modes,
         ),
     ] = None,
     steady: Annotated[

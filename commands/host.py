@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.commands import _host_live
-from coldstart.commands._completion import complete_policy
 from coldstart.commands._options import Common, option
 from coldstart.commands._options import command as declare
 from typer.core import TyperGroup
@@ -75,7 +74,6 @@ def run(
             "--policy",
             metavar="NAME",
             help="Eviction policy when memory is full: lru, iam or predictive (default).",
-            autocompletion=complete_policy,
         ),
     ] = None,
     idle: Annotated[

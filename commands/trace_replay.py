@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from coldstart.artifacts import canonical
 from coldstart.commands import _replay_options
-from coldstart.commands._completion import complete_mapping, complete_reference
+from coldstart.commands._completion import complete_reference
 from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import Baseline, Common, Gaps, Seed
 from coldstart.commands._options import command as declare
@@ -78,7 +78,6 @@ def command(
         typer.Option(
             "--model-mapping",
             help="Assignment of rows to models: round-robin, zipf or column.",
-            autocompletion=complete_mapping,
         ),
     ] = "round-robin",
     target: Annotated[

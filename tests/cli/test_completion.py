@@ -2,18 +2,14 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
-from coldstart.commands import _completion
 from coldstart.commands.cli import COMMANDS
-from tools.raw_server import Asked, answering, say
 
-from coldstart.host import policies
 from coldstart.models.aliases import NAMES
 from coldstart.system.paths import Cache
 from coldstart.system.trust import trusted_keys
@@ -74,32 +70,11 @@ def test_the_second_reference_and_another_cache_are_completed(bundle: Bundle, tm
     assert complete("coldstart serve org/tin", absent=absent) == [["org/tiny", "org/tiny:v1"]]
 
 
-def test_names_of_options_and_keys_are_completed(bundle: Bundle) -> None:
-    lines = [
-        "host run --policy lr",
-        "bench tiny-llama --modes fresh,snap",
-        "trace-replay --model-mapping z",
-        "trace-replay --profile org/",
-        "trust remove hos",
-        "host load --url http://127.0.0.1:9 org/tiny:",
-    ]
-    offered = complete(*(f"coldstart {line}" for line in lines))
-    assert offered[:4] == [["lru"], ["fresh,snapshot"], ["zipf"], ["org/tiny:v1"]]
-    assert offered[4] == [key.name for key in trusted_keys.listed() if key.name.startswith("hos")]
-    assert offered[4] and offered[5] == ["org/tiny:v1"]
-
-
-def test_completed_policies_are_those_of_the_host() -> None:
-    assert tuple(policies.POLICIES) == _completion.POLICIES
-
-
-def test_models_of_the_running_host_are_completed(home: Path) -> None:
-    def respond(connection: socket.socket, asked: Asked) -> None:
-        say(connection, {"data": [{"id": "chat"}, {"id": "code"}]} if asked.path == "/v1/models" else {}, 200)
-
-    with answering(respond) as host:
-        lines = [f"coldstart host {one} --url {host.url} ch" for one in ("load", "unload", "logs")]
-        assert complete(*lines) == [["chat"]] * 3
+def test_references_and_keys_are_completed(bundle: Bundle) -> None:
+    lines = ["trace-replay --profile org/", "host load org/tiny:", "trust remove hos"]
+    *offered, keys = complete(*(f"coldstart {line}" for line in lines))
+    assert offered == [["org/tiny:v1"]] * 2
+    assert keys and keys == [key.name for key in trusted_keys.listed() if key.name.startswith("hos")]
 
 
 def test_a_damaged_store_completes_models_alone(bundle: Bundle, tmp_path: Path) -> None:
