@@ -67,7 +67,7 @@ def command(
         typer.Option(
             "--prompts",
             metavar="FILE",
-            help='Prompts of replay: one per line, or *.jsonl with {"prompt": ...} per line; default: eight built-in prompts.',
+            help="Prompts of replay, one per line; default: eight built-in prompts.",
         ),
     ] = None,
     concurrency: Annotated[

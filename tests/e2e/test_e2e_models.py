@@ -37,8 +37,8 @@ def test_a_copy_of_the_model_replays_prompts_alone_and_at_once(machine: Machine,
     bundle = _materialized(machine, "tiny-opt", EAGER)
     (model,) = (machine.cache / "models").glob("*/tiny-opt")
     shutil.copytree(model, tmp_path / "my-model")
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Once upon a time"}\n{"prompt": "a b c"}\n')
-    asked = ["--level", "replay", "--prompts", str(tmp_path / "prompts.jsonl"), "--max-tokens", "16"]
+    (tmp_path / "prompts.txt").write_text("Once upon a time\na b c\n")
+    asked = ["--level", "replay", "--prompts", str(tmp_path / "prompts.txt"), "--max-tokens", "16"]
     said = machine.run("validate", bundle.ref, "--model", str(tmp_path / "my-model"), *asked)
     assert said.splitlines()[0] == f"{bundle.ref}: valid at level replay"
 

@@ -69,7 +69,7 @@ def test_install_takes_the_cpu_build_when_pip_has_it(wheels: Path, python: str) 
     installation.install("cpu", Environment(python), reports.append)
     assert "torch==2.13.0+cpu" in installed(python) and "small==1.0" in installed(python)
     assert reports == [
-        "torch 2.13.0: trying its CPU build in pip's sources",
+        "torch 2.13.0: trying its CPU build",
         "torch and vLLM can be imported: 2.13.0+cpu cpu",
     ]
 
@@ -82,25 +82,17 @@ def test_install_takes_the_cuda_build_and_reports_it_when_no_cpu_build_is_in_rea
     reports: list[str] = []
     installation.install("cpu", Environment(python), reports.append)
     assert "torch==2.13.0\n" in installed(python)
-    assert len(reports) == 4 and "CUDA build" in reports[2] and reports[3].endswith("2.13.0 cpu")
-
-
-@pytest.mark.slow
-def test_install_leaves_a_working_torch_alone(wheels: Path, python: str) -> None:
-    write_torch(wheels, "2.13.0")
-    installation.install("cpu", Environment(python), lambda _: None)
-    reports: list[str] = []
-    installation.install("cpu", Environment(python), reports.append)
+    assert "CUDA build" in reports[1] and reports[2].endswith("2.13.0 cpu")
+    reports.clear()
+    installation.install("cpu", Environment(python), reports.append)  # a torch that works is retained
     assert reports == ["torch and vLLM can be imported: 2.13.0 cpu"]
 
 
 @pytest.mark.slow
-def test_install_names_every_source_when_no_torch_can_be_had(wheels: Path, python: str) -> None:
-    with pytest.raises(
-        ColdstartError, match=r"cannot install torch 2\.13\.0 .*CPU build.*CUDA build"
-    ) as caught:
+def test_install_reports_that_no_torch_can_be_had(wheels: Path, python: str) -> None:
+    with pytest.raises(ColdstartError, match=r"cannot install torch: .*No matching") as caught:
         installation.install("cpu", Environment(python), lambda _: None)
-    assert "No matching distribution" in caught.value.message and "pip config list" in str(caught.value.hint)
+    assert "pip config list" in str(caught.value.hint)
 
 
 @pytest.mark.slow
