@@ -1,4 +1,4 @@
-"""Read the files of a model directory, and recognize what a failed download leaves in the place of one.
+"""Read the files of a model directory.
 
 Only regular files are read, with limits on the size and nesting of JSON. Every error names the file and has a hint.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shlex
 from io import BufferedReader
 from pathlib import Path
@@ -18,9 +17,7 @@ from coldstart.artifacts.limits import LIMITS
 from coldstart.errors import UsageError, describe
 
 AGAIN = "fetch the model again"
-_HEAD = 512
-_POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/|# xet version|[\w./-]*annex/objects/")
-_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml)", re.IGNORECASE)
+_LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def require(path: Path) -> Path:
@@ -29,9 +26,7 @@ def require(path: Path) -> Path:
         return path
     if path.exists():
         raise UsageError(f"{path} is not a regular file.", hint=AGAIN)
-    target = os.fspath(path.readlink())
-    hint = _get_annexed(path) if "annex/objects/" in target else AGAIN
-    raise UsageError(f"{path} is a link to {target}, which does not exist.", hint=hint)
+    raise UsageError(f"{path} is a link to {path.readlink()}, which does not exist.", hint=AGAIN)
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -42,10 +37,12 @@ def open_file(path: Path) -> BufferedReader:
         raise
     except OSError as error:
         raise UsageError(f"cannot read {path}: {describe(error)}.", hint=AGAIN) from error
-    if _POINTER.match(head := file.peek(_HEAD)[:_HEAD]):
+    if file.peek(len(_LFS)).startswith(_LFS):
         file.close()
-        store, hint = _explain_pointer(path, head)
-        raise UsageError(f"{path} is a {store} pointer, without the content.", hint=hint)
+        raise UsageError(
+            f"{path} is a Git LFS pointer, without the content.",
+            hint=f"git -C {shlex.quote(str(path.parent))} lfs pull",
+        )
     return file
 
 
@@ -62,31 +59,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         value = canonical.parse(data, what="it")
     except ValueError as error:
-        reason, hint = explain(path, error)
-        raise UsageError(f"cannot read {path}: {reason}.", hint=hint) from error
+        raise UsageError(f"cannot read {path}: {describe(error)}.", hint=AGAIN) from error
     if not isinstance(value, dict):
         raise UsageError(f"{path} is not a JSON object.", hint=AGAIN)
     return value
-
-
-def explain(path: Path, error: Exception) -> tuple[str, str]:
-    """Return why a file is invalid, and a hint: what its first bytes show it to be, or else `error`. Raises as `open_file`."""
-    with open_file(path) as file:
-        head = file.read(_HEAD)
-    if not head:
-        return "it is empty", AGAIN
-    if _PAGE.match(head):
-        return "it is a page of a web site, such as an error or a login", AGAIN
-    if head.startswith(b"\x1f\x8b"):
-        return "it is compressed with gzip", f"decompress it, or {AGAIN}"
-    return describe(error), AGAIN
-
-
-def _explain_pointer(path: Path, head: bytes) -> tuple[str, str]:
-    if head.startswith(b"version"):
-        return "Git LFS", f"git -C {shlex.quote(str(path.parent))} lfs pull"
-    return ("Xet", AGAIN) if head.startswith(b"#") else ("git-annex", _get_annexed(path))
-
-
-def _get_annexed(path: Path) -> str:
-    return f"cd {shlex.quote(str(path.parent))} && git annex get {shlex.quote(path.name)}"

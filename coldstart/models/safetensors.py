@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts import canonical
-from coldstart.errors import UsageError
+from coldstart.errors import UsageError, describe
 from coldstart.models import model_files
 from coldstart.system.file_state import cache_by_state
 
@@ -48,8 +48,9 @@ def entries(path: Path) -> list[TensorEntry]:
     try:
         return list(_read(path))
     except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
-        reason, hint = model_files.explain(path, error)
-        raise UsageError(f"{path} is not a valid safetensors file: {reason}.", hint=hint) from error
+        raise UsageError(
+            f"{path} is not a valid safetensors file: {describe(error)}.", hint=model_files.AGAIN
+        ) from error
 
 
 def require_complete(path: Path, tensors: Iterable[TensorEntry]) -> None:
@@ -63,7 +64,9 @@ def require_complete(path: Path, tensors: Iterable[TensorEntry]) -> None:
 @cache_by_state
 def _read(path: Path) -> list[TensorEntry]:
     with model_files.open_file(path) as file:
-        (length,) = struct.unpack("<Q", start := file.read(8))
+        if len(start := file.read(8)) < 8:
+            raise ValueError("it is too short for a header")
+        (length,) = struct.unpack("<Q", start)
         if length > MAX_HEADER:
             is_text = start.isascii() and start.decode().isprintable()
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import struct
 from pathlib import Path
@@ -13,14 +12,6 @@ from coldstart.errors import UsageError
 from coldstart.models import checkpoint_files, identity, model_files, resolution
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 123\n" % (b"0" * 64)
-ANNEX = b"/annex/objects/SHA256E-s123--%s.safetensors\n" % (b"0" * 64)
-XET = b"# xet version 0\nfilesize = 123\nhash = '%s'\n" % (b"0" * 64)
-POINTERS = {
-    "lfs": (LFS, "Git LFS", "lfs pull"),
-    "annex": (ANNEX, "git-annex", "git annex get"),
-    "link of an annex as a file": (b"../.git" + ANNEX, "git-annex", "git annex get"),
-    "xet": (XET, "Xet", "fetch the model again"),
-}
 PAGE = b"\n<!DOCTYPE html>\n<html><title>504 Gateway Time-out</title></html>"
 EMPTY_SHARD = struct.pack("<Q", 2) + b"{}"
 NAMES = ("config.json", "model.safetensors.index.json", "model.safetensors", "tokenizer.json")
@@ -56,13 +47,11 @@ def test_model_is_read_when_its_configuration_has_infinity_and_equal_members(mod
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", POINTERS)
-def test_pointer_is_named_with_the_command_that_gets_the_content(model: Path, name: str, kind: str) -> None:
-    content, store, hint = POINTERS[kind]
-    (model / name).write_bytes(content)
+def test_pointer_is_named_with_the_command_that_gets_the_content(model: Path, name: str) -> None:
+    (model / name).write_bytes(LFS)
     error = _refused(model)
-    assert error.message == f"{model / name} is a {store} pointer, without the content."
-    assert hint in str(error.hint) and ("my model'" in str(error.hint) or store == "Xet")
+    assert error.message == f"{model / name} is a Git LFS pointer, without the content."
+    assert error.hint == f"git -C '{model}' lfs pull"
 
 
 def test_pointer_in_place_of_other_weights_is_refused(model: Path) -> None:
@@ -74,30 +63,19 @@ def test_pointer_in_place_of_other_weights_is_refused(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_link_into_an_annex_without_the_content_is_named(model: Path, name: str) -> None:
+def test_link_without_the_content_is_named(model: Path, name: str) -> None:
     (model / name).unlink()
     (model / name).symlink_to("../.git/annex/objects/aa/bb/SHA256E-s1--0/SHA256E-s1--0")
     error = _refused(model)
     assert str(model / name) in error.message and "does not exist" in error.message
-    assert "git annex get" in str(error.hint)
-
-
-FAILED = {
-    "nothing": (b"", "it is empty"),
-    "page": (PAGE, "it is a page of a web site"),
-    "page with a mark": (b"\xef\xbb\xbf" + PAGE, "it is a page of a web site"),
-    "gzip": (gzip.compress(b'{"a": 1}', mtime=0), "it is compressed with gzip"),
-}
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
-@pytest.mark.parametrize("kind", FAILED)
-def test_failed_download_is_named(model: Path, name: str, kind: str) -> None:
-    content, reason = FAILED[kind]
+@pytest.mark.parametrize("content", [b"", PAGE])
+def test_failed_download_is_named(model: Path, name: str, content: bytes) -> None:
     (model / name).write_bytes(content)
     error = _refused(model)
-    assert str(model / name) in error.message and reason in error.message
-    assert "fetch the model again" in str(error.hint)
+    assert str(model / name) in error.message and error.hint == model_files.AGAIN
 
 
 def test_text_in_place_of_a_shard_is_quoted(model: Path) -> None:
@@ -115,17 +93,12 @@ def test_unfinished_download_is_named_when_there_are_no_weights(model: Path) -> 
 
 BAD_JSON = {
     "deep arrays": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "deep objects": b'{"a": ' * 100_000 + b"1" + b"}" * 100_000,
-    "somewhat deep": b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}",
     "a huge number": b'{"a": ' + b"1" * 5000 + b"}",
     "not UTF-8": b'{"a": "\xff"}',
     "UTF-16": '{"a": 1}'.encode("utf-16"),
     "half a character": b'{"architectures": ["\\ud800"]}',
-    "half a character as a name": b'{"\\udfff": 1}',
     "truncated": b'{"a": ',
     "an array": b"[]",
-    "a number": b"1",
-    "null": b"null",
     "too large": b'{"a": "' + b"x" * (65 << 20) + b'"}',
 }
 
