@@ -17,7 +17,7 @@ from coldstart.bench.runner import BenchRuns
 from coldstart.bench.stats import Summary, paired_ratio, summarize
 from coldstart.bench.steady import Pair, Steady
 from coldstart.system import secrets
-from coldstart.validate.readiness import explain_slow_path
+from coldstart.validate.launch import explain_slow_path
 
 SCHEMA_VERSION = 1
 STEADY_TOLERANCE = 0.03

@@ -1,7 +1,8 @@
 """All environment variables that this package reads: name, type, default and meaning. Standard library only.
 
 A Variable is its own name, so it can be a key of any environment. Invariant: no other module spells a name that begins
-with COLDSTART_, and none reads a foreign variable that is not here. docs/reference/environment.md is generated from this table.
+with COLDSTART_, and none reads a foreign variable that is not here. docs/_tools/environment.py
+writes the reference page from this table.
 """
 
 from __future__ import annotations
@@ -220,33 +221,3 @@ TORCHINDUCTOR_CACHE_DIR = _theirs(
 EVERY: tuple[Variable[object], ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Variable)
 )
-_HEADINGS: dict[Audience, str] = {
-    "user": "Set by the user",
-    "foreign": "Variables of other software that coldstart reads",
-    "internal": "Internal: coldstart sets them for its own processes",
-}
-
-
-def table() -> str:
-    """Return the text of docs/reference/environment.md."""
-    lines = [
-        "# Environment variables",
-        "",
-        f"Every option of a command also has an environment variable: `{PREFIX}_<COMMAND>_<OPTION>`.",
-    ]
-    for audience, heading in _HEADINGS.items():
-        lines += ["", f"## {heading}", "", "| name | type | default | meaning |", "| --- | --- | --- | --- |"]
-        lines += [_row(variable) for variable in EVERY if variable.audience == audience]
-    return "\n".join(lines) + "\n"
-
-
-def _row(variable: Variable[object]) -> str:
-    default = variable.default
-    shown = (
-        "" if default in ("", -1.0, False) else f"{default:g}" if isinstance(default, float) else str(default)
-    )
-    return f"| `{variable!s}` | {variable.kind} | {shown} | {variable.about} |"
-
-
-if __name__ == "__main__":
-    print(table(), end="")

@@ -39,6 +39,13 @@ _TIMEOUT_S = 5.0
 # For the whole answer: _TIMEOUT_S limits each read, and nothing limits the search for the address.
 _ANSWER_S = 10.0
 _NO_COPY = "it is not in the local hub cache"
+# By the name of huggingface_hub's error, which is imported on first use.
+_REASONS = {
+    "GatedRepoError": "the repository is gated, and the hub did not accept your login",
+    "RevisionNotFoundError": "it has no such revision",
+    "RemoteEntryNotFoundError": "it has no such file",
+    "RepositoryNotFoundError": "it has no such repository, or a private one",
+}
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
@@ -87,7 +94,7 @@ def config_dir(repo_id: str, revision: str | None, offline: bool) -> Path:
         if cached is not None:
             return _use(cached, repo_id, failure)
         if _is_missing(failure.cause):
-            raise ModelNotFoundError(_describe(repo_id, failure.cause)) from failure.cause
+            raise ModelNotFoundError(_describe(failure.cause)) from failure.cause
         raise _convert(repo_id, failure, _NO_COPY) from failure.cause
     _record(Path(file).parent, revision)
     return Path(file).parent
@@ -232,7 +239,7 @@ def _warn(message: str) -> None:
 
 def _use(directory: Path, repo_id: str, failure: _HubFailure) -> Path:
     _warn(
-        f"{_describe(repo_id, failure.cause)}: the copy of {repo_id} in the local cache is used (commit {directory.name})"
+        f"{_describe(failure.cause)}: the copy of {repo_id} in the local cache is used (commit {directory.name})"
     )
     return directory
 
@@ -250,23 +257,12 @@ def _is_missing(cause: Exception) -> bool:
     return named or (_status(cause) == 404 and not isinstance(cause, errors.GatedRepoError))
 
 
-def _describe(repo_id: str, cause: Exception) -> str:
+def _describe(cause: Exception) -> str:
     """Return what the hub did, as a clause."""
-    from huggingface_hub import errors
-
-    status = _status(cause)
-    phrase = f" {HTTPStatus(status).phrase}" if status in {*HTTPStatus} else ""
-    answered = f"the hub answered {status}{phrase}"
-    if isinstance(cause, errors.GatedRepoError):
-        return f"{answered} ({repo_id} is gated, and the hub did not accept your login)"
-    if isinstance(cause, errors.RevisionNotFoundError):
-        return f"{answered} (it has no such revision)"
-    if isinstance(cause, errors.RemoteEntryNotFoundError):
-        return f"{answered} (it has no such file)"
-    if isinstance(cause, errors.RepositoryNotFoundError):
-        return f"{answered} (it has no repository {repo_id}, or a private one)"
-    if status:
-        return answered
+    if status := _status(cause):
+        phrase = f" {HTTPStatus(status).phrase}" if status in {*HTTPStatus} else ""
+        reason = _REASONS.get(type(cause).__name__)
+        return f"the hub answered {status}{phrase}{f' ({reason})' if reason else ''}"
     # The name of the package of huggingface_hub's HTTP client depends on its release.
     kinds = {kind.__name__ for kind in type(cause).__mro__ if kind.__module__.startswith("httpx")}
     if "TransportError" in kinds or isinstance(cause, TimeoutError):
@@ -286,8 +282,7 @@ def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
     cause, page = failure.cause, _PAGE.format(repo_id=repo_id)
     if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
         return _not_cached(repo_id, _NO_COPY)
-    message = f"cannot fetch {repo_id}: {_describe(repo_id, cause)}, and {local}."
-    elsewhere = f"or on another machine: hf download {repo_id}"
+    message = f"cannot fetch {repo_id}: {_describe(cause)}, and {local}."
     status = _status(cause)
     if isinstance(cause, errors.GatedRepoError):
         return AuthRequiredError(message, hint=f"request access at {page}, then run hf auth login")
@@ -296,15 +291,11 @@ def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
             message,
             hint=f"check the name; run hf auth login, or set HF_TOKEN to a token that may read {page}",
         )
-    if isinstance(cause, errors.HfHubHTTPError) and status == 429:
-        after = str(cause.response.headers.get("retry-after", ""))
-        wait = f"wait {after} seconds" if after.isdecimal() else "wait some minutes"
-        hint = (
-            f"{wait}, then try again; a token (hf auth login, HF_TOKEN) has a limit of its own; {elsewhere}"
-        )
+    if status == 429:
+        advice = "wait some minutes; a token (hf auth login, HF_TOKEN) has a limit of its own"
     else:
-        hint = f"check the network, HF_ENDPOINT and the proxy; {elsewhere}"
-    return HubUnreachableError(message, hint=hint)
+        advice = "check the network, HF_ENDPOINT and the proxy"
+    return HubUnreachableError(message, hint=f"{advice}; or on another machine: hf download {repo_id}")
 
 
 def _not_cached(repo_id: str, reason: str) -> AuthRequiredError:

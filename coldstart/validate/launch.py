@@ -233,6 +233,18 @@ def read_readiness(launcher: Launcher, server: LaunchedServer) -> Mapping[str, o
     return server.readiness(time.monotonic() + READY_PATIENCE_S)
 
 
+def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
+    """Return the reasons why a coldstart server did not use its complete bundle; empty if it did."""
+    taken, fallbacks = readiness.get("fast_path"), readiness.get("fallbacks")
+    if not isinstance(taken, Mapping) or not isinstance(fallbacks, list):
+        return ["the ready file does not report the used sections"]
+    missing = [f"{section} was not used" for section, used in taken.items() if not used]
+    explained = [f"{entry.get('section')}: {entry.get('reason')}" for entry in fallbacks]
+    if not taken and not explained and readiness.get("canary") is not True:
+        return ["no section of the bundle was used"]
+    return explained or missing
+
+
 def _object(path: Path) -> dict[str, object]:
     try:
         value = canonical.read(path)

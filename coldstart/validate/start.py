@@ -19,9 +19,8 @@ from coldstart.validate import process_tree, tokens
 from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_answers
 from coldstart.validate.checks import Level
 from coldstart.validate.completions import RequestRefusedError
-from coldstart.validate.launch import Launcher, ModeUnavailableError
+from coldstart.validate.launch import Launcher, ModeUnavailableError, explain_slow_path
 from coldstart.validate.launchers import FRESH, ServeLauncher, Subject, VllmLauncher
-from coldstart.validate.readiness import explain_slow_path
 
 REPLAY = PromptSettings(crowds=(8,))
 Pair = tuple[Launcher, Launcher]

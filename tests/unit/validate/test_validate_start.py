@@ -13,6 +13,7 @@ from tools import bundles
 from coldstart.errors import UsageError
 from coldstart.validate.answers import PromptSettings
 from coldstart.validate.checks import Level
+from coldstart.validate.launch import explain_slow_path
 from coldstart.validate.start import Pair, Starts
 
 
@@ -75,3 +76,24 @@ def test_a_crowd_is_compared_as_well(bundle: Bundle) -> None:
     (finding,) = validate(bundle, "replay", "other-in-crowds", crowds=(3,))
     assert finding.code == "CS-REPLAY" and finding.subject == "tokens/prompt-1/3-at-once"
     assert "with 3 at once differs from vLLM's at token 0" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("readiness", "reasons"),
+    [
+        ({"fast_path": {"compile": True}, "fallbacks": []}, []),
+        ({}, ["the ready file does not report the used sections"]),
+        ({"fast_path": {"compile": True}}, ["the ready file does not report the used sections"]),
+        ({"fast_path": {}, "fallbacks": []}, ["no section of the bundle was used"]),
+        ({"fast_path": {}, "fallbacks": [], "canary": True}, []),
+        ({"fast_path": {"compile": False}, "fallbacks": []}, ["compile was not used"]),
+        (
+            {"fast_path": {"compile": False}, "fallbacks": [{"section": "compile", "reason": "another ISA"}]},
+            ["compile: another ISA"],
+        ),
+    ],
+)
+def test_the_slow_path_is_explained_by_the_ready_file(
+    readiness: dict[str, object], reasons: list[str]
+) -> None:
+    assert explain_slow_path(readiness) == reasons
