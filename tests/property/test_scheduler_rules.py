@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from vllm.v1.request import Request
 
-from coldstart.scheduling.placement import Loads, Room
+from coldstart.vllm.scheduling.loads import Loads
+from coldstart.vllm.scheduling.room import Room
 from tests.support.scheduling.scheduling_rules import RUNNING, Enst
 from tests.support.scheduling.workloads import Checked, random_load
 

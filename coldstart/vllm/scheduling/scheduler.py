@@ -16,11 +16,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from coldstart.scheduling import Job, Policy, SchedulerSettings, SkipJoinMlfq
-from coldstart.scheduling.placement import Placement
 from coldstart.vllm.scheduling import limits
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 from coldstart.vllm.scheduling.flight import PipelinedScheduler, count_tokens_after_flight
 from coldstart.vllm.scheduling.host import HostKv
+from coldstart.vllm.scheduling.placement import Placement
 from coldstart.vllm.scheduling.queue import PickedQueue
 from coldstart.vllm.scheduling.started import RUNNING, Started
 from coldstart.vllm.scheduling.states import steps_left

@@ -1,6 +1,6 @@
 """View of vLLM's scheduler for placement: its pool, its slots, and the KV on the host.
 
-Invariant: every answer is vLLM's own state at the time of the call.
+Invariant: every answer is vLLM's own state at the time of the call. Blocks that a copy under way will free count as free.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from coldstart.vllm.scheduling.states import State, all_in_flight, read_state
 WAITING, RUNNING, PREEMPTED = RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 
+Enst = Callable[[Request], float]
+
 
 @dataclass(frozen=True)
 class Places:
@@ -34,7 +36,11 @@ class Places:
 
 
 class EngineView:
-    """The placement.KvView of one vLLM scheduler; `evict` removes a request from the device."""
+    """KV memory of one vLLM scheduler; `evict`, which removes a request from the device, is the only change.
+
+    `capacity` is the number of blocks in the pool, and `watermark` the number that an admission leaves free. A request has
+    blocks in each of `groups` KV cache groups. `speculates` is whether the number of tokens of the next step is uncertain.
+    """
 
     def __init__(
         self, engine: PipelinedScheduler, places: Places, batch: int, evict: Callable[[Request], None]
@@ -78,6 +84,7 @@ class EngineView:
         return state is State.NEW or state is State.LOADED
 
     def runs(self, request: Request) -> bool:
+        """Return whether the request holds a slot."""
         return bool(request.status == RUNNING)
 
     def free_blocks(self) -> int:
@@ -85,6 +92,7 @@ class EngineView:
         return blocks
 
     def needs(self, request: Request) -> int:
+        """Return the number of further blocks until the request holds all its tokens and the next one."""
         return self.count_further_blocks(request) if self.runs(request) else self.count_first_blocks(request)
 
     def count_further_blocks(self, request: Request) -> int:
@@ -109,43 +117,54 @@ class EngineView:
         return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
 
     def started(self) -> Iterator[Request]:
+        """Return the requests that hold a slot, running or parked."""
         return iter(self._places.started)
 
     def can_proceed(self, request: Request) -> bool:
+        """Return whether the request holds a slot and has a token that no step under way computes."""
         return self.runs(request) and not all_in_flight(request) and not self._engine.is_in_flight(request)
 
     def prefilling(self, requests: Sequence[Request]) -> list[Request]:
+        """Return the requests with prompt tokens to compute: not running yet, or within a chunked prefill."""
         return [r for r in requests if r.status is not RUNNING or r.is_prefill_chunk]
 
     def loading(self, name: str) -> bool:
+        """Return whether a load of the request is under way."""
         request = self._places.holding.get(name)
         return request is not None and self.state(request) is State.LOADING
 
     def is_loaded(self, request: Request) -> bool:
+        """Return whether the request's KV is back on the device but the request has no slot."""
         return self.state(request) is State.LOADED
 
     def list_evictable(self) -> Iterator[Request]:
+        """Return the started requests whose blocks no step under way writes."""
         freeable, in_flight = self._engine._request_blocks_can_be_freed, self._engine.is_in_flight
         return (r for r in self._places.started if freeable(r) and not in_flight(r))
 
     def is_in_flight(self, name: str) -> bool:
+        """Return whether another pipeline stage still works on the request, which is then neither served nor evicted."""
         return self._engine.stages > 1 and self._engine.is_in_flight(self.request(name))
 
     def free_slots(self) -> int:
+        """Return the number of free slots of the model runner."""
         taken = len(self._places.started) + self._engine.num_waiting_for_streaming_input
         slots: int = self._engine.max_num_running_reqs - taken
         return slots
 
     def reserved(self) -> int:
+        """Return the number of blocks that the prefills under way still need."""
         # vLLM starts a load only if the prefills in flight keep the blocks that they still need.
         blocks: int = self._engine._inflight_prefill_reserved_blocks()
         return blocks
 
     def bound(self, request: Request) -> int:
+        """Return an upper bound of the blocks that the request holds when its next token is computed."""
         tokens: int = request.num_tokens
         return self.groups * (tokens // self.block_tokens + 2)
 
     def pending(self, request: Request) -> int:
+        """Return the number of tokens to compute until the next generated token."""
         tokens = unscheduled(request)
         if request.status == PREEMPTED and not request.num_computed_tokens:
             # Tokens in the prefix cache are not computed again.
@@ -165,9 +184,11 @@ class EngineView:
             yield freed
 
     def has_evicted(self) -> bool:
+        """Return whether any request was evicted and does not run yet."""
         return bool(self._places.host.away) or bool(self._places.holding)
 
     def find_on_host(self, name: str) -> Request | None:
+        """Return the request if it was evicted, neither runs nor loads, and the host holds its KV; else None."""
         host = self._places.host
         request = host.away.get(name)
         if request is None or self.state(request) is not State.HOST:

@@ -16,11 +16,10 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
-from coldstart.scheduling.placement import Enst as EnstOf
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
+from coldstart.vllm.scheduling.view import Enst
 
 RUNNING = RequestStatus.RUNNING
-Enst = EnstOf[Request]
 
 
 class Rules:

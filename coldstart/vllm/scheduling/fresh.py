@@ -8,32 +8,33 @@ at once, and never evicting them cannot cause a deadlock.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic
 
-from coldstart.scheduling.placement.view import KvView, R
+from vllm.v1.request import Request
+
+from coldstart.vllm.scheduling.view import EngineView
 
 
-class Fresh(Generic[R]):
+class Fresh:
     """Ids of the protected requests in order of admission, with their pledges in blocks."""
 
-    def __init__(self, view: KvView[R]) -> None:
+    def __init__(self, view: EngineView) -> None:
         self._view = view
         self.capacity = view.capacity - view.watermark
         self.pledged = 0
         self._pledges: dict[str, int] = {}
 
-    def pledge(self, request: R) -> int:
+    def pledge(self, request: Request) -> int:
         """Return an upper bound of the blocks that the request holds when its next token is computed."""
         return self._view.bound(request)
 
-    def admits(self, request: R, besides: int = 0) -> bool:
+    def admits(self, request: Request, besides: int = 0) -> bool:
         """Return whether the request may join, with `besides` blocks pledged to other requests of the same step."""
         if self._view.name(request) in self._pledges:
             return True
         others = self.pledged + besides
         return not others or others + self.pledge(request) <= self.capacity
 
-    def add(self, request: R) -> None:
+    def add(self, request: Request) -> None:
         name = self._view.name(request)
         if name not in self._pledges:
             self._pledges[name] = self.pledge(request)

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import nlargest
-from typing import Generic
 
-from coldstart.scheduling.placement.fresh import Fresh
-from coldstart.scheduling.placement.view import Enst, KvView, R
+from vllm.v1.request import Request
+
+from coldstart.vllm.scheduling.fresh import Fresh
+from coldstart.vllm.scheduling.view import EngineView, Enst
 
 
-class Room(Generic[R]):
+class Room:
     """Blocks and slots that one step promises.
 
     `steady` is True if every picked request runs and, by an upper bound, has blocks for its next token.
     """
 
-    def __init__(self, view: KvView[R], fresh: Fresh[R]) -> None:
+    def __init__(self, view: EngineView, fresh: Fresh) -> None:
         self.view, self.fresh = view, fresh
         self.steady = False
         self.pledged = self._promised = self._joining = 0
@@ -31,7 +32,7 @@ class Room(Generic[R]):
         """Return the number of free blocks that are not promised to a picked request."""
         return self.view.free_blocks() - self._promised
 
-    def make(self, picked: list[R], enst: Enst[R]) -> list[R]:
+    def make(self, picked: list[Request], enst: Enst) -> list[Request]:
         """Evict requests as needed; return the picked requests that fit now, in rank order."""
         view = self.view
         self._forget_promises()
@@ -48,23 +49,23 @@ class Room(Generic[R]):
         view = self.view
         return self.steady and 2 * view.groups * running + view.watermark <= view.free_blocks()
 
-    def needs(self, request: R) -> int:
+    def needs(self, request: Request) -> int:
         """Return the number of further blocks until the request holds all its tokens and the next one."""
         return self.view.needs(request)
 
-    def evictable(self) -> Iterator[R]:
+    def evictable(self) -> Iterator[Request]:
         kept = {self.view.request(name) for name in self.fresh}
         return (request for request in self.view.list_evictable() if request not in kept)
 
-    def evict(self, request: R) -> None:
+    def evict(self, request: Request) -> None:
         self.view.evict(request)
 
-    def list_victims(self, spared: Iterable[R], enst: Enst[R]) -> list[R]:
+    def list_victims(self, spared: Iterable[Request], enst: Enst) -> list[Request]:
         """Return the requests that may be evicted, the largest ENST last."""
         kept = set(spared)
         return sorted((request for request in self.evictable() if request not in kept), key=enst)
 
-    def choose_victims(self, order: list[R], short: int, slots: int) -> list[R]:
+    def choose_victims(self, order: list[Request], short: int, slots: int) -> list[Request]:
         """Return the first requests of `order` whose eviction frees enough; an empty list if all of them free too little.
 
         Args:
@@ -78,7 +79,7 @@ class Room(Generic[R]):
                 return order[:count]
         return []
 
-    def _ample(self, picked: list[R], heavy: list[R], joining: list[R], enst: Enst[R]) -> bool:
+    def _ample(self, picked: list[Request], heavy: list[Request], joining: list[Request], enst: Enst) -> bool:
         """Return whether all requests fit by an upper bound, which avoids a query of the engine for each request."""
         view, fresh = self.view, self.fresh
         pledged = sum(map(fresh.pledge, joining))
@@ -93,7 +94,7 @@ class Room(Generic[R]):
         self._promised, self._joining, self.pledged = bound, len(joining), pledged
         return True
 
-    def _slots_for(self, joining: int, picked: list[R], enst: Enst[R]) -> bool:
+    def _slots_for(self, joining: int, picked: list[Request], enst: Enst) -> bool:
         """Evict requests if only slots of the model runner are missing; return whether enough slots are free.
 
         The requests with the largest ENST are evicted first.
@@ -107,7 +108,7 @@ class Room(Generic[R]):
             self.evict(victim)
         return joining <= self.view.free_slots()
 
-    def _fitted(self, picked: list[R], enst: Enst[R]) -> list[R]:
+    def _fitted(self, picked: list[Request], enst: Enst) -> list[Request]:
         waited = {request for request in picked if not self.view.runs(request)}
         chosen = self._in_order(picked, enst)
         if not picked or picked[0] in chosen:
@@ -119,7 +120,7 @@ class Room(Generic[R]):
         others = [r for r in self._staying(picked, waited) if r is not leader]
         return self._in_order([leader, *others][: self.view.batch], enst)
 
-    def _staying(self, picked: list[R], waited: set[R]) -> Iterator[R]:
+    def _staying(self, picked: list[Request], waited: set[Request]) -> Iterator[Request]:
         """Yield the requests of the second attempt: no request that the first attempt evicted, and no new one below it."""
         left = False
         for request in picked:
@@ -128,8 +129,8 @@ class Room(Generic[R]):
             if runs or not left:
                 yield request
 
-    def _in_order(self, picked: list[R], enst: Enst[R]) -> list[R]:
-        chosen: list[R] = []
+    def _in_order(self, picked: list[Request], enst: Enst) -> list[Request]:
+        chosen: list[Request] = []
         later = list(picked)
         victims = self.list_victims(picked, enst)
         while later:
@@ -139,7 +140,7 @@ class Room(Generic[R]):
                 self._promise(request)
         return chosen
 
-    def _leader(self, top: R) -> R:
+    def _leader(self, top: Request) -> Request:
         """Return the request that runs first if requests without a token block the first of the batch.
 
         Two starved requests could evict each other forever if requests without a token were evicted. One of
@@ -150,7 +151,7 @@ class Room(Generic[R]):
         able = [r for may in (self.view.can_proceed, self.view.is_loaded) for r in holders if may(r)]
         return able[0] if able else top
 
-    def _fits(self, request: R, later: list[R], victims: list[R]) -> bool:
+    def _fits(self, request: Request, later: list[Request], victims: list[Request]) -> bool:
         """Return whether the request fits, after evictions if they free enough."""
         joins = not self.view.runs(request)
         if joins and not self.fresh.admits(request, self.pledged):
@@ -173,13 +174,13 @@ class Room(Generic[R]):
     def _forget_promises(self) -> None:
         self.pledged = self._promised = self._joining = 0
 
-    def _promise(self, request: R) -> None:
+    def _promise(self, request: Request) -> None:
         self._promised += self.needs(request)
         if not self.view.runs(request):
             self._joining += 1
             self.pledged += self.fresh.pledge(request)
 
-    def _within_budget(self, chosen: list[R]) -> list[R]:
+    def _within_budget(self, chosen: list[Request]) -> list[Request]:
         """Cut the batch at the token budget: the engine serves running requests first, regardless of their rank."""
         heavy = set(self.view.prefilling(chosen))
         left = self.view.token_budget

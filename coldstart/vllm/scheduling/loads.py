@@ -9,33 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Generic
+
+from vllm.v1.request import Request
 
 from coldstart.scheduling.job import Job
-from coldstart.scheduling.placement.room import Room
-from coldstart.scheduling.placement.view import Enst, R
 from coldstart.scheduling.reserve import ArrivalReserve
+from coldstart.vllm.scheduling.room import Room
+from coldstart.vllm.scheduling.view import Enst
 
 AHEAD = 4
 """Number of batches of ranks that are considered for loads ahead of use."""
 
 
-class Loads(Generic[R]):
+class Loads:
     """Choice of loads; `blocked` has the requests whose rank is within the batch but whose KV is not on the device.
 
     `loading` has those of them whose load is under way or starts now. The others wait for free blocks, and
     requests with a smaller ENST get blocks first.
     """
 
-    def __init__(
-        self, room: Room[R], ranking: Iterable[Job], reserve: ArrivalReserve, *, ahead: bool
-    ) -> None:
+    def __init__(self, room: Room, ranking: Iterable[Job], reserve: ArrivalReserve, *, ahead: bool) -> None:
         self.room, self.view, self.ranking = room, room.view, ranking
         self.reserve, self.ahead = reserve, ahead
         self.blocked: list[str] = []
         self.loading: list[str] = []
 
-    def choose(self, chosen: list[R], enst: Enst[R], now: float) -> list[R]:
+    def choose(self, chosen: list[Request], enst: Enst, now: float) -> list[Request]:
         """Return the requests whose load starts now; evict others for requests that rank within the batch."""
         self.blocked, self.loading = [], []
         if not self.view.has_evicted():
@@ -50,11 +49,11 @@ class Loads(Generic[R]):
         return fitting
 
     def _fitting(
-        self, chosen: list[R], due: list[R], others: list[R], enst: Enst[R], reserve: int
-    ) -> list[R]:
+        self, chosen: list[Request], due: list[Request], others: list[Request], enst: Enst, reserve: int
+    ) -> list[Request]:
         """Return the requests that fit, in ascending ENST; stop at the first within the batch that does not fit."""
         room, fresh = self.room, self.room.fresh
-        earned, fitting = set(due), list[R]()
+        earned, fitting = set(due), list[Request]()
         # The engine starts a load only if the prefills under way still get the blocks that they need.
         taken, pledged = self.view.reserved(), room.pledged
         for request in sorted([*due, *others], key=enst):
@@ -71,7 +70,7 @@ class Loads(Generic[R]):
             fitting.append(request)
         return fitting
 
-    def _make_way(self, request: R, need: int, kept: list[R], enst: Enst[R]) -> None:
+    def _make_way(self, request: Request, need: int, kept: list[Request], enst: Enst) -> None:
         """Evict requests with a larger ENST, the largest first, if this frees enough blocks."""
         room = self.room
         if room.free >= need:
@@ -81,11 +80,11 @@ class Loads(Generic[R]):
         for victim in room.choose_victims(later, need - room.free, 0):
             room.evict(victim)
 
-    def _hosted(self) -> tuple[list[R], list[R]]:
+    def _hosted(self) -> tuple[list[Request], list[Request]]:
         """Return the requests on the host: those within the first B ranks, and those of a limited look-ahead."""
         view, batch = self.view, self.view.batch
-        due: list[R] = []
-        others: list[R] = []
+        due: list[Request] = []
+        others: list[Request] = []
         ranks = (job for job in self.ranking if not view.is_in_flight(job.id))
         for position, job in enumerate(islice(ranks, AHEAD * batch if self.ahead else batch)):
             earned = position < batch

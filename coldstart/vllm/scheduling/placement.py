@@ -7,27 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic
+
+from vllm.v1.request import Request
 
 from coldstart.scheduling.job import Job
-from coldstart.scheduling.placement.fresh import Fresh
-from coldstart.scheduling.placement.loads import Loads
-from coldstart.scheduling.placement.room import Room
-from coldstart.scheduling.placement.view import Enst, KvView, R
 from coldstart.scheduling.policy import Policy, Turns, pick
 from coldstart.scheduling.reserve import ArrivalReserve
 from coldstart.scheduling.settings import SchedulerSettings
+from coldstart.vllm.scheduling.fresh import Fresh
+from coldstart.vllm.scheduling.loads import Loads
+from coldstart.vllm.scheduling.room import Room
+from coldstart.vllm.scheduling.view import EngineView, Enst
 
 
 @dataclass(frozen=True, slots=True)
-class Decision(Generic[R]):
+class Decision:
     """Decision of one step: `chosen` run now, in rank order, and `loads` start. Victims are already evicted."""
 
-    chosen: list[R]
-    loads: list[R]
+    chosen: list[Request]
+    loads: list[Request]
 
 
-class Placement(Generic[R]):
+class Placement:
     """Decisions of one engine.
 
     `jobs` are the live jobs in order of arrival, and `keeps_kv` is whether the host stores the KV of evicted
@@ -36,7 +37,7 @@ class Placement(Generic[R]):
 
     def __init__(
         self,
-        view: KvView[R],
+        view: EngineView,
         ranking: Policy,
         jobs: dict[str, Job],
         settings: SchedulerSettings,
@@ -82,7 +83,7 @@ class Placement(Generic[R]):
         self.ranking.tick(now, self.view.batch)
         return self.ranking.moved == self._moved and self.room.fits_next_tokens(self._running)
 
-    def decide(self, now: float) -> Decision[R]:
+    def decide(self, now: float) -> Decision:
         """Return the decision of this step, and evict the requests that do not fit."""
         self.ranking.tick(now, self.view.batch)
         picked = [self.view.request(job.id) for job in self.pick()]
@@ -102,19 +103,19 @@ class Placement(Generic[R]):
         order: Iterable[Job] = self.jobs.values() if self.turns.use_arrival_order() else self.ranking
         return pick(order, self.view.batch, self.view.ready)
 
-    def _passed_over(self, picked: list[R]) -> bool:
+    def _passed_over(self, picked: list[Request]) -> bool:
         """Return whether a request was skipped because it was not ready; no event reports when it becomes ready."""
         if len(picked) < min(self.view.batch, len(self.jobs)):
             return True
         job = self.view.job
         return not all(job(request) is first for request, first in zip(picked, self.ranking, strict=False))
 
-    def enst(self, now: float) -> Enst[R]:
+    def enst(self, now: float) -> Enst:
         """Return the policy's ENST function, evaluated at its first call: most steps evict no request."""
         found: Callable[[Job], float] | None = None
         job = self.view.job
 
-        def enst(request: R) -> float:
+        def enst(request: Request) -> float:
             nonlocal found
             if found is None:
                 found = self.ranking.enst(now, self.view.batch)
