@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from coldstart.commands import _phases, _serving
+from coldstart.commands import _serving
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
@@ -88,7 +88,7 @@ def command(
         bool,
         typer.Option(
             "--dry-run",
-            help="Print mode, bundle and URL, with -v also the phases of the last start, and start nothing.",
+            help="Print mode, bundle and URL, and start nothing.",
         ),
     ] = False,
 ) -> None:
@@ -129,7 +129,6 @@ def command(
         planned = _describe(request, plan) | {"materializes": materializes}
         where = ", at all addresses of this machine" if listening.is_at_every_address(plan.vllm_args) else ""
         common.out.result(planned, lambda: _dry_run_text(planned, where))
-        _phases.show_last(common, request.lookup)
         if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
             common.out.warn(exposure)
         return
@@ -137,7 +136,6 @@ def command(
     def announce(report: dict[str, Any], phases: str) -> None:
         _say(common, report, ready_file)
         common.out.detail(*phases.splitlines())
-        _phases.record_last(request.lookup, phases)
 
     raise typer.Exit(_serving.run(common, request, plan, announce, timeline=timeline))
 

@@ -4,15 +4,15 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
-from coldstart.commands import _phases, _serving
+from coldstart.commands import _serving
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
@@ -30,8 +30,12 @@ if TYPE_CHECKING:
     from coldstart.launch.up_records import UpDirectory, UpRecord
     from coldstart.models.inspection import Lookup
     from coldstart.system.start_progress import Report
+    from coldstart.system.timeline import Timeline
 
 _TERMINATED = 128 + signal.SIGTERM
+_PREPARATION = "preparation"
+# Member of the report in which a detached server passes its phases, as bars, to the command.
+_PHASES = "phases"
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,6 @@ def command(
             _require_address(common, running, host, port)
             _require_settings(common, running, lookup)
             _show_running(common, running)
-            _phases.show(common, up_records.find_recorded(running, common.cache))
             return
         try:
             _serving.show_arguments(common, lookup)
@@ -96,7 +99,7 @@ def command(
                     _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
                 )
                 prepared = _prepare(common, request)
-            built, phases = request.lookup is not lookup, _phases.draw_preparation(recorded.timeline)
+            built, phases = request.lookup is not lookup, _draw_preparation(recorded.timeline)
             start = _Start(common, built, directory, request, lock.close, detach, prepared, phases)
             code = _bring_up(start)
         except BaseException as error:
@@ -172,12 +175,31 @@ def _prepare(common: Common, request: "ServeRequest") -> "Preparation":
     prepared = preparation.prepare_fastest(
         request.lookup,
         planning.plan(replace(request, listen=())),
-        partial(_phases.measure, common),
+        partial(_measure, common),
         request.ready_timeout,
     )
     for failure in prepared.failures:
         common.out.note(f"not prepared: {failure}")
     return prepared
+
+
+@contextmanager
+def _measure(common: Common, name: str) -> Iterator[Callable[[str], None]]:
+    """Show a step of the preparation, as `Output.phase`, and record it."""
+    with timeline.measure(name, track=_PREPARATION), common.out.phase(name) as step:
+        yield step
+
+
+def _draw_preparation(recorded: "Timeline") -> str:
+    """Return the steps of a preparation and the phases of the template that it started as bars, empty without a step."""
+    from coldstart.system.drawing import draw
+
+    if not any(span.track == _PREPARATION for span in recorded.spans):
+        return ""
+    for span in recorded.spans:
+        # The template emits the spans of a server.
+        span.track = "template" if span.track == "server" else span.track
+    return draw(recorded) + "\n"
 
 
 def _bring_up(start: _Start) -> int:
@@ -190,9 +212,9 @@ def _bring_up(start: _Start) -> int:
     before = {"preparation": took | {"built_bundle": start.built_bundle, "is_new": prepared.is_new}}
 
     def announce_whole(report: dict[str, Any]) -> None:
-        stop = _describe_stop(start)
+        phases, stop = report.pop(_PHASES), _describe_stop(start)
         _announce(common, report | before, _serving.describe_request(report, plan.vllm_args), stop)
-        _phases.show(common, start.directory)
+        common.out.detail(*phases.splitlines())
 
     if not start.detach:
         return _serve(start, plan, announce_whole)
@@ -233,7 +255,7 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
     if lookup.untrusted is not None:
         _report_untrusted(common, lookup, lookup.untrusted)
     try:
-        with timeline.measure("build the bundle", track="preparation"):
+        with timeline.measure("build the bundle", track=_PREPARATION):
             return _serving.materialize(common, lookup)
     except (ColdstartError, OSError) as error:
         if isinstance(error, CommandFailedError) and error.is_final:
@@ -271,11 +293,10 @@ def _serve(
     start.directory.write(own)
 
     def announce_recorded(report: dict[str, Any], phases: str) -> None:
-        _phases.write(start.directory, start.phases + phases)
         address = {"url": report["url"], "host": plan.vllm_args.value("host")}
         start.directory.write(replace(own, mode=report["mode"], **address))
         start.release()
-        announce(report)
+        announce(report | {_PHASES: start.phases + phases})
 
     try:
         return _serving.run(

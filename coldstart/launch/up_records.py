@@ -71,11 +71,6 @@ class UpDirectory:
         """Return the log of a server in the background."""
         return self.path / "log"
 
-    @property
-    def phases(self) -> Path:
-        """Return the file with the phases of the start, if they were recorded."""
-        return self.path / "phases"
-
     def read(self) -> UpRecord | None:
         """Return the record of a supervisor that runs, None without one."""
         record = self.read_last()
@@ -90,25 +85,18 @@ class UpDirectory:
         self.path.mkdir(mode=0o700, exist_ok=True)
         files.write_atomic(self.path / _RECORD, json.dumps(asdict(record)).encode(), mode=0o600)
 
-    def write_phases(self, phases: str) -> None:
-        """Replace the phases; an empty text removes them. Raises OSError."""
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        self.phases.unlink(missing_ok=True)
-        if phases:
-            self.phases.write_text(phases, encoding="utf-8")
-
     def end(self) -> None:
         """Remove the record unless another process that runs supervises the server, and retain the log."""
         if (running := self.read()) is None or running.pid == os.getpid():
             (self.path / _RECORD).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove record and log, unless a process starts a server of this model now. The phases remain for a later question."""
+        """Remove record and log, unless a process starts a server of this model now."""
         if (handle := files.try_lock(self._lock)) is not None:
             if self.read() is None:
                 for file in (self.path / _RECORD, self.log):
                     file.unlink(missing_ok=True)
-                with suppress(OSError):  # it has phases
+                with suppress(OSError):  # it has other files, as of an earlier release
                     self.path.rmdir()
             os.close(handle)
 
@@ -136,17 +124,9 @@ def identify_store(cache: Cache) -> str:
 
 def find_directory(lookup: Lookup) -> UpDirectory:
     """Return the directory of the look-up's model and key. Raises UsageError as `paths.runtime_dir`."""
-    return _find(lookup.cache, str(lookup.model.path), lookup.key.digest)
-
-
-def find_recorded(record: UpRecord, cache: Cache) -> UpDirectory:
-    """Return the directory of a record of this store. Raises UsageError as `paths.runtime_dir`."""
-    return _find(cache, record.path, record.key)
-
-
-def _find(cache: Cache, path: str, key: str) -> UpDirectory:
-    model, own = (hashlib.sha256(text.encode()).hexdigest()[:8] for text in (path, key))
-    return UpDirectory(_root() / f"{identify_store(cache)}-{model}-{own}")
+    names = (str(lookup.model.path), lookup.key.digest)
+    model, own = (hashlib.sha256(text.encode()).hexdigest()[:8] for text in names)
+    return UpDirectory(_root() / f"{identify_store(lookup.cache)}-{model}-{own}")
 
 
 def find_others(lookup: Lookup) -> list[UpRecord]:

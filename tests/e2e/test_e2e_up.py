@@ -68,7 +68,7 @@ def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up:
     assert [one["level"] for one in stopped["templates"]] == ["engine"]
     assert remaining(started) == []
     assert shown(machine, "template", "status")["templates"] == []
-    assert {path.name for path in (machine.root / "run" / "coldstart" / "up").glob("*/*")} <= {"phases"}
+    assert list((machine.root / "run" / "coldstart" / "up").glob("*/*")) == []
     nothing = shown(machine, "down")
     assert nothing["servers"] == nothing["templates"] == []
 

@@ -13,7 +13,7 @@ from support.engines import fake_engine, home, model
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.launch import supervise, up_records
+from coldstart.launch import supervise
 from coldstart.launch.server_process import ServerProcess
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
@@ -75,25 +75,3 @@ def test_no_line_of_the_log_separates_what_serve_prints_of_a_start(
     assert LOG in lines[:ready]
     block = lines[ready:]
     assert any(line.startswith("For a faster next start") for line in block) and "command" in block
-
-
-def test_phases_of_the_last_start_are_shown_later(serve: Serve) -> None:
-    assert "No phases of a start are recorded" in serve("--dry-run", "-v")
-    assert "command" not in serve()
-    later = serve("--dry-run", "-v")
-    (at,) = [number for number, line in enumerate(later) if line.startswith("The last start with these ")]
-    assert later[at + 1] == "command" and "command" not in serve("--dry-run")
-
-
-def test_phases_of_the_server_of_up_are_not_replaced(serve: Serve, lookup: Lookup) -> None:
-    directory = up_records.find_directory(lookup)
-    directory.write(up_records.describe_own(lookup))
-    directory.write_phases("those of up")
-    serve()
-    assert directory.phases.read_text() == "those of up"
-
-
-def test_phases_that_cannot_be_stored_end_no_server(serve: Serve, lookup: Lookup) -> None:
-    directory = up_records.find_directory(lookup)
-    directory.path.write_text("a file instead of the directory")
-    assert any(line.startswith("http://") for line in serve())

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from coldstart.commands import _phases, _serving, cli, up
+from coldstart.commands import _serving, cli, up
 from coldstart.commands._options import Common
 from coldstart.commands._output import Output
 from support.engines import fake_engine, home, model, publish
@@ -665,29 +665,13 @@ def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
     assert len({one["url"] for one in reports}) == 1
 
 
-def test_up_shows_the_phases_of_preparation_and_start_with_v_also_when_it_is_already_up(
+def test_up_shows_the_phases_of_preparation_and_start_with_v(
     bring_two_up: Callable[..., list[Path]],
 ) -> None:
-    for output in bring_two_up(0, "-v"):
-        lines = [line.split() for line in (output / "err").read_text().splitlines()]
-        assert ["preparation"] in lines and ["command"] in lines
-        assert [words[-1] for words in lines if words[:2] == ["start", "a"]][-1] == "s"
-
-
-def test_up_without_v_records_phases_that_v_shows_later(
-    bring_two_up: Callable[..., list[Path]],
-    lookup: Lookup,
-    common: Common,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for output in bring_two_up(0):
-        assert "preparation\n" not in (output / "err").read_text()
-    (directory,) = up_records.list_directories(lookup.cache)
-    _phases.show(replace(common, out=Output(verbose=True)), directory)
-    assert "preparation\n" in capsys.readouterr().err
-    directory.phases.unlink()
-    _phases.show(replace(common, out=Output(verbose=True)), directory)
-    assert "No phases of a start are recorded" in capsys.readouterr().err
+    shown = [(output / "err").read_text() for output in bring_two_up(0, "-v")]
+    (lines,) = [[line.split() for line in text.splitlines()] for text in shown if "\npreparation\n" in text]
+    assert ["preparation"] in lines and ["command"] in lines
+    assert [words[-1] for words in lines if words[:2] == ["start", "a"]][-1] == "s"
 
 
 @pytest.mark.parametrize("detached", [False, True])

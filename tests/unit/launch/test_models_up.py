@@ -137,15 +137,6 @@ def test_list_names_covers_alias_repository_and_directory(
     )
 
 
-def test_the_phases_of_a_start_remain_after_its_server_was_stopped(lookup: Lookup) -> None:
-    directory = up_records.find_directory(lookup)
-    directory.write_phases("start engine 1.0 s\n")
-    directory.log.touch()
-    directory.remove()
-    assert directory.phases.read_text(encoding="utf-8") == "start engine 1.0 s\n"
-    assert not directory.log.exists()
-
-
 def test_untrusted_bundle_of_a_server_is_a_setting_and_the_permission_alone_is_none(
     lookup: Lookup, publish: Publish, tmp_path: Path
 ) -> None:
