@@ -6,7 +6,9 @@ A bundle whose proof start does not take its fast path, or does not give the ref
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
@@ -18,11 +20,19 @@ from coldstart.materialize.assembly import Assembly
 from coldstart.materialize.expectation import describe_nearest, estimates
 from coldstart.materialize.options import SECTIONS, Options
 from coldstart.materialize.progress import Phase
-from coldstart.materialize.workspace import workspace
 from coldstart.models import resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
+from coldstart.system.proc.locked_directory import owned
 from coldstart.system.snapshot import criu
+
+_PATIENCE_S = 10.0
+
+
+def workspace(root: Path) -> AbstractContextManager[Path]:
+    """Create a directory of this run below `root`, and remove those of killed runs for any key. Raises OSError."""
+    root.mkdir(parents=True, exist_ok=True)
+    return owned(root, patience_s=_PATIENCE_S)
 
 
 def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:

@@ -16,7 +16,7 @@ from tools.bundles import write_tree
 from tools.shell import Run
 
 from coldstart.launch import caches
-from coldstart.materialize.workspace import workspace
+from coldstart.materialize.materialize import workspace
 from coldstart.models import tiny
 from coldstart.system import paths
 from coldstart.system.paths import Cache

@@ -17,7 +17,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import pruning
 from coldstart.materialize import freeze, progress
-from coldstart.materialize.workspace import workspace
+from coldstart.materialize.materialize import workspace
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
 

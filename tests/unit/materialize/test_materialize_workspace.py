@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coldstart.materialize.workspace import workspace
+from coldstart.materialize.materialize import workspace
 
 HELD = """
 import sys
 from pathlib import Path
-from coldstart.materialize.workspace import workspace
+from coldstart.materialize.materialize import workspace
 with workspace(Path(sys.argv[1])) as work:
     print(work, flush=True)
     sys.stdin.read()

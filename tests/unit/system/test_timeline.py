@@ -41,13 +41,6 @@ def test_emit_does_nothing_without_the_variable(monkeypatch: pytest.MonkeyPatch,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "gone" / "events"))
-    timeline.emit("a", 0.0, 1.0, "t")
-    with pytest.raises(FileNotFoundError):
-        timeline.append(tmp_path / "gone" / "events", timeline.Span("a", 0.0, 1.0, "t", None))
-
-
 def test_several_processes_merge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     events = tmp_path / "events"
     monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
