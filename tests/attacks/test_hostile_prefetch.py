@@ -113,8 +113,7 @@ def _answer(connection: socket.socket) -> dict[str, Any]:
         b'{"op": "attach", "source": "/tmp"}\n',
         b'{"op": "want"}\n',
         b'{"op": "stats"}\n',
-        b'{"op": ["adopt"]}\n',
-        b'{"op": "adopt"}\n',
+        b'{"op": ["stats"]}\n',
         b'{"op": 1e999}\n',
     ],
 )

@@ -109,12 +109,6 @@ def peer_uid(connection: socket.socket) -> int:
     return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
 
 
-def peer_pid(connection: socket.socket) -> int:
-    """Return the PID of the process that listened at the other end, as the kernel reports it. Raises OSError."""
-    size = struct.calcsize("3i")
-    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])
-
-
 def trusted(connection: socket.socket) -> bool:
     """Return whether the other end belongs to this user, or to root, who has all rights of this user anyway."""
     try:

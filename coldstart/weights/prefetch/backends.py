@@ -49,10 +49,6 @@ class LocalSource:
         count(got)
         return got
 
-    def version(self, name: str) -> str:
-        """Implement RangeSource: return "", because a local file reports no version."""
-        return ""
-
     def _descriptor(self, name: str, size: int) -> int:
         if name not in self._open:
             descriptor = files.open_descriptor(self.directory / name)

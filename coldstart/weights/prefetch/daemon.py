@@ -1,8 +1,8 @@
 """Prefetcher process of one source and plan: `python -m coldstart.weights.prefetch.daemon SOCKET DESCRIPTOR`.
 
 A file lock decides which process serves. The kernel releases the lock when its holder dies, so a socket
-without a held lock is stale and is replaced. A process that does not get the lock passes its first client to
-the lock's holder and exits. The holder removes socket, lock and log when it ends.
+without a held lock is stale and is replaced. A process that does not get the lock exits when the lock's holder
+serves, and its client connects again. The holder removes socket, lock and log when it ends.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 from coldstart.artifacts import files
-from coldstart.system.ipc import json_lines, peers
+from coldstart.system.ipc import peers
 from coldstart.weights.prefetch import configuration
 from coldstart.weights.prefetch.service import Service
 
-_HANDING_OVER_S = 10.0
+_STARTING_S = 10.0
 
 
 def main(path: Path, descriptor: int) -> None:
@@ -30,9 +30,9 @@ def main(path: Path, descriptor: int) -> None:
         descriptor: Connection of the client that started this process.
     """
     client = socket.socket(fileno=descriptor)
-    deadline = time.monotonic() + _HANDING_OVER_S
+    deadline = time.monotonic() + _STARTING_S
     while not _locked(path.with_suffix(".lock")):
-        if _handed_over(path, client) or time.monotonic() > deadline:
+        if _is_served(path) or time.monotonic() > deadline:
             return
         time.sleep(0.01)
     _serve(path, client)
@@ -52,14 +52,12 @@ def _locked(path: Path) -> bool:
     return False
 
 
-def _handed_over(path: Path, client: socket.socket) -> bool:
+def _is_served(path: Path) -> bool:
     try:
-        with json_lines.Channel(peers.connect(path)) as connection:
-            connection.socket.settimeout(json_lines.PATIENCE_S)
-            connection.send({"op": "adopt"}, (client.fileno(),))
-            return any(message.get("adopted") for message in connection.replies())
-    except (peers.PeerError, OSError):
+        peers.connect(path).close()
+    except peers.PeerError:
         return False
+    return True
 
 
 def _serve(path: Path, client: socket.socket) -> None:

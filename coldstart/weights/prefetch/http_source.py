@@ -69,14 +69,12 @@ class HttpSource:
         self._locate = locate or (lambda name: f"{path.rstrip('/')}/{quote(name)}{mark}{query}")
         self._headers = dict(given)
         self._moved: dict[str, str] = {}
-        self._versions: dict[str, str] = {}
         self._client = HttpClient()
 
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
         """Implement RangeSource."""
         try:
             with self._range(name, size, start, start + len(buffer)) as answer:
-                self._versions[name] = answer.headers.get("ETag", "")
                 return _fill(answer, buffer, count)
         except http_client.SlowServerError as error:
             raise SourceTooSlowError(f"{redact(self._locate(name))}: {error}") from error
@@ -84,10 +82,6 @@ class HttpSource:
             raise SourceUnavailableError(f"{redact(self._locate(name))}: {error}") from error
         except ForbiddenError as error:
             raise SourceUnusableError(str(error)) from error
-
-    def version(self, name: str) -> str:
-        """Implement RangeSource: return the ETag."""
-        return self._versions.get(name, "")
 
     def close(self) -> None:
         """Implement RangeSource."""

@@ -60,10 +60,6 @@ class ObjectSource:
         buffer[:] = data
         return len(data)
 
-    def version(self, name: str) -> str:
-        """Implement RangeSource: obstore reports no version for ranges."""
-        return ""
-
     def close(self) -> None:
         """Implement RangeSource; the store closes its connections itself."""
 

@@ -24,10 +24,6 @@ class SourceTooSlowError(SourceUnavailableError):
     """The source sends fewer bytes per second than the minimum; it is not retried at once."""
 
 
-class SourceChangedError(SourceUnavailableError):
-    """The file changed during the fetch, so bytes received before belong to the old version."""
-
-
 class SourceUnusableError(Exception):
     """The source answers with a permanent error: no such file, no byte ranges, another size or no permission."""
 
@@ -49,10 +45,6 @@ class RangeSource(Protocol):
             SourceUnavailableError: No byte arrived.
             SourceUnusableError: The source cannot provide the range.
         """
-
-    def version(self, name: str) -> str:
-        """Return the source's name for the file's content at the last read; "" if it reports none."""
-        ...
 
     def close(self) -> None:
         """Close the connections."""

@@ -126,20 +126,8 @@ class Service:
         elif operation == "stop":
             self.stopping = True
             client.say({"stopped": os.getpid()})
-        elif operation == "adopt":
-            self._take_over(client)
         else:
             raise json_lines.MalformedMessageError(f"unknown operation {str(operation)[:40]!r}")
-
-    def _take_over(self, client: ClientConnection) -> None:
-        """Accept the client of another prefetcher, which started at the same time and did not get the lock."""
-        descriptor = client.channel.take()
-        try:
-            self.adopt(socket.socket(fileno=descriptor))
-        except OSError as error:
-            os.close(descriptor)
-            raise json_lines.MalformedMessageError("the descriptor is not a socket") from error
-        client.say({"adopted": True})
 
     def _attach(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, plan = json_lines.body(client.channel.take())
@@ -158,7 +146,7 @@ class Service:
         known = [[number, *span] for number, ranges in enumerate(model.board.ready) for span in ranges]
         self._enlist(client, wanted_names, bool(message.get("background")))
         region = model.region.reader() if model.region is not None else None
-        client.say({"attached": model.key, "ready": known, "pid": os.getpid()}, region)
+        client.say({"attached": model.key, "ready": known}, region)
 
     def _find(self, source: str, plan: bytes, environment: dict[str, str]) -> PrefetchedModel:
         address = normalise(source)

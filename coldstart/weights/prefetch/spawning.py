@@ -1,7 +1,7 @@
 """Connect to the prefetcher of one source and plan, and start it if none runs.
 
 A new process gets one end of a socket pair. The client can send its request at once, and the process reads it
-after start. If another prefetcher started first, that one gets the socket.
+after start. If another prefetcher started first, the new process closes the socket, and the client connects again.
 """
 
 from __future__ import annotations

@@ -14,28 +14,26 @@ from queue import SimpleQueue
 from time import monotonic
 
 from coldstart.artifacts.net import pace
-from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.prefetch.backends import open_source
 from coldstart.weights.prefetch.byte_ranges import Range
 from coldstart.weights.prefetch.model import PrefetchedModel
 from coldstart.weights.prefetch.paces import FetchPace
 from coldstart.weights.prefetch.range_source import (
     RangeSource,
-    SourceChangedError,
     SourceTooSlowError,
     SourceUnavailableError,
 )
 from coldstart.weights.prefetch.region import SharedRegion
-from coldstart.weights.prefetch.region_layout import RegionFile, RegionLayout
+from coldstart.weights.prefetch.region_layout import RegionFile
 from coldstart.weights.prefetch.schedule import UnitEntry
-from coldstart.weights.prefetch.units import Check, Unit, touching
+from coldstart.weights.prefetch.units import Check, Unit
 
 _STEP = 1 << 20
 _BOUNDS = pace.read_environment()
 
 
 class WrongBytesError(Exception):
-    """Fetched bytes do not match the plan; the message names the file, the tensor and the offset."""
+    """Fetched bytes do not match the plan; the message names the file and the tensor, or the range of bytes."""
 
 
 @dataclass(eq=False)
@@ -107,10 +105,9 @@ class _Stream:
         model = job.model
         source, buffer, at = self._open(model), self._space(unit.size), 0
         pieces: dict[Range, memoryview] = {}
-        version: str | None = None
         for start, end in unit.pieces:
             pieces[start, end] = buffer[at : at + end - start]
-            version = self._fill(job, source, start, pieces[start, end], version)
+            self._fill(job, source, start, pieces[start, end])
             at += end - start
         for check in unit.checks:
             _verify(model, source, unit.file, check, pieces)
@@ -118,10 +115,7 @@ class _Stream:
             for (start, _), data in pieces.items():
                 _keep(model.region, model.layout.files[unit.file], start, data)
 
-    def _fill(
-        self, job: FetchJob, source: RangeSource, start: int, buffer: memoryview, version: str | None
-    ) -> str:
-        """Fill `buffer`; return the source's version of the file, which must not change within a unit."""
+    def _fill(self, job: FetchJob, source: RangeSource, start: int, buffer: memoryview) -> None:
         number = job.entry.unit.file
         file, filled, idle, began = job.model.layout.files[number], 0, 0, monotonic() - job.paused_s
         while filled < len(buffer):
@@ -131,19 +125,16 @@ class _Stream:
                     file.name, file.size, at, buffer[filled:], _ByteCounter(job, number, at)
                 )
                 idle = 0
-            except (SourceTooSlowError, SourceChangedError):
+            except SourceTooSlowError:
                 raise
             except SourceUnavailableError:
                 # Retry once at once: the server may have closed a reused connection.
                 idle += 1
                 if idle > 1:
                     raise
-            else:
-                version = _same(version, source.version(file.name), file.name)
             took_s = monotonic() - began - job.paused_s
             if took_s > _BOUNDS.window_s + filled / _BOUNDS.floor:
                 raise SourceTooSlowError(f"{file.name} arrives too slowly: {filled} bytes in {took_s:.0f} s")
-        return version or ""
 
     def _space(self, size: int) -> memoryview:
         if len(self._buffer) < size:
@@ -170,14 +161,6 @@ class _ByteCounter:
             self.job.paused_s += self.job.pace.take(size)
 
 
-def _same(before: str | None, now: str, name: str) -> str:
-    if before is not None and before != now:
-        raise SourceChangedError(
-            f"{name} changed at its source during the fetch (ETag {before[:80]}, now {now[:80]})"
-        )
-    return now
-
-
 def _verify(
     model: PrefetchedModel, source: RangeSource, number: int, check: Check, pieces: Mapping[Range, memoryview]
 ) -> None:
@@ -191,7 +174,9 @@ def _verify(
         at = stop
     _feed(model, source, number, hasher, (at, check.end))
     if hasher.hexdigest() != check.digest:
-        raise WrongBytesError(_blame(model.layout, number, check, pieces))
+        what = f"tensor {check.tensor!r} at offset {check.start} has" if check.tensor else "there are"
+        place = "" if check.tensor else f" in bytes {check.start} to {check.end}"
+        raise WrongBytesError(f"{model.layout.files[number].name}: {what} wrong bytes{place}")
 
 
 def _feed(
@@ -208,27 +193,6 @@ def _feed(
             got = source.read(file.name, file.size, at, part, lambda _: None)
         hasher.update(part[:got])
         at += got
-
-
-def _blame(layout: RegionLayout, number: int, check: Check, pieces: Mapping[Range, memoryview]) -> str:
-    file = layout.files[number].name
-    if check.tensor:
-        return f"{file}: tensor {check.tensor!r} at offset {check.start} has wrong bytes"
-    inside: list[Tensor] = []
-    crossing: list[Tensor] = []
-    for (start, end), data in pieces.items():
-        for tensor in touching(layout, number, start, end):
-            if tensor.offset < start or tensor.end > end:
-                crossing.append(tensor)
-            elif (
-                hashlib.sha256(data[tensor.offset - start : tensor.end - start]).hexdigest() != tensor.sha256
-            ):
-                inside.append(tensor)
-    place = f"in bytes {check.start} to {check.end}"
-    if suspects := inside or crossing:
-        named = " or ".join(f"tensor {tensor.name!r} at offset {tensor.offset}" for tensor in suspects)
-        return f"{file}: {named} has wrong bytes ({place})"
-    return f"{file}: wrong bytes outside all tensors, at offset {check.start} ({place})"
 
 
 class NoMemoryError(RuntimeError):

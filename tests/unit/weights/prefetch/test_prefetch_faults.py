@@ -12,10 +12,8 @@ import pytest
 from prefetching import CHUNK, Weights, check_tensors, check_whole, write
 from support.range_server import RangeServer, serving
 from support.range_settings import FOREVER
-from support.waiting import wait_until
 
 from coldstart.contract.weights import PacedFetch
-from coldstart.system.proc import processes
 from coldstart.weights.prefetch import attached as attached_module
 from coldstart.weights.prefetch import client
 
@@ -105,7 +103,7 @@ def test_a_wrong_byte_is_fetched_again_and_reported(
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         check_whole(attached, weights)
         (error,) = attached.stats()["errors"]
-        assert FILE in error and f"'a.20' at offset {offset}" in error
+        assert f"{FILE}: there are wrong bytes in bytes {offset // CHUNK * CHUNK} to " in error
         assert CHUNK >= attached.stats()["refetched"] > 0
 
 
@@ -116,9 +114,7 @@ def test_a_byte_that_stays_wrong_is_never_served(
     _, offset, size = weights.tensor("a.20")
     server.settings.flips = [(FILE, offset + size // 2, FOREVER)]
     with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
-        with pytest.raises(
-            client.PrefetchFailedError, match=f"{FILE}: tensor 'a.20' at offset {offset} "
-        ) as caught:
+        with pytest.raises(client.PrefetchFailedError, match=f"{FILE}: there are wrong bytes in ") as caught:
             attached.wait(FILE, offset, size)
         assert "3 times" in str(caught.value)
         assert attached.file(FILE)[offset + size // 2] == 0
@@ -200,28 +196,6 @@ def test_silent_prefetcher_times_out(
                 client.attach(server.url, weights.plan, directory=runtime)
         finally:
             os.kill(pid, signal.SIGCONT)
-
-
-def test_stopped_prefetcher_is_killed_and_replaced(
-    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.settings.rate = 1e5
-    monkeypatch.setattr(attached_module, "CHECK_S", 0.1)
-    with client.attach(server.url, weights.plan, directory=runtime) as waiting:
-        pid = _pid(runtime)
-        os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(client.PrefetchLostError, match="was stopped by a signal, and was killed"):
-            waiting.complete()
-        # A process that is killed closes its sockets before it is gone.
-        wait_until(lambda: processes.birth(pid) is None)
-    server.settings.rate = None
-    with client.attach(server.url, weights.plan, directory=runtime):
-        pid = _pid(runtime)
-        os.kill(pid, signal.SIGSTOP)
-        with client.attach(server.url, weights.plan, directory=runtime) as attached:
-            check_whole(attached, weights)
-        assert _pid(runtime) != pid
-        wait_until(lambda: processes.birth(pid) is None)
 
 
 def test_memory_that_runs_short_is_named_and_its_source_is_not_blamed(
