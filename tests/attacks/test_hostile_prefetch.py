@@ -70,11 +70,11 @@ def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtim
         pid = int(_status(runtime)["pid"])
         before = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
         yield pid
-        attached.want(["b"])
         (entry,) = [tensor for tensor in plan["files"][0]["tensors"] if tensor["name"] == "b"]
-        attached.wait(FILE, entry["offset"], entry["size"])
         data = (directory / FILE).read_bytes()[entry["offset"] :][: entry["size"]]
-        assert attached.file(FILE)[entry["offset"] :][: entry["size"]] == data
+        with client.attach(server.url, plan, names=["b"], directory=runtime) as other:
+            other.complete(["b"])
+            assert other.file(FILE)[entry["offset"] :][: entry["size"]] == data
         assert _status(runtime)["pid"] == pid
         # The prefetcher drops a closed connection only after it has read what its client sent.
         wait_until(lambda: _status(runtime)["clients"] == 2)
@@ -111,7 +111,6 @@ def _answer(connection: socket.socket) -> dict[str, Any]:
         b"[" * 60000 + b"\n",
         b'{"op": "format"}\n',
         b'{"op": "attach", "source": "/tmp"}\n',
-        b'{"op": "want"}\n',
         b'{"op": "stats"}\n',
         b'{"op": ["stats"]}\n',
         b'{"op": 1e999}\n',

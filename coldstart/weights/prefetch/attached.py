@@ -1,4 +1,4 @@
-"""Lease on a model's weights: wait for bytes, query their state, and request more.
+"""Lease on a model's weights: wait for bytes, and query their state.
 
 One of the waiting threads reads the socket and wakes the others, so the lease neither polls nor has its own
 thread.
@@ -40,9 +40,8 @@ class Attached:
     ) -> None:
         self._channel, self._layout, self._wanted = channel, layout, wanted
         self._ready = [Ranges() for _ in layout.files]
-        self._wanting = wanted
         self._failed: list[tuple[int, int, int, str]] = []
-        self._answers: dict[str, list[dict[str, Any]]] = {"attached": [], "stats": [], "wanted": []}
+        self._answers: dict[str, list[dict[str, Any]]] = {"attached": [], "stats": []}
         self._changed = threading.Condition()
         self._asking = threading.Lock()
         self._reading = self._lost = False
@@ -76,40 +75,6 @@ class Attached:
             if size < 0 or not self._wanted[number].covers(offset, end):
                 raise PrefetchRefusedError(f"This client did not request bytes {offset} to {end} of {file}.")
             self._until(lambda: self._there(number, offset, end))
-
-    def want(self, names: Collection[str] | None, background: bool = False) -> None:
-        """Request more tensors, after those requested before.
-
-        Args:
-            names: Tensors to fetch; None means all bytes of all files.
-            background: Fetch them only while no foreground request of any lease is unfinished.
-
-        Raises:
-            PrefetchRefusedError: The memory budget is too small, or the plan has no such tensor.
-            PrefetchLostError: The prefetcher has ended.
-        """
-        more = self._layout.wanted(names)
-        with self._asking:
-            self._wanting = more
-            send(self._channel, {"op": "want", "background": background}, names_part(names), b"")
-            answer = self._take("wanted")
-        if not answer["wanted"]:
-            raise PrefetchRefusedError(str(answer["refused"]))
-        with self._changed:
-            for wanted, ranges in zip(self._wanted, more, strict=True):
-                for span in ranges:
-                    wanted.add(*span)
-
-    def is_finished(self, names: Collection[str] | None = None) -> bool:
-        """Return whether all bytes of the tensors are available, without blocking. Raises as `wait`."""
-        wanted = self._layout.wanted(names)
-        with self._changed:
-            self._look()
-            spans = [(number, *span) for number, ranges in enumerate(wanted) for span in ranges]
-            done = [self._there(*span) for span in spans]
-            if not all(done) and self._lost:
-                raise self._end()
-            return all(done)
 
     def complete(self, names: Collection[str] | None = None) -> None:
         """Block until all bytes of the tensors (None: of all files) are available. Raises as `wait`."""
@@ -183,22 +148,15 @@ class Attached:
             self._learn(messages)
             self._changed.notify_all()
 
-    def _look(self) -> None:
-        while not self._reading and not self._lost and select.select([self._channel], [], [], 0)[0]:
-            self._learn(self._channel.receive(None))
-            self._changed.notify_all()
-
     def _learn(self, messages: list[dict[str, Any]] | None) -> None:
         self._lost = self._lost or messages is None
         for message in messages or ():
             for file, start, end in message.get("ready", ()):
                 self._ready[file].add(start, end)
             self._failed += [(*span, message["reason"]) for span in message.get("failed", ())]
-            if message.get("wanted"):  # the prefetcher retries the ranges that failed before
-                self._failed = [f for f in self._failed if not self._wanting[f[0]].overlaps(f[1], f[2])]
             for kind in self._answers.keys() & message.keys():
                 self._answers[kind].append(message)
-            if "refused" in message and "wanted" not in message:
+            if "refused" in message:
                 self._refused, self._lost = str(message["refused"]), True
 
     def _end(self) -> PrefetchError:

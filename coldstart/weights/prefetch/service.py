@@ -115,8 +115,6 @@ class Service:
         operation = message.get("op")
         if operation == "attach":
             self._attach(client, message)
-        elif operation == "want":
-            self._want(client, message)
         elif operation == "stats" and client.model is not None:
             client.say({"stats": {**client.model.stats(), "streams": self.settings.streams}})
         elif operation == "pace":
@@ -144,7 +142,8 @@ class Service:
         client.events = events if isinstance(events, str) and os.path.isabs(events) else None  # noqa: PTH117
         model.taken = model.taken or not client.early
         known = [[number, *span] for number, ranges in enumerate(model.board.ready) for span in ranges]
-        self._enlist(client, wanted_names, bool(message.get("background")))
+        entries = model.want(model.layout.wanted(wanted_names), self.budget)
+        client.lease.add(entries, background=bool(message.get("background")))
         region = model.region.reader() if model.region is not None else None
         client.say({"attached": model.key, "ready": known}, region)
 
@@ -165,22 +164,6 @@ class Service:
         pace.change(rate)
         waits = any(lease_waits(client) for client in self.clients if client.pace is pace)
         return {**pace.document(), "ended": pace.served and not waits}
-
-    def _want(self, client: ClientConnection, message: dict[str, Any]) -> None:
-        names, _ = json_lines.body(client.channel.take())
-        if client.model is None:
-            raise json_lines.MalformedMessageError("a want message came before the attach message")
-        try:
-            self._enlist(client, _names(names), bool(message.get("background")))
-        except PrefetchRefusedError as error:
-            client.say({"wanted": False, "refused": str(error)})
-        else:
-            client.say({"wanted": True})
-
-    def _enlist(self, client: ClientConnection, names: list[str] | None, background: bool) -> None:
-        assert client.model is not None and client.lease is not None
-        entries = client.model.want(client.model.layout.wanted(names), self.budget)
-        client.lease.add(entries, background=background)
 
     # Reports of streams.
 

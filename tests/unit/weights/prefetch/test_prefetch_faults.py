@@ -68,8 +68,8 @@ def test_fetch_fails_when_the_server_stays_down(
         with pytest.raises(client.PrefetchFailedError, match=server.url):
             attached.wait(FILE, 0, 1)
         server.up()
-        attached.want(None)
-        check_whole(attached, weights)
+        with client.attach(server.url, weights.plan, directory=runtime) as again:
+            check_whole(again, weights)
 
 
 def test_a_server_without_ranges_is_named(weights: Weights, server: RangeServer, runtime: Path) -> None:
@@ -118,8 +118,6 @@ def test_a_byte_that_stays_wrong_is_never_served(
             attached.wait(FILE, offset, size)
         assert "3 times" in str(caught.value)
         assert attached.file(FILE)[offset + size // 2] == 0
-        with pytest.raises(client.PrefetchFailedError):
-            attached.is_finished(["a.20"])
         check_tensors(attached, weights, ["a.40", "b.3"] if names is None else [])
 
 
@@ -156,7 +154,7 @@ def test_too_little_memory_is_refused(
     with client.attach(server.url, weights.plan, names=["a.3"], directory=runtime) as attached:
         check_tensors(attached, weights, ["a.3"])
         with pytest.raises(client.PrefetchRefusedError):
-            attached.want(None)
+            client.attach(server.url, weights.plan, directory=runtime)
         check_tensors(attached, weights, ["a.3"])
 
 
