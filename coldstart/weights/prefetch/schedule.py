@@ -1,7 +1,7 @@
 """Fetch schedule: the requested units of each lease, and the unit to fetch next. Pure: no sockets, threads or clock.
 
-Leases are served in order of arrival, and the units of a lease in order of its requests. Background requests
-are served only while no foreground request of any lease is unfinished. Invariant of a Board: each planned
+Leases are served in order of arrival, and the units of a lease in order. Background leases are served only
+while no other lease is unfinished. Invariant of a Board: each planned
 byte belongs to a unit that is requested, being fetched or ready.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from coldstart.weights.prefetch.byte_ranges import Ranges
@@ -160,36 +160,24 @@ def _concerns(unit: Unit, wanted: Sequence[Ranges]) -> bool:
     return any(wanted[unit.file].overlaps(start, end) for start, end in unit.pieces)
 
 
-@dataclass(eq=False)
 class Lease:
-    """Units of one board that one client requested."""
+    """Units of one board that one client requested; `entries` are the units that the board has returned for it."""
 
-    board: Board
-    foreground: deque[UnitEntry] = field(default_factory=deque)
-    background: deque[UnitEntry] = field(default_factory=deque)
-    entries: set[UnitEntry] = field(default_factory=set)
-
-    def add(self, entries: Sequence[UnitEntry], *, background: bool) -> None:
-        """Append entries that the board has just returned for this lease."""
-        (self.background if background else self.foreground).extend(entries)
-        again = [entry for entry in entries if entry in self.entries]
-        self.entries.update(entries)
-        for entry in again:
-            entry.holders -= 1  # a lease counts once for each entry, however often it requests it
+    def __init__(self, board: Board, entries: Sequence[UnitEntry], *, background: bool = False) -> None:
+        self.board, self.entries, self.background = board, entries, background
+        self.queue = deque(entries)
 
     def release(self) -> None:
-        """Drop all requests."""
+        """Drop the request."""
         self.board.release(self.entries)
-        self.entries = set()
-        self.foreground.clear()
-        self.background.clear()
+        self.entries = ()
+        self.queue.clear()
 
-    def has_unfinished(self, *, background: bool = False) -> bool:
-        """Return whether a unit of this priority is neither ready nor failed."""
-        queue = self.background if background else self.foreground
-        while queue and not queue[0].open:
-            queue.popleft()
-        return bool(queue)
+    def has_unfinished(self) -> bool:
+        """Return whether a unit is neither ready nor failed."""
+        while self.queue and not self.queue[0].open:
+            self.queue.popleft()
+        return bool(self.queue)
 
 
 def pick(leases: Iterable[Lease], available: Callable[[Lease], bool]) -> tuple[Lease, UnitEntry] | None:
@@ -199,14 +187,11 @@ def pick(leases: Iterable[Lease], available: Callable[[Lease], bool]) -> tuple[L
         leases: All leases, in order of arrival.
         available: Returns whether a lease may use a stream now.
     """
-    leases = list(leases)
-    queues = [(lease, lease.foreground) for lease in leases]
-    if not any(lease.has_unfinished() for lease in leases):
-        queues += [(lease, lease.background) for lease in leases if lease.has_unfinished(background=True)]
-    for lease, queue in queues:
+    unfinished = [lease for lease in leases if lease.has_unfinished()]
+    for lease in [lease for lease in unfinished if not lease.background] or unfinished:
         if not available(lease):
             continue
-        for entry in queue:
+        for entry in lease.queue:
             if lease.board.is_runnable(entry):
                 return lease, entry
     return None

@@ -136,14 +136,14 @@ class Service:
         model = self._find(source, plan, {str(k): str(v) for k, v in environment.items()})
         if message.get("pace") is not None:
             client.pace = self.paces.get_or_add(*_pace(message["pace"]))
-        client.model, client.lease = model, Lease(model.board)
+        client.model = model
         client.early, client.began = bool(message.get("early")), timeline.now()
         events = message.get("events")
         client.events = events if isinstance(events, str) and os.path.isabs(events) else None  # noqa: PTH117
         model.taken = model.taken or not client.early
         known = [[number, *span] for number, ranges in enumerate(model.board.ready) for span in ranges]
         entries = model.want(model.layout.wanted(wanted_names), self.budget)
-        client.lease.add(entries, background=bool(message.get("background")))
+        client.lease = Lease(model.board, entries, background=bool(message.get("background")))
         region = model.region.reader() if model.region is not None else None
         client.say({"attached": model.key, "ready": known}, region)
 
@@ -248,7 +248,7 @@ class Service:
     def _report(self, client: ClientConnection) -> None:
         """Write the span of a client whose requests are complete, and end an early lease after another client attached."""
         lease, model = client.lease, client.model
-        if lease is None or model is None or lease.has_unfinished() or lease.has_unfinished(background=True):
+        if lease is None or model is None or lease.has_unfinished():
             return
         if client.pace is not None:
             client.pace.served = True
@@ -293,10 +293,8 @@ class Service:
 
 
 def lease_waits(client: ClientConnection) -> bool:
-    """Return whether any request of the client is unfinished."""
-    return client.lease is not None and (
-        client.lease.has_unfinished() or client.lease.has_unfinished(background=True)
-    )
+    """Return whether the request of the client is unfinished."""
+    return client.lease is not None and client.lease.has_unfinished()
 
 
 def _pace(given: Any) -> tuple[str, float | None]:

@@ -56,9 +56,9 @@ def _fetch_all(board: Board, lease: Lease, data: bytes) -> int:
     return fetched
 
 
-def _want(board: Board, lease: Lease, names: list[str] | None, *, background: bool = False) -> None:
+def _want(board: Board, names: list[str] | None, *, background: bool = False) -> Lease:
     wanted = board.layout.wanted(names)
-    lease.add(board.want(wanted, board.new_units(wanted)), background=background)
+    return Lease(board, board.want(wanted, board.new_units(wanted)), background=background)
 
 
 def test_wants_are_met_exactly_and_everything_is_checked() -> None:
@@ -70,21 +70,20 @@ def _meets_wants(seed: int) -> None:
     chance = random.Random(seed)
     made, data = _made(chance)
     board = Board(made)
-    lease = Lease(board)
     names = list(made.tensors)
     first = [name for name in names if chance.random() < 0.5]
     rest = [name for name in names if name not in first]
-    _want(board, lease, first)
+    lease = _want(board, first)
     own = sum(made.tensors[name].end - made.tensors[name].offset for name in first)
     assert _fetch_all(board, lease, data) == (len(data) if len(first) == len(names) else own)
-    _want(board, lease, rest, background=chance.random() < 0.5)
+    lease = _want(board, rest, background=chance.random() < 0.5)
     _fetch_all(board, lease, data)
     assert all(board.ready[0].covers(t.offset, t.end) for t in made.tensors.values())
     left = len(data) - board.ready_bytes
-    _want(board, lease, None)
+    lease = _want(board, None)
     assert _fetch_all(board, lease, data) == left
     assert board.ready[0].covers(0, len(data)) and board.ready_bytes == board.planned_bytes == len(data)
-    assert not lease.has_unfinished() and not lease.has_unfinished(background=True)
+    assert not lease.has_unfinished()
 
 
 def test_released_units_are_planned_again() -> None:
@@ -96,12 +95,11 @@ def _releases(seed: int) -> None:
     chance = random.Random(seed)
     made, data = _made(chance)
     board = Board(made)
-    first, gone, stays = Lease(board), Lease(board), Lease(board)
     names = list(made.tensors)
     kept = [name for name in names if chance.random() < 0.4]
-    _want(board, first, [name for name in names if chance.random() < 0.3])
-    _want(board, gone, None)
-    _want(board, stays, kept)
+    first = _want(board, [name for name in names if chance.random() < 0.3])
+    gone = _want(board, None)
+    stays = _want(board, kept)
     if chosen := pick([gone], lambda _: True):
         board.publish(chosen[1])
     first.release()
@@ -110,7 +108,7 @@ def _releases(seed: int) -> None:
     assert all(board.ready[0].covers(made.tensors[n].offset, made.tensors[n].end) for n in kept)
     assert board.planned_bytes == board.ready_bytes and not stays.has_unfinished()
     stays.release()
-    _want(board, stays, None)
+    stays = _want(board, None)
     _fetch_all(board, stays, data)
     assert board.ready_bytes == len(data)
 
@@ -125,12 +123,11 @@ def test_failed_unit_fails_its_requests_and_can_be_requested_again() -> None:
     chunks = [hashlib.sha256(data[i : i + CHUNK]).hexdigest() for i in range(0, len(data), CHUNK)]
     file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}
     board = Board(region_layout.read({"chunk": CHUNK, "files": [file]}))
-    lease = Lease(board)
-    _want(board, lease, ["t1"])
+    lease = _want(board, ["t1"])
     chosen = pick([lease], lambda _: True)
     assert chosen is not None and chosen[1].unit.pieces == ((100, 200),)
     failed = board.fail(chosen[1], "wrong")
     assert len(failed) > 1 and all(entry.state is UnitState.FAILED for entry in failed)
-    _want(board, lease, ["t1"])
+    lease = _want(board, ["t1"])
     _fetch_all(board, lease, data)
     assert board.ready[0].covers(40, 340)
