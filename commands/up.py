@@ -193,13 +193,13 @@ def _measure(common: Common, name: str) -> Iterator[Callable[[str], None]]:
 def _draw_preparation(recorded: "Timeline") -> str:
     """Return the steps of a preparation and the phases of the template that it started as bars, empty without a step."""
     from coldstart.system.drawing import draw
+    from coldstart.system.timeline import Span, Timeline
 
     if not any(span.track == _PREPARATION for span in recorded.spans):
         return ""
-    for span in recorded.spans:
-        # The template emits the spans of a server.
-        span.track = "template" if span.track == "server" else span.track
-    return draw(recorded) + "\n"
+    # The template emits the spans of a server.
+    tracks = ((span, "template" if span.track == "server" else span.track) for span in recorded.spans)
+    return draw(Timeline(Span(span.name, span.start_s, span.end_s, track) for span, track in tracks)) + "\n"
 
 
 def _bring_up(start: _Start) -> int:

@@ -6,7 +6,7 @@ single options and starts from a bundle with CUDA graphs. A step that fails is r
 not stop the others.
 
 Run: python -m benchmarks gpu/plan PART --out DIR [--seconds N] [--shape 7b]
-Time: 14 minutes in all on an H100
+Time: 14 minutes on an H100; the starts with graphs in `rest` were not timed yet
 Result: gpu/plan-compare-h200.json and other parts beside it
 """
 

@@ -96,7 +96,7 @@ class UpDirectory:
             if self.read() is None:
                 for file in (self.path / _RECORD, self.log):
                     file.unlink(missing_ok=True)
-                with suppress(OSError):  # it has other files, as of an earlier release
+                with suppress(OSError):  # a file that is not of `up` lies in it, or it is gone
                     self.path.rmdir()
             os.close(handle)
 
