@@ -9,14 +9,19 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+from coldstart.system.ipc import peers
 from coldstart.system.ipc.json_lines import Channel, sealed
+from coldstart.system.proc import processes
 from coldstart.weights.prefetch import region_layout
 from coldstart.weights.prefetch.byte_ranges import Ranges
 from coldstart.weights.prefetch.errors import (
@@ -30,6 +35,8 @@ from coldstart.weights.prefetch.range_source import is_local
 
 # A prefetcher that is stopped or overloaded must not keep its clients from their next source.
 ANSWER_S = 30.0
+# Interval in seconds between checks; a prefetcher that is stopped at two checks in a row is killed.
+CHECK_S = 2.0
 
 
 class Attached:
@@ -46,9 +53,10 @@ class Attached:
         self._asking = threading.Lock()
         self._reading = self._lost = False
         self._refused: str | None = None
-        self._limit_s: float | None = ANSWER_S
-        self._take("attached")
-        self._limit_s = None  # a source may be slow
+        self._end_reason = "The prefetcher has ended or does not answer."
+        self._pid, self._limit_s = peers.peer_pid(channel.socket), ANSWER_S
+        # Over a socket pair, the kernel names this process as the peer. A source may be slow, so bytes have no limit.
+        self._pid, self._limit_s = int(self._take("attached")["pid"]), inf
         descriptor = None if is_local(source) else channel.take()
         self._files = LayoutFiles(layout, Path(source), descriptor)
 
@@ -140,13 +148,27 @@ class Attached:
         self._changed.release()
         messages = None
         try:
-            readable = select.select([self._channel], [], [], self._limit_s)[0]
-            messages = self._channel.receive(None) if readable else None
+            messages = self._channel.receive(None) if self._await() else None
         finally:
             self._changed.acquire()
             self._reading = False
             self._learn(messages)
             self._changed.notify_all()
+
+    def _await(self) -> bool:
+        """Wait until the socket is readable, and kill a prefetcher that is stopped; return False after the limit."""
+        deadline, was_stopped = monotonic() + self._limit_s, False
+        while (left := deadline - monotonic()) > 0:
+            if select.select([self._channel], [], [], min(left, CHECK_S))[0]:
+                return True
+            is_stopped = processes.is_stopped(self._pid)
+            if is_stopped and was_stopped:
+                # The end of the process releases its lock, so that the next client starts another.
+                self._end_reason = "The prefetcher was stopped by a signal, and was killed."
+                with suppress(OSError):
+                    os.kill(self._pid, signal.SIGKILL)
+            was_stopped = is_stopped
+        return False
 
     def _learn(self, messages: list[dict[str, Any]] | None) -> None:
         self._lost = self._lost or messages is None
@@ -160,11 +182,7 @@ class Attached:
                 self._refused, self._lost = str(message["refused"]), True
 
     def _end(self) -> PrefetchError:
-        return (
-            PrefetchRefusedError(self._refused)
-            if self._refused
-            else PrefetchLostError("The prefetcher has ended or does not answer.")
-        )
+        return PrefetchRefusedError(self._refused) if self._refused else PrefetchLostError(self._end_reason)
 
 
 def names_part(names: Collection[str] | None) -> bytes:

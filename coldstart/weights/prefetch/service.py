@@ -145,7 +145,7 @@ class Service:
         entries = model.want(model.layout.wanted(wanted_names), self.budget)
         client.lease = Lease(model.board, entries, background=bool(message.get("background")))
         region = model.region.reader() if model.region is not None else None
-        client.say({"attached": model.key, "ready": known}, region)
+        client.say({"attached": model.key, "pid": os.getpid(), "ready": known}, region)
 
     def _find(self, source: str, plan: bytes, environment: dict[str, str]) -> PrefetchedModel:
         address = normalise(source)

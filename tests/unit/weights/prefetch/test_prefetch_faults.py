@@ -12,8 +12,14 @@ import pytest
 from prefetching import CHUNK, Weights, check_tensors, check_whole, write
 from support.range_server import RangeServer, serving
 from support.range_settings import FOREVER
+from support.waiting import wait_until
 
 from coldstart.contract.weights import PacedFetch
+from coldstart.system.proc import processes
+from coldstart.weights.load.ladder import Rung, load_tensors
+from coldstart.weights.load.report import LoadReport
+from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource
+from coldstart.weights.load.tensors import list_tensors
 from coldstart.weights.prefetch import attached as attached_module
 from coldstart.weights.prefetch import client
 
@@ -194,6 +200,48 @@ def test_silent_prefetcher_times_out(
                 client.attach(server.url, weights.plan, directory=runtime)
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+def test_stopped_prefetcher_is_killed_and_replaced(
+    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.settings.rate = 1e5
+    monkeypatch.setattr(attached_module, "CHECK_S", 0.1)
+    with client.attach(server.url, weights.plan, directory=runtime) as waiting:
+        pid = _pid(runtime)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(client.PrefetchLostError, match="was stopped by a signal, and was killed"):
+            waiting.complete()
+        wait_until(lambda: processes.birth(pid) is None)
+    server.settings.rate = None
+    with client.attach(server.url, weights.plan, directory=runtime):
+        pid = _pid(runtime)
+        os.kill(pid, signal.SIGSTOP)
+        with client.attach(server.url, weights.plan, directory=runtime) as attached:
+            check_whole(attached, weights)
+        assert _pid(runtime) != pid
+
+
+def test_load_continues_from_files_when_the_prefetcher_is_stopped(
+    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.settings.rate = 1e6
+    monkeypatch.setattr(attached_module, "CHECK_S", 0.1)
+    tensors, report = list_tensors(weights.plan), LoadReport()
+    paths = {name: weights.directory / name for name in weights.data}
+    rungs: list[Rung] = [
+        ("prefetcher", lambda _: PrefetchSource(client.attach(server.url, weights.plan, directory=runtime))),
+        ("files", lambda left: FileSource(paths, left)),
+    ]
+    loading = load_tensors(tensors, rungs, report)
+    found = [next(loading)]
+    os.kill(_pid(runtime), signal.SIGSTOP)
+    found += loading
+    for tensor, view in found:
+        assert view == weights.data[tensor.file][tensor.offset : tensor.end]
+    assert [tensor for tensor, _ in found] == tensors and report.way == "files"
+    (fallback,) = report.fallbacks
+    assert "The prefetcher was stopped by a signal, and was killed." in fallback.reason
 
 
 def test_memory_that_runs_short_is_named_and_its_source_is_not_blamed(
