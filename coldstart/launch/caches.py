@@ -17,6 +17,7 @@ from coldstart.system.proc import locked_directory
 VARIABLES = {
     "TRITON_CACHE_DIR": "triton",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR": "flashinfer_autotune",
     "DG_JIT_CACHE_DIR": "deep_gemm",
 }
 AOT = "aot"

@@ -166,6 +166,26 @@ def test_vllms_own_look_up_finds_the_artifact_under_its_own_hash(tmp_path: Path,
 
 @pytest.mark.slow
 @needs_vllm
+def test_vllm_finds_the_choices_of_the_autotuner_in_a_moved_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.config import VllmConfig
+    from vllm.model_executor.warmup import flashinfer_autotune_cache as vllms
+
+    def choices(root: Path) -> Path:
+        for name, value in caches.environment(root).items():
+            monkeypatch.setenv(name, value)
+        return vllms.resolve_flashinfer_autotune_file(SimpleNamespace(vllm_config=VllmConfig()))
+
+    vllms.write_flashinfer_autotune_cache(choices(tmp_path / "offline"), b"{}")
+    collected = caches.collect(tmp_path / "offline", tmp_path / "no-vllm", tmp_path / "section")
+    assert collected == ["flashinfer_autotune"]
+    shutil.rmtree(tmp_path / "offline")
+    assert choices(caches.lay(tmp_path / "section", tmp_path / "user")).read_bytes() == b"{}"
+
+
+@pytest.mark.slow
+@needs_vllm
 @pytest.mark.parametrize(
     ("data", "rank", "reason"),
     [

@@ -133,8 +133,31 @@ def test_our_format_is_for_local_safetensors_on_the_cpu(
     assert fetch.loading(NONE, model) == []  # the fixture's file is not in the safetensors format
     assert fetch.loading(NONE, replace(model, path=None)) == []
     assert fetch.loading(dummy, sound) == []
+
+
+@pytest.mark.parametrize(
+    ("build", "is_installed", "expected"),
+    [
+        ("cuda", True, ["--load-format", "instanttensor"]),
+        ("cuda", False, []),
+        ("hip", True, []),
+    ],
+)
+def test_a_gpu_loads_with_instanttensor_where_vllm_can(
+    local: Path,
+    model: ResolvedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    build: str,
+    is_installed: bool,
+    expected: list[str],
+) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    assert fetch.loading(NONE, sound) == []
+    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0", build: "13.0"})
+    monkeypatch.setattr(fetch, "find_spec", lambda name: object() if is_installed else None)
+    sound = replace(model, path=local)
+    assert fetch.loading(NONE, sound) == expected
+    assert fetch.loading(Arguments(["--load-format", "auto"]), sound) == []
+    assert fetch.loading(NONE, model) == []  # the fixture's file is not in the safetensors format
 
 
 def test_the_users_load_format_is_kept(
