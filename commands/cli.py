@@ -297,7 +297,7 @@ def _explain_missing(
     if not extras:
         return None
     command = next((word for word in argv if word in COMMANDS), None)
-    extra = EXTRAS[command] if command and EXTRAS.get(command) in extras else extras[0]
+    extra = EXTRAS.get(command or "", extras[0])
     asking = f"coldstart {command}" if command else "this command"
     return [f"{asking} needs {module}, which is not installed"], f"coldstart install {extra}", ERROR
 
