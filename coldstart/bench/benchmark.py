@@ -16,7 +16,6 @@ from coldstart.bench.runner import Bench, Progress
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.models import options, resolution
-from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.validate.launchers import Subject, create_launchers
 from coldstart.validate.prompts import PROMPTS
@@ -82,7 +81,7 @@ def _measure(
     settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
     with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
         starters = create_launchers(about, modes, Path(name))
-        bench = Bench(starters, settings, Path(name), progress, two_at_once=runtime.targets_cpu())
+        bench = Bench(starters, settings, Path(name), progress)
         measured = bench.measure(request.runs, request.warmup)
     return result.document(
         measured, model=request.model, vllm_args=request.vllm_args, command_line=request.command_line
