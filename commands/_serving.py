@@ -103,7 +103,7 @@ def run(
     from coldstart.system.drawing import draw
     from coldstart.system.recording import recording
 
-    with recording(timeline, wanted=True) as recorded:
+    with recording(timeline) as recorded:
         with nullcontext(on_progress) if on_progress else show_start(common) as show:
             started = ladder.start(replace(request, on_progress=show), plan)
         with supervise.end_on_error(started.running.process):

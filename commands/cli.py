@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import coldstart
 from coldstart.contract import environment, service_variables
-from coldstart.errors import ERROR, ColdstartError, UsageError
+from coldstart.errors import ERROR, ColdstartError
 from coldstart.system import paths
 
 # name: (module, help in one line, heading)
@@ -202,7 +202,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     as_json = False
     try:
         as_json = _find_format(own) == "json"
-        _refuse_options_file()
         # With standalone_mode the parser itself prints its errors, as text.
         code = app(own, prog_name="coldstart", obj=rest, standalone_mode=not as_json)
     except Exception as error:  # noqa: BLE001 - here each failure becomes an exit code
@@ -223,15 +222,6 @@ def _find_format(argv: Sequence[str]) -> str | None:
     prefixes = ["_".join([environment.PREFIX, *command[:count]]) for count in range(1, len(command) + 1)]
     variables = [f"{prefix}_format".upper().replace("-", "_") for prefix in prefixes]
     return next((os.environ[name] for name in variables if os.environ.get(name)), None)
-
-
-def _refuse_options_file() -> None:
-    """Raise UsageError if the environment names a file of options: no command reads one."""
-    if named := os.environ.get(variable := f"{environment.PREFIX}_CONFIG"):
-        raise UsageError(
-            f"{variable} names {named}, but options are not read from a file.",
-            hint=f"unset {variable}, and set variables of the options, such as {environment.PREFIX}_SERVE_PORT",
-        )
 
 
 def _ignore_service_variables() -> None:
@@ -307,7 +297,7 @@ def _explain_missing(
     if not extras:
         return None
     command = next((word for word in argv if word in COMMANDS), None)
-    extra = EXTRAS[command] if command and EXTRAS.get(command) in extras else extras[0]
+    extra = EXTRAS.get(command or "", extras[0])
     asking = f"coldstart {command}" if command else "this command"
     return [f"{asking} needs {module}, which is not installed"], f"coldstart install {extra}", ERROR
 

@@ -72,9 +72,6 @@ def command(
     if dry_run:
         _show(common, model, planned)
         return
-    if (ahead := planned.estimate()) is not None:
-        minutes, size = ahead.seconds / 60, human_bytes(ahead.disk_bytes)
-        common.out.note(f"estimated duration: {minutes:.0f} minutes and {size} besides weights")
     if (earlier_s := planned.earlier_seconds()) is not None:
         common.out.note(f"the last materialization of this model took {earlier_s:.0f} s here")
     common.out.phases = planned.count_stages() or 0

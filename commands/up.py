@@ -94,7 +94,7 @@ def command(
             listening.require_free_port(lookup.vllm_args, listen)
             planned_url = listening.find_url(lookup.vllm_args.append(*listen))
             directory.write(up_records.describe_own(lookup, planned_url))
-            with recording(None, wanted=True) as recorded:
+            with recording() as recorded:
                 request = ServeRequest(
                     _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
                 )

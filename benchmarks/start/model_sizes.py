@@ -25,7 +25,7 @@ from coldstart.artifacts.bundle import Bundle
 
 from benchmarks.common import finish, load, parser
 from benchmarks.weights import checkpoint
-from coldstart.bench import launchers, result, run_order
+from coldstart.bench import result, run_order
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench
 from coldstart.models import inspection
@@ -33,7 +33,7 @@ from coldstart.models.resolution import weight_files
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
 from coldstart.validate.launch import Command, Launcher, RunFiles
-from coldstart.validate.launchers import ServeLauncher, Subject, console
+from coldstart.validate.launchers import ServeLauncher, Subject, console, create_launchers
 from coldstart.validate.prompts import PROMPTS
 
 RESULT = "model-sizes-cpu"
@@ -57,7 +57,7 @@ SETTINGS = RunSettings(PROMPTS[:2], max_tokens=16, steady=False)
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ColdFiles(ServeLauncher):
     """A start with the weights' files dropped from the page cache just before."""
 
@@ -112,7 +112,7 @@ def config(size: str) -> Mapping[str, Any]:
 def _row(model: Path, runs: int, place: Path) -> Row:
     built = materialized(model)
     subject = Subject(str(model), str(model), VLLM_ARGS, _common())
-    document = bench(launchers.launchers(subject, MODES, place), runs, place)
+    document = bench(create_launchers(subject, MODES, place), runs, place)
     cold = ColdFiles(subject, run_order.FRESH, place / "run", weights=model)
     measured = {**document["modes"], COLD_FILES: bench([cold], runs, place)["modes"][run_order.FRESH]}
     return {

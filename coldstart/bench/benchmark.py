@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.bench import compare, result, run_order
-from coldstart.bench.launchers import launchers
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench, Progress
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.models import options, resolution
-from coldstart.system import runtime
 from coldstart.system.paths import Cache
-from coldstart.validate.launchers import Subject
+from coldstart.validate.launchers import Subject, create_launchers
 from coldstart.validate.prompts import PROMPTS
 
 
@@ -82,8 +80,8 @@ def _measure(
 ) -> result.Document:
     settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
     with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
-        starters = launchers(about, modes, Path(name))
-        bench = Bench(starters, settings, Path(name), progress, two_at_once=runtime.targets_cpu())
+        starters = create_launchers(about, modes, Path(name))
+        bench = Bench(starters, settings, Path(name), progress)
         measured = bench.measure(request.runs, request.warmup)
     return result.document(
         measured, model=request.model, vllm_args=request.vllm_args, command_line=request.command_line

@@ -77,8 +77,8 @@ def slow_paths(runs: Iterable[Run]) -> list[str]:
 
 def compute_floor(measured: BenchRuns) -> floor.Floor:
     """Return the floor; service time is that of the warm vLLM server if it ran, else of the first mode that measured it."""
-    order = [run_order.REFERENCE, *measured.beside]
-    served = (measured.beside.get(mode, ()) for mode in order)
+    order = [run_order.REFERENCE, *measured.runs]
+    served = (measured.pair_rounds(mode) for mode in order)
     service = next((summarize([pair.mine.one_token_s for pair in pairs]) for pairs in served if pairs), None)
     imports = summarize(measured.imports_s) if measured.imports_s else None
     return floor.Floor(imports, measured.fork, service)
@@ -102,7 +102,7 @@ def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
         "floor_s": floor_s,
         "percent_of_floor": 100 * floor_s / first_token["median"] if floor_s else None,
         "tokens_identical": _same_tokens(mode, measured),
-        "steady": _steady(measured.beside.get(mode, ())),
+        "steady": _steady(measured.pair_rounds(mode)),
         "fast_path": runs[-1].readiness.get("fast_path"),
         "fallbacks": slow_paths(runs),
         "samples": [_sample(run) for run in runs],

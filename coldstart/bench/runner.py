@@ -9,18 +9,16 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from coldstart.bench import floor, run_order, steady
+from coldstart.bench import floor, run_order
 from coldstart.bench.measure import Run, RunSettings, run
 from coldstart.bench.stats import Summary, summarize
 from coldstart.bench.steady import Pair
 from coldstart.contract import fallback
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailedError, NoBundleError
 from coldstart.validate import process_tree
-from coldstart.validate.completions import CompletionClient
 from coldstart.validate.launch import Launcher, ModeUnavailableError, ServerDiedError
 
 Progress = Callable[[str], None]
@@ -28,14 +26,10 @@ Progress = Callable[[str], None]
 
 @dataclass
 class BenchRuns:
-    """Counted runs by mode, modes that could not run, and servers that failed.
-
-    `beside` contains the steady state of each mode in pairs with vllm-warm's.
-    """
+    """Counted runs by mode, modes that could not run, and servers that failed."""
 
     modes: Sequence[str]
     runs: dict[str, list[Run]] = field(default_factory=dict)
-    beside: dict[str, list[Pair]] = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     imports_s: list[float] = field(default_factory=list)
@@ -45,17 +39,12 @@ class BenchRuns:
     def drop(self, mode: str, reason: str) -> None:
         """Drop a mode and its earlier measurements, which would be an incomplete result."""
         self.runs.pop(mode, None)
-        self.beside.pop(mode, None)
         self.unavailable[mode] = reason
 
-    def pair_rounds(self) -> None:
-        """Fill `beside` from the rounds if their runs measured a steady state."""
-        asked = {
-            mode: {run.round: run.steady for run in runs if run.steady} for mode, runs in self.runs.items()
-        }
-        reference = asked.get(run_order.REFERENCE, {})
-        for mode, rounds in asked.items():
-            self.beside[mode] = [Pair(mine, reference.get(number)) for number, mine in rounds.items()]
+    def pair_rounds(self, mode: str) -> list[Pair]:
+        """Return the steady state of a mode in each round with that of vllm-warm; empty if none was measured."""
+        reference = {run.round: run.steady for run in self.runs.get(run_order.REFERENCE, ())}
+        return [Pair(run.steady, reference.get(run.round)) for run in self.runs.get(mode, ()) if run.steady]
 
 
 @dataclass
@@ -80,17 +69,13 @@ class RunCounter:
 
 @dataclass
 class Bench:
-    """One benchmark over `launchers`; `work` is an empty directory for caches, logs and events.
-
-    With `two_at_once` the steady state of each mode is measured next to vllm-warm's, after the rounds.
-    """
+    """One benchmark over `launchers`; `work` is an empty directory for caches, logs and events."""
 
     launchers: Sequence[Launcher]
     settings: RunSettings
     work: Path
     progress: Progress
     measure_floor: bool = True
-    two_at_once: bool = True
     _counter: RunCounter = field(default_factory=RunCounter)
 
     def measure(self, runs: int, warmup: int) -> BenchRuns:
@@ -114,10 +99,6 @@ class Bench:
                     self._warm(launcher, warmups[launcher.mode], measured)
                 for index, order in enumerate(schedule):
                     self._round(index, order, measured)
-                if self.settings.steady and self.two_at_once:
-                    self._side_by_side(measured, runs * steady.SLICES_PER_RUN)
-                else:
-                    measured.pair_rounds()
             finally:
                 self._close()
                 process_tree.end_strays(before)
@@ -157,8 +138,9 @@ class Bench:
             f"{launcher.mode} {name} ({self._counter.count(launcher.mode, measured.unavailable)}) ..."
         )
         try:
-            alone = self.settings.steady and not self.two_at_once
-            done = run(launcher, directory, replace(self.settings, steady=alone), index)
+            # vllm-cold differs from vllm-warm only in its start.
+            past = self.settings.steady and launcher.mode != run_order.VLLM_COLD
+            done = run(launcher, directory, replace(self.settings, steady=past), index)
         except ColdstartError as error:
             _require_bundle(error)
             measured.failed.add(launcher.mode)
@@ -167,33 +149,6 @@ class Bench:
         _keep(done, measured)
         self.progress(f"{launcher.mode} {name}: first token after {done.first_token_s:.2f} s")
         shutil.rmtree(directory)
-
-    def _side_by_side(self, measured: BenchRuns, slices: int) -> None:
-        """Measure each mode's server next to a vllm-warm server; vllm-warm next to a second one shows the noise.
-
-        vllm-cold differs from vllm-warm only in its start, so it is not measured here.
-        """
-        by_mode = {one.mode: one for one in self.launchers if one.mode in measured.runs}
-        with ExitStack() as stack:
-            reference = None
-            for mode in sorted(by_mode, key=lambda mode: mode != run_order.REFERENCE):
-                self.progress(f"{mode} past its start ...")
-                try:
-                    if mode == run_order.REFERENCE:
-                        reference = stack.enter_context(self._answering(by_mode[mode], "reference"))
-                    if mode != run_order.VLLM_COLD:
-                        with self._answering(by_mode[mode], "beside") as one:
-                            prompts, tokens = self.settings.prompts, self.settings.max_tokens
-                            measured.beside[mode] = steady.side_by_side(
-                                one, reference, prompts, tokens, slices
-                            )
-                except CommandFailedError as error:
-                    measured.failed.add(mode)
-                    measured.drop(mode, error.message)
-
-    def _answering(self, launcher: Launcher, name: str) -> AbstractContextManager[CompletionClient]:
-        directory = self.work / launcher.mode / name
-        return steady.answering(launcher, directory, self.settings.prompts[0], self.settings.ready_timeout_s)
 
     def _import_floor(self, measured: BenchRuns) -> None:
         try:

@@ -9,5 +9,4 @@ constant (MEDUSA, sections 4 to 6, generalised). This package does not name vLLM
                   sides, classify, combine, builder, contents, live, references, elf, fatbin; inputs and gate (the proof)
   online          online (order, canary): restore, link, kernels, rebuild, references; inputs
   backends        cuda/ (DriverApi over cuda-bindings), torch_framework (FrameworkApi over PyTorch)
-  planning        estimate (time and disk space of the offline phase)
 """

@@ -21,8 +21,8 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import PacedFetch, WeightsRequest
-from coldstart.errors import ColdstartError, CommandFailedError
-from coldstart.models import checkpoint_files, resolution
+from coldstart.errors import CommandFailedError
+from coldstart.models import resolution
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel, weight_files
 from coldstart.system import runtime
@@ -100,14 +100,13 @@ def choose(
     fallbacks = list[Fallback]()
     if source is not None and known is not None:
         _names(known)  # an invalid plan is compared with nothing
-        plan, fallbacks = _fit_source(source, known, lookup.model, lookup.cache.weights)
+        plan, fallbacks = _fit_source(source, known, lookup.model)
     ensure = resolution.ensure_weights if plan is None else resolution.ensure_tokenizer
     model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
     own = loading(given, model) if plan is None else _streaming(given, model, plan)
     request, identity = None, ""
     if source is not None and known is not None and plan is not None:
         request = WeightsRequest(source, weights.keep(plan, lookup.cache.weights / "plans"), pace)
-        # Other files with the tensors of the bundle load the same weights.
         identity = weights.digest(known)
     elif lookup.bundle is not None and model.path is not None:
         identity = weights.identity(model.path, lookup.cache.weights)
@@ -119,69 +118,35 @@ def choose(
 
 
 def _fit_source(
-    source: str, plan: Mapping[str, Any], model: ResolvedModel, records: Path
+    source: str, plan: Mapping[str, Any], model: ResolvedModel
 ) -> tuple[Mapping[str, Any] | None, list[Fallback]]:
-    """Return the plan of a source: the bundle's, or a new one if a local directory has the same tensors in other files.
+    """Return the plan for a source; None, for the files in the model's own directory, if it lacks a file of the bundle.
 
-    Return None, for the files in the model's own directory, if the source does not contain the bundle's weights.
+    The bytes are verified while the server starts.
 
     Raises:
         CommandFailedError: Neither the source nor the model's directory has the weights.
     """
-    directory = Path(normalise(source))
-    differs = _find_difference(directory, plan, records) if is_local(source) else None
+    differs = _find_difference(Path(normalise(source)), plan) if is_local(source) else None
     if differs is None:
         return plan, []
-    try:
-        found, reason = _hash_source(directory, plan, records)
-    except (ColdstartError, OSError) as error:
-        found, reason = None, str(error)
-    if found == plan:
-        return plan, []
-    if found is not None:
-        return found, [
-            Fallback("weights", f"{differs}: the files in {source} were hashed, and have the same tensors")
-        ]
     if not model.weight_files:
         raise CommandFailedError(
-            f"Cannot load the weights from {source}: {differs}, and {reason}.",
+            f"Cannot load the weights from {source}: {differs}.",
             hint="pass --weights-from a source that has the weights of the bundle",
         )
-    return None, [Fallback("weights", f"{differs}, and {reason}: the model's own directory is read")]
+    return None, [Fallback("weights", f"{differs}: the model's own directory is read")]
 
 
-def _hash_source(
-    directory: Path, plan: Mapping[str, Any], records: Path
-) -> tuple[Mapping[str, Any] | None, str]:
-    """Return the plan of a directory; None with the reason if it does not have exactly the tensors of `plan`."""
-    files = weight_files(directory)
-    checkpoint_files.check(directory, files)
-    if {*_names(weights.headers(files))} != {*_names(plan)}:
-        return None, f"{directory} does not have the tensors of the bundle"
-    hashed = weights.plan(directory, records)
-    if differing := weights.find_difference(plan, hashed):
-        return None, f"{differing} has other values in {directory} than in the bundle"
-    return hashed, ""
-
-
-def _find_difference(directory: Path, plan: Mapping[str, Any], records: Path) -> str | None:
-    """Return how the directory may differ from the plan, None if its files have the sizes of the plan's.
-
-    Bytes are compared only where a record shows a change, because the fetch verifies them while the server starts.
-    """
+def _find_difference(directory: Path, plan: Mapping[str, Any]) -> str | None:
+    """Return which file of the plan the directory does not have in its size, None if it has all."""
     for file in plan["files"]:
         path = directory / file["name"]
         if not path.is_file():
             return f"{path} does not exist"
         if (size := path.stat().st_size) != file["size"]:
             return f"{path} has {size} bytes, the bundle's file has {file['size']}"
-    try:
-        recorded = weights.find_recorded(directory, records)
-    except ColdstartError as error:
-        return str(error)
-    if recorded in (None, weights.digest(plan)):
-        return None
-    return f"the files in {directory} have changed since the bundle was made"
+    return None
 
 
 def _streaming(given: Arguments, model: ResolvedModel, plan: Mapping[str, Any]) -> list[str]:

@@ -4,14 +4,14 @@ A template or a snapshot read its environment when it was started: libraries at 
 worker when it was built. Two rules follow. It receives only the variables named here, so that its memory contains no secret.
 A start must have the same value for every relevant variable; otherwise the start gets the name of the first that differs.
 
-A variable of a family is relevant unless `explain_irrelevant` has a reason why it cannot matter. A secret is never relevant: no
+A variable of a family is relevant unless `is_irrelevant` names it. A secret is never relevant: no
 template receives it, and code that needs a secret reads the server's own environment.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from coldstart.contract import service_variables
@@ -38,43 +38,19 @@ _NAMES_TEXT = """
     _SPLITTER_MERGE_OVERLAPPING_FUSIONS CI LOGLEVEL LOG_LEVEL S3_ENDPOINT_URL AWS_ENDPOINT_URL
 """
 _NAMES = frozenset(_NAMES_TEXT.split())
-_PLACE = "location of files, not their content; the server reads its own value"
-_SAID = "affects logs and counters, not results"
-_AGAIN = "the server reads it again after the fork"
-IRRELEVANT: Mapping[str, str] = {
-    "VLLM_CACHE_ROOT": _PLACE,
-    "TORCHINDUCTOR_CACHE_DIR": _PLACE,
-    "TRITON_CACHE_DIR": _PLACE,
-    "FLASHINFER_WORKSPACE_BASE": _PLACE,
-    "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR": _PLACE,
-    "DG_JIT_CACHE_DIR": _PLACE,
-    "VLLM_RPC_BASE_PATH": _PLACE,
-    "PYTHONPYCACHEPREFIX": _PLACE,
-    "VLLM_NO_USAGE_STATS": _SAID,
-    "VLLM_USAGE_SOURCE": _SAID,
-    "VLLM_USAGE_STATS_SERVER": _SAID,
-    "VLLM_DO_NOT_TRACK": _SAID,
-    "COMPRESSED_TENSORS_LOG_DISABLED": _SAID,
-    "PYTHONDONTWRITEBYTECODE": "whether bytecode is written, not what modules do",
-    "PYTHONUNBUFFERED": _SAID,
-    "VLLM_CPU_OMP_THREADS_BIND": _AGAIN,
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": _AGAIN,
-    "VLLM_WORKER_MULTIPROC_METHOD": "the server sets it; the engine is forked",
-    "VLLM_ENABLE_STARTUP_PLAN": "the forked engine reads it, and checks the free memory itself",
-}
-# Kinds of variables, by the words of their names. vllm/engine/renewal.py applies a server's own value after the fork.
-_KINDS = (
-    (
-        re.compile(r"(?:\w+_)?(?:HOST|HOSTNAME|IPS?|PORT|ADDR|ADDRESS|IFNAME)"),
-        "an address; a template has one rank and no connection",
-    ),
-    (re.compile(r"(?:\w+_)?LOG_?LEVEL|\w+_VERBOSITY|(?:\w+_)?DISABLE_PROGRESS_BARS"), _SAID),
-    (re.compile(r"VLLM_(?:CONFIGURE_LOGGING|LOG(?:GING)?_\w+|DISABLE_LOG_LOGO|DEBUG_LOG_\w+)"), _SAID),
-    (re.compile(r"TORCH_LOGS(?:_\w+)?"), _SAID),
-    (re.compile(r"(?:HF|HF_HUB|HF_DATASETS|TRANSFORMERS)_OFFLINE"), _AGAIN),
+# Variables of a family on which nothing that a template builds depends: the location of files, logs and counters, addresses
+# (a template has one rank and no connection), and what the server reads again after the fork (vllm/engine/renewal.py).
+_IRRELEVANT = re.compile(
+    r"VLLM_CACHE_ROOT|TORCHINDUCTOR_CACHE_DIR|TRITON_CACHE_DIR|FLASHINFER_WORKSPACE_BASE|DG_JIT_CACHE_DIR"
+    r"|VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR|VLLM_RPC_BASE_PATH"
+    r"|PYTHONPYCACHEPREFIX|PYTHONDONTWRITEBYTECODE|PYTHONUNBUFFERED|COMPRESSED_TENSORS_LOG_DISABLED"
+    r"|VLLM_(?:NO_USAGE_STATS|USAGE_SOURCE|USAGE_STATS_SERVER|DO_NOT_TRACK)"
+    r"|VLLM_(?:CPU_OMP_THREADS_BIND|CPU_NUM_OF_RESERVED_CPU|WORKER_MULTIPROC_METHOD|ENABLE_STARTUP_PLAN)"
+    r"|(?:\w+_)?(?:HOST|HOSTNAME|IPS?|PORT|ADDR|ADDRESS|IFNAME)"
+    r"|(?:\w+_)?LOG_?LEVEL|\w+_VERBOSITY|(?:\w+_)?DISABLE_PROGRESS_BARS|TORCH_LOGS(?:_\w+)?"
+    r"|VLLM_(?:CONFIGURE_LOGGING|LOG(?:GING)?_\w+|DISABLE_LOG_LOGO|DEBUG_LOG_\w+)"
+    r"|(?:HF|HF_HUB|HF_DATASETS|TRANSFORMERS)_OFFLINE"
 )
-# vLLM warns about a variable with this prefix that it does not know; its plugins are packages of the same prefix.
-_VLLM = ("VLLM_", "vllm")
 # Variables that a process needs to run at all, or that its users expect it to have. No result depends on them.
 _PASSED_TEXT = """
     PATH HOME USER LOGNAME SHELL TMPDIR TZ LANG LANGUAGE VIRTUAL_ENV CONDA_PREFIX SSL_CERT_FILE SSL_CERT_DIR
@@ -86,13 +62,12 @@ PASSED = frozenset(_PASSED_TEXT.split())
 
 def counts(name: str) -> bool:
     """Return whether a template could have read this variable for something that it built."""
-    return _is_of_family(name) and not explain_irrelevant(name) and not secrets.named(name)
+    return _is_of_family(name) and not is_irrelevant(name) and not secrets.named(name)
 
 
-def explain_irrelevant(name: str) -> str | None:
-    """Return why nothing that a template builds depends on this variable, or None."""
-    kinds = (reason for names, reason in _KINDS if names.fullmatch(name))
-    return IRRELEVANT.get(name) or next(kinds, None)
+def is_irrelevant(name: str) -> bool:
+    """Return whether nothing that a template builds depends on this variable."""
+    return _IRRELEVANT.fullmatch(name) is not None
 
 
 def _is_of_family(name: str) -> bool:
@@ -119,7 +94,7 @@ def redact_plan(plan: LaunchPlan) -> LaunchPlan:
 
 
 def _may_pass(name: str) -> bool:
-    return name in PASSED or name.startswith("LC_") or name in IRRELEVANT or _is_of_family(name)
+    return name in PASSED or name.startswith("LC_") or is_irrelevant(name) or _is_of_family(name)
 
 
 def select_relevant(environment: Mapping[str, str]) -> dict[str, str]:
@@ -133,22 +108,19 @@ def select_relevant(environment: Mapping[str, str]) -> dict[str, str]:
 
 def difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what: str) -> str | None:
     """Return why `what`, built under the relevant variables `recorded`, cannot serve under `wanted`; None if it can."""
-    # An older release recorded variables that are irrelevant today.
-    built, start = select_relevant(recorded), select_relevant(wanted)
-    names: Iterable[str] = sorted({*built, *start})
-    for name in names:
-        if built.get(name) != start.get(name) and _is_read(name):
+    start = select_relevant(wanted)
+    for name in sorted({*recorded, *start}):
+        if recorded.get(name) != start.get(name) and _is_read(name):
             return (
-                f"{name}: the {what} was created with {_shown(built.get(name))}, "
+                f"{name}: the {what} was created with {_shown(recorded.get(name))}, "
                 f"this start has {_shown(start.get(name))}"
             )
     return None
 
 
 def _is_read(name: str) -> bool:
-    """Return whether the sources of vLLM or of its plugins contain the name; True for variables of other software."""
-    prefix, packages = _VLLM
-    return not name.startswith(prefix) or runtime.mentions(packages, name)
+    """Return whether vLLM or its plugins, packages `vllm*`, contain the name; True for variables of other software."""
+    return not name.startswith("VLLM_") or runtime.mentions("vllm", name)
 
 
 def _shown(value: str | None) -> str:

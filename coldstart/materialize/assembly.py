@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import coldstart
-from coldstart.artifacts import canonical, files
+from coldstart.artifacts import canonical
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
 from coldstart.contract.arguments import Arguments
@@ -35,7 +33,7 @@ from coldstart.system import runtime, secrets, timeline
 from coldstart.system.proc import logs, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.system.proc.scratch import PROOF, private_directory, scratch
-from coldstart.system.start_progress import LineReader, ProgressText, StartProgress
+from coldstart.system.start_progress import ProgressText, StartProgress
 from coldstart.system.timeline import Timeline
 from coldstart.weights import weights_plan as weights
 
@@ -49,7 +47,7 @@ class Assembly:
     def __init__(
         self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, *,
         kernels: graphs.Kernels = "value", profile_s: float = profiling.BUDGET_S, estimates: Mapping[str, float] | None = None,
-        others: Mapping[str, str] | None = None, records: Path | None = None,
+        records: Path | None = None,
     ) -> None:  # fmt: skip
         self.model, self.vllm_args, self.key = model, vllm_args, key
         self.work, self.phase = work, phase
@@ -57,7 +55,7 @@ class Assembly:
         self.out.mkdir()
         self.seconds: dict[str, float] = {}
         self.kernels, self.profile_s, self.estimates = kernels, profile_s, estimates or {}
-        self.others, self.records = others or {}, records
+        self.records = records
         self.not_made: dict[str, str] = {}
         self._say: Steps = progress.silent
 
@@ -110,16 +108,35 @@ class Assembly:
             self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env, engine=task))
 
     def _engine(self, module: str, plan: LaunchPlan, *arguments: str) -> None:
-        """Run a child process of the engine package with `plan` until it exits."""
-        plan.save(self.work / f"{module}.json")
-        # -P, as for every child process of this package: modules in the user's working directory are not imported.
-        command = [sys.executable, "-P", "-m", f"coldstart.vllm.engine.{module}"]
-        _run_child(
-            [*command, str(self.work / f"{module}.json"), *arguments],
-            self.work / f"{module}.log",
-            self.events(module),
-            self._say,
-        )
+        """Run a child process of the engine package with `plan` until it exits. Raises CommandFailedError if it fails."""
+        log = self.work / f"{module}.log"
+        # vLLM does not remove its files in the temporary directory.
+        with log.open("wb") as sink, scratch():
+            # A parent that is killed before the child has asked for a signal sends none: the child compares its parent.
+            process, reader = server_process.spawn(
+                module,
+                plan,
+                lambda file, writer: [f"/proc/self/fd/{file}", *arguments],
+                sink,
+                env=os.environ
+                | {SUPERVISOR_ENV: str(os.getpid()), TIMELINE_EVENTS: str(self.events(module))},
+                variable=READY_FD_ENV,
+            )
+            try:
+                code = progress.wait(process, reader, self._say)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+            finally:
+                os.close(reader)
+        if code != 0:
+            if found := rejection.find(log.read_text(errors="replace")):
+                raise found.build_error(CommandFailedError)
+            said = logs.words(log)
+            cause = [f"vLLM failed: {said}"] if said else []
+            end = f"The engine's offline run ended with exit code {code}. The end of its log:"
+            raise CommandFailedError([*cause, end, *logs.end(log).splitlines()])
 
     def weights(self) -> None:
         """Hash every tensor and chunk of the weights, and record their digest for the starts on this machine."""
@@ -242,8 +259,6 @@ class Assembly:
     def _stage(self, name: str) -> Iterator[None]:
         start = timeline.now()
         with self.phase(name, self.estimates.get(name)) as self._say:
-            if name in self.others:
-                self._say(self.others[name])
             yield
         self.seconds[name] = timeline.now() - start
 
@@ -256,39 +271,3 @@ class Assembly:
 
     def _write(self, name: str, value: object) -> None:
         (self.out / f"{name}.json").write_text(json.dumps(value, sort_keys=True))
-
-
-def _copy(file: Path, target: Path) -> None:
-    with files.open_regular(file) as source, target.open("wb") as sink:
-        shutil.copyfileobj(source, sink)
-
-
-def _run_child(command: list[str], log: Path, events: Path, say: Steps = progress.silent) -> None:
-    # vLLM does not remove its files in the temporary directory.
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(reader, False)
-    with log.open("wb") as sink, scratch(), os.fdopen(reader), os.fdopen(writer, "wb") as pipe:
-        # A parent that is killed before the child has asked for a signal sends none: the child compares its parent.
-        supervisor = {str(SUPERVISOR_ENV): str(os.getpid())}
-        reports: dict[str, str] = {
-            TIMELINE_EVENTS: str(events),
-            READY_FD_ENV: str(writer),
-        }
-        environment = os.environ | supervisor | reports
-        process = subprocess.Popen(
-            command, env=environment, pass_fds=[writer], stdout=sink, stderr=sink, start_new_session=True
-        )
-        pipe.close()
-        try:
-            code = progress.wait(process, events, "offline", say, LineReader(reader))
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
-    if code != 0:
-        if found := rejection.find(log.read_text(errors="replace")):
-            raise found.build_error(CommandFailedError)
-        said = logs.words(log)
-        cause = [f"vLLM failed: {said}"] if said else []
-        end = f"The engine's offline run ended with exit code {code}. The end of its log:"
-        raise CommandFailedError([*cause, end, *logs.end(log).splitlines()])

@@ -6,6 +6,7 @@ A bundle whose proof start does not take its fast path, or does not give the ref
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch.modes import SNAPSHOT
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
-from coldstart.materialize.expectation import describe_nearest, estimates
 from coldstart.materialize.options import SECTIONS, Options
 from coldstart.materialize.progress import Phase
 from coldstart.models import resolution
@@ -66,8 +66,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     with workspace(lookup.cache.work) as work:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,
-            kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup), others=describe_nearest(lookup),
-            records=lookup.cache.weights,
+            kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup), records=lookup.cache.weights,
         )  # fmt: skip
         assembly.run(with_graphs="graphs" in options.sections)
         with phase("publish"), lookup.store.begin(lookup.key) as draft:
@@ -83,3 +82,11 @@ def _take_over(draft: Draft, earlier: Bundle, names: set[str]) -> None:
     for name in sorted(names):
         if earlier.has(name):
             draft.keep(earlier, name)
+
+
+def estimates(lookup: Lookup) -> Mapping[str, float]:
+    """Return the seconds of each stage in the last materialization of this model on this hardware; empty if there was none."""
+    earlier = lookup.weights_donor
+    if earlier is None or any(one.field.startswith("hardware.") for one in lookup.mismatches):
+        return {}
+    return dict(earlier.manifest.provenance.seconds)

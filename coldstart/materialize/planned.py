@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key
@@ -11,9 +10,6 @@ from coldstart.materialize.options import Options
 from coldstart.materialize.progress import Phase, no_progress
 from coldstart.models.inspection import Lookup
 from coldstart.system import runtime
-
-if TYPE_CHECKING:
-    from coldstart.materialize.expectation import Expectation
 
 # Weights, offline run, digests of the weights, proof and publication.
 _STAGES_ON_CPU = 5
@@ -41,21 +37,13 @@ class MaterializationPlan:
         """Trusted bundle of this key, or None if the store has none."""
         return self.lookup.bundle
 
-    def estimate(self) -> Expectation | None:
-        """Return the expected time and disk space; None if nothing is built or the cost model does not apply."""
-        if self.existing is not None and not self.options.force:
-            return None
-        from coldstart.materialize import expectation  # numpy, which a program that only serves does without
-
-        return expectation.expected(self.lookup, self.options)
-
     def earlier_seconds(self) -> float | None:
         """Return the time of the model's last materialization on this hardware; None without one, or if nothing is built."""
         if self.existing is not None and not self.options.force:
             return None
-        from coldstart.materialize import expectation
+        from coldstart.materialize.materialize import estimates
 
-        return sum(expectation.estimates(self.lookup).values()) or None
+        return sum(estimates(self.lookup).values()) or None
 
     def count_stages(self) -> int | None:
         """Return the number of stages of `run`; None on a GPU, where the engine decides how many graphs are recorded."""

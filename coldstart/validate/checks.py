@@ -7,7 +7,8 @@ the earlier levels: a damaged bundle, or one for another machine, is not started
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from coldstart.artifacts.bundle import Bundle
@@ -18,6 +19,7 @@ from coldstart.validate import against
 Level = Literal["manifest", "checksum", "load", "replay"]
 FailLevel = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("manifest", "checksum", "load", "replay")
+STARTING = LEVELS[2:]
 SEVERITIES: tuple[FailLevel, ...] = ("note", "warning", "error")
 Scalar = str | int | float | bool | None
 StartCheck = Callable[[Bundle, Level], list[Finding]]
@@ -36,37 +38,23 @@ class ValidationReport:
         return any(SEVERITIES.index(item.severity) >= SEVERITIES.index(level) for item in self.findings)
 
 
-@dataclass(frozen=True)
-class Validation:
-    """The level, the fingerprint to compare the key with, and the check that starts servers for load and replay."""
+def check_bundle(
+    bundle: Bundle,
+    level: Level = "checksum",
+    fingerprint: Mapping[str, Scalar] | None = None,
+    start: StartCheck | None = None,
+) -> ValidationReport:
+    """Check a bundle up to `level`. An error of the bundle is a finding; any other error is raised.
 
-    level: Level = "checksum"
-    fingerprint: Mapping[str, Scalar] | None = None
-    start: StartCheck | None = None
-
-    def run(self, bundle: Bundle) -> ValidationReport:
-        """Check a bundle. An error of the bundle is a finding; any other error is raised."""
-        findings = [*self._stored(bundle), *self._fits(bundle)]
-        report = ValidationReport(_ref(bundle), self.level, tuple(findings))
-        if self.level in ("load", "replay") and self.start and not report.fails("error"):
-            findings += self.start(bundle, self.level)
-        return ValidationReport(report.ref, self.level, tuple(findings))
-
-    def _stored(self, bundle: Bundle) -> list[Finding]:
-        return check(bundle, "manifest" if self.level == "manifest" else "checksum")
-
-    def _fits(self, bundle: Bundle) -> list[Finding]:
-        if self.fingerprint is None:
-            return []
-        try:
-            fields = bundle.key.fields
-        except BundleError:
-            return []  # the check of the manifest has reported it
-        return against.compare(fields, self.fingerprint, bundle.name)
-
-
-def _ref(bundle: Bundle) -> str:
-    try:
-        return bundle.ref
-    except BundleError:
-        return bundle.digest
+    Its key is compared with `fingerprint`, a machine. `start` checks a bundle that has passed the levels before `load`.
+    """
+    findings = check(bundle, "manifest" if level == "manifest" else "checksum")
+    ref = bundle.digest
+    with suppress(BundleError):  # the check of the manifest has reported it
+        ref = bundle.ref
+        if fingerprint is not None:
+            findings += against.compare(bundle.key.fields, fingerprint, bundle.name)
+    report = ValidationReport(ref, level, tuple(findings))
+    if start is None or level not in STARTING or report.fails("error"):
+        return report
+    return replace(report, findings=(*findings, *start(bundle, level)))

@@ -10,19 +10,25 @@ They start through vLLM's Python entry point: its console script reads the metad
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.contract import environment
+from coldstart.errors import NO_BUNDLE, CommandFailedError, NoBundleError
+from coldstart.launch import modes
 from coldstart.system import paths
+from coldstart.system.proc import logs
+from coldstart.system.snapshot import criu
 from coldstart.system.timeline import EVENTS_VARIABLE
-from coldstart.validate.launch import HOST, Command, RunFiles
+from coldstart.validate.launch import HOST, Command, Launcher, ModeUnavailableError, RunFiles
 from coldstart.vllm.stock import ENTRY_POINT
 
 VLLM_COLD, VLLM_WARM, FRESH = "vllm-cold", "vllm-warm", "fresh"
 CPU_KV_GIB = "1"
+PREPARE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class VllmLauncher:
         """Do nothing: nothing was started."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServeLauncher:
     """`coldstart serve` in one start mode; `runtime` is the directory of its sockets and templates."""
 
@@ -86,9 +92,20 @@ class ServeLauncher:
     mode: str
     runtime: Path
     tells_readiness: bool = True
+    _started: bool = field(default=False, init=False)
 
     def prepare(self) -> None:
-        """Do nothing: the templates and snapshots of the mode exist already."""
+        """Start the template, or freeze the runtime, of a mode that needs one.
+
+        Raises ModeUnavailableError without CRIU, NoBundleError, or CommandFailedError.
+        """
+        if self.mode == modes.RUNTIME_SNAPSHOT.name:
+            if (reason := criu.missing()) is not None:
+                raise ModeUnavailableError(reason)
+            self._run_template("freeze", *self.subject.common_args)
+        elif self._level:
+            self._run_template("start", self.subject.model, *self._level, *self.subject.passed_args)
+            self._started = True
 
     def command(self, files: RunFiles) -> Command:
         argv = [*console(), "serve", self.subject.model, "--mode", self.mode]
@@ -98,7 +115,46 @@ class ServeLauncher:
         return Command(argv, {**runtime_variables(self.runtime), EVENTS_VARIABLE: str(files.events)})
 
     def close(self) -> None:
-        """Do nothing: nothing was started."""
+        """Stop the template that `prepare` started. Raises CommandFailedError if it does not stop."""
+        if self._started:
+            self._started = False
+            self._run_template("stop", *self._level)
+
+    @property
+    def _level(self) -> list[str]:
+        level = self.mode.removeprefix("template-")
+        return [] if level == self.mode else ["--level", level, *self.subject.common_args]
+
+    def _run_template(self, action: str, *arguments: str) -> None:
+        environment = {**os.environ, **runtime_variables(self.runtime)}
+        # Use a file, not a pipe: the template inherits the output and would keep a pipe open.
+        log = self.runtime / f"{self.mode}-{action}.log"
+        with log.open("wb") as output:
+            status = subprocess.run(
+                [*console(), "template", action, *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=PREPARE_S,
+                check=False,
+            ).returncode
+        if status:
+            message = f"coldstart template {action} ended with status {status}: {logs.end(log)}"
+            if status == NO_BUNDLE:
+                raise NoBundleError(message)
+            raise CommandFailedError(message, hint="coldstart doctor")
+
+
+def create_launchers(subject: Subject, names: Sequence[str], work: Path) -> list[Launcher]:
+    """Create one launcher for each mode or baseline, with its state under `work`."""
+    runtime = work / "run"  # short: the path of a unix socket is limited to 107 bytes
+    return [
+        VllmLauncher(subject, work / "vllm" / "caches", name == VLLM_WARM)
+        if name in (VLLM_COLD, VLLM_WARM)
+        else ServeLauncher(subject, name, runtime)
+        for name in names
+    ]
 
 
 def runtime_variables(runtime: Path) -> dict[str, str]:

@@ -16,7 +16,6 @@ from coldstart.validate.start import REPLAY, Starts, pair_launchers
 from coldstart.validate.subject import Source
 
 HOST = "host"
-STARTING = ("load", "replay")
 MOST = 256
 
 
@@ -44,7 +43,7 @@ def run(store: Store, request: ValidationRequest) -> list[checks.ValidationRepor
     fingerprint = _fingerprint(request.against)
     found = [(word, subject.find_bundle(store, word, request.source)) for word in request.words]
     return [
-        checks.Validation(request.level, fingerprint, _starter(word, request)).run(bundle)
+        checks.check_bundle(bundle, request.level, fingerprint, _starter(word, request))
         for word, bundle in found
     ]
 
@@ -61,7 +60,7 @@ def _fingerprint(wanted: str | None) -> dict[str, checks.Scalar] | None:
 
 
 def _starter(word: str, request: ValidationRequest) -> checks.StartCheck | None:
-    if request.level not in STARTING:
+    if request.level not in checks.STARTING:
         return None
     from coldstart.validate.graphs import check_graphs
 
@@ -99,7 +98,7 @@ def parse_replay(file: Path | None, concurrency: str, max_tokens: int) -> Prompt
 
 def check_request(request: ValidationRequest) -> None:
     """Raise UsageError for options that contradict each other."""
-    if request.level in STARTING:
+    if request.level in checks.STARTING:
         return
     pinned = [word for word in request.words if not subject.names_model(word)]
     if pinned and request.source.vllm_args:

@@ -25,7 +25,7 @@ from coldstart.system.recording import recording
 RECORD = """
 import sys
 from coldstart.system.recording import recording
-with recording(None, wanted=True):
+with recording():
     print("up", flush=True)
     sys.stdin.read()
 """
@@ -85,14 +85,14 @@ def test_killed_recording_is_removed(run: Run, home: Path, by: str) -> None:
     if by == "prune":
         run("prune")
     else:
-        with recording(None, wanted=True):
+        with recording():
             pass
     wait_until(lambda: not left & _recordings())
 
 
 def test_running_recording_is_retained(run: Run, home: Path) -> None:
     before = _recordings()
-    with recording(None, wanted=True):
+    with recording():
         mine = _recordings() - before
         run("prune")
         assert mine & _recordings()

@@ -23,7 +23,7 @@ def fakes(subject: Subject, modes: Sequence[str], work: Path) -> list[Launcher]:
 @pytest.fixture(autouse=True)
 def replace_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     BEHAVIOUR.clear()
-    monkeypatch.setattr(benchmark, "launchers", fakes)
+    monkeypatch.setattr(benchmark, "create_launchers", fakes)
     monkeypatch.setattr(benchmark, "subject", lambda wanted: Subject(wanted.model, wanted.model))
     monkeypatch.setattr(floor, "imports_s", lambda: 0.01)
 

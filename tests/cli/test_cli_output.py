@@ -151,14 +151,6 @@ def test_flag_overrides_the_environment(
     assert run("list", "--format", "text").stdout.startswith("bundle")
 
 
-def test_no_options_are_read_from_a_file(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "c.toml").write_text('format = "json"\n')
-    assert "No such option: --config" in run("list", "--config", "c.toml", code=2).stderr
-    monkeypatch.setenv("COLDSTART_CONFIG", str(home / "c.toml"))
-    said = run("list", code=2).stderr
-    assert f"COLDSTART_CONFIG names {home / 'c.toml'}" in said and "hint: unset COLDSTART_CONFIG" in said
-
-
 def show_on_terminal(*words: str) -> list[str]:
     """Return the lines that a command prints on a terminal of COLUMNS columns."""
     master, slave = os.openpty()

@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.bench.launchers import TemplateLauncher
 from coldstart.bench.run_order import TEMPLATE_ENGINE
 from coldstart.lab.live import Target
 from coldstart.validate import process_tree
@@ -96,7 +95,7 @@ class Fleet:
             )
             # A runtime directory has one template of a level. The path of a Unix socket is limited to 107 bytes.
             runtime = self.work / f"run{len(self.templates)}"
-            template = TemplateLauncher(
+            template = ServeLauncher(
                 Subject(bundle.model, bundle.model, bundle.vllm_args), TEMPLATE_ENGINE, runtime
             )
             self.started.callback(template.close)

@@ -12,9 +12,6 @@ from typing import Any
 from coldstart.bench.report import markdown, rows, svg
 from coldstart.bench.report.page import embed, items, page, section, table
 
-HARNESS = "harness"
-REST = "everything else"
-
 
 def render(document: Mapping[str, Any]) -> str:
     """Return the HTML page of a bench result."""
@@ -35,7 +32,6 @@ def render(document: Mapping[str, Any]) -> str:
             section(
                 "From launch to the first token", svg.ranges(first, "from launch to the first token", ratios)
             ),
-            section("Phases", svg.stacks({mode: stack(found) for mode, found in measured.items()})),
             section("Round by round", svg.lines(rounds, "round", "time to the first token (s)")),
             section("Timelines", "".join(timelines)),
         ]
@@ -45,18 +41,3 @@ def render(document: Mapping[str, Any]) -> str:
         embed("bench", document),
     ]
     return page(f"Cold start of {document['model']}", *parts)
-
-
-def stack(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return seconds by phase that add up to the median first token.
-
-    These are the phases that the server reported and the rest. If reported phases overlap (their sum exceeds the
-    start), these are the harness's own two phases, which never overlap.
-    """
-    own = {str(span["name"]) for span in found["timeline"] if span["track"] == HARNESS}
-    medians = {name: summary["median"] for name, summary in found["phases"].items()}
-    reported = {name: value for name, value in medians.items() if name not in own}
-    rest = found["first_token_s"]["median"] - sum(reported.values())
-    if reported and rest >= 0:
-        return reported | {REST: rest}
-    return {name: value for name, value in medians.items() if name in own}

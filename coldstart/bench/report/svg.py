@@ -72,23 +72,6 @@ def ranges(entries: Mapping[str, Mapping[str, Any]], label: str, notes: Mapping[
     return _rows(names, marks, x, f"{label} (s)")
 
 
-def stacks(entries: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a plot with one stack of phases (seconds by name) per entry, as shares of the entry.
-
-    Starts differ by two orders of magnitude: on one axis of seconds only the slowest would show its phases. A phase has the
-    same colour everywhere.
-    """
-    phases = list(dict.fromkeys(name for found in entries.values() for name in found))
-    colours = {name: colour(number) for number, name in enumerate(phases)}
-    bars: list[Bar] = []
-    for entry, found in entries.items():
-        total, end = sum(found.values()) or 1.0, 0.0
-        for name, seconds in found.items():
-            begin, end = end, end + 100 * seconds / total
-            bars.append((f"{entry}: {total:.3g} s", begin, end, colours[name], f"{name}: {seconds:.3f} s"))
-    return _bars(bars, 100.0, "share of the start (%)", colours)
-
-
 def timeline(spans: Sequence[Mapping[str, Any]]) -> str:
     """Return a plot of spans (`name`, `track`, `start_s`, `end_s`) in order of their start, coloured by track."""
     ordered = sorted(spans, key=lambda span: (float(span["start_s"]), -float(span["end_s"])))

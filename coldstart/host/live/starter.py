@@ -163,7 +163,7 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
         on_progress=lambda progress: channel.send({start_progress.KEY: asdict(progress)}),
     )
     plan = _plan(request)
-    with recording(None, wanted=True) as recorded:
+    with recording() as recorded:
         started = ladder.start(request, plan)
         recorded.started()
     told = {"phases": recorded.timeline.phases(), "spans": recorded.timeline.describe_spans()}

@@ -15,8 +15,7 @@ from tools.bundles import provenance
 from coldstart import api
 from coldstart.api import building
 from coldstart.errors import UsageError
-from coldstart.materialize import expectation, materialize
-from coldstart.materialize.expectation import Expectation
+from coldstart.materialize import materialize
 from coldstart.materialize.options import SECTIONS, Options
 from coldstart.materialize.planned import MaterializationPlan
 from coldstart.materialize.progress import Phase, Steps
@@ -84,14 +83,3 @@ def test_plan_names_key_sections_and_the_existing_bundle(model: str, built: list
     bundle = before.run()
     after = api.plan_materialization(model, ARGS, Options(only=["kv"]))
     assert (after.existing, after.sections, after.key) == (bundle, ("kv",), before.key)
-
-
-def test_plan_estimates_only_what_is_built(
-    model: str, built: list[Options], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = Expectation(60.0, 1e9)
-    monkeypatch.setattr(expectation, "expected", lambda lookup, options: expected)
-    assert api.plan_materialization(model).estimate() == expected
-    api.materialize(model)
-    assert api.plan_materialization(model).estimate() is None
-    assert api.plan_materialization(model, options=Options(force=True)).estimate() == expected

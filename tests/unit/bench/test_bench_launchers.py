@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.bench import floor, launchers, run_order
+from coldstart.bench import floor, run_order
 from coldstart.errors import CommandFailedError, NoBundleError
+from coldstart.validate import launchers
 from coldstart.validate.launch import ModeUnavailableError, RunFiles
 from coldstart.validate.launchers import Subject
 
@@ -17,7 +18,7 @@ SUBJECT = Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
 
 @pytest.mark.parametrize("mode", [mode for mode in run_order.MODES if mode not in run_order.BASELINES])
 def test_every_mode_of_coldstart_serves_the_same_arguments(tmp_path: Path, mode: str) -> None:
-    (launcher,) = launchers.launchers(SUBJECT, [mode], tmp_path)
+    (launcher,) = launchers.create_launchers(SUBJECT, [mode], tmp_path)
     run = RunFiles.make(tmp_path / "run-files")
     command = launcher.command(run)
     argv = list(command.argv)
@@ -29,7 +30,7 @@ def test_every_mode_of_coldstart_serves_the_same_arguments(tmp_path: Path, mode:
 
 
 def test_warm_starts_and_the_first_cold_one_share_their_caches(tmp_path: Path) -> None:
-    cold, warm = launchers.launchers(SUBJECT, run_order.BASELINES, tmp_path)
+    cold, warm = launchers.create_launchers(SUBJECT, run_order.BASELINES, tmp_path)
     first, second, shared = (
         one.command(RunFiles.make(tmp_path / str(number))).environment["VLLM_CACHE_ROOT"]
         for number, one in enumerate((cold, cold, warm))
@@ -62,7 +63,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 
 
 def test_a_template_is_started_and_stopped_once(tmp_path: Path, calls: Callable[[], list[list[str]]]) -> None:
-    (template,) = launchers.launchers(SUBJECT, [run_order.TEMPLATE_RUNTIME], tmp_path)
+    (template,) = launchers.create_launchers(SUBJECT, [run_order.TEMPLATE_RUNTIME], tmp_path)
     template.close()
     assert calls() == []
     template.prepare()
@@ -83,7 +84,7 @@ def test_a_template_that_does_not_come_up(
     error: type[Exception],
 ) -> None:
     monkeypatch.setenv("FAKE_STATUS", status)
-    (template,) = launchers.launchers(SUBJECT, [run_order.TEMPLATE_ENGINE], tmp_path)
+    (template,) = launchers.create_launchers(SUBJECT, [run_order.TEMPLATE_ENGINE], tmp_path)
     with pytest.raises(error, match=f"ended with status {status}"):
         template.prepare()
     template.close()
@@ -94,7 +95,7 @@ def test_a_runtime_is_frozen_once_and_leaves_no_process(
     tmp_path: Path, calls: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launchers.criu, "missing", lambda: None)
-    (frozen,) = launchers.launchers(SUBJECT, [run_order.RUNTIME_SNAPSHOT], tmp_path)
+    (frozen,) = launchers.create_launchers(SUBJECT, [run_order.RUNTIME_SNAPSHOT], tmp_path)
     frozen.prepare()
     frozen.close()
     assert calls() == [["template", "freeze"]]
@@ -104,6 +105,6 @@ def test_without_criu_the_mode_of_the_frozen_runtime_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launchers.criu, "missing", lambda: "no CRIU here")
-    (frozen,) = launchers.launchers(SUBJECT, [run_order.RUNTIME_SNAPSHOT], tmp_path)
+    (frozen,) = launchers.create_launchers(SUBJECT, [run_order.RUNTIME_SNAPSHOT], tmp_path)
     with pytest.raises(ModeUnavailableError, match="no CRIU here"):
         frozen.prepare()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from coldstart.bench import floor, result, steady
+from coldstart.bench import floor, measure, result
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench, RunCounter
-from coldstart.bench.steady import SLICES_PER_RUN, Pair
+from coldstart.bench.steady import Steady
 from coldstart.errors import NoBundleError
 from coldstart.validate.completions import CompletionClient, NoAnswerError
 from coldstart.validate.launch import Launcher, ModeUnavailableError
@@ -31,11 +31,9 @@ def bench(
     settings: RunSettings,
     tmp_path: Path,
     runs: int = 2,
-    *,
-    two_at_once: bool = True,
 ) -> tuple[dict[str, Any], list[str]]:
     messages: list[str] = []
-    one = Bench(launchers, settings, tmp_path, messages.append, two_at_once=two_at_once)
+    one = Bench(launchers, settings, tmp_path, messages.append)
     measured = one.measure(runs, warmup=0)
     document = result.document(
         measured, model="/models/tiny", vllm_args=["--x"], command_line=["bench", "--cache-dir=/home/me/c"]
@@ -60,9 +58,10 @@ def test_bench_reports_all_modes(fake: Fake, settings: RunSettings, tmp_path: Pa
         assert found["percent_of_floor"] > 0
     for mode in ("vllm-warm", "fresh", "template-engine"):
         past = document["modes"][mode]["steady"]
-        assert past["latency_s"]["n"] == 2 * SLICES_PER_RUN and past["throughput_ratio"]["ratio"] > 0
+        assert past["latency_s"]["n"] == 2 and past["throughput_ratio"]["ratio"] > 0
     assert document["modes"]["vllm-cold"]["steady"] is None
     assert document["modes"]["vllm-warm"]["ratio"] == 1
+    assert document["modes"]["vllm-warm"]["steady"]["latency_ratio"]["ratio"] == 1
     assert document["modes"]["fresh"]["fast_path"] == {"compile": True}
     assert document["floor"]["fork_s"]["n"] == floor.FORKS
     assert document["model"] == "tiny"
@@ -70,23 +69,13 @@ def test_bench_reports_all_modes(fake: Fake, settings: RunSettings, tmp_path: Pa
     assert [launcher.closed for launcher in launchers] == [1] * 4
 
 
-def test_each_run_measures_its_steady_state_when_two_servers_do_not_fit(
-    fake: Fake, settings: RunSettings, tmp_path: Path
-) -> None:
-    settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
-    document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path, two_at_once=False)
-    for mode in ("vllm-warm", "fresh"):
-        assert document["modes"][mode]["steady"]["latency_s"]["n"] == 2
-    assert document["modes"]["vllm-warm"]["steady"]["latency_ratio"]["ratio"] == 1
-
-
 def test_server_that_dies_after_its_start_fails_alone(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(one: CompletionClient, *_: object) -> list[Pair]:
+    def fail(one: CompletionClient, *_: object) -> Steady:
         raise NoAnswerError("broken off")
 
-    monkeypatch.setattr(steady, "side_by_side", fail)
+    monkeypatch.setattr(measure, "sample", fail)
     settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
     document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path, runs=1)
     assert [reason.split(" server")[0] for reason in document["failures"]] == [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -447,11 +446,11 @@ def _saved(directory: Path, files: dict[str, dict[str, float]]) -> Path:
 
 
 @pytest.fixture
-def resharded(tmp_path: Path) -> tuple[dict[str, Any], Path]:
-    """The plan of two files, and a directory with the same tensors in one."""
+def sharded(tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """The plan of two files, and their directory."""
     parts = {"model-00001-of-00002.safetensors": {"a": 1.0}, "model-00002-of-00002.safetensors": {"b": 2.0}}
-    plan = weights.plan(_saved(tmp_path / "two", parts))
-    return plan, _saved(tmp_path / "one", {"model.safetensors": {"a": 1.0, "b": 2.0}})
+    place = _saved(tmp_path / "two", parts)
+    return weights.plan(place), place
 
 
 def _model(directory: Path | None) -> ResolvedModel:
@@ -462,70 +461,23 @@ def _fit(source: str | Path, plan: dict[str, Any], model: ResolvedModel, root: P
     return chosen(plan, model, root, source=str(source))
 
 
-def test_a_source_with_the_same_tensors_in_other_files_is_hashed(
-    resharded: tuple[dict[str, Any], Path], home: Path
+def test_a_source_with_other_files_is_named_and_the_models_directory_read(
+    sharded: tuple[dict[str, Any], Path], tmp_path: Path, home: Path
 ) -> None:
-    plan, source = resharded
-    found = _fit(source, plan, _model(home), home)
-    assert found.request is not None and found.request.read() == weights.plan(source)
-    assert "have the same tensors" in found.fallbacks[0].reason
+    plan, own = sharded
+    source = _saved(tmp_path / "one", {"model.safetensors": {"a": 1.0, "b": 2.0}})
+    found = _fit(source, plan, _model(own), home)
+    assert found.request is None and "the model's own directory is read" in found.fallbacks[0].reason
     remote = _fit("https://weights.example/m", plan, _model(home), home)
     assert remote.request is not None and remote.request.read() == plan and remote.fallbacks == []
 
 
-def test_a_source_with_other_values_is_refused_before_any_process_starts(
-    resharded: tuple[dict[str, Any], Path], tmp_path: Path, home: Path
-) -> None:
-    plan, source = resharded
-    save_file({name: np.full(4, 7, np.float32) for name in "ab"}, source / "model.safetensors")
-    with pytest.raises(CommandFailedError, match="a has other values in") as error:
-        _fit(source, plan, _model(home), home)
-    assert error.value.hint is not None
-    own = _fit(source, plan, _model(tmp_path / "two"), home)
-    assert own.request is None and "the model's own directory is read" in own.fallbacks[0].reason
-
-
 def test_a_source_without_the_files_of_the_bundle_is_refused(
-    resharded: tuple[dict[str, Any], Path], home: Path
+    sharded: tuple[dict[str, Any], Path], home: Path
 ) -> None:
-    plan, source = resharded
+    plan, source = sharded
     with pytest.raises(CommandFailedError, match=r"model-00001-of-00002.safetensors does not exist"):
         _fit(source.parent / "no-such", plan, _model(home), home)
-
-
-def _overwrite(file: Path) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(-1, os.SEEK_END)
-        opened.write(b"\7")
-
-
-def _overwrite_and_restore_the_time(file: Path) -> None:
-    before = file.stat()
-    _overwrite(file)
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def _replace(file: Path) -> None:
-    other = file.with_name("other")
-    shutil.copyfile(file, other)
-    _overwrite(other)
-    other.rename(file)
-
-
-@pytest.mark.parametrize("change", [_overwrite, _overwrite_and_restore_the_time, _replace])
-@pytest.mark.parametrize("other", [False, True])
-def test_a_source_that_changed_since_it_was_hashed_is_not_used_though_its_size_is_the_same(
-    local: Path, home: Path, change: Callable[[Path], None], other: bool
-) -> None:
-    """The source is the model's own directory, or another one beside sound files of the model."""
-    plan = weights.plan(local, Cache(home).weights)
-    own = _model(Path(shutil.copytree(local, home / "own")) if other else local)
-    assert _fit(local, plan, own, home).fallbacks == []
-    change(local / "model.safetensors")
-    found = _fit(local, plan, own, home)
-    (step,) = found.fallbacks
-    assert found.request is None and step.stage == "weights" and "has other values" in step.reason
-    assert (found.identity == weights.digest(plan)) is other
 
 
 def test_a_source_of_which_only_the_state_changed_is_used(local: Path, home: Path) -> None:

@@ -90,13 +90,8 @@ def no_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_events")
 class TestRecording:
-    def test_no_recording_without_a_request(self) -> None:
-        with recording(None, wanted=False) as made:
-            assert timeline.EVENTS_VARIABLE not in os.environ
-        assert made.timeline.spans == []
-
     def test_spans_of_this_and_other_processes_are_saved(self, tmp_path: Path) -> None:
-        with recording(tmp_path / "trace.json", wanted=False) as made:
+        with recording(tmp_path / "trace.json") as made:
             timeline.emit("here", 1.0, 2.0, track="t")
             child = "from coldstart.system import timeline; timeline.emit('there', 2, 3, track='t')"
             subprocess.run([sys.executable, "-c", child], check=True)
@@ -108,14 +103,14 @@ class TestRecording:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "events"))
-        with recording(None, wanted=False) as made:
+        with recording() as made:
             timeline.emit("here", 1.0, 2.0, track="t")
         assert os.environ[timeline.EVENTS_VARIABLE] == str(tmp_path / "events")
         assert len((tmp_path / "events").read_text().splitlines()) == 2 == len(made.timeline.spans)
 
     def test_spans_of_a_ready_server_are_saved_at_its_end(self, tmp_path: Path) -> None:
         file = tmp_path / "trace.json"
-        with recording(file, wanted=False) as made:
+        with recording(file) as made:
             made.started()
             assert "swap in" not in file.read_text()
             timeline.emit("swap in", 1.0, 2.0, track="scheduler")
@@ -125,13 +120,13 @@ class TestRecording:
         "damage", [lambda events: events.unlink(), lambda events: events.write_text("{")]
     )
     def test_ready_server_is_kept_when_its_spans_are_lost(self, damage: Callable[[Path], object]) -> None:
-        with recording(None, wanted=True) as made:
+        with recording() as made:
             damage(Path(os.environ[timeline.EVENTS_VARIABLE]))
             made.started()
         assert made.timeline.spans == []
 
     def test_lost_spans_are_an_error_when_they_are_to_be_saved(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError), recording(tmp_path / "trace.json", wanted=False) as made:
+        with pytest.raises(FileNotFoundError), recording(tmp_path / "trace.json") as made:
             Path(os.environ[timeline.EVENTS_VARIABLE]).unlink()
             made.started()
 

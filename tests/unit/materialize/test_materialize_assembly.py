@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -35,20 +36,6 @@ def _phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str
 @pytest.fixture
 def materialization(tmp_path: Path) -> Assembly:
     return Assembly(ResolvedModel("m", tmp_path, None, None, {}), Arguments(), "sha256:00", tmp_path, _phase)
-
-
-def test_stage_reports_its_duration_for_another_model(tmp_path: Path, materialization: Assembly) -> None:
-    said: list[str] = []
-
-    @contextmanager
-    def phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
-        yield said.append
-
-    materialization.phase, materialization.others = phase, {"prove by a start": "another took 25 s"}
-    for name in ("prove by a start", "hash the weights"):
-        with materialization._stage(name):
-            pass
-    assert said == ["another took 25 s"]
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
@@ -183,12 +170,20 @@ def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
 
 
 def test_temporary_files_of_the_engine_are_removed(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    materialization: Assembly, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM creates a rendezvous file there and does not remove it."""
     monkeypatch.setenv("TMPDIR", str(home))
     monkeypatch.setattr(tempfile, "tempdir", str(home))
-    program = "import tempfile; print(tempfile.mkstemp(prefix='vllm_dist_')[1])"
-    assembly._run_child([sys.executable, "-c", program], tmp_path / "log", tmp_path / "events")
-    left = Path((tmp_path / "log").read_text().strip())
+
+    def spawn(module: str, plan: LaunchPlan, *_: object, env: dict[str, str], **__: object) -> Any:
+        program = "import tempfile; print(tempfile.mkstemp(prefix='vllm_dist_')[1])"
+        log = (materialization.work / "offline.log").open("wb")
+        reader, writer = os.pipe()
+        os.close(writer)
+        return subprocess.Popen([sys.executable, "-c", program], stdout=log, env=env), reader
+
+    monkeypatch.setattr(assembly.server_process, "spawn", spawn)
+    materialization._engine("offline", LaunchPlan(Arguments()))
+    left = Path((materialization.work / "offline.log").read_text().strip())
     assert home in left.parents and not left.exists() and not list(home.rglob("vllm_dist_*"))

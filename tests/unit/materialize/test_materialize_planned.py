@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from coldstart.artifacts.key import Mismatch
 from support.engines import Publish, home, publish
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.materialize import expectation
+from coldstart.materialize.materialize import estimates
 from coldstart.materialize.options import Options
 from coldstart.materialize.planned import MaterializationPlan
 from coldstart.models.inspection import Lookup
@@ -52,12 +53,17 @@ def test_count_stages(
     assert MaterializationPlan(known, options).count_stages() is None
 
 
-def test_earlier_seconds_are_those_of_the_last_materialization(
-    lookup: Lookup, publish: Publish, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_earlier_seconds_are_those_of_the_last_materialization(lookup: Lookup, publish: Publish) -> None:
     assert MaterializationPlan(lookup, Options()).earlier_seconds() is None
-    monkeypatch.setattr(expectation, "estimates", lambda lookup: {"weights": 3.0, "publish": 4.0})
-    known = replace(lookup, bundle=publish())
-    assert MaterializationPlan(lookup, Options()).earlier_seconds() == 7.0
+    earlier = publish()
+    known, took = replace(lookup, bundle=earlier), sum(earlier.manifest.provenance.seconds.values())
+    assert MaterializationPlan(replace(lookup, nearest=earlier), Options()).earlier_seconds() == took > 0
     assert MaterializationPlan(known, Options()).earlier_seconds() is None
-    assert MaterializationPlan(known, Options(force=True)).earlier_seconds() == 7.0
+    assert MaterializationPlan(known, Options(force=True)).earlier_seconds() == took
+
+
+def test_estimates_are_empty_when_the_nearest_bundle_is_of_other_hardware(
+    lookup: Lookup, publish: Publish
+) -> None:
+    differs = (Mismatch("hardware.cpu", "a", "b"),)
+    assert estimates(replace(lookup, nearest=publish(), mismatches=differs)) == {}

@@ -1,30 +1,35 @@
-"""Each step of a stage is reported when its process ends it."""
+"""What the process of a stage reports on its pipe is shown while it runs."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 from coldstart.materialize import progress
 
 CHILD = """
-import sys, time
-from coldstart.system.timeline import Span, append
-for name, track in (("import", "server"), ("start", "offline"), ("profile", "offline")):
-    append(sys.argv[1], Span(name, 1.0, 3.5, track))
-    time.sleep(0.7)
+import sys
+from coldstart.system.start_progress import StartProgress, write
+for done in (1, 2):
+    write(int(sys.argv[1]), StartProgress("profile", done, 2, "sizes"))
 sys.exit(3)
 """
 
 
-def test_each_finished_step_is_reported_once_with_its_seconds(tmp_path: Path) -> None:
+def _run(program: str) -> tuple[int, list[str]]:
     said: list[str] = []
-    process = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path / "events")])
-    assert progress.wait(process, tmp_path / "events", "offline", said.append) == 3
-    assert said == ["start: 2.5 s", "profile: 2.5 s"]
+    reader, writer = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", program, str(writer)], pass_fds=[writer])
+    os.close(writer)
+    code = progress.wait(process, reader, said.append)
+    os.close(reader)
+    return code, said
 
 
-def test_process_without_events_reports_no_step(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    assert progress.wait(process, tmp_path / "events", "offline", progress.silent) == 0
+def test_wait_returns_the_exit_code_after_each_report() -> None:
+    assert _run(CHILD) == (3, ["profile: 1 of 2 sizes", "profile: 2 of 2 sizes"])
+
+
+def test_wait_ends_when_a_process_closes_its_pipe_before_it_ends() -> None:
+    assert _run("import os, sys, time; os.close(int(sys.argv[1])); time.sleep(0.2)") == (0, [])

@@ -5,7 +5,7 @@ from coldstart.artifacts import blobs
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
 
-from coldstart.validate.checks import Level, Validation
+from coldstart.validate.checks import Level, check_bundle
 
 FITS = {"hardware.name": "cpu", "runtime.vllm": "0.32"}
 
@@ -24,35 +24,35 @@ def never(bundle: Bundle, level: Level) -> list[Finding]:
 
 @pytest.mark.parametrize("level", ["manifest", "checksum"])
 def test_a_sound_bundle_has_no_findings(bundle: Bundle, level: Level) -> None:
-    report = Validation(level, start=never).run(bundle)
+    report = check_bundle(bundle, level, start=never)
     assert (report.ref, report.findings) == (bundle.ref, ())
 
 
 def test_damage_is_found_by_checksum_and_not_by_manifest(bundle: Bundle) -> None:
     damage(bundle, "compile")
-    assert Validation("manifest").run(bundle).findings == ()
-    report = Validation("checksum").run(bundle)
+    assert check_bundle(bundle, "manifest").findings == ()
+    report = check_bundle(bundle, "checksum")
     assert [finding.subject for finding in report.findings] == ["compile"]
     assert report.fails("error")
 
 
 def test_a_damaged_bundle_is_not_started(bundle: Bundle) -> None:
     damage(bundle, "kv")
-    assert Validation("replay", start=never).run(bundle).fails("error")
+    assert check_bundle(bundle, "replay", start=never).fails("error")
 
 
 def test_findings_of_a_start_are_reported(bundle: Bundle) -> None:
     found = Finding("CS-LOAD", "error", "died", "", "fresh")
-    assert Validation("load", start=lambda bundle, level: [found]).run(bundle).findings == (found,)
+    assert check_bundle(bundle, "load", start=lambda bundle, level: [found]).findings == (found,)
 
 
 def test_a_bundle_fits_the_machine_it_was_made_for(bundle: Bundle) -> None:
-    assert Validation("manifest", fingerprint=FITS).run(bundle).findings == ()
+    assert check_bundle(bundle, "manifest", fingerprint=FITS).findings == ()
 
 
 def test_foreign_machine_is_reported_by_field(bundle: Bundle) -> None:
     foreign = {"hardware.name": "gpu", "hardware.sms": 80, "runtime.vllm": "0.32", "model.name": "other"}
-    report = Validation("manifest", fingerprint=foreign).run(bundle)
+    report = check_bundle(bundle, "manifest", fingerprint=foreign)
     assert [finding.subject for finding in report.findings] == ["hardware.name", "hardware.sms"]
     assert {finding.code for finding in report.findings} == {"CS-KEY-MISMATCH"}
     assert "requires 'cpu', the machine has 'gpu'" in report.findings[0].message

@@ -41,6 +41,5 @@ def document() -> dict[str, Any]:
         imports_s=[4.0, 5.0, 6.0],
         fork=summarize([0.01]),
     )
-    measured.pair_rounds()
     made = result.document(measured, model="tiny-llama", vllm_args=[], command_line=["coldstart", "bench"])
     return json.loads(json.dumps(made))

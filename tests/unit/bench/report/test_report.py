@@ -17,11 +17,10 @@ def test_page_is_self_contained_and_plots_have_axes_and_values(document: dict[st
     page = html.render(document)
     pages.check(page)
     found = pages.plots(page)
-    assert len(found) == 3 + 2  # first tokens, phases, rounds, a timeline per mode that ran
+    assert len(found) == 2 + 2  # first tokens, rounds, a timeline per mode that ran
     labels = [pages.axis_labels(plot) for plot in found]
-    assert labels[:4] == [
+    assert labels[:3] == [
         {"from launch to the first token (s)"},
-        {"share of the start (%)"},
         {"round", "time to the first token (s)"},
         {"time since the launch (s)"},
     ]
@@ -54,13 +53,6 @@ def test_the_page_embeds_the_document(document: dict[str, Any]) -> None:
     assert "<b>" not in page
 
 
-def test_a_stack_adds_up_to_the_start(document: dict[str, Any]) -> None:
-    fresh = document["modes"]["fresh"]
-    assert html.stack(fresh) == pytest.approx({"imports <torch>": 3.0, html.REST: 3.0})
-    fresh["phases"]["imports <torch>"]["median"] = 7.0
-    assert html.stack(fresh) == pytest.approx({"until listening": 5.4, "first request": 0.6})
-
-
 def test_rows_contain_the_figures(document: dict[str, Any]) -> None:
     table = [dict(zip(rows.HEADERS, row, strict=True)) for row in rows.rows(document)]
     assert [row["mode"] for row in table] == ["vllm-warm", "fresh"]
@@ -85,22 +77,14 @@ def test_markdown_keeps_its_table(document: dict[str, Any]) -> None:
     assert "- failed: fresh: a \\| b" in text
 
 
-def test_a_stack_begins_where_the_one_before_ends() -> None:
-    (found,) = pages.plots(svg.stacks({"a": {"x": 1.0, "y": 2.0}, "b": {"y": 3.0}}))
-    x, y, whole = ([float(bar.attrib[name]) for name in ("x", "width")] for bar in found.iter("rect"))
-    assert sum(x) == pytest.approx(y[0], abs=0.2) and x[1] * 2 == pytest.approx(y[1], abs=0.2)
-    assert whole == pytest.approx([x[0], x[1] + y[1]], abs=0.2)
-
-
 def test_empty_plots_are_plots() -> None:
     drawn = (
         svg.ranges({}, "t", {}),
-        svg.stacks({}),
         svg.timeline([]),
         svg.lines({}, "x", "y"),
         svg.lines({"a": []}, "x", "y"),
     )
-    assert [len(pages.plots(one)) for one in drawn] == [1] * 5
+    assert [len(pages.plots(one)) for one in drawn] == [1] * 4
 
 
 def test_a_page_escapes_its_texts() -> None:
