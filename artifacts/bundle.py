@@ -25,7 +25,6 @@ from coldstart.artifacts.section import SECTION_TYPES
 
 if TYPE_CHECKING:
     from coldstart.artifacts.oci_layout import OciLayout
-    from coldstart.artifacts.verify import Finding, Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +134,7 @@ class Bundle:
 
     def entry(self, name: str) -> SectionEntry:
         """Return the entry of a readable section. Raises SectionMissingError or SectionUnsupportedError."""
-        entry = self.manifest.section(name)
-        if entry is None:
-            raise SectionMissingError(f"{self.name} v{self.version} has no section {name}")
-        if not supported(entry):
+        if not supported(entry := self._stored(name)):
             raise SectionUnsupportedError(
                 f"section {name} has version {entry.version} ({entry.media_type}), which this release cannot read"
             )
@@ -179,12 +175,6 @@ class Bundle:
         """Open a section as stored; reading to the end raises DigestMismatchError if it is damaged."""
         entry = self._stored(name)
         return blobs.open_verified(self.layout.root, entry.digest, entry.size)
-
-    def verify(self, level: Level = "checksum") -> list[Finding]:
-        """Check the bundle at `level` and return the findings; an empty list means that it is valid."""
-        from coldstart.artifacts import verify
-
-        return verify.check(self, level)
 
     def _stored(self, name: str) -> SectionEntry:
         entry = self.manifest.section(name)

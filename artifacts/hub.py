@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from coldstart.artifacts import oci
-from coldstart.artifacts.archive import contents
+from coldstart.artifacts.archive import contents, pull_directory
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import (
     BundleError,
     InvalidReferenceError,

@@ -156,14 +156,6 @@ class TrustStore:
             yield _load_public(files.read_regular(path, LIMITS.signature), path.name)
 
 
-def trusted(bundle: Bundle, directory: Path) -> TrustResult:
-    """Return whether a key in `directory` signed `bundle`.
-
-    Raises InvalidSignatureError for a malformed key file there, and ExposedKeyError for one that others can replace.
-    """
-    return TrustStore(directory)(bundle)
-
-
 def _judge(payload: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]) -> TrustResult:
     try:
         signer, stated = sigstore.verify(payload, digest, keys)
