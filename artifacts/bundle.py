@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, canonical, manifest, oci
 from coldstart.artifacts.errors import (
+    BundleError,
     IndexMismatchError,
     SectionMissingError,
     SectionUnsupportedError,
@@ -111,6 +112,14 @@ class Bundle:
     def key_digest(self) -> str:
         """Return the digest of the key, from the index if it lists one, otherwise from the manifest."""
         return self.descriptor.annotations.get(oci.KEY) or self.manifest.key.digest
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Return name and key digest; empty strings if neither the index nor a readable manifest has them."""
+        try:
+            return self.name, self.key_digest
+        except BundleError:
+            return "", ""
 
     @property
     def key(self) -> Key:

@@ -114,27 +114,22 @@ def _describe_proof(bundle: Bundle) -> str:
 def view_key(key: Key, lookup: Lookup | None = None) -> BundleView:
     """Show the fields of a key and, for the key of a model, the bundle that the store has for it."""
     data: dict[str, object] = {"digest": key.digest, "fields": dict(key.fields)}
+    lines = [_render_fields(key), "", f"key {key.digest}"]
     if lookup is not None:
         data["bundle"] = lookup.bundle.ref if lookup.bundle else None
         data["nearest"] = lookup.nearest.ref if lookup.nearest else None
         data["mismatches"] = [mismatch._asdict() for mismatch in lookup.mismatches]
+        if lookup.bundle is not None:
+            lines.append(f"bundle {lookup.bundle.ref}")
+        elif lookup.nearest is None:
+            lines.append("no bundle")
+        else:
+            listed = _render_mismatches(lookup.mismatches, "wanted", "found")
+            lines += [f"no bundle; the most similar is {lookup.nearest.ref}", "", listed]
     shown = public({"fields": dict(key.fields)})["fields"]  # by name, as long as there are names
     fields = [{"field": name, "value": _plain(value)} for name, value in shown.items()]
-    return BundleView(f"Key {key.digest}", data, FIELD, fields, partial(_render_key, key, lookup), key.digest)
-
-
-def _render_key(key: Key, lookup: Lookup | None) -> str:
-    lines = [_render_fields(key), "", f"key {key.digest}"]
-    if lookup is None:
-        return "\n".join(lines)
-    if lookup.bundle is not None:
-        lines.append(f"bundle {lookup.bundle.ref}")
-    elif lookup.nearest is None:
-        lines.append("no bundle")
-    else:
-        listed = _render_mismatches(lookup.mismatches, "wanted", "found")
-        lines += [f"no bundle; the most similar is {lookup.nearest.ref}", "", listed]
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    return BundleView(f"Key {key.digest}", data, FIELD, fields, lambda: text, key.digest)
 
 
 def _render_fields(key: Key) -> str:
