@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, canonical, manifest, oci
 from coldstart.artifacts.errors import (
+    BundleError,
     IndexMismatchError,
     SectionMissingError,
     SectionUnsupportedError,
@@ -25,7 +26,6 @@ from coldstart.artifacts.section import SECTION_TYPES
 
 if TYPE_CHECKING:
     from coldstart.artifacts.oci_layout import OciLayout
-    from coldstart.artifacts.verify import Finding, Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,14 @@ class Bundle:
         return self.descriptor.annotations.get(oci.KEY) or self.manifest.key.digest
 
     @property
+    def identity(self) -> tuple[str, str]:
+        """Return name and key digest; empty strings if neither the index nor a readable manifest has them."""
+        try:
+            return self.name, self.key_digest
+        except BundleError:
+            return "", ""
+
+    @property
     def key(self) -> Key:
         """Return the key from the manifest."""
         return self.manifest.key
@@ -135,10 +143,7 @@ class Bundle:
 
     def entry(self, name: str) -> SectionEntry:
         """Return the entry of a readable section. Raises SectionMissingError or SectionUnsupportedError."""
-        entry = self.manifest.section(name)
-        if entry is None:
-            raise SectionMissingError(f"{self.name} v{self.version} has no section {name}")
-        if not supported(entry):
+        if not supported(entry := self._stored(name)):
             raise SectionUnsupportedError(
                 f"section {name} has version {entry.version} ({entry.media_type}), which this release cannot read"
             )
@@ -179,12 +184,6 @@ class Bundle:
         """Open a section as stored; reading to the end raises DigestMismatchError if it is damaged."""
         entry = self._stored(name)
         return blobs.open_verified(self.layout.root, entry.digest, entry.size)
-
-    def verify(self, level: Level = "checksum") -> list[Finding]:
-        """Check the bundle at `level` and return the findings; an empty list means that it is valid."""
-        from coldstart.artifacts import verify
-
-        return verify.check(self, level)
 
     def _stored(self, name: str) -> SectionEntry:
         entry = self.manifest.section(name)

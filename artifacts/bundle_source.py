@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO, Protocol
@@ -44,27 +44,33 @@ class LayoutSource:
         return payloads(self, self.layout.entries(), subject)
 
 
+def read_signatures(
+    source: BundleSource, entries: Sequence[oci.Descriptor], tries: int = _MAX_LISTED
+) -> Iterator[tuple[oci.Descriptor, oci.ImageManifest, str]]:
+    """Yield the readable signature manifests among the first `tries` of `entries`, each with the digest of what it signs."""
+    for entry in [one for one in entries if one.artifact_type in (None, oci.SIGNATURE_TYPE)][:tries]:
+        try:
+            image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
+        except BundleError:
+            continue  # A signature that cannot be read proves nothing.
+        if image.artifact_type == oci.SIGNATURE_TYPE and len(image.layers) == 1 and image.subject is not None:
+            yield entry, image, image.subject.digest
+
+
 def list_signatures(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
     """Return each readable signature manifest about `subject` among the first `tries` signatures of `entries`."""
-    signed = [entry for entry in entries if _may_sign(entry)]
-    candidates = ((entry, _signature(source, entry)) for entry in signed[:tries])
-    good = (
-        (entry, image)
-        for entry, image in candidates
-        if image is not None and image.subject is not None and image.subject.digest == subject.digest
-    )
-    return list(islice(good, MAX_SIGNATURES))
+    found = read_signatures(source, entries, tries)
+    about = ((entry, image) for entry, image, signed in found if signed == subject.digest)
+    return list(islice(about, MAX_SIGNATURES))
 
 
 def group_signatures(layout: OciLayout) -> dict[str, list[oci.Descriptor]]:
     """Return the entries of the readable signatures by the digest of what they sign, each read once."""
-    source, found = LayoutSource(layout), dict[str, list[oci.Descriptor]]()
-    signed = [entry for entry in layout.entries() if _may_sign(entry)]
-    for entry in signed[:_MAX_LISTED]:
-        if (image := _signature(source, entry)) is not None and image.subject is not None:
-            found.setdefault(image.subject.digest, []).append(entry)
+    found = dict[str, list[oci.Descriptor]]()
+    for entry, _, signed in read_signatures(LayoutSource(layout), layout.entries()):
+        found.setdefault(signed, []).append(entry)
     return found
 
 
@@ -91,21 +97,8 @@ def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
     return data
 
 
-def _may_sign(entry: oci.Descriptor) -> bool:
-    return entry.artifact_type in (None, oci.SIGNATURE_TYPE)
-
-
-def _signature(source: BundleSource, entry: oci.Descriptor) -> oci.ImageManifest | None:
-    try:
-        image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
-    except BundleError:
-        return None  # A signature that cannot be read proves nothing.
-    is_signature = image.artifact_type == oci.SIGNATURE_TYPE and len(image.layers) == 1
-    return image if is_signature else None
-
-
 def _payload(source: BundleSource, layer: oci.Descriptor) -> bytes | None:
     try:
         return small(source, layer, LIMITS.signature)
     except BundleError:
-        return None  # As above.
+        return None  # It proves nothing either.

@@ -38,10 +38,9 @@ def publish(
         known = next((entry for entry in entries if entry.digest == descriptor.digest), None)
         entry = known or _entry(descriptor, identity, next_version(entries, identity[oci.NAME]))
         _place(layout, staging, {descriptor.digest, *(item.digest for item in signed)})
-        have = {item.digest for item in entries}
-        layout.write_index(
-            [*entries, *(new for new in dict_by_digest([entry, *signed]) if new.digest not in have)]
-        )
+        listed = {item.digest for item in entries}
+        added = {item.digest: item for item in [entry, *signed] if item.digest not in listed}
+        layout.write_index([*entries, *added.values()])
     return listed_bundle(layout, entry)
 
 
@@ -59,11 +58,6 @@ def tag(name: str, key: str, version: int) -> str:
     """Return the ref name that OCI clients see, such as llama2-7b-3fa9c2e11b22-v1: [A-Za-z0-9._-], at most 128."""
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:96]
     return f"{slug}-{key.removeprefix('sha256:')[:12]}-v{version}"
-
-
-def dict_by_digest(entries: Sequence[oci.Descriptor]) -> list[oci.Descriptor]:
-    """Return the entries in order, each digest once."""
-    return list({entry.digest: entry for entry in entries}.values())
 
 
 def _entry(descriptor: oci.Descriptor, identity: Mapping[str, str], version: int) -> oci.Descriptor:

@@ -9,13 +9,12 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts import oci
-from coldstart.artifacts.archive import contents
+from coldstart.artifacts.archive import contents, pull_directory
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import (
     BundleError,
     InvalidReferenceError,
@@ -35,20 +34,8 @@ _LISTED = re.compile(rf"{_TAG}/{re.escape(oci.LAYOUT_FILE)}")
 _DENIED = frozenset({401, 403})
 
 
-class Hub(Protocol):
-    """Interface of huggingface_hub.HfApi as far as it is used."""
-
-    def create_repo(self, repo_id: str, *, exist_ok: bool) -> object: ...
-
-    def upload_folder(self, *, repo_id: str, folder_path: str, path_in_repo: str) -> object: ...
-
-    def list_repo_files(self, repo_id: str) -> Sequence[str]: ...
-
-    def snapshot_download(self, repo_id: str, *, allow_patterns: list[str], local_dir: str) -> str: ...
-
-
-def push(bundle: Bundle, reference: str, hub: Hub | None = None) -> str:
-    """Upload to ORG/REPO[:TAG] and return the full reference.
+def push(bundle: Bundle, reference: str, hub: Any = None) -> str:
+    """Upload to ORG/REPO[:TAG] through `hub` (HfApi by default) and return the full reference.
 
     Raises RemoteDeniedError, RemoteFailedError, InvalidReferenceError.
     """
@@ -65,7 +52,7 @@ def push(bundle: Bundle, reference: str, hub: Hub | None = None) -> str:
     return f"{repo}:{tag}"
 
 
-def pull(store: Store, reference: str, hub: Hub | None = None) -> Bundle:
+def pull(store: Store, reference: str, hub: Any = None) -> Bundle:
     """Download ORG/REPO[:TAG]; without a tag the repository must contain one bundle.
 
     Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, InvalidReferenceError and the errors of Store.receive.
@@ -128,7 +115,7 @@ def _named(error: Exception, repo: str) -> RemoteFailedError:
     return kind(f"the hub request for {repo} failed: {type(error).__name__}: {str(error)[:200]}")
 
 
-def _hub() -> Hub:
+def _hub() -> Any:
     from huggingface_hub import HfApi
 
-    return cast("Hub", HfApi())
+    return HfApi()

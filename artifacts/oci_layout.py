@@ -38,6 +38,11 @@ class OciLayout:
         return self.private / "staging"
 
     @property
+    def index(self) -> Path:
+        """Return the path of index.json."""
+        return self.root / oci.INDEX_FILE
+
+    @property
     def exists(self) -> bool:
         """Return whether a bundle was ever published here."""
         return (self.root / oci.LAYOUT_FILE).exists()
@@ -48,8 +53,8 @@ class OciLayout:
             for directory in (self.blobs, self.staging, self.private / "locks"):
                 directory.mkdir(parents=True, exist_ok=True)
         with self.exclusive():
-            if not (self.root / oci.INDEX_FILE).exists():
-                files.write_atomic(self.root / oci.INDEX_FILE, oci.index_document([]))
+            if not self.index.exists():
+                files.write_atomic(self.index, oci.index_document([]))
             if not self.exists:
                 files.write_atomic(self.root / oci.LAYOUT_FILE, oci.LAYOUT)
 
@@ -66,7 +71,7 @@ class OciLayout:
     def _index(self) -> bytes:
         try:
             oci.check_layout(files.read_regular(self.root / oci.LAYOUT_FILE, LIMITS.pax_header))
-            return files.read_regular(self.root / oci.INDEX_FILE, LIMITS.index)
+            return files.read_regular(self.index, LIMITS.index)
         except FileNotFoundError as error:
             raise NotALayoutError(f"{self.root.name} has no {oci.INDEX_FILE}") from error
 
@@ -92,4 +97,4 @@ class OciLayout:
 
     def write_index(self, entries: list[oci.Descriptor]) -> None:
         """Replace the entries of index.json. Call under the index lock."""
-        files.write_atomic(self.root / oci.INDEX_FILE, oci.index_document(entries))
+        files.write_atomic(self.index, oci.index_document(entries))

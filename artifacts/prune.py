@@ -7,8 +7,7 @@ still not enough space for the index, the sections of dropped bundles are remove
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from coldstart.artifacts.errors import BundleError, NoSpaceError, named_os_error
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.staging import abandoned
+
+_Images = Mapping[str, oci.ImageManifest | BundleError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,6 @@ class _Garbage:
     unreferenced: list[Path]
     documents: list[Path] = field(default_factory=list)
     sections: list[Path] = field(default_factory=list)
-    note: str | None = None
 
     @property
     def paths(self) -> list[Path]:
@@ -56,16 +56,24 @@ def prune(
     layout.create()
     with named_os_errors("pruning"), layout.exclusive():
         entries = layout.entries()
+        images = {entry.digest: _read_image(layout, entry) for entry in entries}
         gone = doomed(entries)
-        kept = _with_live_subject(layout, [entry for entry in entries if entry.digest not in gone])
-        left = {entry.digest for entry in kept}
-        dropped = [entry for entry in entries if entry.digest not in left]
-        garbage = _garbage(layout, kept, dropped)
+        left = images.keys() - gone
+        kept = [entry for entry in entries if entry.digest in left and _is_of(entry, images, left)]
+        damaged = next((one for entry in kept if isinstance(one := images[entry.digest], BundleError)), None)
+        garbage = _find_garbage(
+            layout, {entry.digest for entry in kept}, images, only_leftovers=damaged is not None
+        )
         freed = sum(path.lstat().st_size for path in garbage.paths if not path.is_dir())
         if not dry_run:
-            _collect(layout, garbage, kept if dropped else None)
+            _collect(layout, garbage, kept if len(kept) < len(entries) else None)
+        note = (
+            None
+            if damaged is None
+            else f"no blob was removed, because a manifest cannot be read: {damaged.message}"
+        )
         removed = tuple(entry for entry in entries if entry.digest in gone)
-        return Pruned(removed, len(garbage.paths), freed, garbage.note, tuple(garbage.paths))
+        return Pruned(removed, len(garbage.paths), freed, note, tuple(garbage.paths))
 
 
 def _collect(layout: OciLayout, garbage: _Garbage, kept: list[oci.Descriptor] | None) -> None:
@@ -80,58 +88,41 @@ def _collect(layout: OciLayout, garbage: _Garbage, kept: list[oci.Descriptor] | 
     _remove([*garbage.documents, *garbage.sections])
 
 
-def _with_live_subject(layout: OciLayout, kept: list[oci.Descriptor]) -> list[oci.Descriptor]:
-    alive = {entry.digest for entry in kept}
-    return [entry for entry in kept if _subject(layout, entry) in (alive | {None})]
-
-
-def _subject(layout: OciLayout, entry: oci.Descriptor) -> str | None:
-    if entry.artifact_type != oci.SIGNATURE_TYPE:
-        return None
+def _read_image(layout: OciLayout, entry: oci.Descriptor) -> oci.ImageManifest | BundleError:
     try:
-        subject = _image(layout, entry).subject
-    except BundleError:
-        return ""  # a signature that cannot be read proves nothing
-    return subject.digest if subject else ""
-
-
-def _image(layout: OciLayout, entry: oci.Descriptor) -> oci.ImageManifest:
-    return oci.parse_manifest(blobs.read(layout.root, entry.digest, entry.size, cap=LIMITS.manifest))
-
-
-def _garbage(layout: OciLayout, kept: list[oci.Descriptor], dropped: list[oci.Descriptor]) -> _Garbage:
-    leftovers = [*abandoned(layout), *layout.root.glob(".*.partial"), *layout.blobs.glob(".*.partial")]
-    try:
-        alive = {blob.digest for entry in kept for blob in (entry, *_image(layout, entry).blobs)}
+        return oci.parse_manifest(blobs.read(layout.root, entry.digest, entry.size, cap=LIMITS.manifest))
     except BundleError as error:
-        note = f"no blob was removed, because a manifest cannot be read: {error.message}"
-        return _Garbage(leftovers, note=note)
-    found = sorted({*layout.blobs.iterdir()}.difference(leftovers))
-    dead = {path: f"sha256:{path.name}" for path in found if f"sha256:{path.name}" not in alive}
-    return _sorted_out(layout, leftovers, dead, dropped)
+        return error
 
 
-def _sorted_out(
-    layout: OciLayout, leftovers: list[Path], dead: dict[Path, str], dropped: list[oci.Descriptor]
-) -> _Garbage:
-    documents, sections = _referred(layout, dropped)
-    return _Garbage(
-        leftovers + [path for path, digest in dead.items() if digest not in documents | sections],
-        [path for path, digest in dead.items() if digest in documents],
-        [path for path, digest in dead.items() if digest in sections - documents],
+def _is_of(entry: oci.Descriptor, images: _Images, left: Collection[str]) -> bool:
+    """Return whether the entry is no signature, or one of an entry of `left`. One that cannot be read proves nothing."""
+    image = images[entry.digest]
+    if entry.artifact_type != oci.SIGNATURE_TYPE:
+        return True
+    return not isinstance(image, BundleError) and image.subject is not None and image.subject.digest in left
+
+
+def _find_garbage(layout: OciLayout, kept: set[str], images: _Images, *, only_leftovers: bool) -> _Garbage:
+    garbage = _Garbage(
+        [*abandoned(layout), *layout.root.glob(".*.partial"), *layout.blobs.glob(".*.partial")]
     )
-
-
-def _referred(layout: OciLayout, entries: list[oci.Descriptor]) -> tuple[set[str], set[str]]:
-    """Return the blobs of manifests and configs of `entries`, and those of their layers, as digests."""
-    documents = {entry.digest for entry in entries}
-    sections: set[str] = set()
-    for entry in entries:
-        with suppress(BundleError):  # A manifest that cannot be read does not prevent its removal.
-            image = _image(layout, entry)
-            documents.add(image.config.digest)
+    if only_leftovers:
+        return garbage
+    alive, documents, sections = set(kept), images.keys() - kept, set[str]()
+    for digest, image in images.items():
+        if isinstance(image, BundleError):  # A manifest that cannot be read does not prevent its removal.
+            continue
+        if digest in kept:
+            alive |= {blob.digest for blob in image.blobs}
+        else:
+            documents |= {image.config.digest}
             sections |= {layer.digest for layer in image.layers}
-    return documents, sections
+    for path in sorted({*layout.blobs.iterdir()}.difference(garbage.unreferenced)):
+        if (digest := f"sha256:{path.name}") not in alive:
+            group = garbage.sections if digest in sections else garbage.unreferenced
+            (garbage.documents if digest in documents else group).append(path)
+    return garbage
 
 
 def _remove(garbage: list[Path]) -> None:

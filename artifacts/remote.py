@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coldstart.artifacts.archive import pull_directory
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import LayoutSource
-from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import (
     DigestMismatchError,
     InvalidReferenceError,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Encoding = Literal["json", "tar.zst", "raw"]
-_SUFFIX: Mapping[Encoding, str] = {"json": "+json", "tar.zst": ".tar+zstd", "raw": ""}
+Encoding = Literal["json", "tar.zst"]
+_SUFFIX: Mapping[Encoding, str] = {"json": "+json", "tar.zst": ".tar+zstd"}
 
 
 @dataclass(frozen=True, slots=True)

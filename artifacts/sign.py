@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -108,7 +108,9 @@ def trust(directory: Path, pem: bytes, *, name: str, source: str | None = None) 
     others can write to, ReadOnlyStoreError, NoSpaceError.
     """
     if not _NAME.fullmatch(name):
-        raise InvalidNameError(f"a key cannot be called {name[:200]!r}")
+        raise InvalidNameError(
+            f"invalid name {name[:200]!r} of a key: expected up to 64 letters, digits and . _ -, not . or - first"
+        )
     mark = fingerprint(_load_public(pem, source or name)).removeprefix(f"{ALGORITHM}:")
     path = directory / f"{name}-{mark}.pub"
     require_unexposed(directory, directory.parent)
@@ -117,6 +119,12 @@ def trust(directory: Path, pem: bytes, *, name: str, source: str | None = None) 
         if not path.exists():
             files.write_atomic(path, pem)
     return path
+
+
+def read_trusted(path: Path, state_dir: Path) -> Ed25519PublicKey:
+    """Return a key of the trust directory. Raises ExposedKeyError, InvalidSignatureError, NotRegularError and OSError."""
+    require_unexposed(path, state_dir)
+    return _load_public(files.read_regular(path, LIMITS.signature), path.name)
 
 
 _UNSIGNED = TrustResult(False, None, "the bundle is not signed")
@@ -142,26 +150,14 @@ class TrustStore:
 
     def each(self, bundle: Bundle) -> list[TrustResult]:
         """Return the result of every signature about `bundle`."""
-        keys = {fingerprint(key): key for key in self._keys()}
+        state = self.directory.parent
+        require_unexposed(self.directory, state)
+        trusted = [read_trusted(path, state) for path in sorted(self.directory.glob("*.pub"))]
+        keys = {fingerprint(key): key for key in trusted}
         layout, known = bundle.layout, self.signatures
         entries = layout.entries() if known is None else known.get(bundle.digest, ())
         found = payloads(LayoutSource(layout), entries, bundle.descriptor)
         return [_judge(payload, bundle.digest, keys) for payload in found]
-
-    def _keys(self) -> Iterator[Ed25519PublicKey]:
-        state = self.directory.parent
-        require_unexposed(self.directory, state)
-        for path in sorted(self.directory.glob("*.pub")):
-            require_unexposed(path, state)
-            yield _load_public(files.read_regular(path, LIMITS.signature), path.name)
-
-
-def trusted(bundle: Bundle, directory: Path) -> TrustResult:
-    """Return whether a key in `directory` signed `bundle`.
-
-    Raises InvalidSignatureError for a malformed key file there, and ExposedKeyError for one that others can replace.
-    """
-    return TrustStore(directory)(bundle)
 
 
 def _judge(payload: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]) -> TrustResult:

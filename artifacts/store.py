@@ -101,7 +101,7 @@ class Store:
         Bundle.manifest
         if no version can be read.
         """
-        candidates = [bundle for bundle in self.list() if _identity(bundle)[1] == key.digest]
+        candidates = [bundle for bundle in self.list() if bundle.identity[1] == key.digest]
         if not candidates:
             raise BundleNotFoundError(f"no bundle for key {key.short}", self._nearest(key, name, trust))
         best = selection.best_first(candidates, trust)[0]
@@ -139,7 +139,7 @@ class Store:
 
     def list_versions(self, name: str) -> Bundles:
         """Return the bundles with this name."""
-        return [bundle for bundle in self.list() if _identity(bundle)[0] == name]
+        return [bundle for bundle in self.list() if bundle.identity[0] == name]
 
     def prune(
         self,
@@ -182,12 +182,12 @@ class Store:
             name, _, digest = ref.partition("@")
             if not _PREFIX.fullmatch(digest):
                 raise InvalidReferenceError(f"{ref!r} does not end with sha256: and at least 12 hex digits")
-            return [b for b in bundles if _identity(b)[0] == name and b.digest.startswith(digest)]
+            return [b for b in bundles if b.identity[0] == name and b.digest.startswith(digest)]
         if named := _by_name(ref, bundles):
             return named
         if matched := _HEX.fullmatch(ref):
             prefix = f"sha256:{matched[1]}"
-            return [b for b in bundles if b.digest.startswith(prefix) or _identity(b)[1].startswith(prefix)]
+            return [b for b in bundles if b.digest.startswith(prefix) or b.identity[1].startswith(prefix)]
         if not ref or not ref.isprintable():
             raise InvalidReferenceError(f"{ref!r} is not a reference")
         return []
@@ -209,14 +209,14 @@ class Store:
 def _describe_miss(ref: str, bundles: Sequence[Bundle]) -> str:
     """Return why `ref` names no bundle, with the versions that exist where only the version differs."""
     name = ref.partition("@")[0] if "@" in ref else ref.rpartition(":")[0]
-    versions = sorted({bundle.version for bundle in bundles if _identity(bundle)[0] == name})
+    versions = sorted({bundle.version for bundle in bundles if bundle.identity[0] == name})
     existing = f": {name} has {', '.join(f'v{one}' for one in versions)}" if versions else ""
     return f"no bundle matches {ref!r}{existing}"
 
 
 def _newest_wins(ref: str, matches: Sequence[Bundle], one_key: bool) -> bool:
     """Return whether `ref` is the name of one model, or the prefix of one key."""
-    identities = [_identity(bundle) for bundle in matches]
+    identities = [bundle.identity for bundle in matches]
     several_keys = len({key for _, key in identities}) > 1
     if all(name == ref for name, _ in identities):
         return not several_keys or (not one_key and len(set(_list_models(matches))) <= 1)
@@ -235,20 +235,12 @@ def _list_models(bundles: Sequence[Bundle]) -> Iterator[tuple[object, ...]]:
             yield () if fields.get("model.revision") is not None else named
 
 
-def _identity(bundle: Bundle) -> tuple[str, str]:
-    """Return name and key digest; empty strings if neither the index nor a readable manifest has them."""
-    try:
-        return bundle.name, bundle.key_digest
-    except BundleError:
-        return "", ""
-
-
 def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
-    if named := [b for b in bundles if ref in (_identity(b)[0], b.descriptor.annotations.get(oci.REF_NAME))]:
+    if named := [b for b in bundles if ref in (b.identity[0], b.descriptor.annotations.get(oci.REF_NAME))]:
         return named
     if matched := _VERSIONED.fullmatch(ref):
         return [
-            b for b in bundles if _identity(b)[0] == matched["name"] and b.version == int(matched["version"])
+            b for b in bundles if b.identity[0] == matched["name"] and b.version == int(matched["version"])
         ]
     return []
 
@@ -263,7 +255,7 @@ def _choice(bundle: Bundle) -> str:
         recorded = " ".join(bundle.manifest.provenance.arguments) or "no arguments"
     except BundleError as error:
         recorded = error.message
-    return f"{_identity(bundle)[0] or '?'}:v{bundle.version}  {_identity(bundle)[0]}@{bundle.digest[:19]}  {recorded}"
+    return f"{bundle.identity[0] or '?'}:v{bundle.version}  {bundle.identity[0]}@{bundle.digest[:19]}  {recorded}"
 
 
 def _same_model(key: Key, name: str | None, bundle: Bundle) -> bool:

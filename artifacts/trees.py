@@ -156,18 +156,24 @@ def _rename(partial: Path, dest: Path) -> None:
 
 
 def _read(reader: VerifiedReader, entry: SectionEntry, target: Path | None) -> list[Member]:
-    stream, members = tar.TarStream(_Budgeted(reader, _budget(entry))), list[Member]()
     try:
-        for info in stream.members():
-            members.append(Member(info.name, info.size, info.isdir()))
-            if target is not None:
-                _write(stream, info, target / info.name)
+        members = read_members(tar.TarStream(_Budgeted(reader, _budget(entry))), target)
     finally:
         # Damage shows first as a malformed stream; the digest distinguishes damage from malice.
         reader.drain()
     declared = entry.annotations.get(MEMBERS, "")
     if _is_count(declared) and int(declared) != len(members):
         raise InvalidTreeError(f"section {entry.type} has {len(members)} members and declares {declared}")
+    return members
+
+
+def read_members(stream: tar.TarStream, target: Path | None) -> list[Member]:
+    """Return the members of a stream, written below the directory `target` if there is one. Raises as `TarStream.members`."""
+    members = list[Member]()
+    for info in stream.members():
+        members.append(Member(info.name, info.size, info.isdir()))
+        if target is not None:
+            _write(stream, info, target / info.name)
     return members
 
 

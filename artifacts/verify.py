@@ -6,32 +6,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
-from coldstart.artifacts import blobs, canonical, trees
+from coldstart.artifacts import trees
+from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import Manifest, SectionEntry, supported
-from coldstart.artifacts.oci_layout import OciLayout
+from coldstart.artifacts.manifest import SectionEntry, supported
 from coldstart.artifacts.section import SECTION_TYPES
 
 Level = Literal["manifest", "checksum"]
 Severity = Literal["error", "warning", "note"]
-LEVELS: tuple[Level, ...] = ("manifest", "checksum")
-
-
-class BundleContent(Protocol):
-    """Parts of a bundle that a check reads."""
-
-    @property
-    def layout(self) -> OciLayout:
-        """Return the layout with the blobs."""
-        ...
-
-    @property
-    def manifest(self) -> Manifest:
-        """Return key, provenance and section table. Raises BundleError for a document that violates the format."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +29,8 @@ class Finding:
     subject: str
 
 
-def check(bundle: BundleContent, level: Level) -> list[Finding]:
-    """Return the findings at `level`, which includes the levels before it."""
-    return check_manifest(bundle) if level == "manifest" else check_checksum(bundle)
-
-
-def check_manifest(bundle: BundleContent) -> list[Finding]:
-    """Check index entry, image manifest, config, key, section table and provenance; open no section."""
+def check(bundle: Bundle, level: Level = "checksum") -> list[Finding]:
+    """Return the findings at `level`: `checksum` includes `manifest`, verifies each blob, and reads each tree and document."""
     try:
         manifest = bundle.manifest
     except BundleError as error:
@@ -63,36 +42,22 @@ def check_manifest(bundle: BundleContent) -> list[Finding]:
     ):
         hint = "materialize again with a newer coldstart"
         findings.append(Finding("CS-PROVENANCE", "warning", "provenance contains a path", hint, "provenance"))
+    for entry in manifest.sections if level == "checksum" else ():
+        try:
+            _read(bundle, entry)
+        except BundleError as error:
+            findings.append(_finding(error, entry.type))
     return findings
 
 
-def check_checksum(bundle: BundleContent) -> list[Finding]:
-    """Run `check_manifest`, verify the digest of each blob, and read each tree and JSON section."""
-    findings = check_manifest(bundle)
-    if any(finding.subject == "manifest" for finding in findings):
-        return findings
-    return findings + [item for entry in bundle.manifest.sections for item in _section(bundle, entry)]
-
-
-def _section(bundle: BundleContent, entry: SectionEntry) -> list[Finding]:
-    try:
-        if not supported(entry) or SECTION_TYPES[entry.type].encoding == "raw":
-            fault = blobs.fault(bundle.layout.root, entry.digest, entry.size)
-            return [_finding(fault, entry.type)] if fault else []
-        _open(bundle, entry)
-    except BundleError as error:
-        return [_finding(error, entry.type)]
-    return []
-
-
-def _open(bundle: BundleContent, entry: SectionEntry) -> None:
-    declared = SECTION_TYPES[entry.type]
-    with blobs.open_verified(bundle.layout.root, entry.digest, entry.size) as reader:
-        if declared.encoding == "tar.zst":
+def _read(bundle: Bundle, entry: SectionEntry) -> None:
+    if supported(entry) and SECTION_TYPES[entry.type].encoding == "json":
+        bundle.json(entry.type)
+        return
+    with bundle.open_blob(entry.type) as reader:
+        if supported(entry):
             trees.scan(reader, entry)
-            return
-    data = blobs.read(bundle.layout.root, entry.digest, entry.size, cap=LIMITS.json_section)
-    canonical.loads(data, cap=LIMITS.json_section, what=f"section {entry.type}")
+        reader.drain()
 
 
 def _unknown(entry: SectionEntry) -> Finding:

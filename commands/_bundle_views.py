@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.key import Key, Mismatch
+from coldstart.artifacts.key import Key, Mismatch, diff
+from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.commands import _graphs
 from coldstart.commands._output import human_bytes, one_line, public, table
 from coldstart.commands._tables import Verbatim
 
-from coldstart.models import contents, inspection
-from coldstart.models.contents import SectionFile
+from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 
 # The columns of the exported table of each view.
@@ -75,14 +75,6 @@ def _summarize_graphs(bundle: Bundle) -> Mapping[str, Any] | None:
     return bundles.summary(bundle)
 
 
-def _compare_graphs(left: Bundle, right: Bundle) -> Mapping[str, Any] | None:
-    if not (left.has("graphs") and right.has("graphs")):
-        return None
-    from coldstart.graphs import bundles
-
-    return bundles.difference(left, right)
-
-
 def _render_bundle(bundle: Bundle, graphs: Mapping[str, Any] | None) -> str:
     manifest = bundle.manifest
     facts = "\n".join(one_line(f"{name:<10} {value}") for name, value in _list_facts(bundle))
@@ -122,27 +114,22 @@ def _describe_proof(bundle: Bundle) -> str:
 def view_key(key: Key, lookup: Lookup | None = None) -> BundleView:
     """Show the fields of a key and, for the key of a model, the bundle that the store has for it."""
     data: dict[str, object] = {"digest": key.digest, "fields": dict(key.fields)}
+    lines = [_render_fields(key), "", f"key {key.digest}"]
     if lookup is not None:
         data["bundle"] = lookup.bundle.ref if lookup.bundle else None
         data["nearest"] = lookup.nearest.ref if lookup.nearest else None
         data["mismatches"] = [mismatch._asdict() for mismatch in lookup.mismatches]
+        if lookup.bundle is not None:
+            lines.append(f"bundle {lookup.bundle.ref}")
+        elif lookup.nearest is None:
+            lines.append("no bundle")
+        else:
+            listed = _render_mismatches(lookup.mismatches, "wanted", "found")
+            lines += [f"no bundle; the most similar is {lookup.nearest.ref}", "", listed]
     shown = public({"fields": dict(key.fields)})["fields"]  # by name, as long as there are names
     fields = [{"field": name, "value": _plain(value)} for name, value in shown.items()]
-    return BundleView(f"Key {key.digest}", data, FIELD, fields, partial(_render_key, key, lookup), key.digest)
-
-
-def _render_key(key: Key, lookup: Lookup | None) -> str:
-    lines = [_render_fields(key), "", f"key {key.digest}"]
-    if lookup is None:
-        return "\n".join(lines)
-    if lookup.bundle is not None:
-        lines.append(f"bundle {lookup.bundle.ref}")
-    elif lookup.nearest is None:
-        lines.append("no bundle")
-    else:
-        listed = _render_mismatches(lookup.mismatches, "wanted", "found")
-        lines += [f"no bundle; the most similar is {lookup.nearest.ref}", "", listed]
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    return BundleView(f"Key {key.digest}", data, FIELD, fields, lambda: text, key.digest)
 
 
 def _render_fields(key: Key) -> str:
@@ -160,51 +147,68 @@ def view_manifest(bundle: Bundle) -> BundleView:
 
 
 def view_files(bundle: Bundle) -> BundleView:
-    """Show the files of each section that is a tree."""
-    trees = contents.list_files(bundle)
-    data = {name: [{"path": file.path, "size": file.size} for file in files] for name, files in trees.items()}
-    rows = [
-        {"section": name, "path": file.path, "size_bytes": file.size}
+    """Show the files of each section that is a tree. Every blob that is read is verified."""
+    sections = bundle.manifest.sections
+    trees = {
+        entry.type: _list_files(bundle, entry.type) for entry in sections if _is_tree(bundle, entry.type)
+    }
+    rows = [{"section": name, **file} for name, files in trees.items() for file in files]
+    data = {
+        name: [{"path": file["path"], "size": file["size_bytes"]} for file in files]
         for name, files in trees.items()
-        for file in files
-    ]
-    document = {"ref": bundle.ref, "sections": data}
-    return BundleView(f"Files of {bundle.ref}", document, FILE, rows, partial(_render_files, bundle, trees))
-
-
-def _render_files(bundle: Bundle, trees: Mapping[str, Sequence[SectionFile]]) -> str:
+    }
     lines = [f"{bundle.name}:v{bundle.version}"]
-    for entry in bundle.manifest.sections:
+    for entry in sections:
         lines.append(f"  {entry.type} ({human_bytes(entry.size)})")
         lines += [
-            f"    {one_line(file.path)}  {human_bytes(file.size)}" for file in trees.get(entry.type, ())
+            f"    {one_line(file['path'])}  {human_bytes(file['size_bytes'])}"
+            for file in trees.get(entry.type, ())
         ]
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    return BundleView(
+        f"Files of {bundle.ref}", {"ref": bundle.ref, "sections": data}, FILE, rows, lambda: text
+    )
+
+
+def _is_tree(bundle: Bundle, section: str) -> bool:
+    return bundle.has(section) and SECTION_TYPES[section].encoding == "tar.zst"
+
+
+def _list_files(bundle: Bundle, section: str) -> list[dict[str, Any]]:
+    from coldstart.artifacts import trees
+
+    with bundle.open_blob(section) as reader:
+        members = trees.scan(reader, bundle.entry(section))
+    return [{"path": one.name, "size_bytes": one.size} for one in members if not one.is_directory]
 
 
 def view_difference(left: Bundle, right: Bundle) -> BundleView:
     """Show the fields of the key, the sections and the CUDA graphs in which two bundles differ."""
-    found = contents.compare_bundles(left, right)
+    fields, sections = diff(left.key, right.key), _compare_sections(left, right)
     data: dict[str, object] = {
         "left": left.ref,
         "right": right.ref,
-        "equal": not found.fields and not found.sections,
-        "fields": [{"field": m.field, "left": m.wanted, "right": m.found} for m in found.fields],
-        "sections": [{"section": m.field, "left": m.wanted, "right": m.found} for m in found.sections],
+        "equal": not fields and not sections,
+        "fields": [{"field": m.field, "left": m.wanted, "right": m.found} for m in fields],
+        "sections": [{"section": m.field, "left": m.wanted, "right": m.found} for m in sections],
     }
-    if (graphs := _compare_graphs(left, right)) is not None:
-        data["graphs"] = graphs
-    both = [*found.fields, *found.sections]
+    both = [*fields, *sections]
+    text = _render_mismatches(both, left.ref, right.ref) if both else "no difference"
+    if left.has("graphs") and right.has("graphs"):
+        from coldstart.graphs import bundles  # numpy
+
+        if graphs := bundles.difference(left, right):
+            data["graphs"] = graphs
+            text = f"{text}\n\n{_graphs.diff_text(graphs, left.ref, right.ref)}"
     rows = [{"what": m.field, "left": _plain(m.wanted), "right": _plain(m.found)} for m in both]
-    text = partial(_render_difference, both, left.ref, right.ref, graphs)
-    return BundleView(f"{left.ref} and {right.ref}", data, DIFFERENCE, rows, text)
+    return BundleView(f"{left.ref} and {right.ref}", data, DIFFERENCE, rows, lambda: text)
 
 
-def _render_difference(
-    mismatches: Sequence[Mismatch], left: str, right: str, graphs: Mapping[str, Any] | None
-) -> str:
-    text = _render_mismatches(mismatches, left, right) if mismatches else "no difference"
-    return f"{text}\n\n{_graphs.diff_text(graphs, left, right)}" if graphs else text
+def _compare_sections(left: Bundle, right: Bundle) -> list[Mismatch]:
+    """Return the sections whose content differs, independent of their order."""
+    mine, theirs = ({one.type: one.digest for one in bundle.manifest.sections} for bundle in (left, right))
+    pairs = [Mismatch(name, mine.get(name), theirs.get(name)) for name in sorted({*mine, *theirs})]
+    return [pair for pair in pairs if pair.wanted != pair.found]
 
 
 def _render_mismatches(mismatches: Sequence[Mismatch], left: str, right: str) -> str:

@@ -54,17 +54,12 @@ def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
 
 def _next_command(bundle: Bundle) -> str:
     """Return the command that starts a server from the bundle here, or else the one that shows the bundle."""
-    version = f"{bundle.name}:v{bundle.version}"
-    return f"coldstart serve {version}" if _can_serve(bundle) else f"coldstart inspect {version}"
-
-
-def _can_serve(bundle: Bundle) -> bool:
-    known = inspection.names_model(bundle.name) or resolution.is_repo_id(bundle.name)
     try:
-        return (
-            known
+        can_serve = (
+            (inspection.names_model(bundle.name) or resolution.is_repo_id(bundle.name))
             and inspection.read_arguments(bundle) is not None
             and not against.compare(bundle.key.fields, against.host(), bundle.name)
         )
     except ColdstartError:  # vLLM is not installed, or the bundle cannot be read
-        return False
+        can_serve = False
+    return f"coldstart {'serve' if can_serve else 'inspect'} {bundle.name}:v{bundle.version}"

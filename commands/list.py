@@ -1,7 +1,6 @@
 """List the bundles in the store, in order of publication."""
 
 import shlex
-from collections.abc import Sequence
 
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
@@ -18,14 +17,14 @@ def command(common: Common) -> None:
     """Print one row per bundle, or with -q one reference per line."""
     store = common.store()
     bundles = store.list()
-    listed = [_data(bundle, trusted) for bundle, trusted in zip(bundles, _judge(bundles), strict=True)]
+    listed = [_data(bundle) for bundle in bundles]
     brief = "\n".join(f"{data['name']}@{data['digest']}" for data in listed if data["name"])
     common.out.result({"store": str(store.root), "bundles": listed}, lambda: _text(listed), brief=brief)
     if not bundles:
         common.out.note(f"No bundle in {store.root}. Next: coldstart materialize tiny-llama")
 
 
-def _data(bundle: Bundle, trusted: bool) -> dict[str, object]:
+def _data(bundle: Bundle) -> dict[str, object]:
     known: dict[str, object] = {
         "version": bundle.version,
         "digest": bundle.digest,
@@ -34,7 +33,7 @@ def _data(bundle: Bundle, trusted: bool) -> dict[str, object]:
         return {
             "name": bundle.name,
             **known,
-            "trusted": trusted,
+            "trusted": _is_trusted(bundle),
             "key": bundle.key_digest,
             "size": bundle.size,
             "created": bundle.manifest.provenance.created,
@@ -54,11 +53,11 @@ def _data(bundle: Bundle, trusted: bool) -> dict[str, object]:
         }
 
 
-def _judge(bundles: Sequence[Bundle]) -> list[bool]:
+def _is_trusted(bundle: Bundle) -> bool:
     try:
-        return [one.ok for one in trust_cache.judge_each(bundles)]
+        return trust_cache.judge(bundle).ok
     except BundleError:  # A damaged key file in the trust directory does not prevent listing the bundles.
-        return [False] * len(bundles)
+        return False
 
 
 def _row(data: dict[str, object]) -> tuple[str, ...]:

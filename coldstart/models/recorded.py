@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from coldstart.artifacts import selection
 from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import diff
 from coldstart.artifacts.store import Store
 from coldstart.contract.arguments import Arguments
@@ -98,12 +97,5 @@ def look_up_version(
 
 def _rank_bundles(asked: Lookup) -> list[selection.Candidate]:
     """Return the bundles of the model, the newest trusted one first."""
-    named = [bundle for bundle in asked.store.list() if _has_name(bundle, asked.model.name)]
+    named = [bundle for bundle in asked.store.list() if bundle.identity[0] == asked.model.name]
     return selection.best_first(named, inspection.trust)
-
-
-def _has_name(bundle: Bundle, name: str) -> bool:
-    try:
-        return bundle.name == name
-    except BundleError:
-        return False

@@ -11,6 +11,7 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from tools.bundles import publish
 
 
@@ -48,4 +49,4 @@ def test_readers_need_no_file_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOLCK, "No locks")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    assert Store(tmp_path / "store").list() == [made] and made.verify("checksum") == []
+    assert Store(tmp_path / "store").list() == [made] and check(made) == []

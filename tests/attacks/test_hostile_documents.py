@@ -11,6 +11,7 @@ from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.errors import BundleError, DuplicateKeyError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from tools.bundles import config, forge, plant, publish
 
 _SECTION = {
@@ -66,7 +67,7 @@ def test_config_refused_with_its_code(name: str, store: Store) -> None:
     with pytest.raises(BundleError) as caught:
         _ = bundle.manifest
     assert caught.value.code == code
-    assert [finding.code for finding in bundle.verify("manifest")] == [code]
+    assert [finding.code for finding in check(bundle, "manifest")] == [code]
 
 
 MANIFESTS = {
@@ -143,7 +144,7 @@ def test_index_that_names_another_key(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     index = store.root / oci.INDEX_FILE
     index.write_text(index.read_text().replace(bundle.key.digest, f"sha256:{'1' * 64}"))
-    assert [finding.code for finding in store.list()[0].verify("manifest")] == ["CS-INDEX"]
+    assert [finding.code for finding in check(store.list()[0], "manifest")] == ["CS-INDEX"]
     with pytest.raises(BundleError) as caught:
         store.list()[0].json("kv")
     assert caught.value.code == "CS-INDEX"

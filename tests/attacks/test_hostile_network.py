@@ -19,6 +19,7 @@ from coldstart.artifacts import oci, remote
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.pace import PATIENCE_VARIABLE
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from tools.bundles import publish
 from tools.raw_server import Asked, answer, answering, dribble, flood
 
@@ -274,4 +275,4 @@ def test_hostile_responses_after_a_valid_manifest(
             remote.pull(store, f"oci://{server.address}/a/b:v1")
         assert time.monotonic() - began < DEADLINE_S
     assert watch.peak < RSS
-    assert all(bundle.verify("checksum") == [] for bundle in store.list())
+    assert all(check(bundle) == [] for bundle in store.list())

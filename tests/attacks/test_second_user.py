@@ -44,6 +44,7 @@ from attacks.second_user import (
 from coldstart.artifacts import sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from tools.bundles import CODE, key, provenance, write_tree
 
 from coldstart.contract.plan import LaunchPlan
@@ -177,7 +178,7 @@ def test_no_attack_on_files_and_templates_succeeds(victim: Victim, stranger: Act
     tried = [*_attacks(victim), *([] if opened else _attacks_on_the_cache(victim))]
     assert len(tried) >= (35 if opened else 44) and won(stranger, tried) == {}
     assert victim.warm.ready and (victim.code / "kernel.so").read_bytes() == CODE["kernel.so"]
-    assert victim.store.list()[0].verify("checksum") == []
+    assert check(victim.store.list()[0]) == []
 
 
 def test_each_attack_succeeds_on_an_open_target(tmp_path: Path, stranger: Act) -> None:

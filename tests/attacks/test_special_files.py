@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 from coldstart.artifacts import credentials, sign
-from coldstart.artifacts.archive import import_archive
+from coldstart.artifacts.archive import import_archive, pull_directory
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from tools.bundles import publish
 from tools.shell import Run
 
@@ -143,7 +143,7 @@ def test_blob_is_refused(signed: Bundle, tmp_path: Path, replace: Replace, part:
     replace(blob_path(root, digest))
     _refuse(lambda: pull_directory(Store(tmp_path / "other"), root), digest)
     (again,) = Store(root).list()
-    findings = _call(lambda: again.verify("checksum"))
+    findings = _call(lambda: check(again))
     assert any(digest in finding.message for finding in findings), findings
     if part == "section":
         _refuse(lambda: again.json("kv"), digest, BundleError)

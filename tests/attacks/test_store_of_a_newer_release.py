@@ -9,6 +9,7 @@ import pytest
 from coldstart.artifacts import canonical
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from tools.bundles import NAME, config, key, plant, publish
 from tools.shell import Run
 
@@ -47,4 +48,4 @@ def test_prune_retains_readable_and_newer_bundle(run: Run, store: Store, home: P
     newer = _newer(store)
     run("prune")
     assert store.list() == [mine, newer] and old not in store.list()
-    assert mine.verify("checksum") == [] and newer.image_bytes()
+    assert check(mine) == [] and newer.image_bytes()

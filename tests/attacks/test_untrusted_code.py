@@ -77,16 +77,16 @@ def test_signature_of_another_bundle(store: Store, tmp_path: Path) -> None:
     host = sign.host_key(tmp_path / "state")
     payload = host.sign(f"sha256:{'0' * 64}")
     bundle = _bundle(store, tmp_path, Fixed(payload))
-    result = sign.trusted(bundle, sign.trust_dir(tmp_path / "state"))
+    result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(bundle)
     assert not result.ok and "another bundle" in result.reason
 
 
 def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_path: Path) -> None:
     host = sign.host_key(tmp_path / "state")
     bundle = _bundle(store, tmp_path, Claiming(host))
-    result = sign.trusted(bundle, sign.trust_dir(tmp_path / "state"))
+    result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(bundle)
     assert not result.ok and "does not verify" in result.reason
-    result = sign.trusted(bundle, sign.trust_dir(tmp_path / "a machine without the key"))
+    result = sign.TrustStore(sign.trust_dir(tmp_path / "a machine without the key"))(bundle)
     assert not result.ok and "not a trusted key" in result.reason
 
 
@@ -96,7 +96,7 @@ def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_
 )
 def test_malformed_signature(payload: bytes, store: Store, tmp_path: Path) -> None:
     sign.host_key(tmp_path / "state")
-    result = sign.trusted(_bundle(store, tmp_path, Fixed(payload)), sign.trust_dir(tmp_path / "state"))
+    result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(_bundle(store, tmp_path, Fixed(payload)))
     assert not result.ok
 
 

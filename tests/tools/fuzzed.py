@@ -26,6 +26,7 @@ from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 
 from coldstart.errors import ColdstartError
 
@@ -267,7 +268,7 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
         return view.data, view.text(), files.data, files.text()
 
     def validated(store: Store) -> object:
-        return [bundle.verify("checksum") for bundle in store.list()]
+        return [check(bundle) for bundle in store.list()]
 
     def dry_run(**more: Any) -> Callable[[Store], object]:
         def plan(_: Store) -> object:

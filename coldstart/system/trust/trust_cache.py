@@ -8,50 +8,40 @@ each start the import of a cryptography library.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from coldstart.artifacts import canonical, exposure, files
-from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
+from coldstart.artifacts import bundle_source, canonical, exposure, files
+from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.oci import Descriptor
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.system import paths
 from coldstart.system.dry_run import is_dry_run
+from coldstart.system.file_state import cache_by_state
 
 
 def judge(bundle: Bundle) -> TrustResult:
     """Return whether a trusted key signed `bundle`. Raises InvalidSignatureError and ExposedKeyError for a trusted key file."""
-    if known := _remembered(_record(bundle)):
+    record = paths.state_dir() / "verdicts" / bundle.digest.removeprefix("sha256:")
+    if known := _remembered(record):
         return known
     from coldstart.artifacts import sign  # cryptography
 
-    return _judge(bundle, sign.TrustStore(paths.state_dir() / "trust"))
-
-
-def judge_each(bundles: Sequence[Bundle]) -> list[TrustResult]:
-    """Return the result for each bundle of one store. Each signature is read once. Raises as `judge`."""
-    known = [_remembered(_record(bundle)) for bundle in bundles]
-    if all(known):
-        return [one for one in known if one]
-    from coldstart.artifacts import bundle_source, sign  # cryptography
-
-    signatures = bundle_source.group_signatures(bundles[0].layout)
-    store = sign.TrustStore(paths.state_dir() / "trust", signatures)
-    return [one or _judge(bundle, store) for one, bundle in zip(known, bundles, strict=True)]
-
-
-def _judge(bundle: Bundle, trust: Trust) -> TrustResult:
-    result, record = trust(bundle), _record(bundle)
+    signatures = _group_signatures(bundle.layout.index)
+    result = sign.TrustStore(paths.state_dir() / "trust", signatures)(bundle)
     if result.ok and result.signer and not is_dry_run():
         with suppress(OSError, BundleError):  # without a writable state directory, each start verifies again
             _remember(record, result.signer)
     return result
 
 
-def _record(bundle: Bundle) -> Path:
-    return paths.state_dir() / "verdicts" / bundle.digest.removeprefix("sha256:")
+@cache_by_state
+def _group_signatures(index: Path) -> dict[str, list[Descriptor]]:
+    """Return the signatures of all bundles of a store, each read once."""
+    return bundle_source.group_signatures(OciLayout(index.parent))
 
 
 def _remembered(record: Path) -> TrustResult | None:

@@ -8,20 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from coldstart.artifacts import files, selection, sign
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.artifacts.errors import BundleError, ExposedKeyError, InvalidSignatureError, named_os_errors
+from coldstart.artifacts.errors import BundleError, InvalidSignatureError, named_os_errors
 from coldstart.artifacts.exposure import require_unexposed
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError, describe
 from coldstart.system import paths
 
-_SLUG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _DIGITS = re.compile(r"[0-9a-f]{12,32}")
 
 
@@ -51,14 +46,10 @@ def add(file: Path, name: str) -> TrustedKey:
     """Trust the public key (PEM) in ``file``.
 
     Raises:
-        UsageError: `name` is not a slug, or the file is not a small regular file that can be read.
+        InvalidNameError: `name` is not a plain name.
+        UsageError: the file is not a small regular file that can be read.
         InvalidSignatureError: the file holds no public key.
     """
-    if not _SLUG.fullmatch(name):
-        raise UsageError(
-            f"invalid name {name!r} of a key: expected up to 64 letters, digits and . _ -, not . or - first.",
-            hint="--name build-farm",
-        )
     state = paths.state_dir()
     hint = "name a public key, as printed on the other machine by: coldstart trust show"
     try:
@@ -133,7 +124,7 @@ def why(store: Store, bundle: Bundle) -> Verdict:
     """Explain whether `bundle` is trusted, and which of its key is used. Raises InvalidSignatureError for a bad key file."""
     judge = sign.TrustStore(sign.trust_dir(paths.state_dir()))
     signatures, total = judge.each(bundle), judge(bundle)
-    same = [other for other in store.list() if _key_of(other) == bundle.key_digest]
+    same = [other for other in store.list() if other.identity[1] == bundle.key_digest]
     best = next((one for one in selection.best_first(same, judge) if one.trust.ok), None)
     hint = None
     if not total.ok and signatures:
@@ -147,13 +138,6 @@ def why(store: Store, bundle: Bundle) -> Verdict:
     return Verdict(total, signatures, best.bundle if best else None, hint, keys)
 
 
-def _key_of(bundle: Bundle) -> str | None:
-    try:
-        return bundle.key_digest
-    except BundleError:
-        return None
-
-
 def own_public_key() -> str:
     """Return this machine's public key (PEM), for other machines to add."""
     return sign.public_pem(paths.state_dir()).decode()
@@ -161,14 +145,9 @@ def own_public_key() -> str:
 
 def _read(path: Path, own: str) -> TrustedKey:
     try:
-        require_unexposed(path, paths.state_dir())
-        public = serialization.load_pem_public_key(files.read_regular(path, LIMITS.signature))
-    except ExposedKeyError as error:
-        return TrustedKey(path.name, path.stem, None, False, error.message)
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        return TrustedKey(path.name, path.stem, None, False, f"no public key in PEM: {describe(error)}")
-    if not isinstance(public, Ed25519PublicKey):
-        return TrustedKey(path.name, path.stem, None, False, "no ed25519 key")
+        public = sign.read_trusted(path, paths.state_dir())
+    except (OSError, ValueError, BundleError) as error:
+        return TrustedKey(path.name, path.stem, None, False, describe(error))
     mark = sign.fingerprint(public)
     name = path.stem.removesuffix(f"-{mark.removeprefix(f'{sign.ALGORITHM}:')}")
     return TrustedKey(path.name, name, mark, mark == own)

@@ -25,7 +25,6 @@ from coldstart.system import fingerprint, paths
 from coldstart.system.dry_run import is_dry_run
 from coldstart.system.trust import directory_fingerprint, ownership
 
-FORMAT = 2
 _TRIES = 20
 
 
@@ -86,7 +85,7 @@ def _obstacle(record: Path, place: Path) -> str | None:
         known = canonical.read(record)
     except (OSError, ValueError):
         known = None
-    if not isinstance(known, dict) or known.get("format") != FORMAT:
+    if not isinstance(known, dict) or not {"keys", "code", "entries"} <= known.keys():
         return f"{place} has no valid record of its verification" if place.is_dir() else ""
     if not place.is_dir():
         return ""
@@ -103,8 +102,6 @@ def _obstacle(record: Path, place: Path) -> str | None:
 
 def _description(place: Path) -> dict[str, object]:
     return {
-        "format": FORMAT,
-        "place": os.path.realpath(place),
         "keys": _trusted_keys(),
         "code": fingerprint.own_code(),
         "entries": directory_fingerprint.compute(place),

@@ -13,6 +13,7 @@ from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, diff
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tools.bundles import forge, key, member, plain_tar, provenance, write_tree
@@ -119,5 +120,5 @@ def test_no_damaged_tar_crashes_or_escapes_the_reader(data: st.DataObject) -> No
 def test_no_section_bytes_crash_a_validation(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as place:
         for section in ("compile", "kv"):
-            found = forge(Store(Path(place) / section), data, section).verify("checksum")
+            found = check(forge(Store(Path(place) / section), data, section))
             assert all(finding.code.startswith("CS-") and finding.hint for finding in found)

@@ -22,6 +22,7 @@ from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import BundleError, NoSpaceError, ReadOnlyStoreError
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from tools.bundles import KV, flip, key, provenance, publish
 
 KILLS = 200
@@ -55,7 +56,7 @@ def _check_whole(store: Store) -> int:
     bundles = store.list()
     assert [bundle.version for bundle in bundles] == sorted({bundle.version for bundle in bundles})
     for bundle in bundles:
-        assert bundle.verify("checksum") == []
+        assert check(bundle) == []
     return len(bundles)
 
 
@@ -81,7 +82,7 @@ def test_store_stays_valid_when_writers_are_killed_at_random(store: Store) -> No
             assert list(store.layout.staging.iterdir()) == []
             assert _check_whole(store) <= 1
     assert seen > 1
-    assert _small(store, 0).verify() == []
+    assert check(_small(store, 0)) == []
 
 
 @pytest.mark.slow
@@ -121,7 +122,7 @@ def test_sixteen_processes_publish_and_read_one_key(store: Store, tmp_path: Path
         for run in range(3):
             made = _small(store, os.getpid() * 10 + run)
             found = store.find(key())
-            assert found.version >= made.version and made.json("kv") and found.verify() == []
+            assert found.version >= made.version and made.json("kv") and check(found) == []
 
     children = [_child(work) for _ in range(16)]
     assert [_status(child) for child in children] == [0] * 16
@@ -159,12 +160,12 @@ def test_another_pull_replaces_the_blob_with_a_flipped_byte(store: Store, tmp_pa
         path = blob_path(store.root, digest)
         for position in range(0, path.stat().st_size, 5):
             flip(path, position)
-            found = store.list()[0].verify("checksum")
+            found = check(store.list()[0])
             assert [(f.code, f.severity) for f in found] == [("CS-DIGEST", "error")], (name, position)
             flip(path, position)
         flip(path, len(name))
         assert store.receive(LayoutSource(backup.layout), bundle.descriptor).replaced == 1
-        assert store.list()[0].verify("checksum") == []
+        assert check(store.list()[0]) == []
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def test_publish_reports_a_full_disk_and_leaves_a_valid_store(small_disk: Path, 
     with store.begin(key(tp=2)) as draft, pytest.raises(NoSpaceError) as caught:
         draft.add_tree("graphs", tree, level=1)
     assert caught.value.code == "CS-NOSPACE" and "prune" in caught.value.hint
-    assert store.list() == [first] and first.verify() == []
+    assert store.list() == [first] and check(first) == []
     assert publish(store, tmp_path, run=2).version == 2
 
 
@@ -225,7 +226,7 @@ def test_prune_on_a_full_disk_removes_unreferenced_blobs_first(small_disk: Path,
     _fill(small_disk)
     pruned = store.prune(keep=1)
     assert [entry.digest for entry in pruned.removed] == [old.digest] and pruned.freed > 250_000
-    assert not garbage.exists() and store.list() == [new] and new.verify("checksum") == []
+    assert not garbage.exists() and store.list() == [new] and check(new) == []
 
 
 def test_prune_on_a_full_disk_without_garbage_frees_space(small_disk: Path, tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_prune_on_a_full_disk_without_garbage_frees_space(small_disk: Path, tmp_
     with pytest.raises(OSError, match="No space left"):
         (small_disk / "more").write_bytes(bytes(10_000))
     assert store.prune(keep=1).freed > 200_000
-    assert store.list() == [new] and new.verify("checksum") == []
+    assert store.list() == [new] and check(new) == []
     assert not blob_path(store.root, old.digest).exists()
     (small_disk / "more").write_bytes(bytes(100_000))
 
@@ -251,8 +252,8 @@ def test_prune_that_cannot_write_the_index_is_completed_by_the_next(
     with monkeypatch.context() as patch, pytest.raises(NoSpaceError):
         patch.setattr(files, "write_atomic", full)
         store.prune(keep=1)
-    assert store.list() == [old, new] and new.verify("checksum") == []
-    assert [finding.code for finding in old.verify()] == ["CS-BLOB-MISSING"]
+    assert store.list() == [old, new] and check(new) == []
+    assert [finding.code for finding in check(old)] == ["CS-BLOB-MISSING"]
     store.prune(keep=1)
     assert store.list() == [new] and not blob_path(store.root, old.digest).exists()
 
@@ -314,7 +315,7 @@ def read_only(small_disk: Path, tmp_path: Path) -> Store:
 def test_a_read_only_store_is_read_and_refuses_writes_by_name(read_only: Store, tmp_path: Path) -> None:
     bundle = read_only.find(key())
     assert read_only.list() == [bundle] and read_only.get(bundle.digest) == bundle
-    assert bundle.verify("checksum") == [] and bundle.json("kv") == KV
+    assert check(bundle) == [] and bundle.json("kv") == KV
     bundle.extract("compile", tmp_path / "out", trust=anyone)
     with pytest.raises(ReadOnlyStoreError), read_only.begin(key()):
         pass
@@ -341,7 +342,7 @@ def test_reading_attempts_no_write(store: Store, tmp_path: Path) -> None:
 
         sys.addaudithook(watch)
         bundle = store.find(key())
-        bundle.verify("checksum")
+        check(bundle)
         bundle.extract("compile", tmp_path / "out", trust=anyone)
         store.get(bundle.ref)
         assert not attempts

@@ -27,6 +27,7 @@ from coldstart.artifacts.errors import (
     RemoteDeniedError,
 )
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from msgspec import structs
 from tools.bundles import NAME, key, provenance, publish, write_tree
 
@@ -39,8 +40,8 @@ def _signed(store: Store, scratch: Path) -> Bundle:
 
 
 def _same(found: Bundle, bundle: Bundle, scratch: Path) -> None:
-    assert found == bundle and found.verify("checksum") == [] and found.manifest == bundle.manifest
-    assert sign.trusted(found, sign.trust_dir(scratch / "state")).ok
+    assert found == bundle and check(found) == [] and found.manifest == bundle.manifest
+    assert sign.TrustStore(sign.trust_dir(scratch / "state"))(found).ok
 
 
 def test_export_and_import_keep_digest_and_signature(store: Store, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_extracted_archive_is_a_readable_store(store: Store, tmp_path: Path) -> 
     for place in (root, *root.rglob("*")):
         place.chmod(0o555 if place.is_dir() else 0o444)
     assert [found.digest for found in Store(root).list()] == [bundle.digest]
-    assert Store(root).list()[0].verify("checksum") == []
+    assert check(Store(root).list()[0]) == []
 
 
 def test_a_damaged_bundle_is_not_exported(store: Store, tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_layout_whose_index_another_client_wrote_bare(store: Store, tmp_path: 
     _same(store.list()[0], bundle, tmp_path)
     _same(remote.pull(Store(tmp_path / "other"), str(store.root)), bundle, tmp_path)
     store.prune()
-    assert store.list() == [bundle] and bundle.verify("checksum") == []
+    assert store.list() == [bundle] and check(bundle) == []
 
 
 @pytest.mark.parametrize("address", ["docker://foo/bar", "ftp://host/x", "file:///tmp/x", "OCI://host/x"])
@@ -226,7 +227,7 @@ def test_prune_keeps_the_newest_and_what_it_needs(store: Store, tmp_path: Path) 
     done = store.prune(keep=1)
     assert done == planned and [entry.digest for entry in done.removed] == [old.digest]
     assert done.files == 3 and done.freed > 0
-    assert store.list() == [new, other] and new.verify() == other.verify() == []
+    assert store.list() == [new, other] and check(new) == check(other) == []
     store.prune(keep=None, drop=[other])
     assert store.list() == [new]
     assert publish(store, tmp_path, run=4).version == 3
@@ -278,4 +279,4 @@ def test_an_archive_whose_index_names_no_types_is_read_by_its_manifests(store: S
             member.size = len(data)
             theirs.addfile(member, io.BytesIO(data))
     (found,) = import_archive(Store(tmp_path / "other"), tmp_path / "theirs.tar")
-    assert found.digest == bundle.digest and found.verify("checksum") == []
+    assert found.digest == bundle.digest and check(found) == []

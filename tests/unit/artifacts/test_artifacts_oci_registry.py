@@ -15,6 +15,7 @@ from coldstart.artifacts.errors import (
     RemoteFailedError,
 )
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from support.registry import host
 from tools.bundles import flip, key, provenance, publish, write_tree
 
@@ -29,7 +30,7 @@ def test_a_bundle_and_its_signature_survive_the_round_trip(host: str, store: Sto
     assert address == f"oci://{host}/models/tiny@{bundle.digest}"
     for number, source in enumerate((address, f"oci://{host}/models/tiny:v1")):
         pulled = remote.pull(Store(tmp_path / f"pulled-{number}"), source)
-        assert pulled == bundle and pulled.verify("checksum") == []
+        assert pulled == bundle and check(pulled) == []
         trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
         assert pulled.extract("compile", tmp_path / f"out-{number}", trust=trust) == 1
 
@@ -49,7 +50,7 @@ def test_pushing_again_uploads_nothing_and_keeps_both_signatures(
     remote.push(bundle, address)
     pulled = remote.pull(Store(tmp_path / "pulled"), address)
     for state in ("one", "two"):
-        assert sign.trusted(pulled, sign.trust_dir(tmp_path / state)).ok
+        assert sign.TrustStore(sign.trust_dir(tmp_path / state))(pulled).ok
 
 
 def test_a_damaged_blob_is_not_pushed(host: str, store: Store, tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def test_an_envelope_that_securesystemslib_signed_is_trusted_here(store: Store, 
             return json.dumps(made | {"dsseEnvelope": envelope.to_dict()}).encode()
 
     made = publish(store, tmp_path, signer=Theirs())
-    verdict = sign.trusted(made, tmp_path / "trust")
+    verdict = sign.TrustStore(tmp_path / "trust")(made)
     assert verdict.ok
-    assert not sign.trusted(made, tmp_path / "empty").ok
+    assert not sign.TrustStore(tmp_path / "empty")(made).ok
 
 
 @pytest.mark.parametrize("change", ["payload", "sig", "type", "digest", "garbage"])

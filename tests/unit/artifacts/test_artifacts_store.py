@@ -21,6 +21,7 @@ from coldstart.artifacts.errors import (
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import BundleNotFoundError, Store
+from coldstart.artifacts.verify import check
 from msgspec import structs
 from tools.bundles import CODE, KV, NAME, key, provenance, publish
 
@@ -42,7 +43,7 @@ def test_published_bundle_is_read_back(store: Store, tmp_path: Path) -> None:
         p.relative_to(tmp_path / "c"): p.read_bytes() for p in (tmp_path / "c").rglob("*") if p.is_file()
     }
     assert {str(path): data for path, data in files.items()} == CODE
-    assert found.verify("checksum") == []
+    assert check(found) == []
     assert found.manifest.provenance == provenance()
 
 
@@ -238,7 +239,7 @@ def test_a_section_of_a_newer_minor_is_kept_and_reported(
     known = {name: kind for name, kind in SECTION_TYPES.items() if name != "compile"}
     monkeypatch.setattr(manifest_module, "SECTION_TYPES", known)
     assert not made.has("compile")
-    assert [(f.code, f.severity) for f in made.verify()] == [("CS-SECTION-UNKNOWN", "note")]
+    assert [(f.code, f.severity) for f in check(made)] == [("CS-SECTION-UNKNOWN", "note")]
     with pytest.raises(SectionUnsupportedError):
         made.extract("compile", tmp_path / "x", trust=anyone)
 

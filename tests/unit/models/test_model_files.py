@@ -54,6 +54,23 @@ def test_pointer_is_named_with_the_command_that_gets_the_content(model: Path, na
     assert error.hint == f"git -C '{model}' lfs pull"
 
 
+@pytest.mark.parametrize(
+    ("pointer", "program", "hint"),
+    [
+        (b"/annex/objects/SHA256E-s1--0.json\n", "git-annex", "git -C '{}' annex get ."),
+        (b".git/annex/objects/aa/bb/SHA256E-s1--0/SHA256E-s1--0", "git-annex", "git -C '{}' annex get ."),
+        (b"# xet version 0\nfilesize = 1\nhash = '00'\n", "Xet", model_files.AGAIN),
+    ],
+)
+def test_tokenizer_is_refused_when_another_program_left_a_pointer(
+    model: Path, pointer: bytes, program: str, hint: str
+) -> None:
+    (model / "tokenizer.json").write_bytes(pointer)
+    error = _refused(model)
+    assert error.message == f"{model}/tokenizer.json is a {program} pointer, without the content."
+    assert error.hint == hint.format(model)
+
+
 def test_pointer_in_place_of_other_weights_is_refused(model: Path) -> None:
     for name in NAMES[1:3]:
         (model / name).unlink()
