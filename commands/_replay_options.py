@@ -43,8 +43,6 @@ _HOST, _FLEET = "replay on a simulated host (--host)", "replay on a simulated fl
 _KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("model", "balance", "vocabulary", "timeout"), (_LIVE,)),
     **dict.fromkeys(("kv_blocks", *(one.option for _, one in settings.options())), (_ENGINE,)),
-    **dict.fromkeys(("slo", "baseline"), (_LIVE, _ENGINE)),
-    "export": (_LIVE, _ENGINE, _HOST),
     "profile": (_ENGINE, _HOST, _FLEET),
 }
 

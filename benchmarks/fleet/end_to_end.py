@@ -30,7 +30,8 @@ from benchmarks.common import RESULTS, about, finish
 from benchmarks.fleet.published import ATTAINMENT, CLAIMED_ATTAINMENT, RPS
 from coldstart.fleet.specification import FIRST_FIT, LOCALITY, FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
-from coldstart.lab.fleet import FleetRequest, simulate
+from coldstart.lab.fleet import simulate
+from coldstart.lab.records import ModelRequest
 
 GB = 10**9
 CALIBRATION = json.loads((RESULTS / "fleet-cold-ttft.json").read_text())
@@ -116,28 +117,28 @@ class Load:
             who.append(np.full(invoked, number))
         self.times, self.who, self.random = np.concatenate(times), np.concatenate(who), random
 
-    def requests(self, rate: float) -> list[FleetRequest]:
+    def requests(self, rate: float) -> list[ModelRequest]:
         random = np.random.default_rng(round(1000 * rate))
         chosen = random.choice(len(self.times), round(rate * HOUR_S), replace=False)
         chosen = chosen[np.argsort(self.times[chosen], kind="stable")]
         return [self._request(float(self.times[at]), self.names[self.who[at]], random) for at in chosen]
 
-    def _request(self, time: float, name: str, random: np.random.Generator) -> FleetRequest:
+    def _request(self, time: float, name: str, random: np.random.Generator) -> ModelRequest:
         application, size, _ = name.split("/")
         mean = APPLICATIONS[application][0]
         tokens = round(random.lognormal(log(mean) - SPREAD**2 / 2, SPREAD))
         decode = SIZES[size][1]
-        return FleetRequest(
+        return ModelRequest(
             time, name, CALIBRATION["fit"]["first_s"], decode, min(MOST_TOKENS, max(1, tokens))
         )
 
 
-def run(name: str, requests: list[FleetRequest], runtime: float = 1.0) -> dict[str, Any]:
+def run(name: str, requests: list[ModelRequest], runtime: float = 1.0) -> dict[str, Any]:
     one = system(name, runtime)
     offered = models(one.costs)
     outcome = simulate(requests, servers(one.load), offered, one.settings)
     limits = {model.name: model.ttft_s for model in offered}
-    in_time = [one.status == 200 and one.ttft_s <= limits[one.request.model] for one in outcome.requests]
+    in_time = [one.ok and one.ttft_s <= limits[one.model] for one in outcome.records]
     return {"system": name, "ttft_attainment": round(100 * fmean(in_time), 1)}
 
 

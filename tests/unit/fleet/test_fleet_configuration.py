@@ -12,7 +12,8 @@ import pytest
 from coldstart.errors import UsageError
 from coldstart.fleet import configuration, plan
 from coldstart.fleet.timing import Overlap
-from coldstart.lab import fleet_replay as replay
+from coldstart.lab.fleet import simulate
+from coldstart.lab.plan import generate, time_requests
 
 GOOD: dict[str, Any] = {
     "placement": "pipeline",
@@ -121,9 +122,10 @@ def test_plan_contains_the_rejected_choices() -> None:
 
 def test_generated_requests_depend_on_the_seed_only() -> None:
     file = configuration.parse(GOOD)
-    rows = list(replay.generated(file, 2.0, 1.0, 100.0, 5, 3))
-    assert rows == list(replay.generated(file, 2.0, 1.0, 100.0, 5, 3))
+    costs = {model.name: model.costs for model in file.models}
+    rows = list(generate([*costs], 2.0, 1.0, 100.0, 5, 3))
+    assert rows == list(generate([*costs], 2.0, 1.0, 100.0, 5, 3))
     assert 150 < len(rows) < 250 and rows[-1].arrival_s <= 100.0
-    found = replay.run(file, rows)
-    assert found["requests"] == len(rows) and found["refused"] == {}
-    assert sum(row["requests"] for row in found["models"].values()) == len(rows)
+    done = simulate(time_requests(rows, None, costs), file.servers, file.models, file.settings)
+    assert [one.model for one in done.records] == [row.model for row in rows]
+    assert all(one.ok for one in done.records)
