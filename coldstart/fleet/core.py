@@ -31,8 +31,9 @@ class FleetCore:
         settings: FleetSettings,
         servers: Iterable[ServerSpec] = (),
         models: Iterable[FleetModel] = (),
+        roster: Roster | None = None,
     ) -> None:
-        self.settings, self.roster = settings, Roster(settings)
+        self.settings, self.roster = settings, roster or Roster(settings)
         self.models: dict[str, Deployment] = {}
         self._timers, self._recheck = Timers(), Recheck()
         self._requests = Requests(self.models, settings.hold_s, self._timers, self._recheck)
@@ -121,14 +122,14 @@ class FleetCore:
         model = self.models[worker.model]
         match event:
             case events.Fetched():
-                self.roster.fetched(worker, model.spec, now)
+                self.roster.fetched(worker, now)
                 self._recheck.free()
             case events.RankReady():
                 worker.ready = True
                 for name in list(worker.groups):
                     yield from self._lives.begin_serving(self.groups[name], now)
             case events.Whole():
-                self.roster.complete_worker(worker, model.spec, now)
+                self.roster.complete_worker(worker, now)
                 self._recheck.free()
                 yield from self._lives.consolidate(worker, now)
             case events.WorkerDied(_, reason, own):

@@ -7,7 +7,6 @@ free memory and the memory of workers add up to its size; a lost server holds no
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from math import inf
 
@@ -22,8 +21,8 @@ from coldstart.fleet.groups import (
     name_full_engine,
 )
 from coldstart.fleet.reservations import BandwidthReservations
-from coldstart.fleet.sizing import Demand, Offer, Place, Scheme
-from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.sizing import Demand, Offer, Place, Scheme, choose
+from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 
 
 class FleetServer:
@@ -33,7 +32,6 @@ class FleetServer:
         self.spec, self.draining = spec, False
         self.free = [spec.memory] * spec.devices
         self.reservations = BandwidthReservations(spec.network, now)
-        self.cached: OrderedDict[str, int] = OrderedDict()
 
     def offer(self, now: float) -> Offer:
         fetch = 0.0 if self.draining else self.reservations.offer(now)
@@ -54,22 +52,6 @@ class FleetServer:
 
     def give(self, device: int, memory: int) -> None:
         self.free[device] += memory
-
-    def remember(self, model: str, size: int) -> None:
-        """Cache the weights in host memory; evict the least recently used weights if they do not fit."""
-        if size > self.spec.host_memory:
-            return
-        self.cached.pop(model, None)
-        self.cached[model] = size
-        while sum(self.cached.values()) > self.spec.host_memory:
-            self.cached.popitem(last=False)
-
-    def recall(self, model: str) -> bool:
-        """Return whether the weights are in host memory, and mark them as used."""
-        if model not in self.cached:
-            return False
-        self.cached.move_to_end(model)
-        return True
 
 
 class Cluster:
@@ -97,6 +79,8 @@ class Cluster:
 
 
 class Roster:
+    """Workers and servers. A benchmark's subclass may place models otherwise, or know weights that need no fetch."""
+
     def __init__(self, settings: FleetSettings) -> None:
         self.settings, self.cluster = settings, Cluster()
         self.workers: dict[str, FleetWorker] = {}
@@ -116,6 +100,21 @@ class Roster:
         self._stirred[server.spec.name] = None
         return server.reservations
 
+    def place(
+        self, model: str, demand: Demand, required: int, now: float, avoided: Collection[str] = ()
+    ) -> Scheme | None:
+        """Return the scheme of a start by Algorithm 1 of ParaServe over the offers of the reservations (Algorithm 2).
+
+        None: the model must wait. Servers in `avoided` are not used.
+        """
+        most = self.settings.most_ranks
+        offers = self.cluster.offers(now, min(map(demand.part, range(1, most + 1))), avoided)
+        return choose(demand, offers, required=required, consolidate=self.settings.consolidate, most=most)
+
+    def count_missing(self, server: FleetServer, model: str, size: int) -> int:
+        """Return how many of `size` bytes of the model's weights the server must fetch."""
+        return size
+
     def launch(
         self, name: str, model: FleetModel, demand: Demand, scheme: Scheme, keep: int, now: float
     ) -> tuple[Group, list[LaunchRank]]:
@@ -132,7 +131,7 @@ class Roster:
         place, name = scheme.places[rank], f"{group.name}.{rank}"
         server = self.cluster.servers[place.server]
         device = server.take(place.memory)
-        fetch = 0 if self.settings.cache and server.recall(model.name) else place.size
+        fetch = self.count_missing(server, model.name, place.size)
         deadline = now + self._budget(demand, scheme, place, server.spec.load)
         if fetch and deadline < inf:
             self._reservations(server).claim(name, fetch, deadline, now)
@@ -175,7 +174,7 @@ class Roster:
 
     def _budget(self, demand: Demand, scheme: Scheme, place: Place, load: float) -> float:
         """Return the seconds in which the rank must be fetched: the paper's D minus the current time."""
-        if not scheme.meets or self.settings.placement != PIPELINE:
+        if not scheme.meets:
             return inf
         ranks = len(scheme.places)
         after = timing.ttft_s(demand.group_costs(ranks), 0.0, ranks, scheme.full, demand.waited_s)
@@ -187,26 +186,20 @@ class Roster:
         if (known := self.cluster.servers.get(server)) is not None:
             self._reservations(known).measured(bandwidth, now)
 
-    def fetched(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
-        server = self.cluster.servers[worker.server]
-        self._reservations(server).finished(worker.name, now)
-        if self.settings.cache and worker.whole:
-            server.remember(model.name, model.size)
+    def fetched(self, worker: FleetWorker, now: float) -> None:
+        self._reservations(self.cluster.servers[worker.server]).finished(worker.name, now)
 
     def fetch_rest(self, worker: FleetWorker, now: float) -> FetchRest:
         server = self.cluster.servers[worker.server]
-        known = self.settings.cache and server.recall(worker.model)
-        size = 0 if known else worker.rest
+        size = self.count_missing(server, worker.model, worker.rest)
         if size:
             server.reservations.trail(name_background_fetch(worker.name), size, now)
         return FetchRest(worker.name, size)
 
-    def complete_worker(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
+    def complete_worker(self, worker: FleetWorker, now: float) -> None:
         worker.whole = True
         server = self.cluster.servers[worker.server]
         server.reservations.finished(name_background_fetch(worker.name), now)
-        if self.settings.cache:
-            server.remember(model.name, model.size)
 
     def grow(self, worker: FleetWorker, memory: int) -> bool:
         """Enlarge the worker to `memory` bytes for the full model. Return False if its device has too little free memory."""

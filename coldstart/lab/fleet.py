@@ -19,6 +19,7 @@ from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.groups import name_full_engine
 from coldstart.fleet.reservations import NetworkLink
+from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 from coldstart.lab.loop import Loop, Timer
@@ -57,6 +58,7 @@ def simulate(
     move_s: float = 0.34,
     stop_s: float = 0.0,
     faults: Sequence[tuple[float, Event]] = (),
+    roster: Roster | None = None,
     record: list[tuple[float, Event, list[Action]]] | None = None,
 ) -> Replay:
     """Replay requests, which must be in order of arrival. `record` receives every event with the resulting actions.
@@ -64,7 +66,7 @@ def simulate(
     The SLO is that of the models. Of the counts, `device_byte_s` is device memory held over time, and `fetched_bytes` are
     bytes over links, including background fetches.
     """
-    fleet = _Fleet(FleetCore(settings, servers, models), servers, move_s, stop_s, record)
+    fleet = _Fleet(FleetCore(settings, servers, models, roster), servers, move_s, stop_s, record)
     return fleet.replay(requests, faults)
 
 
@@ -97,7 +99,6 @@ class _Fleet:
         self._loop.run(arrivals, is_open=lambda: self._open > 0)
         records = [stream.record for stream in self.streams]
         counts = {
-            "placement": self.core.settings.placement,
             "servers": len(self.servers),
             "starts": self.core.starts,
             "workers": self._workers,

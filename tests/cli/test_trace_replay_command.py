@@ -268,7 +268,7 @@ def test_fleet_simulation_uses_the_times_of_each_model(run: Run, trace: Path, ho
     assert (found["kind"], found["requests"], found["causes"]) == ("simulated fleet", 10, [])
     assert found["models"]["small"]["requests"] == 5 and found["counts"]["starts"] == 2
     assert found["slo"]["limits"]["large"] == {"ttft_s": 8.0} and found["slo"]["attainment"] == 0.5
-    assert "placement pipeline, servers 2" in run(*given).stdout
+    assert "servers 2, starts 2" in run(*given).stdout
     (home / "before.json").write_text(json.dumps(found))
     done = run(*given, "--slo", "ttft=100", "--baseline", "before.json", "--export", "csv=fleet.csv")
     assert "SLO attainment 100.0%" in done.stdout and "compared with the baseline" in done.stdout

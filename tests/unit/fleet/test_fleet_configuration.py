@@ -16,12 +16,11 @@ from coldstart.lab.fleet import simulate
 from coldstart.lab.plan import generate, time_requests
 
 GOOD: dict[str, Any] = {
-    "placement": "pipeline",
     "beside": False,
     "window_s": 2,
     "servers": {
         "a": {"count": 2, "devices": 4, "memory": "24GB", "network": "2GB", "load": "12GB"},
-        "b": {"devices": 3, "memory": "32GB", "network": 10**9, "load": "12GB", "host_memory": "1GiB"},
+        "b": {"devices": 3, "memory": "32GB", "network": 10**9, "load": "12GB"},
     },
     "models": {
         "small": {"size": "12GB", "memory": "16GB", "container_s": 2, "prefill_s": 1, "ttft_s": 10},
@@ -33,7 +32,7 @@ GOOD: dict[str, Any] = {
 def test_a_file_is_read() -> None:
     found = configuration.parse(GOOD)
     assert [server.name for server in found.servers] == ["a-0", "a-1", "b"]
-    assert found.servers[2].network == 10**9 and found.servers[2].host_memory == 1 << 30
+    assert found.servers[2].network == 10**9
     assert [model.name for model in found.models] == ["small", "many-0", "many-1", "many-2"]
     small, many = found.models[:2]
     assert (small.size, small.costs.container_s, small.ttft_s, small.tpot_s) == (12 * 10**9, 2.0, 10.0, inf)
@@ -44,7 +43,7 @@ def test_a_file_is_read() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("placement",), "best", "placement 'best'"),
+        (("placement",), "pipeline", "unknown key placement"),
         (("most_ranks",), 0, "most_ranks"),
         (("retries",), True, "retries"),
         (("colour",), 1, "unknown key colour"),

@@ -14,11 +14,11 @@ from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Event, LaunchRank, Move, Refuse, Send, Stop
 from coldstart.fleet.groups import GroupPhase
-from coldstart.fleet.specification import PLACEMENTS, FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 
 COSTS = Costs(2.0, 1.0, 2.0, 0.1, 0.01, 1.0, 0.05)
-SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0, devices=1 + n % 2, host_memory=50) for n in range(4)]
+SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0, devices=1 + n % 2) for n in range(4)]
 MODELS = [
     FleetModel("small", 20, 25, COSTS, ttft_s=30.0, batch=2, idle_s=15.0),
     FleetModel("large", 40, 50, COSTS, ttft_s=9.0, tpot_s=0.2, batch=3, idle_s=40.0),
@@ -35,9 +35,7 @@ class Fleet(RuleBasedStateMachine):
     """State machine that executes actions in any order, loses servers and workers, and keeps its own counts."""
 
     @initialize(
-        placement=st.sampled_from(PLACEMENTS),
         beside=st.booleans(),
-        cache=st.booleans(),
         reclaim=st.booleans(),
         consolidate=st.booleans(),
         retries=st.integers(0, 3),

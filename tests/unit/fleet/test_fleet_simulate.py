@@ -7,15 +7,18 @@ from random import Random
 
 import pytest
 
+from benchmarks.fleet.baselines import Cached, FirstFit, Locality
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
-from coldstart.fleet.specification import FIRST_FIT, LOCALITY, FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.roster import Roster
+from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
 from coldstart.lab.fleet import simulate
 from coldstart.lab.records import ModelRequest
 
 COSTS = Costs(2.0, 1.0, 2.0, 0.25, 0.0, 1.0, 0.5)
-SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0, host_memory=100) for n in range(2)]
+SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0) for n in range(2)]
+SETTINGS, HOST_MEMORY = FleetSettings(), {f"s{n}": 120 for n in range(5)}
 MODEL = FleetModel("m", 40, 50, COSTS, ttft_s=9.0, idle_s=60.0)
 
 
@@ -52,20 +55,20 @@ def test_each_way_of_starting(overlap: Overlap, first: float) -> None:
     """40 bytes: 10 s from the network, 2 s to the device, 5 s of runtime."""
     costs = Costs(2.0, 1.0, 2.0, 0.25, 0.0, 1.0, 0.5, overlap)
     model = FleetModel("m", 40, 50, costs)
-    (served,) = simulate([one()], SERVERS, [model], FleetSettings(FIRST_FIT)).records
+    (served,) = simulate([one()], SERVERS, [model], FleetSettings()).records
     assert served.first_token_s == first
 
 
 def test_two_on_one_link_take_turns_for_its_bytes() -> None:
     models = [FleetModel(name, 20, 25, COSTS) for name in "ab"]
-    done = simulate([one(model="a"), one(model="b")], SERVERS[:1], models, FleetSettings(FIRST_FIT))
+    done = simulate([one(model="a"), one(model="b")], SERVERS[:1], models, FleetSettings())
     assert [served.first_token_s for served in done.records] == [11.25, 11.25]
 
 
 def test_weights_in_host_memory_are_not_fetched_again() -> None:
     model = FleetModel("m", 40, 50, COSTS, idle_s=5.0)
     asked = [one(0.0, 3), one(100.0, 3)]
-    done = simulate(asked, SERVERS, [model], FleetSettings(LOCALITY, cache=True))
+    done = simulate(asked, SERVERS, [model], SETTINGS, roster=Locality(SETTINGS, HOST_MEMORY))
     assert [served.ttft_s for served in done.records] == [11.25, 2.0 + 1.0 + 2.0 + 0.25 + 1.0]
     assert done.counts["fetched_bytes"] == 40.0 and done.counts["starts"] == 2
 
@@ -81,7 +84,7 @@ def test_a_rank_that_dies_costs_time_and_no_request() -> None:
 def load(seed: int) -> tuple[list[ModelRequest], list[ServerSpec], list[FleetModel]]:
     random, now, asked = Random(seed), 0.0, list[ModelRequest]()
     servers = [
-        ServerSpec(f"s{n}", 60, random.choice([2.0, 8.0]), 20.0, random.randint(1, 3), 120) for n in range(5)
+        ServerSpec(f"s{n}", 60, random.choice([2.0, 8.0]), 20.0, random.randint(1, 3)) for n in range(5)
     ]
     models = [
         FleetModel(f"m{n}", 20 + n, 30 + n, COSTS, random.choice([8.0, 15.0, inf]), batch=3, idle_s=10.0)
@@ -93,12 +96,18 @@ def load(seed: int) -> tuple[list[ModelRequest], list[ServerSpec], list[FleetMod
     return asked, servers, models
 
 
-@pytest.mark.parametrize("placement", ["pipeline", FIRST_FIT, LOCALITY])
+@pytest.mark.parametrize("placement", ["pipeline", "cached", "first fit", "locality"])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_request_ends_and_every_reservation_is_met(seed: int, placement: str) -> None:
     asked, servers, models = load(seed)
     record: list[tuple[float, events.Event, list[events.Action]]] = []
-    done = simulate(asked, servers, models, FleetSettings(placement, cache=True), record=record)
+    rosters = {
+        "pipeline": Roster(SETTINGS),
+        "cached": Cached(SETTINGS, HOST_MEMORY),
+        "first fit": FirstFit(SETTINGS),
+        "locality": Locality(SETTINGS, HOST_MEMORY),
+    }
+    done = simulate(asked, servers, models, SETTINGS, roster=rosters[placement], record=record)
     for served in done.records:
         assert served.ok and served.first_token_s and served.finished_s
         assert served.due_s < served.first_token_s <= served.finished_s < inf
@@ -107,7 +116,7 @@ def test_every_request_ends_and_every_reservation_is_met(seed: int, placement: s
     }
     ended = {event.worker: time for time, event, _ in record if isinstance(event, events.Fetched)}
     assert [worker for worker, time in ended.items() if time > promised[worker] + 1e-6] == []
-    if placement == "pipeline":
+    if placement in ("pipeline", "cached"):
         assert sum(deadline < inf for deadline in promised.values()) > 10 and done.counts["streams_moved"]
 
 
