@@ -91,7 +91,11 @@ def command(
     vocabulary: Annotated[int, _flag("--vocabulary", min=11, help="Upper limit of prompt token ids.")] = 1000,
     timeout: Annotated[float, _flag("--timeout", help="Maximum duration of a request in seconds.")] = 600.0,
     simulate: Annotated[
-        bool, _flag("--simulate", help="Replay on the simulated engine instead of servers.")
+        bool,
+        _flag(
+            "--simulate",
+            help="Replay on the simulated engine instead of servers; --host and --fleet imply it.",
+        ),
     ] = False,
     profile: Annotated[
         str | None,
@@ -120,6 +124,7 @@ def command(
     baseline: Baseline = None,
 ) -> None:
     """Replay the trace, write the reports and print the result."""
+    simulate = simulate or host is not None or fleet is not None
     _replay_options.check_target(
         file, simulate=simulate, target=bool(target), host=host, fleet=fleet, profile=profile
     )

@@ -1,7 +1,7 @@
 """One deployed model in the core: its waiting requests, in order of arrival, and its groups.
 
 The number of workers that a model needs now is that of ParaServe, section 6.1:
-required = ceil(max(0, waiting + arrivals in W - room) / batch);   groups = ceil(required / s).
+required = ceil(max(0, waiting + arrivals in W - room) / batch).
 `room` is the number of requests that live and starting workers can still accept. The paper subtracts complete live
 workers; if all of them were busy, it would never start another one.
 
@@ -39,11 +39,6 @@ class Window:
 def required(waiting: int, expected: int, room: int, batch: int) -> int:
     """Return the number of workers to start; 0 if the waiting requests have room."""
     return ceil(max(0, waiting + expected - room) / batch) if waiting > room else 0
-
-
-def groups(workers: int, ranks: int) -> int:
-    """Return the number of pipelines of `ranks` that hold `workers` workers."""
-    return ceil(workers / ranks)
 
 
 @dataclass(slots=True)

@@ -11,32 +11,21 @@ from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Send
 from coldstart.fleet.groups import name_group
 from coldstart.fleet.lives import GroupLives
-from coldstart.fleet.requests import Recheck, Requests
-from coldstart.fleet.roster import Roster
 from coldstart.fleet.sizing import Demand, Scheme
-from coldstart.fleet.specification import FleetSettings
 
 
 class Growth:
     """Growth of all models; `starts` counts launched groups."""
 
-    def __init__(
-        self,
-        settings: FleetSettings,
-        models: dict[str, Deployment],
-        roster: Roster,
-        requests: Requests,
-        lives: GroupLives,
-        recheck: Recheck,
-    ) -> None:
-        self.settings, self.models, self.roster = settings, models, roster
-        self.requests, self.lives, self.recheck = requests, lives, recheck
+    def __init__(self, lives: GroupLives) -> None:
+        self.lives, self.settings, self.models = lives, lives.settings, lives.models
+        self.roster, self.agenda = lives.roster, lives.agenda
         self.starts = 0
         self._reclaimed: dict[str, str] = {}
 
     def advance(self, now: float) -> Iterator[Action]:
         """Process every model that has changed, until none has."""
-        while names := self.recheck.take():
+        while names := self.agenda.take():
             room = self._largest() if len(names) > 1 else None
             for name in names:
                 if name in self.models:
@@ -49,7 +38,7 @@ class Growth:
     def _send(self, model: Deployment, now: float) -> Iterator[Action]:
         while (found := model.next_to_send(now)) is not None:
             request, group = found
-            self.requests.send(request, group.name)
+            self.agenda.send(request, group.name)
             self.lives.give(group, request)
             yield Send(request, group.name)
 
@@ -71,10 +60,10 @@ class Growth:
                 if scheme is not None or self._leaving_for(name):
                     break
             if scheme is None:
-                self.recheck.block(name)
+                self.agenda.block(name)
                 return
             yield from self._launch(model, demand, scheme, need, now)
-        self.recheck.unblock(name)
+        self.agenda.unblock(name)
         self._reclaimed.pop(name, None)
 
     def _demand(self, model: Deployment, now: float) -> Demand:
@@ -99,10 +88,7 @@ class Growth:
             return False
         demand, batch = model.spec.demand(0.0, self.settings.beside), model.spec.batch
         groups = model.groups.values()
-        return any(
-            self.lives.consolidation.keeps_more(one, batch, demand.full_memory(len(one.workers)))
-            for one in groups
-        )
+        return any(self.lives.keeps_more(one, batch, demand.full_memory(len(one.workers))) for one in groups)
 
     def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:
         """Stop the longest idle group whose device then fits the model; at most one at a time per model."""

@@ -102,14 +102,12 @@ def test_hint_without_a_target_works_when_it_is_followed(run: Run, trace: Path) 
     run(*shlex.split(command))
 
 
-def test_hint_for_a_simulated_fleet_or_host_works_when_it_is_followed(
-    run: Run, trace: Path, home: Path
-) -> None:
-    (home / "a fleet.toml").write_text(FLEET)
+def test_a_fleet_or_host_file_is_simulated_without_another_option(run: Run, trace: Path, home: Path) -> None:
+    (home / "fleet.toml").write_text(FLEET)
     (home / "host.toml").write_text(HOST)
-    for option, file in (("--fleet", "a fleet.toml"), ("--host", "host.toml")):
-        hint = run("trace-replay", str(trace), option, file, code=2).stderr.splitlines()[-1]
-        run(*shlex.split(hint.partition("hint: coldstart ")[2].replace("REF", "profile.json")))
+    for given in (["--fleet", "fleet.toml"], ["--host", "host.toml", "--profile", "profile.json"]):
+        found = json.loads(run("trace-replay", str(trace), *given, "--format", "json").stdout)
+        assert found["kind"] == f"simulated {given[0].removeprefix('--')}"
 
 
 @pytest.mark.parametrize("target", [[], ["--host", "host.toml"], ["--fleet", "fleet.toml"]])
@@ -236,10 +234,10 @@ def test_host_simulation_of_two_models_that_do_not_fit_together(run: Run, trace:
     assert len(lines) == 11 and lines[0].startswith("number,model,target,due_s,sent_s")
 
 
-def test_host_file_needs_simulation_and_its_models(run: Run, trace: Path, home: Path) -> None:
+def test_host_file_excludes_servers_and_other_models(run: Run, trace: Path, home: Path) -> None:
     (home / "host.toml").write_text(HOST)
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--host", "host.toml", code=2)
-    assert "--simulate --host host.toml --profile REF" in live.stderr
+    assert "--target and --host exclude each other" in live.stderr
     other = ["--simulate", "--profile", "profile.json", "--host", "host.toml", "--models", "nobody"]
     assert "contains no model nobody" in run("trace-replay", str(trace), *other, code=2).stderr
 
@@ -274,6 +272,6 @@ def test_fleet_simulation_uses_the_times_of_each_model(run: Run, trace: Path, ho
     assert "SLO attainment 100.0%" in done.stdout and "compared with the baseline" in done.stdout
     assert len((home / "fleet.csv").read_text().splitlines()) == 11
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--fleet", "fleet.toml", code=2)
-    assert "--simulate --fleet fleet.toml" in live.stderr
+    assert "--target and --fleet exclude each other" in live.stderr
     assert "give one of them" in run(*given, "--host", "host.toml", code=2).stderr
     assert "contains no model nobody" in run(*given, "--models", "nobody", code=2).stderr
