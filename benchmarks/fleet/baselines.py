@@ -22,7 +22,7 @@ class FirstFit(Roster):
         return single(demand, map(shared, list(self.room(demand, avoided))[:1]))
 
     def room(self, demand: Demand, avoided: Collection[str]) -> Iterable[FleetServer]:
-        return (server for server in self.cluster.open(avoided) if max(server.free) >= demand.memory)
+        return (server for server in self.open(avoided) if max(server.free) >= demand.memory)
 
 
 class Cached(FirstFit):

@@ -40,7 +40,7 @@ class FleetCore:
         self._growth = Growth(self._lives)
         self.groups = self._lives.groups
         for server in servers:
-            self.roster.cluster.join(server, 0.0)
+            self.roster.join(server, 0.0)
         for model in models:
             self._deployed(model)
 
@@ -77,8 +77,8 @@ class FleetCore:
                     self._agenda.plan(group.suspect_until, RETRY, group.model)
             case events.Rebuilt(servers, ranks, drained):
                 for server in servers:
-                    self.roster.cluster.join(server, now)
-                    self.roster.cluster.servers[server.name].draining = server.name in drained
+                    self.roster.join(server, now)
+                    self.roster.servers[server.name].draining = server.name in drained
                 yield from self._lives.rebuild(ranks, now)
             case events.Ended(request):
                 if request in self._agenda.open:
@@ -87,7 +87,7 @@ class FleetCore:
                 yield from self._lives.end_move(request, done, now)
             case events.Joined(server):
                 yield from self._lives.lose_server(server.name, now)
-                self.roster.cluster.join(server, now)
+                self.roster.join(server, now)
                 self._agenda.free()
             case events.ServerLost(server):
                 yield from self._lives.lose_server(server, now)

@@ -33,7 +33,7 @@ class Growth:
                     yield from self._grow(self.models[name], room, now)
 
     def _largest(self) -> int:
-        return max((max(server.free) for server in self.roster.cluster.open()), default=0)
+        return max((max(server.free) for server in self.roster.open()), default=0)
 
     def _send(self, model: Deployment, now: float) -> Iterator[Action]:
         while (found := model.next_to_send(now)) is not None:
@@ -99,7 +99,7 @@ class Growth:
             group, worker = self.lives.groups[candidate], self.lives.groups[candidate].workers[0]
             if worker.server in avoided:
                 continue
-            free = self.roster.cluster.servers[worker.server].free[worker.device]
+            free = self.roster.servers[worker.server].free[worker.device]
             if free + worker.memory >= memory and self.models[group.model].spares(group):
                 self._reclaimed[name] = worker.name
                 yield from self.lives.stop(group, now)

@@ -261,7 +261,7 @@ class GroupLives:
             self.agenda.touch(model.spec.name)
 
     def lose_server(self, server: str, now: float) -> Iterator[Action]:
-        if server not in self.roster.cluster.servers:
+        if server not in self.roster.servers:
             return
         for worker in self.roster.lose(server):
             for name in list(worker.groups):
@@ -271,9 +271,9 @@ class GroupLives:
         self.agenda.free()
 
     def drain_server(self, server: str, now: float) -> Iterator[Action]:
-        if server not in self.roster.cluster.servers:
+        if server not in self.roster.servers:
             return
-        self.roster.cluster.servers[server].draining = True
+        self.roster.servers[server].draining = True
         for group in list(self.groups.values()):
             if any(worker.server == server for worker in group.workers) and group.phase is GroupPhase.SERVING:
                 yield from self.stop(group, now)

@@ -23,8 +23,8 @@ def planned(file: FleetFile, names: tuple[str, ...] = (), required: int = 1) -> 
 def _planned(file: FleetFile, model: FleetModel, required: int) -> dict[str, Any]:
     roster, settings = Roster(file.settings), file.settings
     for server in file.servers:
-        roster.cluster.join(server, 0.0)
-    demand, offers = model.demand(0.0, settings.beside), roster.cluster.offers(0.0)
+        roster.join(server, 0.0)
+    demand, offers = model.demand(0.0, settings.beside), roster.offers(0.0)
     chosen = roster.place(model.name, demand, required, 0.0)
     weighed = considered(
         demand, offers, required=required, consolidate=settings.consolidate, most=settings.most_ranks

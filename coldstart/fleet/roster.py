@@ -54,17 +54,20 @@ class FleetServer:
         self.free[device] += memory
 
 
-class Cluster:
-    """Servers by name, in the order in which they joined."""
+class Roster:
+    """Workers, and servers in the order in which they joined.
 
-    def __init__(self) -> None:
+    A benchmark's subclass may place models otherwise, or know weights that need no fetch.
+    """
+
+    def __init__(self, settings: FleetSettings) -> None:
+        self.settings = settings
         self.servers: dict[str, FleetServer] = {}
+        self.workers: dict[str, FleetWorker] = {}
+        self._stirred: dict[str, None] = {}
 
     def join(self, spec: ServerSpec, now: float) -> None:
         self.servers[spec.name] = FleetServer(spec, now)
-
-    def lose(self, name: str) -> None:
-        self.servers.pop(name, None)
 
     def open(self, avoided: Collection[str] = ()) -> Iterator[FleetServer]:
         return (
@@ -77,23 +80,12 @@ class Cluster:
         """Return the offer of every server with a device that has `least` bytes free."""
         return [server.offer(now) for server in self.open(avoided) if max(server.free) >= least]
 
-
-class Roster:
-    """Workers and servers. A benchmark's subclass may place models otherwise, or know weights that need no fetch."""
-
-    def __init__(self, settings: FleetSettings) -> None:
-        self.settings, self.cluster = settings, Cluster()
-        self.workers: dict[str, FleetWorker] = {}
-        self._stirred: dict[str, None] = {}
-
     def shares(self) -> Iterator[Share]:
         """Yield the rates of fetches that changed since the last call."""
         stirred, self._stirred = self._stirred, {}
         for server in stirred:
-            if server in self.cluster.servers:
-                yield from itertools.starmap(
-                    Share, self.cluster.servers[server].reservations.list_changed_rates()
-                )
+            if server in self.servers:
+                yield from itertools.starmap(Share, self.servers[server].reservations.list_changed_rates())
 
     def _reservations(self, server: FleetServer) -> BandwidthReservations:
         """Return the server's reservations for a change."""
@@ -108,7 +100,7 @@ class Roster:
         None: the model must wait. Servers in `avoided` are not used.
         """
         most = self.settings.most_ranks
-        offers = self.cluster.offers(now, min(map(demand.part, range(1, most + 1))), avoided)
+        offers = self.offers(now, min(map(demand.part, range(1, most + 1))), avoided)
         return choose(demand, offers, required=required, consolidate=self.settings.consolidate, most=most)
 
     def count_missing(self, server: FleetServer, model: str, size: int) -> int:
@@ -129,7 +121,7 @@ class Roster:
         self, group: Group, model: FleetModel, demand: Demand, scheme: Scheme, rank: int, now: float
     ) -> LaunchRank:
         place, name = scheme.places[rank], f"{group.name}.{rank}"
-        server = self.cluster.servers[place.server]
+        server = self.servers[place.server]
         device = server.take(place.memory)
         fetch = self.count_missing(server, model.name, place.size)
         deadline = now + self._budget(demand, scheme, place, server.spec.load)
@@ -152,11 +144,11 @@ class Roster:
         """
         first = parts[0].launch
         whole = len(parts) == first.ranks and not any(part.stopping for part in parts)
-        whole = whole and all(part.launch.server in self.cluster.servers for part in parts)
+        whole = whole and all(part.launch.server in self.servers for part in parts)
         group = Group(first.group, model.name, [], 1, model.batch, since=now)
         for part in sorted(parts, key=lambda one: one.launch.rank):
             launch = part.launch
-            server = self.cluster.servers.get(launch.server)
+            server = self.servers.get(launch.server)
             if server is None or launch.worker in self.workers:
                 continue
             rest, full = model.size - launch.size, launch.memory >= model.memory
@@ -183,14 +175,14 @@ class Roster:
 
     def measured(self, server: str, bandwidth: float, now: float) -> None:
         """Record the measured speed of a server's link, in bytes/s."""
-        if (known := self.cluster.servers.get(server)) is not None:
+        if (known := self.servers.get(server)) is not None:
             self._reservations(known).measured(bandwidth, now)
 
     def fetched(self, worker: FleetWorker, now: float) -> None:
-        self._reservations(self.cluster.servers[worker.server]).finished(worker.name, now)
+        self._reservations(self.servers[worker.server]).finished(worker.name, now)
 
     def fetch_rest(self, worker: FleetWorker, now: float) -> FetchRest:
-        server = self.cluster.servers[worker.server]
+        server = self.servers[worker.server]
         size = self.count_missing(server, worker.model, worker.rest)
         if size:
             server.reservations.trail(name_background_fetch(worker.name), size, now)
@@ -198,12 +190,12 @@ class Roster:
 
     def complete_worker(self, worker: FleetWorker, now: float) -> None:
         worker.whole = True
-        server = self.cluster.servers[worker.server]
+        server = self.servers[worker.server]
         server.reservations.finished(name_background_fetch(worker.name), now)
 
     def grow(self, worker: FleetWorker, memory: int) -> bool:
         """Enlarge the worker to `memory` bytes for the full model. Return False if its device has too little free memory."""
-        free, more = self.cluster.servers[worker.server].free, memory - worker.memory
+        free, more = self.servers[worker.server].free, memory - worker.memory
         if free[worker.device] < more:
             return False
         free[worker.device] -= more
@@ -213,7 +205,7 @@ class Roster:
     def shrink(self, worker: FleetWorker, memory: int) -> None:
         """Reduce the worker's device memory to `memory` bytes."""
         if memory < worker.memory:
-            self.cluster.servers[worker.server].give(worker.device, worker.memory - memory)
+            self.servers[worker.server].give(worker.device, worker.memory - memory)
             worker.memory = memory
 
     def released(self, worker: FleetWorker, model: FleetModel, group: str) -> None:
@@ -235,21 +227,21 @@ class Roster:
 
     def remove_worker(self, worker: FleetWorker, now: float) -> None:
         """Free the memory and link of a worker whose process has ended."""
-        if self.workers.pop(worker.name, None) is None or worker.server not in self.cluster.servers:
+        if self.workers.pop(worker.name, None) is None or worker.server not in self.servers:
             return
         self._release_link(worker, now)
-        self.cluster.servers[worker.server].give(worker.device, worker.memory)
+        self.servers[worker.server].give(worker.device, worker.memory)
 
     def lose(self, server: str) -> list[FleetWorker]:
         """Remove a lost server; return its workers."""
-        self.cluster.lose(server)
+        self.servers.pop(server, None)
         lost = [worker for worker in self.workers.values() if worker.server == server]
         for worker in lost:
             del self.workers[worker.name]
         return lost
 
     def _release_link(self, worker: FleetWorker, now: float) -> None:
-        server = self.cluster.servers.get(worker.server)
+        server = self.servers.get(worker.server)
         if server is not None:
             self._reservations(server).finished(worker.name, now)
             server.reservations.finished(name_background_fetch(worker.name), now)

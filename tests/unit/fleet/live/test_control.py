@@ -109,7 +109,7 @@ def test_restarted_fleet_recovers_its_groups(tmp_path: Path) -> None:
             assert sorted(stage.rig.groups()) == before
             # The required worker was found before a second one was started.
             assert len(list(stage.rig.servers())) == 2
-            assert [server.free for server in stage.control.core.roster.cluster.servers.values()] == [
+            assert [server.free for server in stage.control.core.roster.servers.values()] == [
                 [0],
                 [0],
             ]
