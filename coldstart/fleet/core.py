@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from coldstart.fleet import events
-from coldstart.fleet.deployments import Deployment, Window
+from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Event, Refuse
 from coldstart.fleet.groups import FleetWorker
 from coldstart.fleet.growth import Growth
@@ -150,7 +150,7 @@ class FleetCore:
         elif self.waiting_count >= self.settings.max_held:
             yield Refuse(request, 429, f"{self.waiting_count} requests already wait", 1.0)
         else:
-            model.window.arrived(now)
+            model.count_arrival(now)
             self._agenda.wait(request, name, now)
 
     def _timed(self, now: float) -> Iterator[Action]:
@@ -166,7 +166,7 @@ class FleetCore:
     def _deployed(self, spec: FleetModel) -> None:
         known = self.models.get(spec.name)
         if known is None:
-            self.models[spec.name] = Deployment(spec, Window(self.settings.window_s))
+            self.models[spec.name] = Deployment(spec, self.settings.window_s)
         else:
             known.spec, known.retired = spec, False
         self._agenda.touch(spec.name)
