@@ -188,8 +188,8 @@ def deploy(
         str | None,
         option(
             "--slo",
-            metavar="ttft=S",
-            help="Limit in seconds that the placement must meet, such as ttft=2.",
+            metavar="METRIC=S",
+            help="Limits in seconds that the placement must meet, such as ttft=2,tpot=0.1.",
         ),
     ] = None,
     idle: Annotated[
@@ -238,7 +238,7 @@ def deploy(
 
     launch = Launch(name or model, model, common.vllm_args, on_miss=on_miss, weights_from=weights_from)
     wanted = deployments.DeployArguments(
-        least, most, deployments.ttft_limit(slo), idle, batch, memory, size, start
+        least, most, deployments.parse_limits(slo), idle, batch, memory, size, start
     )
     made = deployments.build_deployment(launch, wanted, common.cache, offline=common.offline)
     _ordered(common, url, admin_key, "deploy", deployment=state.encode(made))

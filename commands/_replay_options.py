@@ -21,14 +21,9 @@ def check_target(
             "--host and --fleet exclude each other: each chooses its own simulation", hint="give one of them"
         )
     name, times = shlex.quote(str(file)), shlex.quote(profile or "REF")
-    if host is not None and not simulate:
-        hint = f"coldstart trace-replay {name} --simulate --host {shlex.quote(str(host))} --profile {times}"
-        raise UsageError("--host needs --simulate", hint=hint)
-    if fleet is not None and not simulate:
-        hint = f"coldstart trace-replay {name} --simulate --fleet {shlex.quote(str(fleet))}"
-        raise UsageError("--fleet needs --simulate", hint=hint)
     if simulate and target:
-        raise UsageError("--target and --simulate exclude each other", hint="remove one of them")
+        flag = "--host" if host else "--fleet" if fleet else "--simulate"
+        raise UsageError(f"--target and {flag} exclude each other", hint="remove one of them")
     if not simulate and not target:
         simulation = f"coldstart trace-replay {name} --simulate --profile {times}"
         raise UsageError(
@@ -43,8 +38,6 @@ _HOST, _FLEET = "replay on a simulated host (--host)", "replay on a simulated fl
 _KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("model", "balance", "vocabulary", "timeout"), (_LIVE,)),
     **dict.fromkeys(("kv_blocks", *(one.option for _, one in settings.options())), (_ENGINE,)),
-    **dict.fromkeys(("slo", "baseline"), (_LIVE, _ENGINE)),
-    "export": (_LIVE, _ENGINE, _HOST),
     "profile": (_ENGINE, _HOST, _FLEET),
 }
 

@@ -49,12 +49,16 @@ def simulate(
 ) -> None:
     """Print the result of the simulation."""
     from coldstart.fleet import configuration
-    from coldstart.lab import fleet_replay
+    from coldstart.lab import plan, records
+    from coldstart.lab.fleet import simulate
 
     known = configuration.load(file)
+    costs = {model.name: model.costs for model in known.models}
     with common.out.phase("simulate the fleet"):
-        found = fleet_replay.run(known, fleet_replay.generated(known, rate, cv, duration, tokens, seed))
-    common.out.result(found, lambda: fleet_replay.format_text(found))
+        rows = plan.generate([*costs], rate, cv, duration, tokens, seed)
+        done = simulate(plan.time_requests(rows, None, costs), known.servers, known.models, known.settings)
+        found = records.report("simulated fleet", done, records.tabulate(done.records), {})
+    common.out.result(found, lambda: records.format_text(found))
 
 
 register(app)

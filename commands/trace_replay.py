@@ -5,7 +5,6 @@ target, the report covers what was measured.
 """
 
 import json
-from collections import Counter
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,20 +17,18 @@ from coldstart.commands._completion import complete_reference
 from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import Baseline, Common, Gaps, Seed
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import public
 
 from coldstart.bench.report.table import Table
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError, describe
-from coldstart.lab.live import Replay, ReplaySettings, Target, replay
-from coldstart.lab.plan import TracePlan
-from coldstart.lab.records import COLUMNS, compare, format_text, list_records, summarize, tabulate
+from coldstart.lab.live import ReplaySettings, Target, replay
+from coldstart.lab.plan import TracePlan, time_requests
+from coldstart.lab.records import COLUMNS, Limits, Replay, compare, format_text, list_records, tabulate
+from coldstart.lab.records import report as report_replay
 from coldstart.lab.traces import TraceReport, TraceRequest
 from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings
 
 INTERRUPTED = 130
-# Number of causes of failed requests in the result.
-_CAUSES = 5
 
 
 def _flag(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
@@ -94,7 +91,11 @@ def command(
     vocabulary: Annotated[int, _flag("--vocabulary", min=11, help="Upper limit of prompt token ids.")] = 1000,
     timeout: Annotated[float, _flag("--timeout", help="Maximum duration of a request in seconds.")] = 600.0,
     simulate: Annotated[
-        bool, _flag("--simulate", help="Replay on the simulated engine instead of servers.")
+        bool,
+        _flag(
+            "--simulate",
+            help="Replay on the simulated engine instead of servers; --host and --fleet imply it.",
+        ),
     ] = False,
     profile: Annotated[
         str | None,
@@ -123,6 +124,7 @@ def command(
     baseline: Baseline = None,
 ) -> None:
     """Replay the trace, write the reports and print the result."""
+    simulate = simulate or host is not None or fleet is not None
     _replay_options.check_target(
         file, simulate=simulate, target=bool(target), host=host, fleet=fleet, profile=profile
     )
@@ -147,7 +149,8 @@ def command(
     )
     if on_bad_row not in ("skip", "refuse"):
         raise UsageError(f"unknown --on-bad-row {on_bad_row!r}", hint="write --on-bad-row skip, or refuse")
-    limits, before = _replay_options.parse_slo(slo), _replay_options.read_baseline(baseline)
+    limits: Limits = {None: found} if (found := _replay_options.parse_slo(slo)) else {}
+    before = _replay_options.read_baseline(baseline)
     plan = TracePlan(
         file,
         trace_format,
@@ -165,39 +168,37 @@ def command(
         max_output=max_output,
     )
     report = TraceReport()
-    if host is not None:
-        _on_host(common, exports, plan, host, profile, report)
-        return
-    if fleet is not None:
-        _on_fleet(common, plan, fleet, profile, report)
-        return
-
+    kind = f"simulated {'host' if host else 'fleet' if fleet else ''}".strip() if simulate else "live"
     with common.out.phase("replay the trace"):
-        if simulate:
+        if host is not None:
+            done = _on_host(plan, host, _profile(profile, common), report)
+        elif fleet is not None:
+            done = _on_fleet(plan, fleet, None if profile is None else _profile(profile, common), report)
+        elif simulate:
             _check_scheduler(choice)
             times = _profile(profile, common)
-            done = _simulate(_read(plan, report), times, choice, kv_blocks)
+            done = _on_engine(_read(plan, report), times, choice, kv_blocks)
         else:
             client = ReplaySettings(seed, vocabulary, timeout, balance)
             done = _send(_read(plan, report), target or [], model, client, by_row=bool(plan.models))
     frame = tabulate(done.records)
-    summary = summarize(frame, limits, done.duration_s)
-    causes = Counter(record.error for record in done.records if record.error is not None)
-    document = {"kind": "simulated" if simulate else "live", "ended": done.ended, **summary}
+    document = report_replay(kind, done, frame, limits)
     document["rows"] = asdict(report)
-    document["causes"] = [{"error": cause, "requests": n} for cause, n in causes.most_common(_CAUSES)]
     ratios = None if before is None else compare(document, before)
     if ratios is not None:
         document["against_baseline"] = ratios
     _show(common, exports, document, ratios, frame)
     _warn(common, report)
-    _end(done, causes, common)
+    _end(done, document, common)
 
 
 def _read(plan: TracePlan, report: TraceReport) -> list[TraceRequest]:
     """Return the requests. Raises UsageError for a trace without any row."""
     rows = plan.rows(report)
-    _require_rows(plan.path, report)
+    if not report.rows and not report.skipped:
+        raise UsageError(
+            f"the trace {plan.path} contains no rows", hint="name a file with a row for each request"
+        )
     return rows
 
 
@@ -211,7 +212,7 @@ def _send(
         raise UsageError(str(problem)) from problem
 
 
-def _simulate(
+def _on_engine(
     rows: list[TraceRequest], profile: IterationProfile, choice: SchedulerSettings, kv_blocks: int | None
 ) -> Replay:
     if not rows:
@@ -222,44 +223,23 @@ def _simulate(
     return engine.replay(rows, profile, choice, kv_blocks)
 
 
-def _on_host(
-    common: Common,
-    exports: Exports,
-    plan: TracePlan,
-    host: Path,
-    profile: str | None,
-    report: TraceReport,
-) -> None:
-    from coldstart.lab.host import format_text, replay_on_host
+def _on_host(plan: TracePlan, path: Path, profile: IterationProfile, report: TraceReport) -> Replay:
+    from coldstart.host.configuration import load
+    from coldstart.lab.host import simulate
 
-    done = replay_on_host(plan, host, _profile(profile, common), report, series="html" in exports.forms)
-    _require_rows(plan.path, report)
-
-    def page() -> str:
-        from coldstart.lab.page import render_host
-
-        return render_host(done)
-
-    found = public({**done.document, "rows": asdict(report)})
-    result = Result("trace-replay on a host", found, done.table(), page)
-    give(common.out, exports, result, lambda: format_text(found))
-    _warn(common, report)
+    file = load(path)
+    rows = _read(plan.over([model.name for model in file.models], path), report)
+    return simulate(time_requests(rows, profile, {}), file.models, file.settings)
 
 
-def _on_fleet(common: Common, plan: TracePlan, fleet: Path, profile: str | None, report: TraceReport) -> None:
-    from coldstart.lab import fleet_replay
+def _on_fleet(plan: TracePlan, path: Path, profile: IterationProfile | None, report: TraceReport) -> Replay:
+    from coldstart.fleet.configuration import load
+    from coldstart.lab.fleet import simulate
 
-    times = None if profile is None else _profile(profile, common)
-    found = fleet_replay.replay_on_fleet(plan, fleet, times, report)
-    _require_rows(plan.path, report)
-    found = {**found, "rows": asdict(report)}
-    common.out.result(found, lambda: fleet_replay.format_text(found))
-    _warn(common, report)
-
-
-def _require_rows(file: Path, report: TraceReport) -> None:
-    if not report.rows and not report.skipped:
-        raise UsageError(f"the trace {file} contains no rows", hint="name a file with a row for each request")
+    file = load(path)
+    costs = {model.name: model.costs for model in file.models}
+    rows = _read(plan.over([*costs], path), report)
+    return simulate(time_requests(rows, profile, costs), file.servers, file.models, file.settings)
 
 
 def _check_scheduler(choice: SchedulerSettings) -> None:
@@ -309,10 +289,10 @@ def _warn(common: Common, report: TraceReport) -> None:
         common.out.warn(f"{report.skipped} rows skipped in total")
 
 
-def _end(done: Replay, causes: Counter[str], common: Common) -> None:
+def _end(done: Replay, document: dict[str, Any], common: Common) -> None:
     requests = len(done.records)
-    for cause, count in causes.most_common(_CAUSES):
-        common.out.warn(f"{count} of {requests} requests failed: {cause}")
+    for cause in document["causes"]:
+        common.out.warn(f"{cause['requests']} of {requests} requests failed: {cause['error']}")
     if done.ended == "interrupted":
         common.out.warn("interrupted: the result covers what was measured until then")
         raise SystemExit(INTERRUPTED)
@@ -325,8 +305,7 @@ def _end(done: Replay, causes: Counter[str], common: Common) -> None:
             "No request was replayed: the trace has no usable row.",
             hint="choose another --trace-format or --columns",
         )
-    if causes.total() == requests:
-        raise CommandFailedError(
-            f"None of the {requests} requests succeeded.", hint="check --target and --model, or --models"
-        )
+    if document["failed"] == requests:
+        hint = "check --target and --model, or --models" if document["kind"] == "live" else "check the file"
+        raise CommandFailedError(f"None of the {requests} requests succeeded.", hint=hint)
     common.out.success(f"Replayed {requests} requests")

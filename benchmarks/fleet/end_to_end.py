@@ -27,10 +27,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import RESULTS, about, finish
+from benchmarks.fleet.baselines import Cached, FirstFit, Locality
 from benchmarks.fleet.published import ATTAINMENT, CLAIMED_ATTAINMENT, RPS
-from coldstart.fleet.specification import FIRST_FIT, LOCALITY, FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.roster import Roster
+from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
-from coldstart.lab.fleet import FleetRequest, simulate
+from coldstart.lab.fleet import simulate
+from coldstart.lab.records import ModelRequest
 
 GB = 10**9
 CALIBRATION = json.loads((RESULTS / "fleet-cold-ttft.json").read_text())
@@ -44,15 +47,17 @@ MOST_TOKENS = 1024
 SYSTEMS = ("serverless vLLM", "ServerlessLLM", "pipeline", "pipeline with cache")
 CVS = (2, 4, 8)
 SEEDS = (0, 1, 2)
+# Host memory less a tenth and what containers take.
+HOST_MEMORY = {f"a10-{n}": 560 * GB for n in range(2)} | {f"v100-{n}": 185 * GB for n in range(4)}
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Start-up costs, load rate in bytes/s, and placement policy of a system."""
+    """Start-up costs, load rate in bytes/s, and placement of a system."""
 
     costs: Costs
     load: float
-    settings: FleetSettings
+    roster: Roster
 
 
 def system(name: str, runtime: float = 1.0) -> System:
@@ -63,21 +68,24 @@ def system(name: str, runtime: float = 1.0) -> System:
         # The fit knows the sum only. How it is divided matters where loading is slower than the libraries, which it never is.
         part = fit["runtime_s"] * runtime / 3
         costs = Costs(part, part, part, fit["rank_s"], HOP_S, fit["first_s"])
-        return System(costs, DEVICE_GB_S * GB, FleetSettings(cache="cache" in name, **common))
+        settings = FleetSettings(**common)
+        kept = Cached(settings, HOST_MEMORY) if "cache" in name else Roster(settings)
+        return System(costs, DEVICE_GB_S * GB, kept)
     line = CALIBRATION["others"][name]
     constant = line["constant_s"] - fit["first_s"]
     costs = Costs(0.0, 0.0, constant, 0.0, 0.0, fit["first_s"], overlap=Overlap.SEQUENTIAL)
     load = GB / (line["s_per_gb"] - 1 / fit["bandwidth_gb_s"])
-    if name == "ServerlessLLM":
-        return System(costs, load, FleetSettings(LOCALITY, cache=True, consolidate=False, **common))
-    return System(costs, load, FleetSettings(FIRST_FIT, consolidate=False, **common))
+    settings = FleetSettings(consolidate=False, **common)
+    return System(
+        costs, load, Locality(settings, HOST_MEMORY) if name == "ServerlessLLM" else FirstFit(settings)
+    )
 
 
 def servers(load: float) -> list[ServerSpec]:
-    """16 Gbit/s as the fit measures them, and four times that; host memory less a tenth and what containers take."""
+    """16 Gbit/s as the fit measures them, and four times that."""
     rate = CALIBRATION["fit"]["bandwidth_gb_s"] * GB
-    a10 = [ServerSpec(f"a10-{n}", 24 * GB, 4 * rate, load, 4, 560 * GB) for n in range(2)]
-    return a10 + [ServerSpec(f"v100-{n}", 32 * GB, rate, load, 4, 185 * GB) for n in range(4)]
+    a10 = [ServerSpec(f"a10-{n}", 24 * GB, 4 * rate, load, 4) for n in range(2)]
+    return a10 + [ServerSpec(f"v100-{n}", 32 * GB, rate, load, 4) for n in range(4)]
 
 
 def models(costs: Costs) -> list[FleetModel]:
@@ -116,28 +124,28 @@ class Load:
             who.append(np.full(invoked, number))
         self.times, self.who, self.random = np.concatenate(times), np.concatenate(who), random
 
-    def requests(self, rate: float) -> list[FleetRequest]:
+    def requests(self, rate: float) -> list[ModelRequest]:
         random = np.random.default_rng(round(1000 * rate))
         chosen = random.choice(len(self.times), round(rate * HOUR_S), replace=False)
         chosen = chosen[np.argsort(self.times[chosen], kind="stable")]
         return [self._request(float(self.times[at]), self.names[self.who[at]], random) for at in chosen]
 
-    def _request(self, time: float, name: str, random: np.random.Generator) -> FleetRequest:
+    def _request(self, time: float, name: str, random: np.random.Generator) -> ModelRequest:
         application, size, _ = name.split("/")
         mean = APPLICATIONS[application][0]
         tokens = round(random.lognormal(log(mean) - SPREAD**2 / 2, SPREAD))
         decode = SIZES[size][1]
-        return FleetRequest(
+        return ModelRequest(
             time, name, CALIBRATION["fit"]["first_s"], decode, min(MOST_TOKENS, max(1, tokens))
         )
 
 
-def run(name: str, requests: list[FleetRequest], runtime: float = 1.0) -> dict[str, Any]:
+def run(name: str, requests: list[ModelRequest], runtime: float = 1.0) -> dict[str, Any]:
     one = system(name, runtime)
     offered = models(one.costs)
-    outcome = simulate(requests, servers(one.load), offered, one.settings)
+    outcome = simulate(requests, servers(one.load), offered, one.roster.settings, roster=one.roster)
     limits = {model.name: model.ttft_s for model in offered}
-    in_time = [one.status == 200 and one.ttft_s <= limits[one.request.model] for one in outcome.requests]
+    in_time = [one.ok and one.ttft_s <= limits[one.model] for one in outcome.records]
     return {"system": name, "ttft_attainment": round(100 * fmean(in_time), 1)}
 
 

@@ -22,7 +22,8 @@ from benchmarks.host.families import HELD_OUT, TUNED, Arrivals, capacity, trace
 from benchmarks.host.offline import solve
 from coldstart.host.policies import POLICIES, ModelCost
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.lab.host import HostRequest, simulate
+from coldstart.lab.host import simulate
+from coldstart.lab.records import ModelRequest
 
 SHARES = (0.2, 0.4, 0.6, 0.8)
 SEEDS = (0, 1, 2)
@@ -71,11 +72,11 @@ def _replay(name: str, arrivals: Arrivals, costs: Costs, size: int) -> ShadowCac
 def _on_host(arrivals: Arrivals, costs: Costs, size: int, seed: int) -> dict[str, float]:
     POLICIES[AGAINST] = GDSF  # the simulated host makes its policy by name
     random = Random(seed)
-    asked = [HostRequest(now, model, random.expovariate(1 / SERVICE_S)) for now, model in arrivals]
+    asked = [ModelRequest(now, model, random.expovariate(1 / SERVICE_S)) for now, model in arrivals]
     specs = [ModelSpec.simple(name, cost.memory, cost.penalty_s) for name, cost in costs.items()]
     unlimited = {"max_held": len(asked), "hold_s": float("inf")}
     hosts = {name: HostSettings(size, policy=name, **unlimited) for name in HOST}  # type: ignore[arg-type]
-    return {name: simulate(asked, specs, settings).start_s for name, settings in hosts.items()}
+    return {name: simulate(asked, specs, settings).counts["start_s"] for name, settings in hosts.items()}
 
 
 def table(found: Sequence[Cell], costs: str) -> dict[str, dict[str, float]]:

@@ -1,6 +1,6 @@
 """Parse the fleet's TOML file.
 
-placement = "pipeline"        # every member of FleetSettings is allowed here
+most_ranks = 4                # every member of FleetSettings is allowed here
 
 [servers.a10]
 count = 2                     # servers a10-0 and a10-1; without it one, named a10
@@ -8,7 +8,6 @@ devices = 4
 memory = "24GB"               # of each device
 network = "6.7GB"             # per second, shared by all starts on the server
 load = "12GB"                 # per second, from host memory to a device
-host_memory = "500GB"         # optional: cache of weights
 
 [models.llama2-7b]            # every member of FleetModel and of Costs is allowed here, and `count`
 size = "13.5GB"

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from coldstart.fleet import events
-from coldstart.fleet.deployments import Deployment, Window
+from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Event, Refuse
 from coldstart.fleet.groups import FleetWorker
 from coldstart.fleet.growth import Growth
 from coldstart.fleet.lives import IDLE, RETRY, GroupLives
-from coldstart.fleet.requests import HOLD, Recheck, Requests, Timers
+from coldstart.fleet.requests import HOLD, Agenda
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 
@@ -31,25 +31,23 @@ class FleetCore:
         settings: FleetSettings,
         servers: Iterable[ServerSpec] = (),
         models: Iterable[FleetModel] = (),
+        roster: Roster | None = None,
     ) -> None:
-        self.settings, self.roster = settings, Roster(settings)
+        self.settings, self.roster = settings, roster or Roster(settings)
         self.models: dict[str, Deployment] = {}
-        self._timers, self._recheck = Timers(), Recheck()
-        self._requests = Requests(self.models, settings.hold_s, self._timers, self._recheck)
-        self._lives = GroupLives(
-            settings, self.models, self.roster, self._requests, self._timers, self._recheck
-        )
-        self._growth = Growth(settings, self.models, self.roster, self._requests, self._lives, self._recheck)
+        self._agenda = Agenda(self.models, settings.hold_s)
+        self._lives = GroupLives(settings, self.models, self.roster, self._agenda)
+        self._growth = Growth(self._lives)
         self.groups = self._lives.groups
         for server in servers:
-            self.roster.cluster.join(server, 0.0)
+            self.roster.join(server, 0.0)
         for model in models:
             self._deployed(model)
 
     @property
     def waiting_count(self) -> int:
         """Return the number of waiting requests."""
-        return self._requests.held
+        return self._agenda.held
 
     @property
     def starts(self) -> int:
@@ -67,7 +65,7 @@ class FleetCore:
 
     def deadline(self) -> float:
         """Return when `Tick` is due at the latest; infinity if nothing depends on time."""
-        return self._timers.next()
+        return self._agenda.deadline()
 
     def _note(self, event: Event, now: float) -> Iterator[Action]:
         match event:
@@ -76,21 +74,21 @@ class FleetCore:
             case events.Suspected(name):
                 if (group := self.groups.get(name)) is not None:
                     group.suspect_until = now + SUSPECT_S
-                    self._timers.add(group.suspect_until, RETRY, group.model)
+                    self._agenda.plan(group.suspect_until, RETRY, group.model)
             case events.Rebuilt(servers, ranks, drained):
                 for server in servers:
-                    self.roster.cluster.join(server, now)
-                    self.roster.cluster.servers[server.name].draining = server.name in drained
+                    self.roster.join(server, now)
+                    self.roster.servers[server.name].draining = server.name in drained
                 yield from self._lives.rebuild(ranks, now)
             case events.Ended(request):
-                if request in self._requests.open:
+                if request in self._agenda.open:
                     yield from self._lives.end_request(request, now)
             case events.Moved(request, done):
                 yield from self._lives.end_move(request, done, now)
             case events.Joined(server):
                 yield from self._lives.lose_server(server.name, now)
-                self.roster.cluster.join(server, now)
-                self._recheck.free()
+                self.roster.join(server, now)
+                self._agenda.free()
             case events.ServerLost(server):
                 yield from self._lives.lose_server(server, now)
             case events.Drained(server):
@@ -121,15 +119,15 @@ class FleetCore:
         model = self.models[worker.model]
         match event:
             case events.Fetched():
-                self.roster.fetched(worker, model.spec, now)
-                self._recheck.free()
+                self.roster.fetched(worker, now)
+                self._agenda.free()
             case events.RankReady():
                 worker.ready = True
                 for name in list(worker.groups):
                     yield from self._lives.begin_serving(self.groups[name], now)
             case events.Whole():
-                self.roster.complete_worker(worker, model.spec, now)
-                self._recheck.free()
+                self.roster.complete_worker(worker, now)
+                self._agenda.free()
                 yield from self._lives.consolidate(worker, now)
             case events.WorkerDied(_, reason, own):
                 yield from self._lives.end_worker(worker, reason, now, own=own)
@@ -138,40 +136,40 @@ class FleetCore:
                     yield from self._lives.fail(self.groups[name], f"{worker.name}: {reason}", now)
             case events.Released(_, name):
                 self.roster.released(worker, model.spec, name)
-                self._recheck.free()
+                self._agenda.free()
             case events.Stopped():
                 self.roster.remove_worker(worker, now)
-                self._recheck.free()
+                self._agenda.free()
 
     def _arrived(self, request: str, name: str, now: float) -> Iterator[Action]:
         model = self.models.get(name)
-        if request in self._requests.open:
+        if request in self._agenda.open:
             return
         if model is None or model.retired:
             yield Refuse(request, 404, f"model {name} is not deployed")
         elif self.waiting_count >= self.settings.max_held:
             yield Refuse(request, 429, f"{self.waiting_count} requests already wait", 1.0)
         else:
-            model.window.arrived(now)
-            self._requests.wait(request, name, now)
+            model.count_arrival(now)
+            self._agenda.wait(request, name, now)
 
     def _timed(self, now: float) -> Iterator[Action]:
-        for kind, name in self._timers.due(now):
-            if kind == HOLD and self._requests.waits(name):
-                waited = now - self._requests.forget(name).since
+        for kind, name in self._agenda.due(now):
+            if kind == HOLD and self._agenda.waits(name):
+                waited = now - self._agenda.forget(name).since
                 yield Refuse(name, 504, f"its model did not become ready in {waited:.0f} s")
             elif kind == IDLE and name in self.groups:
                 yield from self._lives.stop_idle(self.groups[name], now)
             elif kind == RETRY:
-                self._recheck.touch(name)
+                self._agenda.touch(name)
 
     def _deployed(self, spec: FleetModel) -> None:
         known = self.models.get(spec.name)
         if known is None:
-            self.models[spec.name] = Deployment(spec, Window(self.settings.window_s))
+            self.models[spec.name] = Deployment(spec, self.settings.window_s)
         else:
             known.spec, known.retired = spec, False
-        self._recheck.touch(spec.name)
+        self._agenda.touch(spec.name)
 
     def _removed(self, name: str, now: float) -> Iterator[Action]:
         model = self.models.get(name)
@@ -179,9 +177,9 @@ class FleetCore:
             return
         model.retired = True
         model.failed_on.clear()
-        self._recheck.unblock(name)
+        self._agenda.unblock(name)
         for request in list(model.waiting):
-            self._requests.forget(request)
+            self._agenda.forget(request)
             yield Refuse(request, 404, f"model {name} is not deployed")
         for group in list(model.groups.values()):
             yield from self._lives.stop(group, now)

@@ -1,7 +1,7 @@
 """One deployed model in the core: its waiting requests, in order of arrival, and its groups.
 
 The number of workers that a model needs now is that of ParaServe, section 6.1:
-required = ceil(max(0, waiting + arrivals in W - room) / batch);   groups = ceil(required / s).
+required = ceil(max(0, waiting + arrivals in W - room) / batch).
 `room` is the number of requests that live and starting workers can still accept. The paper subtracts complete live
 workers; if all of them were busy, it would never start another one.
 
@@ -20,33 +20,6 @@ from coldstart.fleet.specification import FleetModel, FleetSettings
 
 
 @dataclass(slots=True)
-class Window:
-    """Arrivals of the last `seconds`, the estimate for the next period."""
-
-    seconds: float
-    _arrivals: deque[float] = field(default_factory=deque)
-
-    def arrived(self, now: float) -> None:
-        self._arrivals.append(now)
-
-    def count(self, now: float) -> int:
-        """Return the number of arrivals after `now - seconds`."""
-        while self._arrivals and self._arrivals[0] <= now - self.seconds:
-            self._arrivals.popleft()
-        return len(self._arrivals)
-
-
-def required(waiting: int, expected: int, room: int, batch: int) -> int:
-    """Return the number of workers to start; 0 if the waiting requests have room."""
-    return ceil(max(0, waiting + expected - room) / batch) if waiting > room else 0
-
-
-def groups(workers: int, ranks: int) -> int:
-    """Return the number of pipelines of `ranks` that hold `workers` workers."""
-    return ceil(workers / ranks)
-
-
-@dataclass(slots=True)
 class Deployment:
     """State of one deployed model.
 
@@ -55,7 +28,8 @@ class Deployment:
     """
 
     spec: FleetModel
-    window: Window
+    window_s: float
+    arrivals: deque[float] = field(default_factory=deque)
     waiting: dict[str, float] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
     failures: int = 0
@@ -64,6 +38,10 @@ class Deployment:
     error: str = ""
     retired: bool = False
     number: int = 0
+
+    def count_arrival(self, now: float) -> None:
+        """Add an arrival to those of the last `window_s` seconds, the estimate for the next period."""
+        self.arrivals.append(now)
 
     def live(self) -> int:
         """Return the number of workers that serve or will serve after consolidation."""
@@ -78,7 +56,10 @@ class Deployment:
         if self.retired or now < self.retry_at:
             return 0
         room = sum(group.spare for group in self.groups.values())
-        need = required(len(self.waiting), self.window.count(now), room, self.spec.batch)
+        while self.arrivals and self.arrivals[0] <= now - self.window_s:
+            self.arrivals.popleft()
+        waiting = len(self.waiting)
+        need = ceil((waiting + len(self.arrivals) - room) / self.spec.batch) if waiting > room else 0
         live = self.live()
         return max(0, min(max(need, self.spec.least - live), self.spec.most - live))
 

@@ -1,97 +1,31 @@
 """Growth of models: send waiting requests to groups with room, and launch groups where there are too few.
 
 A model that fits on no server waits until memory becomes free, or until an idle group of another model has stopped.
-
-Placement `pipeline` uses a server that caches the weights, else Algorithm 1 of ParaServe over the offers of the bandwidth
-reservations (Algorithm 2). Baselines are `first-fit`, one worker on the first server with room, regardless of its link, and
-`locality`, one worker where it is loaded first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from math import inf
+from collections.abc import Collection, Iterator
 
-from coldstart.fleet import timing
 from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Send
 from coldstart.fleet.groups import name_group
 from coldstart.fleet.lives import GroupLives
-from coldstart.fleet.requests import Recheck, Requests
-from coldstart.fleet.roster import Cluster, FleetServer, Roster
-from coldstart.fleet.sizing import Demand, Offer, Place, Scheme, choose
-from coldstart.fleet.specification import FIRST_FIT, PIPELINE, FleetSettings
-
-
-def place(
-    model: str,
-    demand: Demand,
-    cluster: Cluster,
-    settings: FleetSettings,
-    required: int,
-    now: float,
-    avoided: Collection[str] = (),
-) -> Scheme | None:
-    """Return the scheme of the start, or None if the model must wait; servers in `avoided` are not used."""
-    room = [server for server in cluster.open(avoided) if max(server.free) >= demand.memory]
-    if settings.placement == FIRST_FIT:
-        return _single(demand, map(_shared, room), first=True)
-    if settings.placement != PIPELINE:
-        timed = (_at_hand(server) if model in server.cached else _shared(server) for server in room)
-        return _single(demand, timed)
-    if settings.cache and (kept := _single(demand, (_at_hand(one) for one in room if model in one.cached))):
-        return kept
-    least = min(demand.part(ranks) for ranks in range(1, settings.most_ranks + 1))
-    return choose(
-        demand,
-        cluster.offers(now, least, avoided),
-        required=required,
-        consolidate=settings.consolidate,
-        most=settings.most_ranks,
-    )
-
-
-def _at_hand(server: FleetServer) -> Offer:
-    return Offer(server.spec.name, inf, server.spec.load, max(server.free))
-
-
-def _shared(server: FleetServer) -> Offer:
-    """Return an offer of an equal share of the link, without a check of the deadlines of other fetches."""
-    share = server.reservations.link.rate / (len(server.reservations.link.pending) + 1)
-    return Offer(server.spec.name, share, server.spec.load, max(server.free))
-
-
-def _single(demand: Demand, offers: Iterable[Offer], first: bool = False) -> Scheme | None:
-    timed = [(timing.loaded_s(demand.costs, demand.size, o.fetch, o.load), o) for o in offers]
-    if not timed:
-        return None
-    term, offer = timed[0] if first else min(timed, key=lambda one: (one[0], one[1].free, one[1].server))
-    ttft = timing.ttft_s(demand.group_costs(1), term, 1, 1, demand.waited_s)
-    tpot = timing.tpot_s(demand.costs, 1, 1)
-    meets = ttft <= demand.ttft_s and tpot <= demand.tpot_s
-    return Scheme((Place(offer.server, demand.size, demand.memory, True),), term, ttft, tpot, meets)
+from coldstart.fleet.sizing import Demand, Scheme
 
 
 class Growth:
     """Growth of all models; `starts` counts launched groups."""
 
-    def __init__(
-        self,
-        settings: FleetSettings,
-        models: dict[str, Deployment],
-        roster: Roster,
-        requests: Requests,
-        lives: GroupLives,
-        recheck: Recheck,
-    ) -> None:
-        self.settings, self.models, self.roster = settings, models, roster
-        self.requests, self.lives, self.recheck = requests, lives, recheck
+    def __init__(self, lives: GroupLives) -> None:
+        self.lives, self.settings, self.models = lives, lives.settings, lives.models
+        self.roster, self.agenda = lives.roster, lives.agenda
         self.starts = 0
         self._reclaimed: dict[str, str] = {}
 
     def advance(self, now: float) -> Iterator[Action]:
         """Process every model that has changed, until none has."""
-        while names := self.recheck.take():
+        while names := self.agenda.take():
             room = self._largest() if len(names) > 1 else None
             for name in names:
                 if name in self.models:
@@ -99,12 +33,12 @@ class Growth:
                     yield from self._grow(self.models[name], room, now)
 
     def _largest(self) -> int:
-        return max((max(server.free) for server in self.roster.cluster.open()), default=0)
+        return max((max(server.free) for server in self.roster.open()), default=0)
 
     def _send(self, model: Deployment, now: float) -> Iterator[Action]:
         while (found := model.next_to_send(now)) is not None:
             request, group = found
-            self.requests.send(request, group.name)
+            self.agenda.send(request, group.name)
             self.lives.give(group, request)
             yield Send(request, group.name)
 
@@ -120,16 +54,16 @@ class Growth:
             # some.
             for avoided in dict.fromkeys((model.avoided(now), frozenset[str]())):
                 if fits:
-                    scheme = place(name, demand, self.roster.cluster, self.settings, need, now, avoided)
+                    scheme = self.roster.place(name, demand, need, now, avoided)
                 if scheme is None:
                     yield from self._reclaim(model, now, avoided)
                 if scheme is not None or self._leaving_for(name):
                     break
             if scheme is None:
-                self.recheck.block(name)
+                self.agenda.block(name)
                 return
             yield from self._launch(model, demand, scheme, need, now)
-        self.recheck.unblock(name)
+        self.agenda.unblock(name)
         self._reclaimed.pop(name, None)
 
     def _demand(self, model: Deployment, now: float) -> Demand:
@@ -154,10 +88,7 @@ class Growth:
             return False
         demand, batch = model.spec.demand(0.0, self.settings.beside), model.spec.batch
         groups = model.groups.values()
-        return any(
-            self.lives.consolidation.keeps_more(one, batch, demand.full_memory(len(one.workers)))
-            for one in groups
-        )
+        return any(self.lives.keeps_more(one, batch, demand.full_memory(len(one.workers))) for one in groups)
 
     def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:
         """Stop the longest idle group whose device then fits the model; at most one at a time per model."""
@@ -168,7 +99,7 @@ class Growth:
             group, worker = self.lives.groups[candidate], self.lives.groups[candidate].workers[0]
             if worker.server in avoided:
                 continue
-            free = self.roster.cluster.servers[worker.server].free[worker.device]
+            free = self.roster.servers[worker.server].free[worker.device]
             if free + worker.memory >= memory and self.models[group.model].spares(group):
                 self._reclaimed[name] = worker.name
                 yield from self.lives.stop(group, now)

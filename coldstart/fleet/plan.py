@@ -7,10 +7,9 @@ from typing import Any
 
 from coldstart.errors import UsageError
 from coldstart.fleet.configuration import FleetFile
-from coldstart.fleet.growth import place
-from coldstart.fleet.roster import Cluster
+from coldstart.fleet.roster import Roster
 from coldstart.fleet.sizing import Scheme, considered
-from coldstart.fleet.specification import PIPELINE, FleetModel
+from coldstart.fleet.specification import FleetModel
 
 
 def planned(file: FleetFile, names: tuple[str, ...] = (), required: int = 1) -> list[dict[str, Any]]:
@@ -22,16 +21,14 @@ def planned(file: FleetFile, names: tuple[str, ...] = (), required: int = 1) -> 
 
 
 def _planned(file: FleetFile, model: FleetModel, required: int) -> dict[str, Any]:
-    cluster = Cluster()
+    roster, settings = Roster(file.settings), file.settings
     for server in file.servers:
-        cluster.join(server, 0.0)
-    demand = model.demand(0.0, file.settings.beside)
-    chosen = place(model.name, demand, cluster, file.settings, required, 0.0)
-    weighed: list[Scheme] = []
-    if file.settings.placement == PIPELINE:
-        offers = cluster.offers(0.0)
-        options = {"consolidate": file.settings.consolidate, "most": file.settings.most_ranks}
-        weighed = list(considered(demand, offers, required=required, **options))  # type: ignore[arg-type]
+        roster.join(server, 0.0)
+    demand, offers = model.demand(0.0, settings.beside), roster.offers(0.0)
+    chosen = roster.place(model.name, demand, required, 0.0)
+    weighed = considered(
+        demand, offers, required=required, consolidate=settings.consolidate, most=settings.most_ranks
+    )
     return {
         "model": model.name,
         "ttft_limit_s": None if model.ttft_s == inf else model.ttft_s,

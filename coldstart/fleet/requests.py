@@ -1,4 +1,4 @@
-"""Open requests of the fleet, its timers, and the models that the core must look at again.
+"""Agenda of the fleet: its open requests, its timers, and the models that the core must look at again.
 
 Invariant: `held` counts the waiting requests; each of them is in the queue of its model, and no other request is.
 """
@@ -11,58 +11,6 @@ from heapq import heappop, heappush
 from math import inf
 
 from coldstart.fleet.deployments import Deployment
-
-
-class Timers:
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, str, str]] = []
-        self._number = 0
-
-    def add(self, time: float, kind: str, name: str) -> None:
-        self._number += 1
-        heappush(self._heap, (time, self._number, kind, name))
-
-    def next(self) -> float:
-        return self._heap[0][0] if self._heap else inf
-
-    def due(self, now: float) -> Iterator[tuple[str, str]]:
-        """Yield the timers that are due, in order; timers added meanwhile are left for the next call."""
-        last = self._number
-        while self._heap and self._heap[0][0] <= now and self._heap[0][1] <= last:
-            _, _, kind, name = heappop(self._heap)
-            yield kind, name
-
-
-class Recheck:
-    """Names of models to process, in the order in which they were touched.
-
-    A model that found no room is blocked: it is processed again once memory has become free on any server.
-    """
-
-    def __init__(self) -> None:
-        self._touched: dict[str, None] = {}
-        self._blocked: dict[str, None] = {}
-        self._freed = False
-
-    def touch(self, model: str) -> None:
-        self._touched[model] = None
-
-    def free(self) -> None:
-        """Record that a device or a link may have more room than before."""
-        self._freed = True
-
-    def block(self, model: str) -> None:
-        self._blocked[model] = None
-
-    def unblock(self, model: str) -> None:
-        self._blocked.pop(model, None)
-
-    def take(self) -> dict[str, None]:
-        """Return the models to process now, and reset; empty if nothing has changed."""
-        names = self._touched | (self._blocked if self._freed else {})
-        self._touched, self._freed = {}, False
-        return names
-
 
 HOLD = "hold"
 
@@ -80,15 +28,22 @@ class TrackedRequest:
     tries: int = 0
 
 
-class Requests:
-    """All open requests by name; a request that waits for more than `hold_s` seconds is due at a HOLD timer."""
+class Agenda:
+    """All open requests by name; a request that waits for more than `hold_s` seconds is due at a HOLD timer.
 
-    def __init__(
-        self, models: Mapping[str, Deployment], hold_s: float, timers: Timers, recheck: Recheck
-    ) -> None:
+    Models are processed in the order in which they were touched. One that found no room is blocked: it is processed again
+    once memory has become free on any server.
+    """
+
+    def __init__(self, models: Mapping[str, Deployment], hold_s: float) -> None:
         self.open: dict[str, TrackedRequest] = {}
         self.held = 0
-        self._models, self._hold_s, self._timers, self._recheck = models, hold_s, timers, recheck
+        self._models, self._hold_s = models, hold_s
+        self._timers: list[tuple[float, int, str, str]] = []
+        self._number = 0
+        self._touched: dict[str, None] = {}
+        self._blocked: dict[str, None] = {}
+        self._freed = False
 
     def wait(self, request: str, model: str, now: float) -> None:
         """Put a new request at the end of its model's queue."""
@@ -105,8 +60,8 @@ class Requests:
 
     def _hold(self, request: str, model: str, now: float) -> None:
         self.held += 1
-        self._timers.add(now + self._hold_s, HOLD, request)
-        self._recheck.touch(model)
+        self.plan(now + self._hold_s, HOLD, request)
+        self.touch(model)
 
     def send(self, request: str, group: str) -> None:
         """Assign a waiting request to a group."""
@@ -126,3 +81,38 @@ class Requests:
     def waits(self, request: str) -> bool:
         known = self.open.get(request)
         return known is not None and known.group is None
+
+    def plan(self, time: float, kind: str, name: str) -> None:
+        """Add a timer."""
+        self._number += 1
+        heappush(self._timers, (time, self._number, kind, name))
+
+    def deadline(self) -> float:
+        """Return when the next timer is due; infinity: none."""
+        return self._timers[0][0] if self._timers else inf
+
+    def due(self, now: float) -> Iterator[tuple[str, str]]:
+        """Yield the timers that are due, in order; timers added meanwhile are left for the next call."""
+        last = self._number
+        while self._timers and self._timers[0][0] <= now and self._timers[0][1] <= last:
+            _, _, kind, name = heappop(self._timers)
+            yield kind, name
+
+    def touch(self, model: str) -> None:
+        self._touched[model] = None
+
+    def free(self) -> None:
+        """Record that a device or a link may have more room than before."""
+        self._freed = True
+
+    def block(self, model: str) -> None:
+        self._blocked[model] = None
+
+    def unblock(self, model: str) -> None:
+        self._blocked.pop(model, None)
+
+    def take(self) -> dict[str, None]:
+        """Return the models to process now, and reset; empty if nothing has changed."""
+        names = self._touched | (self._blocked if self._freed else {})
+        self._touched, self._freed = {}, False
+        return names

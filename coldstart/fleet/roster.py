@@ -7,7 +7,6 @@ free memory and the memory of workers add up to its size; a lost server holds no
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from math import inf
 
@@ -22,8 +21,8 @@ from coldstart.fleet.groups import (
     name_full_engine,
 )
 from coldstart.fleet.reservations import BandwidthReservations
-from coldstart.fleet.sizing import Demand, Offer, Place, Scheme
-from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.sizing import Demand, Offer, Place, Scheme, choose
+from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 
 
 class FleetServer:
@@ -33,7 +32,6 @@ class FleetServer:
         self.spec, self.draining = spec, False
         self.free = [spec.memory] * spec.devices
         self.reservations = BandwidthReservations(spec.network, now)
-        self.cached: OrderedDict[str, int] = OrderedDict()
 
     def offer(self, now: float) -> Offer:
         fetch = 0.0 if self.draining else self.reservations.offer(now)
@@ -55,34 +53,21 @@ class FleetServer:
     def give(self, device: int, memory: int) -> None:
         self.free[device] += memory
 
-    def remember(self, model: str, size: int) -> None:
-        """Cache the weights in host memory; evict the least recently used weights if they do not fit."""
-        if size > self.spec.host_memory:
-            return
-        self.cached.pop(model, None)
-        self.cached[model] = size
-        while sum(self.cached.values()) > self.spec.host_memory:
-            self.cached.popitem(last=False)
 
-    def recall(self, model: str) -> bool:
-        """Return whether the weights are in host memory, and mark them as used."""
-        if model not in self.cached:
-            return False
-        self.cached.move_to_end(model)
-        return True
+class Roster:
+    """Workers, and servers in the order in which they joined.
 
+    A benchmark's subclass may place models otherwise, or know weights that need no fetch.
+    """
 
-class Cluster:
-    """Servers by name, in the order in which they joined."""
-
-    def __init__(self) -> None:
+    def __init__(self, settings: FleetSettings) -> None:
+        self.settings = settings
         self.servers: dict[str, FleetServer] = {}
+        self.workers: dict[str, FleetWorker] = {}
+        self._stirred: dict[str, None] = {}
 
     def join(self, spec: ServerSpec, now: float) -> None:
         self.servers[spec.name] = FleetServer(spec, now)
-
-    def lose(self, name: str) -> None:
-        self.servers.pop(name, None)
 
     def open(self, avoided: Collection[str] = ()) -> Iterator[FleetServer]:
         return (
@@ -95,26 +80,32 @@ class Cluster:
         """Return the offer of every server with a device that has `least` bytes free."""
         return [server.offer(now) for server in self.open(avoided) if max(server.free) >= least]
 
-
-class Roster:
-    def __init__(self, settings: FleetSettings) -> None:
-        self.settings, self.cluster = settings, Cluster()
-        self.workers: dict[str, FleetWorker] = {}
-        self._stirred: dict[str, None] = {}
-
     def shares(self) -> Iterator[Share]:
         """Yield the rates of fetches that changed since the last call."""
         stirred, self._stirred = self._stirred, {}
         for server in stirred:
-            if server in self.cluster.servers:
-                yield from itertools.starmap(
-                    Share, self.cluster.servers[server].reservations.list_changed_rates()
-                )
+            if server in self.servers:
+                yield from itertools.starmap(Share, self.servers[server].reservations.list_changed_rates())
 
     def _reservations(self, server: FleetServer) -> BandwidthReservations:
         """Return the server's reservations for a change."""
         self._stirred[server.spec.name] = None
         return server.reservations
+
+    def place(
+        self, model: str, demand: Demand, required: int, now: float, avoided: Collection[str] = ()
+    ) -> Scheme | None:
+        """Return the scheme of a start by Algorithm 1 of ParaServe over the offers of the reservations (Algorithm 2).
+
+        None: the model must wait. Servers in `avoided` are not used.
+        """
+        most = self.settings.most_ranks
+        offers = self.offers(now, min(map(demand.part, range(1, most + 1))), avoided)
+        return choose(demand, offers, required=required, consolidate=self.settings.consolidate, most=most)
+
+    def count_missing(self, server: FleetServer, model: str, size: int) -> int:
+        """Return how many of `size` bytes of the model's weights the server must fetch."""
+        return size
 
     def launch(
         self, name: str, model: FleetModel, demand: Demand, scheme: Scheme, keep: int, now: float
@@ -130,9 +121,9 @@ class Roster:
         self, group: Group, model: FleetModel, demand: Demand, scheme: Scheme, rank: int, now: float
     ) -> LaunchRank:
         place, name = scheme.places[rank], f"{group.name}.{rank}"
-        server = self.cluster.servers[place.server]
+        server = self.servers[place.server]
         device = server.take(place.memory)
-        fetch = 0 if self.settings.cache and server.recall(model.name) else place.size
+        fetch = self.count_missing(server, model.name, place.size)
         deadline = now + self._budget(demand, scheme, place, server.spec.load)
         if fetch and deadline < inf:
             self._reservations(server).claim(name, fetch, deadline, now)
@@ -153,11 +144,11 @@ class Roster:
         """
         first = parts[0].launch
         whole = len(parts) == first.ranks and not any(part.stopping for part in parts)
-        whole = whole and all(part.launch.server in self.cluster.servers for part in parts)
+        whole = whole and all(part.launch.server in self.servers for part in parts)
         group = Group(first.group, model.name, [], 1, model.batch, since=now)
         for part in sorted(parts, key=lambda one: one.launch.rank):
             launch = part.launch
-            server = self.cluster.servers.get(launch.server)
+            server = self.servers.get(launch.server)
             if server is None or launch.worker in self.workers:
                 continue
             rest, full = model.size - launch.size, launch.memory >= model.memory
@@ -175,7 +166,7 @@ class Roster:
 
     def _budget(self, demand: Demand, scheme: Scheme, place: Place, load: float) -> float:
         """Return the seconds in which the rank must be fetched: the paper's D minus the current time."""
-        if not scheme.meets or self.settings.placement != PIPELINE:
+        if not scheme.meets:
             return inf
         ranks = len(scheme.places)
         after = timing.ttft_s(demand.group_costs(ranks), 0.0, ranks, scheme.full, demand.waited_s)
@@ -184,33 +175,27 @@ class Roster:
 
     def measured(self, server: str, bandwidth: float, now: float) -> None:
         """Record the measured speed of a server's link, in bytes/s."""
-        if (known := self.cluster.servers.get(server)) is not None:
+        if (known := self.servers.get(server)) is not None:
             self._reservations(known).measured(bandwidth, now)
 
-    def fetched(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
-        server = self.cluster.servers[worker.server]
-        self._reservations(server).finished(worker.name, now)
-        if self.settings.cache and worker.whole:
-            server.remember(model.name, model.size)
+    def fetched(self, worker: FleetWorker, now: float) -> None:
+        self._reservations(self.servers[worker.server]).finished(worker.name, now)
 
     def fetch_rest(self, worker: FleetWorker, now: float) -> FetchRest:
-        server = self.cluster.servers[worker.server]
-        known = self.settings.cache and server.recall(worker.model)
-        size = 0 if known else worker.rest
+        server = self.servers[worker.server]
+        size = self.count_missing(server, worker.model, worker.rest)
         if size:
             server.reservations.trail(name_background_fetch(worker.name), size, now)
         return FetchRest(worker.name, size)
 
-    def complete_worker(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
+    def complete_worker(self, worker: FleetWorker, now: float) -> None:
         worker.whole = True
-        server = self.cluster.servers[worker.server]
+        server = self.servers[worker.server]
         server.reservations.finished(name_background_fetch(worker.name), now)
-        if self.settings.cache:
-            server.remember(model.name, model.size)
 
     def grow(self, worker: FleetWorker, memory: int) -> bool:
         """Enlarge the worker to `memory` bytes for the full model. Return False if its device has too little free memory."""
-        free, more = self.cluster.servers[worker.server].free, memory - worker.memory
+        free, more = self.servers[worker.server].free, memory - worker.memory
         if free[worker.device] < more:
             return False
         free[worker.device] -= more
@@ -220,7 +205,7 @@ class Roster:
     def shrink(self, worker: FleetWorker, memory: int) -> None:
         """Reduce the worker's device memory to `memory` bytes."""
         if memory < worker.memory:
-            self.cluster.servers[worker.server].give(worker.device, worker.memory - memory)
+            self.servers[worker.server].give(worker.device, worker.memory - memory)
             worker.memory = memory
 
     def released(self, worker: FleetWorker, model: FleetModel, group: str) -> None:
@@ -242,21 +227,21 @@ class Roster:
 
     def remove_worker(self, worker: FleetWorker, now: float) -> None:
         """Free the memory and link of a worker whose process has ended."""
-        if self.workers.pop(worker.name, None) is None or worker.server not in self.cluster.servers:
+        if self.workers.pop(worker.name, None) is None or worker.server not in self.servers:
             return
         self._release_link(worker, now)
-        self.cluster.servers[worker.server].give(worker.device, worker.memory)
+        self.servers[worker.server].give(worker.device, worker.memory)
 
     def lose(self, server: str) -> list[FleetWorker]:
         """Remove a lost server; return its workers."""
-        self.cluster.lose(server)
+        self.servers.pop(server, None)
         lost = [worker for worker in self.workers.values() if worker.server == server]
         for worker in lost:
             del self.workers[worker.name]
         return lost
 
     def _release_link(self, worker: FleetWorker, now: float) -> None:
-        server = self.cluster.servers.get(worker.server)
+        server = self.servers.get(worker.server)
         if server is not None:
             self._reservations(server).finished(worker.name, now)
             server.reservations.finished(name_background_fetch(worker.name), now)

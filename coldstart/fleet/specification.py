@@ -13,29 +13,19 @@ from coldstart.fleet.sizing import MOST_RANKS, Demand
 from coldstart.fleet.timing import Costs
 from coldstart.host.tables import Rate, Seconds, Size
 
-PIPELINE, FIRST_FIT, LOCALITY = "pipeline", "first-fit", "locality"
-PLACEMENTS = (PIPELINE, FIRST_FIT, LOCALITY)
-
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """`devices` of `memory` bytes each behind one link; `host_memory` bytes cache the weights of stopped models."""
+    """`devices` of `memory` bytes each behind one link."""
 
     name: str
     memory: Size
     network: Rate
     load: Rate
     devices: int = 1
-    host_memory: Size = 0
 
     def __post_init__(self) -> None:
-        if (
-            self.memory <= 0
-            or self.network <= 0
-            or self.load <= 0
-            or self.devices < 1
-            or self.host_memory < 0
-        ):
+        if self.memory <= 0 or self.network <= 0 or self.load <= 0 or self.devices < 1:
             raise UsageError(
                 f"server {self.name}: memory, network and load must be above 0, devices at least 1"
             )
@@ -93,21 +83,16 @@ class FleetModel:
 class FleetSettings:
     """Settings of the fleet's decisions.
 
-    Placement `pipeline` is ParaServe. Two baselines: `first-fit` uses the first server with room; `locality` the
-    server where the model is loaded first, with weights in host memory counted.
-
     A server that makes no progress for `hang_timeout_s` is killed (`host.live.hang` has the rule).
 
     `beside` counts the device memory of an engine that loads beside its rank (required by vLLM); without it the
     worker grows in place, as in the paper. `reclaim` stops idle workers early when another model finds no room.
     """
 
-    placement: str = PIPELINE
     most_ranks: int = MOST_RANKS
     window_s: Seconds = 1.0
     consolidate: bool = True
     beside: bool = True
-    cache: bool = False
     reclaim: bool = True
     retries: int = 2
     hold_s: Seconds = 600.0
@@ -117,10 +102,6 @@ class FleetSettings:
     hang_timeout_s: Seconds = 120.0
 
     def __post_init__(self) -> None:
-        if self.placement not in PLACEMENTS:
-            raise UsageError(
-                f"unknown placement {self.placement!r}", hint=f"use one of: {', '.join(PLACEMENTS)}"
-            )
         if not 1 <= self.most_ranks <= 16 or self.window_s < 0 or self.hold_s <= 0 or self.retries < 0:
             raise UsageError(
                 "most_ranks must be from 1 to 16, window_s and retries 0 or more, hold_s above 0"

@@ -11,9 +11,8 @@ from math import inf
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.lab.live import Replay
 from coldstart.lab.loop import Call, Loop, Timer
-from coldstart.lab.records import RequestRecord
+from coldstart.lab.records import Replay, RequestRecord
 from coldstart.lab.traces import TraceRequest, prompt_tokens
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine

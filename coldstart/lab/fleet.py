@@ -8,8 +8,9 @@ then has the speed of its new group. Stopping takes `stop_s`. Processes die and 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
@@ -18,65 +19,25 @@ from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.groups import name_full_engine
 from coldstart.fleet.reservations import NetworkLink
+from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 from coldstart.lab.loop import Loop, Timer
+from coldstart.lab.records import ModelRequest, Replay, RequestRecord
 
 REST = "+rest"
 
 
-@dataclass(frozen=True, slots=True)
-class FleetRequest:
-    """One request: arrival, model, prefill and decode seconds on a full device, and output tokens."""
-
-    arrival_s: float
-    model: str
-    prefill_s: float
-    decode_s: float
-    tokens: int
-
-
 @dataclass(slots=True)
-class FleetServed:
-    """A request and its result, in seconds of the trace. `cold`: it waited for a start."""
+class _Stream:
+    """A request with its record; in its current group: tokens after the first by `since`, and seconds per token."""
 
-    request: FleetRequest
-    cold: bool = False
-    sent_s: float = inf
-    first_s: float = inf
-    ended_s: float = inf
-    moves: int = 0
-    status: int = 200
-    # In its current group: tokens after the first by `since`, seconds per token, and the next event of the request.
+    request: ModelRequest
+    record: RequestRecord
     done: float = 0.0
     since: float = 0.0
     pace_s: float = 0.0
     timer: Timer | None = None
-
-    @property
-    def ttft_s(self) -> float:
-        return self.first_s - self.request.arrival_s
-
-    @property
-    def tpot_s(self) -> float:
-        return (self.ended_s - self.first_s) / max(1, self.request.tokens - 1)
-
-
-@dataclass(slots=True)
-class FleetOutcome:
-    """Result of a replay.
-
-    `held_byte_s` is device memory held over time; `fetched` are bytes over links, including background fetches.
-    """
-
-    requests: list[FleetServed] = field(default_factory=list)
-    starts: int = 0
-    workers: int = 0
-    ranks: dict[int, int] = field(default_factory=dict)
-    moves: int = 0
-    fetched: float = 0.0
-    held_byte_s: float = 0.0
-    end_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -89,7 +50,7 @@ class _Process:
 
 
 def simulate(
-    requests: Iterable[FleetRequest],
+    requests: Iterable[ModelRequest],
     servers: Sequence[ServerSpec],
     models: Iterable[FleetModel],
     settings: FleetSettings,
@@ -97,10 +58,15 @@ def simulate(
     move_s: float = 0.34,
     stop_s: float = 0.0,
     faults: Sequence[tuple[float, Event]] = (),
+    roster: Roster | None = None,
     record: list[tuple[float, Event, list[Action]]] | None = None,
-) -> FleetOutcome:
-    """Replay requests, which must be in order of arrival. `record` receives every event with the resulting actions."""
-    fleet = _Fleet(FleetCore(settings, servers, models), servers, move_s, stop_s, record)
+) -> Replay:
+    """Replay requests, which must be in order of arrival. `record` receives every event with the resulting actions.
+
+    The SLO is that of the models. Of the counts, `device_byte_s` is device memory held over time, and `fetched_bytes` are
+    bytes over links, including background fetches.
+    """
+    fleet = _Fleet(FleetCore(settings, servers, models, roster), servers, move_s, stop_s, record)
     return fleet.replay(requests, faults)
 
 
@@ -114,7 +80,8 @@ class _Fleet:
         record: list[tuple[float, Event, list[Action]]] | None,
     ) -> None:
         self.core, self.move_s, self.stop_s, self.record = core, move_s, stop_s, record
-        self.outcome = FleetOutcome()
+        self.streams: list[_Stream] = []
+        self._workers, self._ranks, self._held_byte_s = 0, Counter[int](), 0.0
         self.servers = {server.name: server for server in servers}
         self.links = {server.name: NetworkLink(server.network) for server in servers}
         self.processes: dict[str, _Process] = {}
@@ -125,25 +92,38 @@ class _Fleet:
         self._home: dict[str, str] = {}
         self._goal: dict[str, str] = {}
 
-    def replay(self, requests: Iterable[FleetRequest], faults: Sequence[tuple[float, Event]]) -> FleetOutcome:
+    def replay(self, requests: Iterable[ModelRequest], faults: Sequence[tuple[float, Event]]) -> Replay:
         for time, event in faults:
             self._loop.plan(time, partial(self._fault, event))
         arrivals = ((request.arrival_s, partial(self._arrive, request)) for request in requests)
         self._loop.run(arrivals, is_open=lambda: self._open > 0)
-        outcome = self.outcome
-        outcome.starts, outcome.moves = self.core.starts, self.core.moves
-        outcome.end_s = max((one.ended_s for one in outcome.requests if one.status == 200), default=0.0)
-        outcome.fetched = sum(link.moved for link in self.links.values())
-        return outcome
+        records = [stream.record for stream in self.streams]
+        counts = {
+            "servers": len(self.servers),
+            "starts": self.core.starts,
+            "workers": self._workers,
+            "groups_by_ranks": {str(ranks): count for ranks, count in sorted(self._ranks.items())},
+            "streams_moved": self.core.moves,
+            "fetched_bytes": sum(link.moved for link in self.links.values()),
+            "device_byte_s": self._held_byte_s,
+        }
+        limits: dict[str | None, dict[str, float]] = {}
+        for name, model in self.core.models.items():
+            both = {"ttft_s": model.spec.ttft_s, "tpot_s": model.spec.tpot_s}
+            limits[name] = {metric: limit for metric, limit in both.items() if limit < inf}
+        end = max((one.finished_s or 0.0 for one in records), default=0.0)
+        return Replay(records, end, counts=counts, limits=limits)
 
-    def _arrive(self, request: FleetRequest) -> None:
-        served = FleetServed(request)
-        self.outcome.requests.append(served)
+    def _arrive(self, request: ModelRequest) -> None:
+        record = request.record(len(self.streams))
+        self.streams.append(_Stream(request, record))
         self._open += 1
-        self._tell(events.Arrived(str(len(self.outcome.requests) - 1), request.model))
-        served.cold = served.sent_s == inf
+        self._tell(events.Arrived(str(record.number), request.model))
+        record.cold = record.sent_s is None
 
     def _ended(self, request: str) -> None:
+        stream = self.streams[int(request)]
+        stream.record.finished_s, stream.record.output_tokens = self._loop.now, stream.request.tokens
         self._home.pop(request, None)
         self._open -= 1
         self._tell(events.Ended(request))
@@ -212,19 +192,18 @@ class _Fleet:
                 self._send(request, group)
             case events.Move(request, _, target):
                 self._move(request, target)
-            case events.Refuse(request, status):
-                served = self._served(request)
+            case events.Refuse(request, status, reason):
+                stream = self.streams[int(request)]
                 self._open -= 1
-                served.status = status
-                self._cancel(served)
+                stream.record.error = f"HTTP {status}: {reason}"
+                self._cancel(stream)
                 self._home.pop(request, None)
 
     def _launch(self, launch: events.LaunchRank) -> None:
         self.processes[launch.worker] = _Process(launch, self._loop.now)
         self.shape[launch.group] = launch.ranks, launch.full
-        self.outcome.workers += 1
-        if launch.rank == 0:
-            self.outcome.ranks[launch.ranks] = self.outcome.ranks.get(launch.ranks, 0) + 1
+        self._workers += 1
+        self._ranks[launch.ranks] += launch.rank == 0
         begin = timing.fetch_begin_s(self._costs(launch.model)) if launch.fetch else 0.0
         if begin:
             self._loop.plan(self._loop.now + begin, partial(self._begin, launch))
@@ -283,57 +262,52 @@ class _Fleet:
             self._tell(events.Fetched(worker))
 
     def _count(self, process: _Process) -> None:
-        self.outcome.held_byte_s += process.launch.memory * (self._loop.now - process.began)
+        self._held_byte_s += process.launch.memory * (self._loop.now - process.began)
 
     def _shape(self, group: str) -> tuple[int, int]:
         return self.shape.get(group, (1, 1))
 
     def _send(self, request: str, group: str) -> None:
-        served, (ranks, full), now = self._served(request), self._shape(group), self._loop.now
-        asked = served.request
-        costs = self._costs(asked.model)
-        own = replace(costs, prefill_s=asked.prefill_s, decode_s=asked.decode_s)
-        if served.sent_s == inf:
-            served.sent_s = now
+        stream, (ranks, full), now = self.streams[int(request)], self._shape(group), self._loop.now
+        asked, record = stream.request, stream.record
+        own = replace(self._costs(asked.model), prefill_s=asked.prefill_s, decode_s=asked.decode_s)
+        if record.sent_s is None:
+            record.sent_s = now
         self._go_on(request, group, now + timing.first_token_s(own, ranks, full))
-        if served.first_s == inf or served.first_s > now:
-            served.first_s = served.since
+        if record.first_token_s is None or record.first_token_s > now:
+            record.first_token_s = stream.since
 
     def _go_on(self, request: str, group: str, first: float) -> None:
         """Let the request generate tokens in that group from `first` on, until it has all."""
-        served, (ranks, full) = self._served(request), self._shape(group)
-        asked = served.request
+        stream, (ranks, full) = self.streams[int(request)], self._shape(group)
+        asked = stream.request
         costs = replace(self._costs(asked.model), decode_s=asked.decode_s)
         self._home[request] = group
-        served.since, served.pace_s = first, timing.tpot_s(costs, ranks, full)
-        served.ended_s = first + (asked.tokens - 1 - served.done) * served.pace_s
-        self._cancel(served)
-        served.timer = self._loop.plan(served.ended_s, partial(self._ended, request))
+        stream.since, stream.pace_s = first, timing.tpot_s(costs, ranks, full)
+        self._cancel(stream)
+        end = first + (asked.tokens - 1 - stream.done) * stream.pace_s
+        stream.timer = self._loop.plan(end, partial(self._ended, request))
 
-    def _cancel(self, served: FleetServed) -> None:
-        if served.timer is not None:
-            served.timer.cancel()
+    def _cancel(self, stream: _Stream) -> None:
+        if stream.timer is not None:
+            stream.timer.cancel()
 
     def _halt(self, request: str) -> float:
         """Stop the request's tokens; return when it can continue at the earliest, not before its first token."""
-        served, now = self._served(request), self._loop.now
-        self._cancel(served)
-        if now >= served.since:
-            made = (now - served.since) / served.pace_s if served.pace_s else inf
-            served.done = min(served.request.tokens - 1.0, served.done + made)
-        return max(now, served.since)
+        stream, now = self.streams[int(request)], self._loop.now
+        self._cancel(stream)
+        if now >= stream.since:
+            made = (now - stream.since) / stream.pace_s if stream.pace_s else inf
+            stream.done = min(stream.request.tokens - 1.0, stream.done + made)
+        return max(now, stream.since)
 
     def _move(self, request: str, target: str) -> None:
         moment = self._halt(request)
-        served = self._served(request)
-        served.moves += 1
         self._goal[request] = target
-        served.timer = self._loop.plan(moment + self.move_s, partial(self._resumed, request, target))
+        resume = partial(self._resumed, request, target)
+        self.streams[int(request)].timer = self._loop.plan(moment + self.move_s, resume)
 
     def _resumed(self, request: str, target: str) -> None:
         self._goal.pop(request, None)
         self._go_on(request, target, self._loop.now)
         self._tell(events.Moved(request, True))
-
-    def _served(self, request: str) -> FleetServed:
-        return self.outcome.requests[int(request)]

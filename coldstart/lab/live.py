@@ -12,13 +12,13 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from coldstart.lab.records import RequestRecord
+from coldstart.lab.records import Replay, RequestRecord
 from coldstart.lab.traces import TraceRequest, prompt_tokens
 from coldstart.validate import openai
 
@@ -63,19 +63,6 @@ class ReplaySettings:
     vocabulary: int = 1000
     timeout_s: float = 600.0
     balance: str = "round-robin"
-
-
-@dataclass(slots=True)
-class Replay:
-    """Result of a replay: `ended` is 'complete', 'interrupted' or 'target dead'; `error` is the last error of a request.
-
-    The records are in order of the trace.
-    """
-
-    records: list[RequestRecord] = field(default_factory=list)
-    duration_s: float = 0.0
-    ended: str = "complete"
-    error: str | None = None
 
 
 class _Run:

@@ -5,14 +5,17 @@ Invariant: the same options and seed give the same requests in a live replay and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count, takewhile
 from pathlib import Path
 from random import Random
 
 from coldstart.errors import UsageError
+from coldstart.fleet.timing import Costs
+from coldstart.lab.records import ModelRequest
 from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, read_trace
+from coldstart.scheduling import IterationProfile
 
 MODEL_MAPPINGS = ("round-robin", "zipf", "column")
 
@@ -67,6 +70,27 @@ class TracePlan:
             )
             for row in mapped
         ]
+
+
+def time_requests(
+    rows: Iterable[TraceRequest], profile: IterationProfile | None, costs: Mapping[str, Costs]
+) -> Iterator[ModelRequest]:
+    """Yield the rows with the times of a batch of one, from one profile of iteration times, or from each model's costs."""
+    for row in rows:
+        name = str(row.model)
+        if profile is None:
+            prefill, decode = costs[name].prefill_s, costs[name].decode_s
+        else:
+            prefill, decode = profile.prefill(row.prompt_tokens), profile.decode(1)
+        yield ModelRequest(row.arrival_s, name, prefill, decode, row.output_tokens)
+
+
+def generate(
+    models: Sequence[str], rate: float, cv: float, duration_s: float, tokens: int, seed: int
+) -> Iterable[TraceRequest]:
+    """Return requests with gamma arrivals over the models by Zipf's law, each with `tokens` output tokens."""
+    times = takewhile(lambda time: time <= duration_s, accumulate(gamma_gaps(rate, cv, Random(seed))))
+    return map_models((TraceRequest(time, 1, tokens) for time in times), models, "zipf", seed)
 
 
 def gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:

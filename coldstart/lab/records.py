@@ -1,5 +1,7 @@
 """Measurements of each request of a replay, and their summary: percentiles, SLO attainment, goodput and a comparison.
 
+A live replay and each simulation give the same records, and so the same summary.
+
 Equations: attainment = requests within every limit of the SLO / all requests that ended (failures count as misses);
 goodput = requests within the SLO per second of replay. A ratio to a baseline is baseline / this for times and this /
 baseline for rates, so that above 1 is always better.
@@ -8,7 +10,8 @@ baseline for rates, so that above 1 is always better.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,15 +22,15 @@ METRICS = {
     "tpot_s": "TPOT",
     "normalized_s": "per token",
     "latency_s": "end to end",
-    "lag_s": "client lag",
+    "wait_s": "until sent",
 }
-"""Metrics of a request with their labels. The lag is that of the client and covers failed requests too."""
+"""Metrics of a request with their labels. `wait_s` covers failed requests too."""
 PERCENTILES = (50, 90, 95, 99)
 MARKS = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")
 RATES = ("requests_per_s", "output_tokens_per_s", "goodput_per_s")
 COLUMNS = (
     "number", "model", "target", "due_s", "sent_s", "first_token_s", "finished_s", "prompt_tokens", "wanted_tokens",
-    "output_tokens", "error", "ttft_s", "tpot_s", "normalized_s", "latency_s",
+    "output_tokens", "cold", "error", "ttft_s", "tpot_s", "normalized_s", "latency_s",
 )  # fmt: skip
 """Columns of the exported table."""
 
@@ -37,7 +40,8 @@ class RequestRecord:
     """Measurements of one request in seconds from the replay's start.
 
     Latencies count from `due_s`, the time in the trace, so that a late client does not improve the server's result.
-    `answer` is a digest of the answer's token ids, if the replay requested them.
+    `answer` is a digest of the answer's token ids, if the replay requested them. `cold`: it waited for a start of its
+    model; None where that is unknown.
     """
 
     number: int
@@ -52,6 +56,7 @@ class RequestRecord:
     output_tokens: int = 0
     answer: str | None = None
     error: str | None = None
+    cold: bool | None = None
 
     @property
     def ok(self) -> bool:
@@ -81,16 +86,55 @@ class RequestRecord:
         )
 
     @property
-    def lag_s(self) -> float | None:
-        """Return how late the client sent the request."""
+    def wait_s(self) -> float | None:
+        """Return the time until the request was sent: the client's delay, or in a simulation the wait for its model."""
         return None if self.sent_s is None else self.sent_s - self.due_s
+
+
+Limits = Mapping[str | None, Mapping[str, float]]
+"""An SLO: limits in seconds by metric for each model; None: for all others."""
+
+
+@dataclass(slots=True)
+class Replay:
+    """Result of a replay: `ended` is 'complete', 'interrupted' or 'target dead'; `error` is the last error of a request.
+
+    The records are in order of the trace. `counts` are further results of a simulation, and `limits` its SLO.
+    """
+
+    records: list[RequestRecord] = field(default_factory=list)
+    duration_s: float = 0.0
+    ended: str = "complete"
+    error: str | None = None
+    counts: dict[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One request of a simulated host or fleet: seconds of its prefill and of each token on a device of its own."""
+
+    arrival_s: float
+    model: str
+    prefill_s: float
+    decode_s: float = 0.0
+    tokens: int = 1
+
+    @property
+    def service_s(self) -> float:
+        """Return the seconds from its dispatch to its last token."""
+        return self.prefill_s + (self.tokens - 1) * self.decode_s
+
+    def record(self, number: int) -> RequestRecord:
+        """Return its record before it is sent."""
+        return RequestRecord(number, self.arrival_s, 0, self.tokens, self.model, "simulated")
 
 
 def tabulate(records: Iterable[RequestRecord]) -> DataFrame:
     """Return one row for each record, with `ok` and all metrics."""
     from pandas import DataFrame
 
-    names = [*COLUMNS, "lag_s", "ok"]
+    names = [*COLUMNS, "wait_s", "ok"]
     frame = DataFrame([[getattr(one, name) for name in names] for one in records], columns=names)
     times = [name for name in names if name.endswith("_s")]
     return frame.astype(dict.fromkeys(times, float) | {"ok": bool})
@@ -108,7 +152,7 @@ def parse_slo(text: str) -> dict[str, float]:
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         key = f"{name.strip()}_s"
-        if key not in METRICS or key == "lag_s":
+        if key not in METRICS or key == "wait_s":
             raise ValueError(f"SLO {part!r}: write ttft=, tpot=, normalized= or latency= with seconds")
         limits[key] = float(value)
         if not limits[key] > 0:
@@ -127,14 +171,29 @@ def describe(values: Series | Sequence[float]) -> dict[str, float] | None:
     return {"mean": float(known.mean()), "min": float(known.min()), **marks, "max": float(known.max())}
 
 
-def summarize(frame: DataFrame, limits: Mapping[str, float], duration_s: float) -> dict[str, Any]:
-    """Return the result of a replay, ready for JSON; attainment and goodput are None without an SLO."""
-    good, span = frame[frame["ok"]], max(duration_s, 1e-9)
-    met = (
-        len(good.query(" and ".join(f"not {name} > {limit!r}" for name, limit in limits.items())))
-        if limits
-        else 0
-    )
+def summarize(frame: DataFrame, limits: Limits, duration_s: float) -> dict[str, Any]:
+    """Return the result of a replay, ready for JSON; `models` has that of each model if there are several.
+
+    Attainment and goodput are None without an SLO, and the share of cold requests where it is unknown.
+    """
+    found = _summarize(frame, limits, duration_s)
+    if len(by_model := frame.groupby("model")) > 1:
+        every = limits.get(None, {})
+        found["models"] = {
+            name: _summarize(part, {name: limits.get(name, every)}, duration_s) for name, part in by_model
+        }
+    return found
+
+
+def _summarize(frame: DataFrame, limits: Limits, duration_s: float) -> dict[str, Any]:
+    good, total, span = frame[frame["ok"]], max(1, len(frame)), max(duration_s, 1e-9)
+    within, cold = _judge(good, limits), frame["cold"].dropna()
+    met = int(within.all(axis=1).sum())
+    slo = {
+        "limits": {model or "all": dict(of_model) for model, of_model in limits.items()},
+        "attainment": met / total,
+        "by_metric": {name: int(within[name].sum()) / total for name in within},
+    }
     return {
         "requests": len(frame),
         "completed": len(good),
@@ -142,10 +201,38 @@ def summarize(frame: DataFrame, limits: Mapping[str, float], duration_s: float) 
         "duration_s": duration_s,
         "requests_per_s": len(good) / span,
         "output_tokens_per_s": float(good["output_tokens"].sum()) / span,
-        **{name: describe(good[name]) for name in METRICS if name != "lag_s"},
-        "client_lag_s": describe(frame["lag_s"]),
-        "slo": {"limits": dict(limits), "attainment": met / max(1, len(frame))} if limits else None,
-        "goodput_per_s": met / span if limits else None,
+        **{name: describe((frame if name == "wait_s" else good)[name]) for name in METRICS},
+        "cold_share": float(cold.astype(float).mean()) if len(cold) else None,
+        "slo": slo if len(within.columns) else None,
+        "goodput_per_s": met / span if len(within.columns) else None,
+    }
+
+
+def _judge(good: DataFrame, limits: Limits) -> DataFrame:
+    """Return for each request, and each metric of the SLO, whether it is within the limit of its model."""
+    from pandas import DataFrame
+
+    within = DataFrame(index=good.index)
+    for name in sorted({name for of_model in limits.values() for name in of_model}):
+        every = limits.get(None, {}).get(name, inf)
+        most = {model: of_model.get(name, every) for model, of_model in limits.items()}
+        within[name] = ~good[name].gt(good["model"].map(most).astype(float).fillna(every))
+    return within
+
+
+# Number of causes of failed requests in the result.
+_CAUSES = 5
+
+
+def report(kind: str, replay: Replay, frame: DataFrame, limits: Limits) -> dict[str, Any]:
+    """Return the document of a replay whose records are in `frame`; without `limits` its own SLO is judged."""
+    causes = frame["error"].value_counts().head(_CAUSES)
+    return {
+        "kind": kind,
+        "ended": replay.ended,
+        **summarize(frame, limits or replay.limits, replay.duration_s),
+        **({"counts": replay.counts} if replay.counts else {}),
+        "causes": [{"error": cause, "requests": int(count)} for cause, count in causes.items()],
     }
 
 
@@ -162,32 +249,60 @@ def compare(this: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, f
     return {name: over / under for name, (over, under) in pairs.items() if over is not None and under}
 
 
-def list_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+def list_metrics(summary: Mapping[str, Any]) -> list[list[str]]:
     """Return one row per metric: its label, then MARKS in seconds."""
-    found = ((label, summary.get(name.replace("lag_s", "client_lag_s"))) for name, label in METRICS.items())
+    found = ((label, summary.get(name)) for name, label in METRICS.items())
     return [[label, *(f"{marks[mark]:.4g}" for mark in MARKS)] for label, marks in found if marks]
 
 
+MODEL_COLUMNS = ("model", "requests", "failed", "cold", "TTFT mean", "p90", "p99", "in SLO")
+
+
+def list_models(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Return one row of MODEL_COLUMNS per model, with times in seconds; none for a replay of one model."""
+    rows = []
+    for name, one in summary.get("models", {}).items():
+        ttft = [f"{(one['ttft_s'] or {}).get(mark, 0.0):.4g}" for mark in ("mean", "p90", "p99")]
+        shares = (one["cold_share"], one["slo"] and one["slo"]["attainment"])
+        cold, met = ("-" if share is None else f"{share:.1%}" for share in shares)
+        rows.append([name, str(one["requests"]), str(one["failed"]), cold, *ttft, met])
+    return rows
+
+
 def format_text(summary: Mapping[str, Any], ratios: Mapping[str, float] | None = None) -> str:
-    """Return the table with its rates below, and the ratios to a baseline."""
-    rows = [["seconds", *MARKS], *list_rows(summary)]
+    """Return the table with its rates below, a table of the models, and the ratios to a baseline."""
+    rows = [["seconds", *MARKS], *list_metrics(summary)]
     lines = [f"{row[0]:<12}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows]
-    lines.append(format_rates(summary))
+    lines += format_rates(summary)
+    if models := list_models(summary):
+        lines += [
+            f"{row[0]:<28}" + "".join(f"{cell:>10}" for cell in row[1:])
+            for row in ([*MODEL_COLUMNS], *models)
+        ]
     if ratios:
         lines.append("compared with the baseline (above 1 is better):")
         lines += [f"  {name:<22}{ratio:>8.2f}x" for name, ratio in ratios.items()]
     return "\n".join(lines)
 
 
-def format_rates(summary: Mapping[str, Any]) -> str:
-    """Return counts and rates in one line; SLO attainment and goodput if an SLO was given."""
-    slo = summary["slo"]
+def format_rates(summary: Mapping[str, Any]) -> list[str]:
+    """Return lines with counts and rates, SLO attainment and goodput if an SLO was given, and counts of a simulation."""
+    slo, cold = summary["slo"], summary["cold_share"]
     judged = (
         f", SLO attainment {slo['attainment']:.1%}, goodput {summary['goodput_per_s']:.3g} requests/s"
         if slo
         else ""
     )
-    return (
-        f"{summary['completed']} of {summary['requests']} requests, {summary['failed']} failed; "
+    waited = "" if cold is None else f", {cold:.1%} waited for a start"
+    rates = (
+        f"{summary['completed']} of {summary['requests']} requests, {summary['failed']} failed{waited}; "
         f"{summary['requests_per_s']:.3g} requests/s, {summary['output_tokens_per_s']:.4g} tokens/s{judged}"
     )
+    counts = summary.get("counts", {})
+    shown = (
+        f"{name.replace('_', ' ')} {value:.4g}"
+        if isinstance(value, float)
+        else f"{name.replace('_', ' ')} {value}"
+        for name, value in counts.items()
+    )
+    return [rates, ", ".join(shown)] if counts else [rates]

@@ -24,7 +24,9 @@ PROMPTS = (
 
 
 def read(path: Path) -> tuple[str, ...]:
-    """Read the prompts in their order. Raises UsageError for a file that cannot be read or holds no prompt."""
+    """Read the prompts in their order. Raises UsageError for a file that cannot be read or holds no prompt, and for JSON."""
+    if path.suffix == ".jsonl":
+        raise UsageError(f"cannot read prompts from {path}: JSON lines are not supported", hint=HINT)
     try:
         prompts = tuple(line for line in files.read_text(path).splitlines() if line.strip())
     except (OSError, ValueError) as error:

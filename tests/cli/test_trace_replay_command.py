@@ -66,7 +66,7 @@ def test_a_live_replay_measures_a_server(run: Run, trace: Path) -> None:
         done = run("trace-replay", str(trace), "--target", url, "--model", "m", "--format", "json")
     found = json.loads(done.stdout)
     assert (found["kind"], found["completed"], found["failed"]) == ("live", 10, 0)
-    assert found["client_lag_s"]["max"] >= 0 and {body["model"] for body in server.bodies} == {"m"}
+    assert found["wait_s"]["max"] >= 0 and {body["model"] for body in server.bodies} == {"m"}
 
 
 def test_a_live_replay_asks_for_the_model_of_each_row(run: Run, trace: Path) -> None:
@@ -102,14 +102,12 @@ def test_hint_without_a_target_works_when_it_is_followed(run: Run, trace: Path) 
     run(*shlex.split(command))
 
 
-def test_hint_for_a_simulated_fleet_or_host_works_when_it_is_followed(
-    run: Run, trace: Path, home: Path
-) -> None:
-    (home / "a fleet.toml").write_text(FLEET)
+def test_a_fleet_or_host_file_is_simulated_without_another_option(run: Run, trace: Path, home: Path) -> None:
+    (home / "fleet.toml").write_text(FLEET)
     (home / "host.toml").write_text(HOST)
-    for option, file in (("--fleet", "a fleet.toml"), ("--host", "host.toml")):
-        hint = run("trace-replay", str(trace), option, file, code=2).stderr.splitlines()[-1]
-        run(*shlex.split(hint.partition("hint: coldstart ")[2].replace("REF", "profile.json")))
+    for given in (["--fleet", "fleet.toml"], ["--host", "host.toml", "--profile", "profile.json"]):
+        found = json.loads(run("trace-replay", str(trace), *given, "--format", "json").stdout)
+        assert found["kind"] == f"simulated {given[0].removeprefix('--')}"
 
 
 @pytest.mark.parametrize("target", [[], ["--host", "host.toml"], ["--fleet", "fleet.toml"]])
@@ -224,23 +222,22 @@ def test_host_simulation_of_two_models_that_do_not_fit_together(run: Run, trace:
     (home / "host.toml").write_text(HOST)
     given = ["trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--host", "host.toml"]
     found = json.loads(run(*given, "--format", "json").stdout)
-    assert (found["kind"], found["requests"], found["refused"]) == ("simulated host", 10, {})
+    assert (found["kind"], found["requests"], found["causes"]) == ("simulated host", 10, [])
     assert {name: row["requests"] for name, row in found["models"].items()} == {"small": 5, "large": 5}
-    assert found["starts"] >= 2 and found["peak_memory_bytes"] == 18 << 30
+    assert found["counts"]["starts"] >= 2 and found["counts"]["peak_memory_bytes"] == 18 << 30
     reports = ["--export", "html=host.html", "--export", "csv=host.csv"]
-    assert "simulated host, policy iam: 10 requests" in run(*given, *reports).stdout
+    assert "policy iam, starts" in run(*given, *reports).stdout
     page = (home / "host.html").read_text()
     pages.check(page)
-    labels = [pages.axis_labels(plot) for plot in pages.plots(page)]
-    assert labels[:3] == [{"models", "time (s)"}, {"GiB", "time (s)"}, {"requests", "time (s)"}]
+    assert len(pages.plots(page)) >= 3 + 4 and "large" in page
     lines = (home / "host.csv").read_text().splitlines()
-    assert len(lines) == 11 and lines[0].startswith("number,model,arrived_s,hit,waited_s")
+    assert len(lines) == 11 and lines[0].startswith("number,model,target,due_s,sent_s")
 
 
-def test_host_file_needs_simulation_and_its_models(run: Run, trace: Path, home: Path) -> None:
+def test_host_file_excludes_servers_and_other_models(run: Run, trace: Path, home: Path) -> None:
     (home / "host.toml").write_text(HOST)
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--host", "host.toml", code=2)
-    assert "--simulate --host host.toml --profile REF" in live.stderr
+    assert "--target and --host exclude each other" in live.stderr
     other = ["--simulate", "--profile", "profile.json", "--host", "host.toml", "--models", "nobody"]
     assert "contains no model nobody" in run("trace-replay", str(trace), *other, code=2).stderr
 
@@ -266,10 +263,15 @@ def test_fleet_simulation_uses_the_times_of_each_model(run: Run, trace: Path, ho
     (home / "fleet.toml").write_text(FLEET)
     given = ["trace-replay", str(trace), "--simulate", "--fleet", "fleet.toml"]
     found = json.loads(run(*given, "--format", "json").stdout)
-    assert (found["kind"], found["requests"], found["refused"]) == ("simulated fleet", 10, {})
-    assert found["models"]["small"]["requests"] == 5 and found["starts"] == 2
-    assert "simulated fleet of 2 servers, placement pipeline: 10 requests" in run(*given).stdout
+    assert (found["kind"], found["requests"], found["causes"]) == ("simulated fleet", 10, [])
+    assert found["models"]["small"]["requests"] == 5 and found["counts"]["starts"] == 2
+    assert found["slo"]["limits"]["large"] == {"ttft_s": 8.0} and found["slo"]["attainment"] == 0.5
+    assert "servers 2, starts 2" in run(*given).stdout
+    (home / "before.json").write_text(json.dumps(found))
+    done = run(*given, "--slo", "ttft=100", "--baseline", "before.json", "--export", "csv=fleet.csv")
+    assert "SLO attainment 100.0%" in done.stdout and "compared with the baseline" in done.stdout
+    assert len((home / "fleet.csv").read_text().splitlines()) == 11
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--fleet", "fleet.toml", code=2)
-    assert "--simulate --fleet fleet.toml" in live.stderr
+    assert "--target and --fleet exclude each other" in live.stderr
     assert "give one of them" in run(*given, "--host", "host.toml", code=2).stderr
     assert "contains no model nobody" in run(*given, "--models", "nobody", code=2).stderr

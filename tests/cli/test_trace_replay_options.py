@@ -43,8 +43,8 @@ EFFECTS = {
     "--kv-blocks 9": ("engine",),
     "--host host.toml": ("engine", "host"),
     "--fleet fleet.toml": ("engine", "fleet"),
-    "--slo ttft=1": ("servers", "engine"),
-    "--baseline before.json": ("servers", "engine"),
+    "--slo ttft=1": ALL,
+    "--baseline before.json": ALL,
     MLFQ: ("engine",),
     "--batch 2": ("engine",),
     f"--quantum 1 {MLFQ}": ("engine",),
@@ -54,7 +54,7 @@ EFFECTS = {
     f"--reserve 0.5 {MLFQ}": ("engine",),
     f"--kv-strategy recompute {MLFQ}": ("engine",),
     "--kv-host-memory 1000": ("engine",),
-    "--export json": ("servers", "engine", "host"),
+    "--export json": ALL,
 }
 # Options that have no effect beside others, or without them: kind, options, and the words of the error.
 BESIDE = [

@@ -56,7 +56,7 @@ def metrics(records: Sequence[RequestRecord]) -> dict[str, float]:
         "per_token_s": [_known(r.normalized_s) for r in records],
         "ttft_s": [_known(r.ttft_s) for r in records],
         "latency_s": [_known(r.latency_s) for r in records],
-        "client_lag_s": [_known(r.lag_s) for r in records],
+        "client_lag_s": [_known(r.wait_s) for r in records],
     }
     marks = {f"{name}.mean": fmean(values) for name, values in found.items()}
     marks |= {f"{name}.p95": float(np.percentile(values, 95)) for name, values in found.items()}

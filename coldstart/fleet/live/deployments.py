@@ -1,6 +1,7 @@
 """Convert the arguments of `fleet deploy` to a deployment, with values from the bundle, the weights or the command line.
 
-The duration of a start is counted as the runtime's time if its parts are not known.
+The duration of a start is counted as the runtime's time if its parts are not known. Prefill and decode times are those of the
+bundle's measured iterations. The time of a hop between ranks is not measured before a pipeline runs: it counts as 0.
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ from coldstart.fleet.timing import Costs
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
 from coldstart.models.inspection import Lookup
+from coldstart.scheduling.profile import IterationProfile, ProfileError
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.units import parse_size
 from coldstart.weights.load import stage, tensors
 
+PROMPT = 512
+"""Prompt tokens of the request whose time to first token is predicted."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeployArguments:
-    """Arguments of `fleet deploy` as typed; sizes as text, `ttft_s` is the limit on TTFT in seconds."""
+    """Arguments of `fleet deploy` as typed; sizes as text, `slo` has the limits on TTFT and TPOT in seconds."""
 
     least: int
     most: int
-    ttft_s: float
+    slo: tuple[float, float]
     idle_s: float
     batch: int
     memory: str | None = None
@@ -39,23 +44,18 @@ class DeployArguments:
     start_s: float | None = None
 
 
-def ttft_limit(text: str | None) -> float:
-    """Parse the limit on TTFT in seconds from `ttft=2`; infinite if omitted. Raises UsageError."""
-    if not text:
-        return inf
-    name, _, value = text.partition("=")
-    if "tpot" in text:
-        raise UsageError(
-            f"--slo {text!r}: a limit on TPOT has no effect, because the decode time of a deployed model is not known",
-            hint="--slo ttft=2",
-        )
-    try:
-        seconds = float(value)
-        if name != "ttft" or not seconds > 0:
-            raise ValueError
-    except ValueError as error:
-        raise UsageError(f"--slo: invalid limits {text!r}", hint="--slo ttft=2") from error
-    return seconds
+def parse_limits(text: str | None) -> tuple[float, float]:
+    """Parse limits on TTFT and TPOT in seconds from `ttft=2,tpot=0.1`; infinite if omitted. Raises UsageError."""
+    limits = {"ttft": inf, "tpot": inf}
+    for part in text.split(",") if text else ():
+        name, _, value = part.partition("=")
+        try:
+            limits[name], given = float(value), name in limits
+            if not given or not limits[name] > 0:
+                raise ValueError
+        except ValueError as error:
+            raise UsageError(f"--slo: invalid limits {text!r}", hint="--slo ttft=2,tpot=0.1") from error
+    return limits["ttft"], limits["tpot"]
 
 
 def build_deployment(
@@ -83,12 +83,18 @@ def build_deployment(
     if not memory or start_s is None:
         known = profiles.choose_profile(launch, found)
         memory, start_s = memory or known.memory, known.start_s if start_s is None else start_s
+    costs = measured_costs(found, start_s, wanted.batch)
+    if wanted.slo[1] < inf and not costs.decode_s:
+        raise UsageError(
+            f"{launch.name}: a limit on TPOT needs the time of an iteration, and no bundle of this model has measured it",
+            hint=f"coldstart materialize {launch.model}",
+        )
     spec = FleetModel(
         launch.name,
         weights,
         max(memory, weights),
-        Costs(library_s=start_s),
-        wanted.ttft_s,
+        costs,
+        *wanted.slo,
         batch=wanted.batch,
         least=wanted.least,
         most=wanted.most,
@@ -96,6 +102,20 @@ def build_deployment(
         shares=shares,
     )
     return ModelDeployment(launch, spec)
+
+
+def measured_costs(found: Lookup, start_s: float, batch: int) -> Costs:
+    """Return the costs of a start of `start_s` seconds, with the times of PROMPT tokens and of `batch` requests.
+
+    The latter are 0 if the bundle has not measured them.
+    """
+    try:
+        profile = IterationProfile.parse(found.bundle.json("iterations")) if found.bundle else None
+    except (BundleError, ProfileError):
+        profile = None
+    if profile is None:
+        return Costs(library_s=start_s)
+    return Costs(library_s=start_s, prefill_s=profile.prefill(PROMPT), decode_s=profile.decode(batch))
 
 
 def ranks_bytes(found: Lookup) -> dict[int, tuple[int, ...]]:

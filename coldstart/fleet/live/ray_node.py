@@ -18,7 +18,7 @@ from coldstart.system.ipc.addresses import free_port
 from coldstart.system.proc.lifeline import die_with_supervisor
 
 _LABEL_PREFIX = "coldstart-"
-_MEMBERS = ("memory", "network", "load", "devices", "host_memory")
+_MEMBERS = ("memory", "network", "load", "devices")
 
 
 def labels(server: ServerSpec) -> dict[str, str]:

@@ -40,7 +40,7 @@ def fleet_status(
     """
     models = [model for model in core.models.values() if not model.retired or model.groups]
     return {
-        "servers": [_server(server, links) for server in core.roster.cluster.servers.values()],
+        "servers": [_server(server, links) for server in core.roster.servers.values()],
         "models": [
             _model(model, processes)
             | {"in_flight": in_flight.get(model.spec.name, 0), "hung": hung.get(model.spec.name, 0)}

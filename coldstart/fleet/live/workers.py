@@ -240,7 +240,7 @@ class Workers:
     def _has_joined(self, up: RankUp, first: LaunchRank, ranks: list[EngineProcess]) -> None:
         """Record the time after the largest term of a start; known only if each rank fetched its own weights."""
         costs = self._core.models[first.model].spec.costs
-        servers = self._core.roster.cluster.servers
+        servers = self._core.roster.servers
         terms = [
             timing.loaded_after(costs, one.rank.size, servers[one.rank.server].spec.load, one.fetched.seconds)
             for one in ranks

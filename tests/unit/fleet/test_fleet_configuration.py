@@ -12,15 +12,15 @@ import pytest
 from coldstart.errors import UsageError
 from coldstart.fleet import configuration, plan
 from coldstart.fleet.timing import Overlap
-from coldstart.lab import fleet_replay as replay
+from coldstart.lab.fleet import simulate
+from coldstart.lab.plan import generate, time_requests
 
 GOOD: dict[str, Any] = {
-    "placement": "pipeline",
     "beside": False,
     "window_s": 2,
     "servers": {
         "a": {"count": 2, "devices": 4, "memory": "24GB", "network": "2GB", "load": "12GB"},
-        "b": {"devices": 3, "memory": "32GB", "network": 10**9, "load": "12GB", "host_memory": "1GiB"},
+        "b": {"devices": 3, "memory": "32GB", "network": 10**9, "load": "12GB"},
     },
     "models": {
         "small": {"size": "12GB", "memory": "16GB", "container_s": 2, "prefill_s": 1, "ttft_s": 10},
@@ -32,7 +32,7 @@ GOOD: dict[str, Any] = {
 def test_a_file_is_read() -> None:
     found = configuration.parse(GOOD)
     assert [server.name for server in found.servers] == ["a-0", "a-1", "b"]
-    assert found.servers[2].network == 10**9 and found.servers[2].host_memory == 1 << 30
+    assert found.servers[2].network == 10**9
     assert [model.name for model in found.models] == ["small", "many-0", "many-1", "many-2"]
     small, many = found.models[:2]
     assert (small.size, small.costs.container_s, small.ttft_s, small.tpot_s) == (12 * 10**9, 2.0, 10.0, inf)
@@ -43,7 +43,7 @@ def test_a_file_is_read() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("placement",), "best", "placement 'best'"),
+        (("placement",), "pipeline", "unknown key placement"),
         (("most_ranks",), 0, "most_ranks"),
         (("retries",), True, "retries"),
         (("colour",), 1, "unknown key colour"),
@@ -121,9 +121,10 @@ def test_plan_contains_the_rejected_choices() -> None:
 
 def test_generated_requests_depend_on_the_seed_only() -> None:
     file = configuration.parse(GOOD)
-    rows = list(replay.generated(file, 2.0, 1.0, 100.0, 5, 3))
-    assert rows == list(replay.generated(file, 2.0, 1.0, 100.0, 5, 3))
+    costs = {model.name: model.costs for model in file.models}
+    rows = list(generate([*costs], 2.0, 1.0, 100.0, 5, 3))
+    assert rows == list(generate([*costs], 2.0, 1.0, 100.0, 5, 3))
     assert 150 < len(rows) < 250 and rows[-1].arrival_s <= 100.0
-    found = replay.run(file, rows)
-    assert found["requests"] == len(rows) and found["refused"] == {}
-    assert sum(row["requests"] for row in found["models"].values()) == len(rows)
+    done = simulate(time_requests(rows, None, costs), file.servers, file.models, file.settings)
+    assert [one.model for one in done.records] == [row.model for row in rows]
+    assert all(one.ok for one in done.records)

@@ -14,11 +14,11 @@ from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Event, LaunchRank, Move, Refuse, Send, Stop
 from coldstart.fleet.groups import GroupPhase
-from coldstart.fleet.specification import PLACEMENTS, FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 
 COSTS = Costs(2.0, 1.0, 2.0, 0.1, 0.01, 1.0, 0.05)
-SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0, devices=1 + n % 2, host_memory=50) for n in range(4)]
+SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0, devices=1 + n % 2) for n in range(4)]
 MODELS = [
     FleetModel("small", 20, 25, COSTS, ttft_s=30.0, batch=2, idle_s=15.0),
     FleetModel("large", 40, 50, COSTS, ttft_s=9.0, tpot_s=0.2, batch=3, idle_s=40.0),
@@ -35,9 +35,7 @@ class Fleet(RuleBasedStateMachine):
     """State machine that executes actions in any order, loses servers and workers, and keeps its own counts."""
 
     @initialize(
-        placement=st.sampled_from(PLACEMENTS),
         beside=st.booleans(),
-        cache=st.booleans(),
         reclaim=st.booleans(),
         consolidate=st.booleans(),
         retries=st.integers(0, 3),
@@ -202,8 +200,8 @@ class Fleet(RuleBasedStateMachine):
             return
         roster = self.core.roster
         assert roster.workers.keys() == self.workers.keys()
-        assert roster.cluster.servers.keys() == self.servers.keys()
-        for name, server in roster.cluster.servers.items():
+        assert roster.servers.keys() == self.servers.keys()
+        for name, server in roster.servers.items():
             for device, free in enumerate(server.free):
                 held = [w for w in roster.workers.values() if (w.server, w.device) == (name, device)]
                 assert free >= 0 and free + sum(w.memory for w in held) == server.spec.memory
@@ -298,7 +296,7 @@ def _beside() -> tuple[FleetCore, list[LaunchRank]]:
 
 def test_rank_is_released_after_its_last_stream() -> None:
     one, (first, *others) = _beside()
-    device = one.roster.cluster.servers[first.server].free
+    device = one.roster.servers[first.server].free
     assert one.handle(events.Moved("1", False), 12.5) == []
     # The single-worker engine is idle, but the pipeline rank of its worker is not.
     assert one.handle(events.Tick(), 300.0) == []
@@ -339,10 +337,10 @@ def test_a_fleet_that_begins_again_does_not_consolidate_a_second_time(ready: boo
     single = replace(ranks[0], worker=name, group=name, ranks=1, size=40, memory=memory)
     again = FleetCore(FleetSettings(beside=True), [], MODELS[:2])
     found = [*(events.FoundRank(rank, True) for rank in ranks), events.FoundRank(single, ready)]
-    servers = [server.spec for server in one.roster.cluster.servers.values()]
+    servers = [server.spec for server in one.roster.servers.values()]
     actions = again.handle(events.Rebuilt(tuple(servers), tuple(found)), 0.0)
     # Both together have the memory of the worker's promise.
-    assert again.roster.cluster.servers[ranks[0].server].free == [0]
+    assert again.roster.servers[ranks[0].server].free == [0]
     assert actions == ([Stop(rank.worker) for rank in ranks] if ready else [])
 
 
@@ -498,7 +496,7 @@ def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
         events.FetchRest(second.worker, 20),
     ]
     assert [a.request for a in actions if isinstance(a, Send)] == list("12345") and not launches(actions)
-    free = {server: one.roster.cluster.servers[server].free for server in (first.server, second.server)}
+    free = {server: one.roster.servers[server].free for server in (first.server, second.server)}
     assert sorted(min(devices) for devices in free.values()) == [10, 10]
     assert one.handle(events.Whole(second.worker), 12.0) == [], "one by itself would be too few"
     moved = [action for action in one.handle(events.Whole(first.worker), 13.0) if isinstance(action, Move)]
@@ -546,8 +544,8 @@ def test_rebuilt_core_counts_found_workers() -> None:
     found = tuple(events.FoundRank(rank, True) for rank in ranks)
     assert after.handle(events.Rebuilt(tuple(SERVERS), found), 100.0) == []
     assert {group.phase for group in after.groups.values()} == {GroupPhase.SERVING}
-    assert [server.free for server in after.roster.cluster.servers.values()] == [
-        server.free for server in before.roster.cluster.servers.values()
+    assert [server.free for server in after.roster.servers.values()] == [
+        server.free for server in before.roster.servers.values()
     ]
     # A new group has a new name, and an idle group stops like any other.
     number = after.models["small"].number
@@ -565,11 +563,11 @@ def test_incomplete_group_stops_and_reserves_its_memory_until_stopped() -> None:
         events.Rebuilt(tuple(SERVERS), (events.FoundRank(pipeline[0], True),), ("s3",)), 0.0
     )
     assert actions == [Stop(pipeline[0].worker)] and not after.groups
-    server = after.roster.cluster.servers[pipeline[0].server]
+    server = after.roster.servers[pipeline[0].server]
     assert min(server.free) == server.spec.memory - pipeline[0].memory
     after.handle(events.Stopped(pipeline[0].worker), 1.0)
     assert min(server.free) == server.spec.memory
-    assert after.roster.cluster.servers["s3"].draining
+    assert after.roster.servers["s3"].draining
     unknown = FleetCore(FleetSettings(), (), ())
     assert unknown.handle(events.Rebuilt(tuple(SERVERS), (events.FoundRank(pipeline[0], True),)), 0.0) == [
         Stop(pipeline[0].worker)

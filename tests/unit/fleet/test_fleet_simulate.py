@@ -7,19 +7,23 @@ from random import Random
 
 import pytest
 
+from benchmarks.fleet.baselines import Cached, FirstFit, Locality
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
-from coldstart.fleet.specification import FIRST_FIT, LOCALITY, FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.roster import Roster
+from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
-from coldstart.lab.fleet import FleetRequest, simulate
+from coldstart.lab.fleet import simulate
+from coldstart.lab.records import ModelRequest
 
 COSTS = Costs(2.0, 1.0, 2.0, 0.25, 0.0, 1.0, 0.5)
-SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0, host_memory=100) for n in range(2)]
+SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0) for n in range(2)]
+SETTINGS, HOST_MEMORY = FleetSettings(), {f"s{n}": 120 for n in range(5)}
 MODEL = FleetModel("m", 40, 50, COSTS, ttft_s=9.0, idle_s=60.0)
 
 
-def one(arrival_s: float = 0.0, tokens: int = 101, model: str = "m") -> FleetRequest:
-    return FleetRequest(arrival_s, model, 1.0, 0.5, tokens)
+def one(arrival_s: float = 0.0, tokens: int = 101, model: str = "m") -> ModelRequest:
+    return ModelRequest(arrival_s, model, 1.0, 0.5, tokens)
 
 
 def test_a_pipeline_by_hand() -> None:
@@ -28,16 +32,19 @@ def test_a_pipeline_by_hand() -> None:
     Tokens then take 0.5 * 1.5 s: six are out when the stream moves at 11.5; it goes on at 11.84 with 0.5 s each.
     """
     done = simulate([one()], SERVERS, [MODEL], FleetSettings(beside=False))
-    (served,) = done.requests
-    assert (served.first_s, served.moves, served.cold) == (7.0, 1, True)
-    assert served.ended_s == pytest.approx(11.84 + (100 - 4.5 / 0.75) * 0.5)
-    assert (done.starts, done.workers, done.ranks, done.fetched) == (1, 2, {2: 1}, 60.0)
+    (served,) = done.records
+    assert (served.first_token_s, served.cold) == (7.0, True)
+    assert served.finished_s == pytest.approx(11.84 + (100 - 4.5 / 0.75) * 0.5)
+    names = ("starts", "workers", "groups_by_ranks", "fetched_bytes", "streams_moved")
+    assert [done.counts[name] for name in names] == [1, 2, {"2": 1}, 60.0, 1]
+    assert done.limits == {"m": {"ttft_s": 9.0}}
 
 
 def test_one_worker_where_the_slo_allows_it() -> None:
     relaxed = FleetModel("m", 40, 50, COSTS, ttft_s=20.0)
-    (served,) = simulate([one()], SERVERS, [relaxed], FleetSettings()).requests
-    assert (served.first_s, served.ended_s, served.moves) == (11.25, 61.25, 0)
+    (served,) = simulate([one()], SERVERS, [relaxed], FleetSettings()).records
+    assert (served.first_token_s, served.finished_s) == (11.25, 61.25)
+    assert served.output_tokens == 101
 
 
 @pytest.mark.parametrize(
@@ -48,36 +55,36 @@ def test_each_way_of_starting(overlap: Overlap, first: float) -> None:
     """40 bytes: 10 s from the network, 2 s to the device, 5 s of runtime."""
     costs = Costs(2.0, 1.0, 2.0, 0.25, 0.0, 1.0, 0.5, overlap)
     model = FleetModel("m", 40, 50, costs)
-    (served,) = simulate([one()], SERVERS, [model], FleetSettings(FIRST_FIT)).requests
-    assert served.first_s == first
+    (served,) = simulate([one()], SERVERS, [model], FleetSettings()).records
+    assert served.first_token_s == first
 
 
 def test_two_on_one_link_take_turns_for_its_bytes() -> None:
     models = [FleetModel(name, 20, 25, COSTS) for name in "ab"]
-    done = simulate([one(model="a"), one(model="b")], SERVERS[:1], models, FleetSettings(FIRST_FIT))
-    assert [served.first_s for served in done.requests] == [11.25, 11.25]
+    done = simulate([one(model="a"), one(model="b")], SERVERS[:1], models, FleetSettings())
+    assert [served.first_token_s for served in done.records] == [11.25, 11.25]
 
 
 def test_weights_in_host_memory_are_not_fetched_again() -> None:
     model = FleetModel("m", 40, 50, COSTS, idle_s=5.0)
     asked = [one(0.0, 3), one(100.0, 3)]
-    done = simulate(asked, SERVERS, [model], FleetSettings(LOCALITY, cache=True))
-    assert [served.ttft_s for served in done.requests] == [11.25, 2.0 + 1.0 + 2.0 + 0.25 + 1.0]
-    assert done.fetched == 40.0 and done.starts == 2
+    done = simulate(asked, SERVERS, [model], SETTINGS, roster=Locality(SETTINGS, HOST_MEMORY))
+    assert [served.ttft_s for served in done.records] == [11.25, 2.0 + 1.0 + 2.0 + 0.25 + 1.0]
+    assert done.counts["fetched_bytes"] == 40.0 and done.counts["starts"] == 2
 
 
 def test_a_rank_that_dies_costs_time_and_no_request() -> None:
     fault = [(8.0, events.WorkerDied("m#1.1", "killed"))]
     done = simulate([one()], SERVERS, [MODEL], FleetSettings(beside=False), faults=fault)
-    (served,) = done.requests
-    assert (served.status, served.first_s, done.starts) == (200, 7.0, 2)
-    assert 13.0 < served.ended_s < inf
+    (served,) = done.records
+    assert (served.ok, served.first_token_s, done.counts["starts"]) == (True, 7.0, 2)
+    assert 13.0 < (served.finished_s or 0.0) < inf
 
 
-def load(seed: int) -> tuple[list[FleetRequest], list[ServerSpec], list[FleetModel]]:
-    random, now, asked = Random(seed), 0.0, list[FleetRequest]()
+def load(seed: int) -> tuple[list[ModelRequest], list[ServerSpec], list[FleetModel]]:
+    random, now, asked = Random(seed), 0.0, list[ModelRequest]()
     servers = [
-        ServerSpec(f"s{n}", 60, random.choice([2.0, 8.0]), 20.0, random.randint(1, 3), 120) for n in range(5)
+        ServerSpec(f"s{n}", 60, random.choice([2.0, 8.0]), 20.0, random.randint(1, 3)) for n in range(5)
     ]
     models = [
         FleetModel(f"m{n}", 20 + n, 30 + n, COSTS, random.choice([8.0, 15.0, inf]), batch=3, idle_s=10.0)
@@ -89,22 +96,28 @@ def load(seed: int) -> tuple[list[FleetRequest], list[ServerSpec], list[FleetMod
     return asked, servers, models
 
 
-@pytest.mark.parametrize("placement", ["pipeline", FIRST_FIT, LOCALITY])
+@pytest.mark.parametrize("placement", ["pipeline", "cached", "first fit", "locality"])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_request_ends_and_every_reservation_is_met(seed: int, placement: str) -> None:
     asked, servers, models = load(seed)
     record: list[tuple[float, events.Event, list[events.Action]]] = []
-    done = simulate(asked, servers, models, FleetSettings(placement, cache=True), record=record)
-    for served in done.requests:
-        assert served.status == 200
-        assert served.request.arrival_s < served.first_s <= served.ended_s < inf
+    rosters = {
+        "pipeline": Roster(SETTINGS),
+        "cached": Cached(SETTINGS, HOST_MEMORY),
+        "first fit": FirstFit(SETTINGS),
+        "locality": Locality(SETTINGS, HOST_MEMORY),
+    }
+    done = simulate(asked, servers, models, SETTINGS, roster=rosters[placement], record=record)
+    for served in done.records:
+        assert served.ok and served.first_token_s and served.finished_s
+        assert served.due_s < served.first_token_s <= served.finished_s < inf
     promised = {
         a.worker: a.deadline for _, _, actions in record for a in actions if isinstance(a, events.LaunchRank)
     }
     ended = {event.worker: time for time, event, _ in record if isinstance(event, events.Fetched)}
     assert [worker for worker, time in ended.items() if time > promised[worker] + 1e-6] == []
-    if placement == "pipeline":
-        assert sum(deadline < inf for deadline in promised.values()) > 10 and done.moves
+    if placement in ("pipeline", "cached"):
+        assert sum(deadline < inf for deadline in promised.values()) > 10 and done.counts["streams_moved"]
 
 
 def test_core_makes_the_same_decisions_for_the_same_events() -> None:

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.host.baselines import ShadowCache
 from coldstart.host.policies import POLICIES, ModelCost
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.lab.host import HostRequest, simulate
+from coldstart.lab.host import simulate
+from coldstart.lab.records import ModelRequest
 
 A, B = ModelSpec.simple("a", 10, 5.0), ModelSpec.simple("b", 10, 7.0)
 
@@ -21,35 +22,39 @@ def _settings(**given: object) -> HostSettings:
 
 def test_one_swap_by_hand() -> None:
     """a starts from 0 to 5 and serves to 7; b arrives at 1 and waits, evictions take 1 s: b serves from 15."""
-    asked = [HostRequest(0.0, "a", 2.0), HostRequest(1.0, "b", 2.0), HostRequest(30.0, "b", 2.0)]
+    asked = [ModelRequest(0.0, "a", 2.0), ModelRequest(1.0, "b", 2.0), ModelRequest(30.0, "b", 2.0)]
     done = simulate(asked, [A, B], _settings(), leave_s=1.0)
-    assert [(one.dispatched_s, one.hit) for one in done.requests] == [
-        (5.0, False),
-        (15.0, False),
-        (30.0, True),
+    assert [(one.sent_s, one.cold) for one in done.records] == [(5.0, True), (15.0, True), (30.0, False)]
+    assert [done.counts[name] for name in ("starts", "departures", "start_s", "peak_memory_bytes")] == [
+        2,
+        1,
+        12.0,
+        10,
     ]
-    assert (done.starts, done.departures, done.start_s, done.peak_memory) == (2, 1, 12.0, 10)
-    assert done.hit_ratio == pytest.approx(1 / 3)
+    assert done.duration_s == 32.0
 
 
 def test_a_busy_model_is_made_to_drain_after_the_patience() -> None:
-    asked = [HostRequest(float(t), "a", 3.0) for t in range(0, 100, 2)] + [HostRequest(100.0, "a", 3.0)]
-    asked = sorted([*asked, HostRequest(11.0, "b", 1.0)], key=lambda one: one.arrival_s)
+    asked = [ModelRequest(float(t), "a", 3.0) for t in range(0, 100, 2)] + [ModelRequest(100.0, "a", 3.0)]
+    asked = sorted([*asked, ModelRequest(11.0, "b", 1.0)], key=lambda one: one.arrival_s)
     done = simulate(asked, [A, B], _settings(patience_s=20.0))
-    (b,) = (one for one in done.requests if one.model == "b")
-    assert 31.0 + 7.0 <= b.dispatched_s <= 31.0 + 3.0 + 7.0
-    assert all(one.ended_s < math.inf for one in done.requests)
+    (b,) = (one for one in done.records if one.model == "b")
+    assert 31.0 + 7.0 <= (b.sent_s or 0.0) <= 31.0 + 3.0 + 7.0
+    assert all(one.ok for one in done.records)
 
 
 def test_a_start_past_its_deadline_answers_its_requests() -> None:
-    done = simulate([HostRequest(0.0, "a", 1.0)], [A], _settings(ready_timeout_s=2.0))
-    assert [one.status for one in done.requests] == [503]
+    done = simulate([ModelRequest(0.0, "a", 1.0)], [A], _settings(ready_timeout_s=2.0))
+    assert [one.error for one in done.records] == [
+        "HTTP 503: model a did not start: the start passed its deadline"
+    ]
 
 
 def test_refusals_have_a_status_and_no_service() -> None:
-    asked = [HostRequest(0.0, "a", 50.0), HostRequest(10.0, "b", 1.0)]
+    asked = [ModelRequest(0.0, "a", 50.0), ModelRequest(10.0, "b", 1.0)]
     done = simulate(asked, [A, B], _settings(when_full="refuse"))
-    assert [one.status for one in done.requests] == [200, 503] and len(done.served) == 1
+    served, refused = done.records
+    assert served.ok and (refused.error or "").startswith("HTTP 503: ") and refused.sent_s is None
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -64,7 +69,7 @@ def test_distant_requests_give_the_results_of_the_untimed_cache(policy: str) -> 
         cache.request(model, time)
     specs = [ModelSpec.simple(name, cost.memory, cost.penalty_s) for name, cost in costs.items()]
     done = simulate(
-        [HostRequest(t, m, 0.5) for t, m in asked], specs, _settings(memory=capacity, policy=policy)
+        [ModelRequest(t, m, 0.5) for t, m in asked], specs, _settings(memory=capacity, policy=policy)
     )
-    assert sum(one.hit for one in done.requests) == cache.hits
-    assert done.start_s == pytest.approx(cache.cost_s)
+    assert sum(not one.cold for one in done.records) == cache.hits
+    assert done.counts["start_s"] == pytest.approx(cache.cost_s)

@@ -25,15 +25,19 @@ FAILED = RequestRecord(9, 1.0, 10, 5, sent_s=1.0, error="OSError: gone")
 
 def test_the_definitions() -> None:
     one = record(0, first=2.0, end=4.0, tokens=5)
-    assert (one.ttft_s, one.tpot_s, one.normalized_s, one.latency_s, one.lag_s) == (1.0, 0.5, 0.6, 3.0, 0.5)
+    assert (one.ttft_s, one.tpot_s, one.normalized_s, one.latency_s, one.wait_s) == (1.0, 0.5, 0.6, 3.0, 0.5)
     assert record(1, 2.0, 2.0, 1).tpot_s is None
 
 
 def test_failures_count_as_misses_and_not_as_latencies() -> None:
     records = tabulate([record(0, 2.0, 4.0, 5), record(1, 9.0, 11.0, 5), FAILED])
-    found = summarize(records, parse_slo("ttft=2,tpot=1"), duration_s=10.0)
+    found = summarize(records, {None: parse_slo("ttft=2,tpot=1")}, duration_s=10.0)
     assert (found["requests"], found["completed"], found["failed"]) == (3, 2, 1)
-    assert found["slo"] == {"limits": {"ttft_s": 2.0, "tpot_s": 1.0}, "attainment": pytest.approx(1 / 3)}
+    assert found["slo"] == {
+        "limits": {"all": {"ttft_s": 2.0, "tpot_s": 1.0}},
+        "attainment": pytest.approx(1 / 3),
+        "by_metric": {"ttft_s": pytest.approx(1 / 3), "tpot_s": pytest.approx(2 / 3)},
+    }
     assert found["goodput_per_s"] == pytest.approx(0.1)
     assert found["ttft_s"]["mean"] == 4.5  # type: ignore[index]
     json.dumps(found)
@@ -92,5 +96,28 @@ def test_no_slo_is_not_judged() -> None:
     assert found["slo"] is None and found["goodput_per_s"] is None
     assert "SLO" not in format_text(found) and "goodput" not in format_text(found)
     assert "SLO attainment 100.0%" in format_text(
-        summarize(tabulate([record(0, 2.0, 4.0, 5)]), {"ttft_s": 9.0}, 4.0)
+        summarize(tabulate([record(0, 2.0, 4.0, 5)]), {None: {"ttft_s": 9.0}}, 4.0)
     )
+
+
+def test_each_model_is_judged_by_its_own_limits() -> None:
+    records = [record(0, 2.0, 4.0, 5), record(1, 2.0, 4.0, 5), record(2, 9.0, 11.0, 5)]
+    for one, model in zip(records, "aba", strict=True):
+        one.model, one.cold = model, model == "b"
+    found = summarize(tabulate(records), {"a": {"ttft_s": 2.0}, "b": {"ttft_s": 0.5}}, 10.0)
+    assert found["slo"]["attainment"] == pytest.approx(1 / 3) and found["cold_share"] == pytest.approx(1 / 3)
+    assert {name: (one["requests"], one["slo"]["attainment"]) for name, one in found["models"].items()} == {
+        "a": (2, 0.5),
+        "b": (1, 0.0),
+    }
+    assert found["models"]["b"]["slo"]["limits"] == {"b": {"ttft_s": 0.5}}
+    assert format_text(found).splitlines()[-2].split() == [
+        "a",
+        "2",
+        "0",
+        "0.0%",
+        "4.5",
+        "7.3",
+        "7.93",
+        "50.0%",
+    ]

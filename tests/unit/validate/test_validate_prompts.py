@@ -26,6 +26,13 @@ def test_file_without_prompts_is_refused(tmp_path: Path, data: bytes | None, sai
     assert refused.value.hint is not None and "one prompt per line" in refused.value.hint
 
 
+def test_json_lines_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}')
+    with pytest.raises(UsageError, match="JSON lines") as refused:
+        prompts.read(tmp_path / "p.jsonl")
+    assert refused.value.hint == "write one prompt per line"
+
+
 def test_alone_is_always_asked_and_crowds_once_each() -> None:
     settings = parse_replay(None, "8,1,4,8", 16)
     assert (list(settings.crowds), settings.max_tokens, len(settings.prompts)) == ([4, 8], 16, 8)

@@ -20,7 +20,8 @@ from coldstart.fleet.live.orders import NodeReport, RankOrder
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
-from coldstart.lab.fleet import FleetRequest, simulate
+from coldstart.lab.fleet import simulate
+from coldstart.lab.records import ModelRequest
 
 
 class Silent:
@@ -48,7 +49,7 @@ def test_the_live_control_orders_what_the_simulation_ordered(tmp_path: Path) -> 
         FleetModel("small", 20, 25, costs, ttft_s=30.0, batch=2, idle_s=15.0),
         FleetModel("large", 40, 50, costs, ttft_s=9.0, tpot_s=0.2, batch=3, idle_s=40.0),
     ]
-    requests = [FleetRequest(2.0 * n, models[n % 2].name, 0.5, 0.05, 40) for n in range(40)]
+    requests = [ModelRequest(2.0 * n, models[n % 2].name, 0.5, 0.05, 40) for n in range(40)]
     recording: list[tuple[float, Event, list[Action]]] = []
     faults = [(30.0, events.ServerLost("s1")), (45.0, events.Joined(servers[1]))]
     simulate(requests, servers, models, settings, faults=faults, record=recording)
@@ -108,7 +109,7 @@ def test_restarted_fleet_recovers_its_groups(tmp_path: Path) -> None:
             assert sorted(stage.rig.groups()) == before
             # The required worker was found before a second one was started.
             assert len(list(stage.rig.servers())) == 2
-            assert [server.free for server in stage.control.core.roster.cluster.servers.values()] == [
+            assert [server.free for server in stage.control.core.roster.servers.values()] == [
                 [0],
                 [0],
             ]

@@ -100,7 +100,7 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
             await wait_until(lambda: control.state.links == {"s0": float(32 << 20)})
             (server,) = control.status()["servers"]
             assert (server["network_bytes_s"], server["observed_bytes_s"]) == (0.001, 32 << 20)
-            assert control.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
+            assert control.core.roster.servers["s0"].reservations.link.rate == 32 << 20
             workers = [
                 group["workers"][0] for model in control.status()["models"] for group in model["groups"]
             ]
@@ -110,7 +110,7 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
             await stage.rig.revive()
             again = stage.control
             assert again is not None and again is not control
-            assert again.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
+            assert again.core.roster.servers["s0"].reservations.link.rate == 32 << 20
 
     asyncio.run(run())
 
@@ -148,7 +148,7 @@ def test_observed_rate_is_used_when_the_disk_is_full(tmp_path: Path, monkeypatch
             monkeypatch.setattr(files, "write_atomic", full)
             control.measurements.record_fetch("s0", 64 << 20, 2.0)
             control.measurements.record_start("a", 1, 7.0)
-            assert control.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
+            assert control.core.roster.servers["s0"].reservations.link.rate == 32 << 20
             assert control.core.models["a"].spec.joins == {1: 7.0}
             # A request that cannot be saved is refused with the reason; the model continues to serve.
             with pytest.raises(OSError, match="No space"):

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from coldstart.artifacts.errors import BundleError
 from support.fleet_rig import deployment
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.fleet.live import state
-from coldstart.fleet.live.deployments import ttft_limit
+from coldstart.fleet.live import deployments, state
+from coldstart.fleet.live.deployments import DeployArguments, build_deployment, parse_limits
 from coldstart.fleet.live.state import FleetState, ModelDeployment
 from coldstart.fleet.specification import FleetModel
 from coldstart.fleet.timing import Costs, Overlap
 from coldstart.host.launches import Launch
+from coldstart.system.paths import Cache
 
 SPEC = FleetModel("m", 10, 20, Costs(1.0, overlap=Overlap.SEQUENTIAL), shares={2: (4, 6)}, joins={2: 0.5})
 MADE = ModelDeployment(Launch("m", "/models/m", Arguments(["--max-model-len", "64"]), ("alias",)), SPEC)
@@ -75,11 +78,41 @@ def test_state_refuses_a_foreign_file(tmp_path: Path, text: str) -> None:
 
 
 def test_limits_as_they_are_typed() -> None:
-    assert ttft_limit(None) == inf and ttft_limit("ttft=2") == 2.0
-    for wrong in ("ttft", "ttft=0", "ttft=nan", "latency=1", "ttft=x"):
-        with pytest.raises(UsageError, match="invalid limits"):
-            ttft_limit(wrong)
-    for ignored in ("tpot=0.1", "ttft=2,tpot=0.1", "tpot=0.1,ttft=2", "tpot="):
-        with pytest.raises(UsageError, match="TPOT has no effect") as caught:
-            ttft_limit(ignored)
-        assert caught.value.hint == "--slo ttft=2"
+    assert parse_limits(None) == (inf, inf) and parse_limits("ttft=2") == (2.0, inf)
+    assert parse_limits("tpot=0.1,ttft=2") == (2.0, 0.1)
+    for wrong in ("ttft", "ttft=0", "ttft=nan", "latency=1", "ttft=x", "tpot=", "ttft=1,"):
+        with pytest.raises(UsageError, match="invalid limits") as caught:
+            parse_limits(wrong)
+        assert caught.value.hint == "--slo ttft=2,tpot=0.1"
+
+
+ITERATIONS = {"prefill": [[1, 0.01], [512, 0.5]], "decode": [[1, 0.01], [8, 0.08]]}
+
+
+@pytest.mark.parametrize(
+    ("iterations", "expected"), [(ITERATIONS, (0.5, 0.08)), ({"prefill": []}, (0.0, 0.0)), (None, (0.0, 0.0))]
+)
+def test_deployment_has_the_measured_times_or_refuses_a_limit_on_tpot(
+    iterations: Any, expected: tuple[float, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def read(section: str) -> Any:
+        if iterations is None:
+            raise BundleError(f"the {section} section is missing")
+        return iterations
+
+    found = SimpleNamespace(bundle=SimpleNamespace(json=read))
+    monkeypatch.setattr(deployments.profiles, "look_up_launch", lambda *_, **__: found)
+    launch, cache = Launch("m", "/models/m"), Cache(tmp_path)
+
+    def build(slo: str) -> FleetModel:
+        wanted = DeployArguments(0, 1, parse_limits(slo), 60.0, 8, memory="2GB", size="1GB", start_s=1.0)
+        return build_deployment(launch, wanted, cache, offline=True).spec
+
+    spec = build("ttft=2")
+    assert (spec.costs.prefill_s, spec.costs.decode_s, spec.costs.library_s) == (*expected, 1.0)
+    if expected[1]:
+        assert build("ttft=2,tpot=0.1").tpot_s == 0.1
+        return
+    with pytest.raises(UsageError, match="a limit on TPOT needs") as caught:
+        build("ttft=2,tpot=0.1")
+    assert caught.value.hint == "coldstart materialize /models/m"

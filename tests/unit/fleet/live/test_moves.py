@@ -87,7 +87,7 @@ def test_hundred_moved_streams_have_each_token_once(tmp_path: Path, usage: bool)
             assert (await stage.ask("a", pieces=1))[0] == 200 and beside.asked[-1] == "x"
             control = stage.control
             await wait_until(
-                lambda: sorted(s.free[0] for s in control.core.roster.cluster.servers.values()) == [30, 40]
+                lambda: sorted(s.free[0] for s in control.core.roster.servers.values()) == [30, 40]
             )
 
     run(work())
