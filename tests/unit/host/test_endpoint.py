@@ -99,7 +99,8 @@ def test_changed_keys_are_read_and_the_former_ones_remain_after_an_error(tmp_pat
     keys = ClientKeys(file)
     assert not keys.have_changed()
     (tmp_path / "laptop.key").write_text("another-key\n")
-    assert keys.have_changed() and keys.read()["changed"] == ["laptop"]
+    assert keys.have_changed()
+    keys.read()
     assert keys.find(b"key-of-laptop") is None and keys.find(b"another-key")
     file.write_text("[laptop\n")
     with pytest.raises(UsageError, match="is not TOML"):
@@ -108,7 +109,7 @@ def test_changed_keys_are_read_and_the_former_ones_remain_after_an_error(tmp_pat
     assert keys.find(b"another-key")
     write_clients(tmp_path, {"ci": ""})
     assert keys.have_changed()
-    assert keys.read() == {"added": ["ci"], "removed": ["laptop"], "changed": []}
+    keys.read()
     assert keys.find(b"another-key") is None and keys.find(b"key-of-ci")
 
 
@@ -116,7 +117,8 @@ def test_read_revokes_the_last_client_when_its_table_is_removed(tmp_path: Path) 
     file = write_clients(tmp_path, {"laptop": ""})
     keys = ClientKeys(file)
     file.write_text("")
-    assert keys.read()["removed"] == ["laptop"] and keys.find(b"key-of-laptop") is None
+    keys.read()
+    assert keys.clients == () and keys.find(b"key-of-laptop") is None
 
 
 def test_a_key_file_that_other_users_can_read_is_named_with_a_remedy(tmp_path: Path) -> None:
@@ -135,7 +137,9 @@ def test_read_finds_a_key_file_that_appears_after_its_table(tmp_path: Path) -> N
     with pytest.raises(UsageError, match=r"ci\.key"):
         keys.read()
     (tmp_path / "ci.key").write_text("key-of-ci\n")
-    assert keys.have_changed() and keys.read()["added"] == ["ci"]
+    assert keys.have_changed()
+    keys.read()
+    assert keys.find(b"key-of-ci")
     assert keys.find(b"key-of-ci")
 
 
