@@ -16,14 +16,14 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldstart.errors import UsageError
-from coldstart.host.tables import decode, expect_table, read_toml
-from coldstart.scheduling.declaration import Setting, setting
+from coldstart.host.tables import decode, expect_table, read_toml, require_settings
+from coldstart.scheduling.declaration import setting
 from coldstart.system.file_state import FileState, find_state
 from coldstart.system.key_file import describe_exposure, read_key
 
@@ -185,14 +185,8 @@ class GatewayLimits:
     )
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value out of range."""
-        for name, one in list_limits():
-            one.require(name, getattr(self, name))
-
-
-def list_limits() -> Iterator[tuple[str, Setting]]:
-    """Yield each field's name and declaration."""
-    return ((one.name, one.metadata["setting"]) for one in fields(GatewayLimits))
+        """Raise UsageError for a value out of range."""
+        require_settings(self)
 
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:\d+)?")
