@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -32,4 +33,32 @@ def declare_settings(
             annotation=Annotated[types[name], typer.Option(one.flag, help=one.help, metavar=one.unit)],
         )
         for name, one in settings
+        if one.flag
     ]
+
+
+def declare_optional(kind: type) -> list[inspect.Parameter]:
+    """Return the options of a dataclass with declared settings; without an option, a file or the field's default counts."""
+    from coldstart.host.tables import list_settings
+
+    types, defaults = get_type_hints(kind), {one.name: one.default for one in fields(kind)}
+    parameters = []
+    for name, one in list_settings(kind):
+        shown = defaults[name] not in (MISSING, None)
+        about = f"{one.help} Default: {defaults[name]}." if shown else one.help
+        value: Any = str if one.unit == "SIZE" else types[name]
+        annotation = Annotated[value | None, typer.Option(one.flag, help=about, metavar=one.unit)]
+        if one.flag:
+            option = inspect.Parameter(
+                one.option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+            )
+            parameters.append(option)
+    return parameters
+
+
+def take_settings(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options of a dataclass with declared settings from `given`; return those that have a value, by field."""
+    from coldstart.host.tables import list_settings
+
+    named = ((name, given.pop(one.option)) for name, one in list_settings(kind) if one.flag)
+    return {name: value for name, value in named if value is not None}

@@ -10,6 +10,7 @@ from coldstart.commands._options import Common, Model, OnMissing, option
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import CommandFailedError, UsageError
+from coldstart.fleet.specification import FleetSettings
 from coldstart.host.endpoint import GatewayEndpoint
 
 if TYPE_CHECKING:
@@ -47,13 +48,15 @@ Load = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     for function, text in COMMANDS.items():
-        declared = declare(takes_vllm_args=function is deploy, listens=function is up)
+        sets = FleetSettings(max_held=1024, most_ranks=1) if function is up else None
+        declared = declare(takes_vllm_args=function is deploy, listens=function is up, sets=sets)
         app.command(help=text)(declared(function))
 
 
 def up(
     common: Common,
     endpoint: GatewayEndpoint,
+    settings: dict[str, Any],
     memory: Memory = None,
     devices: Devices = 1,
     network: Network = "1GB",
@@ -73,31 +76,6 @@ def up(
         ),
     ] = None,
     admin_key: NewKey = None,
-    max_held: Annotated[
-        int,
-        option(
-            "--max-held", metavar="N", help="Maximum number of waiting requests before HTTP 429 is returned."
-        ),
-    ] = 1024,
-    ranks: Annotated[
-        int,
-        option("--ranks", metavar="N", help="Maximum number of servers that start one model as a pipeline."),
-    ] = 1,
-    consolidate: Annotated[
-        bool,
-        option(
-            "--consolidate/--no-consolidate",
-            help="Replace a pipeline by a single worker when it serves, and move its streams.",
-        ),
-    ] = True,
-    hang_timeout: Annotated[
-        float,
-        option(
-            "--hang-timeout",
-            metavar="SECONDS",
-            help="Kill a server that makes no progress for this time.",
-        ),
-    ] = 120.0,
     record: Annotated[
         Path | None,
         option("--record", metavar="FILE", help="Write each event and decision to this file, one per line."),
@@ -105,7 +83,6 @@ def up(
 ) -> None:
     """Run the gateway until it is stopped."""
     from coldstart.fleet.live import ray_node
-    from coldstart.fleet.specification import FleetSettings
 
     ray_node.require()
     if address is not None and memory is not None:
@@ -120,9 +97,7 @@ def up(
 
     options = FleetUpOptions(
         common.cache,
-        FleetSettings(
-            most_ranks=ranks, consolidate=consolidate, max_held=max_held, hang_timeout_s=hang_timeout
-        ),
+        FleetSettings(**settings),
         state.absolute() if state else None,
         server,
         address,

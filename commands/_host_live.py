@@ -154,22 +154,10 @@ def reload(common: Common, url: Annotated[str, _declare_url("RELOAD")] = URL, ap
     """Make the host read its configuration and client keys again."""
     # The host may look up a bundle for each new model.
     found = _order(_connect(common, url, api_key, wait_s=600), url, "/reload")
-    text = _list_changes(found)
-    if not text:
-        text, earlier = "nothing changed", found.get("last_change")
-        if earlier is not None:
-            text = f"already read {earlier['age_s']:.1f} s ago: {_list_changes(earlier)}"
-    common.out.result(found, text)
-
-
-def _list_changes(found: Mapping[str, Any]) -> str:
     from coldstart.host.configuration import KINDS
 
-    listed = [f"{kind} {', '.join(found[kind])}" for kind in KINDS if found.get(kind)]
-    listed += [
-        f"clients: {kind} {', '.join(names)}" for kind, names in found.get("clients", {}).items() if names
-    ]
-    return "; ".join(listed)
+    changes = "; ".join(f"{kind} {', '.join(found[kind])}" for kind in KINDS if found.get(kind))
+    common.out.result(found, changes or "nothing changed since the host last read its files")
 
 
 def stop(

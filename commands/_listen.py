@@ -1,16 +1,15 @@
 """Options of commands that listen for clients: address, key, checks and limits."""
 
 import inspect
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from coldstart.commands._declared import declare_settings, list_parameters
+from coldstart.commands._declared import declare_settings, list_parameters, take_settings
 from coldstart.commands._output import Output
 
-from coldstart.errors import UsageError
-from coldstart.host.endpoint import ClientKeys, GatewayEndpoint, GatewayLimits, list_limits
+from coldstart.host.endpoint import ClientKeys, GatewayEndpoint, GatewayLimits
+from coldstart.host.tables import list_settings
 
 
 def _endpoint(
@@ -70,7 +69,7 @@ def _endpoint(
 
 def list_options() -> list[inspect.Parameter]:
     """Return the options of an endpoint, its limits included."""
-    return [*list_parameters(_endpoint), *declare_settings(GatewayLimits(), list_limits())]
+    return [*list_parameters(_endpoint), *declare_settings(GatewayLimits(), list_settings(GatewayLimits))]
 
 
 def create_endpoint(given: dict[str, Any], out: Output) -> GatewayEndpoint:
@@ -88,17 +87,9 @@ def create_endpoint(given: dict[str, Any], out: Output) -> GatewayEndpoint:
         allow_origins=tuple(given.pop("allow_origin") or ()),
         tls_cert=given.pop("tls_cert"),
         tls_key=given.pop("tls_key"),
-        limits=_create_limits(given),
+        limits=GatewayLimits(**take_settings(GatewayLimits, given)),
     )
     endpoint.check()
     for note in endpoint.client_keys.describe_exposed_files() if endpoint.client_keys else ():
         out.warn(note)
     return endpoint
-
-
-def _create_limits(given: dict[str, Any]) -> GatewayLimits:
-    values: Mapping[str, Any] = {name: given.pop(one.option) for name, one in list_limits()}
-    try:
-        return GatewayLimits(**values)
-    except ValueError as error:
-        raise UsageError(str(error), hint="omit the option for its default") from error

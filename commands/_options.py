@@ -17,7 +17,7 @@ import typer
 from coldstart.artifacts.net.origin import redact_url
 from coldstart.commands import _keys
 from coldstart.commands._completion import complete_model
-from coldstart.commands._declared import declare_settings, list_parameters
+from coldstart.commands._declared import declare_optional, declare_settings, list_parameters, take_settings
 from coldstart.commands._output import Format, Output, Progress
 
 from coldstart.contract import environment
@@ -217,7 +217,7 @@ def _exporting(
 
 
 # Parameters of a command that are created from several options.
-_GIVEN = ("common", "choice", "exports", "endpoint")
+_GIVEN = ("common", "choice", "exports", "endpoint", "settings")
 SHARED = tuple(inspect.signature(_common).parameters)
 
 
@@ -238,11 +238,13 @@ def command(
     chooses_scheduler: bool = False,
     exports: bool = False,
     listens: bool = False,
+    sets: object = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds the common options, and rejects arguments after ``--`` unless the command takes them.
 
     A command that selects a scheduler receives a ``choice``, one with a result to export ``exports``, and one that
-    listens for clients an ``endpoint``.
+    listens for clients an ``endpoint``. One with options for the declared settings of the dataclass `sets` receives those
+    that have a value as ``settings``; if `sets` is an object, its values are the defaults.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -265,10 +267,13 @@ def command(
                 from coldstart.commands import _listen
 
                 given["endpoint"] = _listen.create_endpoint(given, common[0])
+            if sets is not None:
+                given["settings"] = take_settings(sets if isinstance(sets, type) else type(sets), given)
             with dry_run() if given.get("dry_run") else nullcontext():
                 function(Common(*common, rest, ctx.obj is not None, typed), **given)
 
         own = [one for one in list_parameters(function) if one.name not in _GIVEN]
+        own += _setting_options(sets) if sets is not None else []
         own += _endpoint_options() if listens else []
         own = _keys.add_file_options(own)
         scheduling = _scheduler_options() if chooses_scheduler else []
@@ -278,6 +283,12 @@ def command(
         return run
 
     return decorate
+
+
+def _setting_options(sets: object) -> list[inspect.Parameter]:
+    from coldstart.host.tables import list_settings
+
+    return declare_optional(sets) if isinstance(sets, type) else declare_settings(sets, list_settings(sets))
 
 
 def _endpoint_options() -> list[inspect.Parameter]:

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from coldstart.contract import environment
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.specification import HostSettings
 
 if TYPE_CHECKING:
     from coldstart.host.configuration import Adopt, HostFile, Profiles
@@ -44,22 +45,15 @@ app = typer.Typer(
 
 
 @app.command(RUN, help="Run the host until it is stopped. This is the default command.")
-@declare(takes_vllm_args=True, listens=True)
+@declare(takes_vllm_args=True, listens=True, sets=HostSettings)
 def run(
     common: Common,
     endpoint: GatewayEndpoint,
+    settings: dict[str, Any],
     models: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]...", help="Models: aliases, Hugging Face repositories, or local directories."
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        option(
-            "--memory",
-            metavar="SIZE",
-            help="Memory of all models together, such as 60GiB: of the GPU, or RAM on the CPU.",
         ),
     ] = None,
     host_file: Annotated[
@@ -68,60 +62,12 @@ def run(
             "--host-file", metavar="FILE", help="TOML file of limits and models; read again when it changes."
         ),
     ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            metavar="NAME",
-            help="Eviction policy when memory is full: lru, iam or predictive (default).",
-        ),
-    ] = None,
     idle: Annotated[
         float | None,
         option(
             "--idle",
             metavar="SECONDS",
             help="Stop a model named on the command line after this time without a request; default: never.",
-        ),
-    ] = None,
-    max_held: Annotated[
-        int | None,
-        option(
-            "--max-held",
-            metavar="N",
-            help="Maximum number of waiting requests before HTTP 429 is returned; default: 256.",
-        ),
-    ] = None,
-    max_residents: Annotated[
-        int | None,
-        option(
-            "--max-residents",
-            metavar="N",
-            help="Maximum number of models that run at once; default: as memory allows.",
-        ),
-    ] = None,
-    ready_timeout: Annotated[
-        float | None,
-        option(
-            "--ready-timeout",
-            metavar="SECONDS",
-            help="Abort a start that takes longer, in seconds; default: 600.",
-        ),
-    ] = None,
-    hang_timeout: Annotated[
-        float | None,
-        option(
-            "--hang-timeout",
-            metavar="SECONDS",
-            help="Kill a server that makes no progress for this time; default: 120.",
-        ),
-    ] = None,
-    when_full: Annotated[
-        str | None,
-        option(
-            "--when-full",
-            metavar="queue|refuse",
-            help="Queue or refuse a request whose model finds no memory; default: queue.",
         ),
     ] = None,
     on_miss: Annotated[
@@ -157,7 +103,7 @@ def run(
     from coldstart.host.live import profiles
     from coldstart.host.live.profiles import create_profiles, find_template_bytes, limit_devices
     from coldstart.system.devices import hardware
-    from coldstart.units import format_memory, parse_size, require_unit
+    from coldstart.units import format_memory, require_unit
 
     if not models and host_file is None:
         raise UsageError(
@@ -165,6 +111,7 @@ def run(
         )
     for word in models or ():
         _require_model(word)
+    memory = settings.get("memory")
     if memory is None and host_file is None:
         raise UsageError(
             "--memory is missing: the memory of all models together.",
@@ -172,17 +119,7 @@ def run(
         )
     if heartbeat <= 0:
         raise UsageError("--heartbeat must be above 0 seconds.", hint="--heartbeat 5")
-    limits = {
-        "memory": None if memory is None else parse_size(memory),
-        "policy": policy,
-        "max_held": max_held,
-        "max_residents": max_residents,
-        "ready_timeout_s": ready_timeout,
-        "hang_timeout_s": hang_timeout,
-        "when_full": when_full,
-        "on_miss": on_miss,
-    }
-    typed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    typed = settings if on_miss is None else {**settings, "on_miss": on_miss}
     own: dict[str, Any] = {} if idle is None else {"idle_s": idle}
     # Without `--` each model has the arguments of its newest trusted bundle.
     own |= {"args": list(common.vllm_args)} if common.typed_args else {}

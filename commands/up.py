@@ -84,8 +84,7 @@ def command(
     directory = up_records.find_directory(lookup)
     with ExitStack() as lock:
         if (running := _claim(common, lookup, model, lock)) is not None:
-            _require_address(common, running, host, port)
-            _require_settings(common, running, lookup)
+            _require_same(common, running, lookup, host, port)
             _show_running(common, running)
             return
         try:
@@ -319,45 +318,37 @@ def _announce(common: Common, report: dict[str, Any], attempt: str | None, stop:
     common.out.note(stop)
 
 
-def _require_address(common: Common, running: "UpRecord", host: str | None, port: int | None) -> None:
-    """Raise CommandFailedError if the running server does not answer at the address on the command line.
+def _require_same(
+    common: Common, running: "UpRecord", lookup: "Lookup", host: str | None, port: int | None
+) -> None:
+    """Raise CommandFailedError if the running server has another address or other settings than the user asks for.
 
-    A user who types an address waits for it. One of the environment is a default: warn.
+    What is typed, and an API key, is a request. Environment, bundle and defaults are none: warn.
     """
-    from coldstart.launch import listening
+    from coldstart.launch import listening, up_records
 
-    given = common.vllm_args
+    given, url = common.vllm_args, urlsplit(running.url or "")
     host = host if host is not None else given.value("host")
     port = port if port is not None else given.number("port", 0)
-    there = urlsplit(running.url or "")
-    is_there = host is None or listening.is_listening(str(running.host or there.hostname or ""), str(host))
-    if not running.url or (is_there and port in (0, there.port)):
-        return
-    words = [f"--host {host}"] if host is not None else []
-    asked = " ".join(words + ([f"--port {port}"] if port else []))
-    problem = f"{running.argument} is already up at {running.url}, which is not the requested {asked}"
-    move = _describe_restart(running)
-    if common.typed & {"host", "port"} or given.gives("host") or given.gives("port"):
-        raise CommandFailedError(problem, hint=move)
-    common.out.warn(f"{problem} (hint: {move})")
-
-
-def _require_settings(common: Common, running: "UpRecord", lookup: "Lookup") -> None:
-    """Raise CommandFailedError if the running server has other settings than the user asks for.
-
-    As with the address, arguments on the command line and an API key are a request. Without them, warn.
-    """
-    from coldstart.launch import up_settings
-
-    differing = up_settings.list_differences(running.settings, up_settings.digest(lookup, os.environ))
+    there = str(running.host or url.hostname or "")
+    differing = up_records.list_differences(running.settings, up_records.digest_settings(lookup, os.environ))
     if running.key != lookup.key.digest:  # what else differs was printed
-        differing = [name for name in differing if name == up_settings.API_KEY]
+        differing = [name for name in differing if name == up_records.API_KEY]
+    asks = up_records.API_KEY in differing and bool(environment.VLLM_API_KEY.read())
+    asks |= common.typed_args and any(
+        name.startswith("--") or name == up_records.API_KEY for name in differing
+    )
+    if running.url and host is not None and not listening.is_listening(there, str(host)):
+        differing.insert(0, f"--host {host}")
+        asks |= "host" in common.typed or given.gives("host")
+    if running.url and port not in (0, url.port):
+        differing.insert(0, f"--port {port}")
+        asks |= "port" in common.typed or given.gives("port")
     if not differing:
         return
-    url = running.url or running.planned_url
-    problem = f"{running.argument} is already up at {url} with other settings: {', '.join(differing)}"
-    asks_key = up_settings.API_KEY in differing and environment.VLLM_API_KEY.read()
-    if asks_key or (common.typed_args and any(map(up_settings.is_option, differing))):
+    address = running.url or running.planned_url
+    problem = f"{running.argument} is already up at {address} with other settings: {', '.join(differing)}"
+    if asks:
         raise CommandFailedError(problem, hint=_describe_restart(running))
     common.out.warn(f"{problem} (hint: {_describe_restart(running)})")
 

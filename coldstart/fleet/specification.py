@@ -3,15 +3,17 @@
 Invariant: a valid model can be started on some sufficiently large server; values are in bytes and seconds.
 """
 
+# ruff: noqa: RUF009 - `setting` returns a dataclass field
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from math import inf
 
 from coldstart.errors import UsageError
 from coldstart.fleet.sizing import MOST_RANKS, Demand
 from coldstart.fleet.timing import Costs
-from coldstart.host.tables import Rate, Seconds, Size
+from coldstart.host.tables import Rate, Seconds, Size, require_settings
+from coldstart.scheduling.declaration import setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +21,13 @@ class ServerSpec:
     """`devices` of `memory` bytes each behind one link."""
 
     name: str
-    memory: Size
-    network: Rate
-    load: Rate
-    devices: int = 1
+    memory: Size = setting(MISSING, "", above=0)
+    network: Rate = setting(MISSING, "", above=0)
+    load: Rate = setting(MISSING, "", above=0)
+    devices: int = setting(1, "", least=1)
 
     def __post_init__(self) -> None:
-        if self.memory <= 0 or self.network <= 0 or self.load <= 0 or self.devices < 1:
-            raise UsageError(
-                f"server {self.name}: memory, network and load must be above 0, devices at least 1"
-            )
+        require_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +88,32 @@ class FleetSettings:
     worker grows in place, as in the paper. `reclaim` stops idle workers early when another model finds no room.
     """
 
-    most_ranks: int = MOST_RANKS
+    most_ranks: int = setting(
+        MOST_RANKS,
+        "Maximum number of servers that start one model as a pipeline.",
+        "--ranks",
+        "N",
+        least=1,
+        most=16,
+    )
     window_s: Seconds = 1.0
-    consolidate: bool = True
+    consolidate: bool = setting(
+        True,
+        "Replace a pipeline by a single worker when it serves, and move its streams.",
+        "--consolidate/--no-consolidate",
+    )
     beside: bool = True
     reclaim: bool = True
-    retries: int = 2
-    hold_s: Seconds = 600.0
-    max_held: int = 1 << 20
+    retries: int = setting(2, "", least=0)
+    hold_s: Seconds = setting(600.0, "", above=0)
+    max_held: int = setting(
+        1 << 20, "Maximum number of waiting requests before HTTP 429 is returned.", "--max-held", "N", least=0
+    )
     backoff_s: Seconds = 1.0
     backoff_max_s: Seconds = 300.0
-    hang_timeout_s: Seconds = 120.0
+    hang_timeout_s: Seconds = setting(
+        120.0, "Kill a server that makes no progress for this time.", "--hang-timeout", "SECONDS", least=1
+    )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.most_ranks <= 16 or self.window_s < 0 or self.hold_s <= 0 or self.retries < 0:
-            raise UsageError(
-                "most_ranks must be from 1 to 16, window_s and retries 0 or more, hold_s above 0"
-            )
-        if self.hang_timeout_s < 1:
-            raise UsageError("hang_timeout_s must be at least 1", hint="hang_timeout_s = 120")
+        require_settings(self)

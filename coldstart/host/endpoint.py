@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import hmac
 import re
-import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldstart.errors import UsageError
-from coldstart.host.tables import decode, expect_table, read_toml
-from coldstart.scheduling.declaration import Setting, setting
+from coldstart.host.tables import decode, expect_table, read_toml, require_settings
+from coldstart.scheduling.declaration import setting
 from coldstart.system.file_state import FileState, find_state
 from coldstart.system.key_file import describe_exposure, read_key
 
@@ -62,7 +61,6 @@ class ClientKeys:
         self.file = file
         self._states: dict[Path, FileState | None] = {}
         self.clients: tuple[ClientKey, ...] = ()
-        self.changed_at = time.monotonic()
         self.read()
 
     def find(self, key: bytes) -> ClientKey | None:
@@ -91,8 +89,8 @@ class ClientKeys:
         """Return whether a file differs from the one that was read last."""
         return any(find_state(path) != state for path, state in self._states.items())
 
-    def read(self) -> dict[str, list[str]]:
-        """Read the files again and return the changes by kind. After an error the former clients remain.
+    def read(self) -> None:
+        """Read the files again. After an error the former clients remain.
 
         Raises:
             UsageError: the files cannot be used.
@@ -102,13 +100,9 @@ class ClientKeys:
         tables = read_toml(self.file, "client key")
         self._states |= {path: find_state(path) for path in _list_key_files(self.file, tables)}
         try:
-            clients = parse_clients(self.file, tables)
+            self.clients = parse_clients(self.file, tables)
         except UsageError as error:
             raise UsageError(f"client key file {self.file}: {error.message}", hint=error.hint) from error
-        changes = describe_client_changes(self.clients, clients)
-        if any(changes.values()):
-            self.clients, self.changed_at = clients, time.monotonic()
-        return changes
 
 
 def parse_clients(file: Path, tables: Mapping[str, object]) -> tuple[ClientKey, ...]:
@@ -129,19 +123,6 @@ def parse_clients(file: Path, tables: Mapping[str, object]) -> tuple[ClientKey, 
                 hint="write another key: openssl rand -hex 32",
             )
     return tuple(clients.values())
-
-
-def describe_client_changes(
-    before: Collection[ClientKey], after: Collection[ClientKey]
-) -> dict[str, list[str]]:
-    """Return the names of the clients that were added, removed or changed; another key is a change too."""
-    old, new = ({client.name: client for client in clients} for clients in (before, after))
-    both = [(old[name], new[name]) for name in new if name in old]
-    return {
-        "added": [name for name in new if name not in old],
-        "removed": [name for name in old if name not in new],
-        "changed": [one.name for one, two in both if one != two or not hmac.compare_digest(one.key, two.key)],
-    }
 
 
 def _list_key_files(file: Path, tables: Mapping[str, object]) -> list[Path]:
@@ -204,14 +185,8 @@ class GatewayLimits:
     )
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value out of range."""
-        for name, one in list_limits():
-            one.require(name, getattr(self, name))
-
-
-def list_limits() -> Iterator[tuple[str, Setting]]:
-    """Yield each field's name and declaration."""
-    return ((one.name, one.metadata["setting"]) for one in fields(GatewayLimits))
+        """Raise UsageError for a value out of range."""
+        require_settings(self)
 
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:\d+)?")

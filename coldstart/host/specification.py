@@ -4,26 +4,19 @@ Invariant: a model's tiers begin with `awake` and end with `stopped`; device mem
 does not decrease from one tier to the next. The values come from the bundle and are corrected by measurements.
 """
 
+# ruff: noqa: RUF009 - `setting` returns a dataclass field
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from itertools import pairwise
 from typing import NoReturn
 
 from coldstart.errors import UsageError
-from coldstart.host.policies import DEFAULT
-from coldstart.host.tables import Seconds, Size, require_at_least
+from coldstart.host.tables import Seconds, Size, require_settings
+from coldstart.scheduling.declaration import setting
 
 AWAKE, TEMPLATE, STOPPED = "awake", "template", "stopped"
 QUEUE, REFUSE = "queue", "refuse"
-_LEAST = {
-    "memory": 1,
-    "host_memory": 0,
-    "loaders": 1,
-    "max_held": 0,
-    "min_residents": 0,
-    "hang_timeout_s": 1,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +91,45 @@ class HostSettings:
     answers requests that name no model. It has no idle time, and starts again when memory is free.
     """
 
-    memory: Size
-    host_memory: Size = 0
-    device_memory: Size | None = None
-    policy: str = DEFAULT
-    loaders: int = 1
-    max_held: int = 256
-    when_full: str = QUEUE
+    memory: Size = setting(
+        MISSING,
+        "Memory of all models together, such as 60GiB: of the GPU, or RAM on the CPU.",
+        "--memory",
+        "SIZE",
+        least=1,
+    )
+    host_memory: Size = setting(0, "", least=0)
+    device_memory: Size | None = setting(None, "", least=1)
+    policy: str = setting(
+        "predictive", "Eviction policy when memory is full: lru, iam or predictive.", "--policy", "NAME"
+    )
+    loaders: int = setting(1, "", least=1)
+    max_held: int = setting(
+        256, "Maximum number of waiting requests before HTTP 429 is returned.", "--max-held", "N", least=0
+    )
+    when_full: str = setting(
+        QUEUE,
+        "Queue or refuse a request whose model finds no memory.",
+        "--when-full",
+        "queue|refuse",
+        choices=(QUEUE, REFUSE),
+    )
     patience_s: float = 30.0
     hold_s: float = 600.0
-    min_residents: int = 0
-    max_residents: int | None = None
-    ready_timeout_s: Seconds = 600.0
-    hang_timeout_s: Seconds = 120.0
+    min_residents: int = setting(0, "", least=0)
+    max_residents: int | None = setting(
+        None,
+        "Maximum number of models that run at once; default: as memory allows.",
+        "--max-residents",
+        "N",
+        least=1,
+    )
+    ready_timeout_s: Seconds = setting(
+        600.0, "Abort a start that takes longer, in seconds.", "--ready-timeout", "SECONDS"
+    )
+    hang_timeout_s: Seconds = setting(
+        120.0, "Kill a server that makes no progress for this time.", "--hang-timeout", "SECONDS", least=1
+    )
     backoff_s: float = 1.0
     backoff_max_s: float = 300.0
     runtime_template: bool = True
@@ -123,17 +142,12 @@ class HostSettings:
         return self.memory if self.device_memory is None else self.device_memory
 
     def __post_init__(self) -> None:
-        if self.when_full not in (QUEUE, REFUSE):
+        require_settings(self)
+        if self.max_residents is not None and self.max_residents < self.min_residents:
             raise UsageError(
-                f"when_full: expected {QUEUE} or {REFUSE}, found {self.when_full!r}",
-                hint=f'write when_full = "{QUEUE}"',
+                f"max_residents: expected {self.min_residents} or more, found {self.max_residents}",
+                hint="write at least min_residents",
             )
-        for key, least in _LEAST.items():
-            require_at_least(key, getattr(self, key), least)
-        if self.device_memory is not None:
-            require_at_least("device_memory", self.device_memory, 1)
-        if self.max_residents is not None:
-            require_at_least("max_residents", self.max_residents, max(1, self.min_residents))
 
 
 @dataclass(slots=True)

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from enum import StrEnum
 from math import isfinite
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+
 from coldstart.artifacts import files
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError, describe
+from coldstart.scheduling.declaration import Setting
 from coldstart.units import parse_size
 
 T = TypeVar("T")
-_EXPECTED = {
-    str: ("a string", '"text"'),
-    bool: ("true or false", "true"),
-    int: ("an integer", "4"),
-    float: ("a number", "1.5"),
-    list: ("a list", '["one", "two"]'),
-}
+_EXAMPLES = {"str": '"text"', "bool": "true", "int": "4", "float": "1.5", "array": '["one", "two"]'}
 
 
 def parse_seconds(given: object) -> float:
@@ -83,8 +80,26 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
     reject_unknown_keys(content, [one.name for one in own], place)
     require_keys(content, needed, place)
     types = get_type_hints(kind, include_extras=True)
-    found = {name: _decoded(types[name], one, _at(place, name)) for name, one in content.items()}
+    found = {
+        name: _convert(types[name], one, f"{place}.{name}" if place else name)
+        for name, one in content.items()
+    }
     return kind(**given, **found)
+
+
+def list_settings(kind: Any) -> Iterator[tuple[str, Setting]]:
+    """Yield the name and the declaration of each declared field of a dataclass or its object."""
+    declared = ((one.name, one.metadata.get("setting")) for one in fields(kind))
+    return ((name, one) for name, one in declared if one is not None)
+
+
+def require_settings(settings: Any) -> None:
+    """Raise UsageError if a value is out of the range that its field declares."""
+    for name, one in list_settings(settings):
+        try:
+            one.require(name, getattr(settings, name))
+        except ValueError as error:
+            raise UsageError(f"{name}: {error}", hint=f"omit {one.flag or name} for its default") from error
 
 
 def expect_table(given: object, place: str) -> dict[str, Any]:
@@ -110,14 +125,6 @@ def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) 
         raise UsageError(_named(place, f"missing key {', '.join(missing)}"), hint=f"add it to {where}")
 
 
-def require_at_least(key: str, found: float, least: int) -> None:
-    """Raise UsageError if the value of a key is below `least`."""
-    if found < least:
-        raise UsageError(
-            f"{key}: expected {least} or more, found {found}", hint=f"write {key} = {least}, or more"
-        )
-
-
 def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
     """Parse `given` with `parse`; prefix the message of its UsageError with the place."""
     try:
@@ -126,37 +133,30 @@ def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
         raise UsageError(f"{place}: {error.message}", hint=error.hint) from error
 
 
-def _decoded(kind: Any, given: object, place: str) -> Any:
-    origin = get_origin(kind)
-    if origin is Annotated:
-        return parse_at(place, kind.__metadata__[0], given)
-    if origin in (Union, UnionType):
-        return _decoded(get_args(kind)[0], given, place)
-    if origin is tuple:
-        (item, _), found = get_args(kind), _expect(list, given, place)
-        return tuple(_decoded(item, one, f"{place}[{number}]") for number, one in enumerate(found))
-    if is_dataclass(kind):
-        return decode(kind, given, place)  # type: ignore[arg-type]
-    if issubclass(kind, StrEnum):
-        if given not in tuple(kind):
-            raise UsageError(f"{place}: unknown value {given!r}", hint=f"use one of: {', '.join(kind)}")
-        return kind(given)
-    if issubclass(kind, tuple):
-        return kind(_decoded(tuple[str, ...], given, place))
-    return _expect(kind, given, place)
+def _convert(kind: Any, given: object, place: str) -> Any:
+    """Return a value of the type `kind`; a type annotated with a function is what that returns."""
+    if get_origin(kind) in (Union, UnionType):  # TOML has no null
+        kind = get_args(kind)[0]
+    if (parse := next(filter(callable, getattr(kind, "__metadata__", ())), None)) is not None:
+        return parse_at(place, parse, given)
+    if get_origin(kind) is tuple and is_dataclass(item := get_args(kind)[0]):
+        tables = enumerate(_convert(list, given, place))
+        return tuple(decode(item, one, f"{place}[{number}]") for number, one in tables)  # type: ignore[arg-type]
+    try:
+        return msgspec.convert(given, kind, dec_hook=decode_arguments)
+    except msgspec.ValidationError as error:
+        message, _, at = str(error).partition(" - at `$")
+        expected = message.partition("`")[2].partition("`")[0]
+        choices = " or ".join(getattr(kind, "_value2member_map_", ()))
+        hint = f"write a value such as {_EXAMPLES.get(expected, choices)}"
+        raise UsageError(f"{place}{at.rstrip('`')}: {message[0].lower()}{message[1:]}", hint=hint) from error
 
 
-def _expect(kind: type, given: object, place: str) -> Any:
-    accepted = (int, float) if kind is float else kind
-    if not isinstance(given, accepted) or isinstance(given, bool) != (kind is bool):
-        name, example = _EXPECTED[kind]
-        hint = f"write {name}, such as {example}"
-        raise UsageError(f"{place}: expected {name}, found {given!r}", hint=hint)
-    return given
-
-
-def _at(place: str, key: str) -> str:
-    return f"{place}.{key}" if place else key
+def decode_arguments(kind: type, given: Any) -> Any:
+    """Return vLLM arguments, the only type that msgspec does not know (msgspec's dec_hook)."""
+    if kind is Arguments:
+        return Arguments(msgspec.convert(given, tuple[str, ...]))
+    raise NotImplementedError(f"a document cannot contain a {kind.__name__}")
 
 
 def _named(place: str, message: str) -> str:

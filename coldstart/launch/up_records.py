@@ -10,6 +10,7 @@ The record names the process that supervises the server, by PID and birth. A rec
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 import re
@@ -19,7 +20,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from coldstart.artifacts import canonical, files
-from coldstart.launch import up_settings
+from coldstart.contract.arguments import group_words
+from coldstart.contract.environment import VLLM_API_KEY
+from coldstart.launch import template_environment
+from coldstart.models import inspection
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths, secrets
@@ -27,6 +31,9 @@ from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 
 STOP_TIMEOUT_S = 30.0
+API_KEY = "API key"
+"""Name of the setting that clients need, from --api-key, or from VLLM_API_KEY without it."""
+_ADDRESS, _UNTRUSTED = ("host", "port"), "--untrusted"
 _RECORD = "record.json"
 _VERSION = re.compile(r":v\d+$|@sha256:[0-9a-f]+$")
 
@@ -38,7 +45,7 @@ class UpRecord:
     `planned_url` is known as soon as the port is chosen. `host` is the address at which it listens, which `url` may not show.
     `log` is the path of its log, None in the foreground.
     `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor. `vllm_args` are for
-    the user alone: their secrets are hidden. `settings` are those of `up_settings.digest`.
+    the user alone: their secrets are hidden. `settings` are those of `digest_settings`.
     """
 
     argument: str
@@ -142,8 +149,36 @@ def describe_own(lookup: Lookup, planned_url: str | None = None) -> UpRecord:
     """Return the record of this process as the supervisor of the look-up's server, before it starts."""
     pid, model, shown = os.getpid(), lookup.model, secrets.arguments(lookup.vllm_args)
     own = UpRecord(model.argument, str(model.path), lookup.key.digest, pid, processes.birth(pid))
-    settings = up_settings.digest(lookup, os.environ)
+    settings = digest_settings(lookup, os.environ)
     return replace(own, vllm_args=tuple(shown), planned_url=planned_url, settings=settings)
+
+
+def digest_settings(lookup: Lookup, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a digest of each setting of a server: an option with dashes, a variable that its libraries read, or `API_KEY`.
+
+    Secrets are among the settings, and a record must not help to guess them: the digests need a key.
+    """
+    relevant = template_environment.select_relevant(environment)
+    settings = {name: [value] for name, value in relevant.items()}
+    for name, words in group_words(lookup.vllm_args):
+        if name not in _ADDRESS:
+            settings.setdefault(f"--{name.replace('_', '-')}", []).extend(words)
+    if any(keys := settings.pop("--api-key", [VLLM_API_KEY.read(environment)])):
+        settings[API_KEY] = keys
+    if lookup.accepts is not None and lookup.bundle is not None and not inspection.trust(lookup.bundle).ok:
+        settings[_UNTRUSTED] = []
+    path = paths.runtime_dir() / "up.key"
+    if not path.exists():
+        files.create_once(path, os.urandom(32), 0o600)
+    key = files.read_regular(path)
+    texts = {name: f"{name}\0{json.dumps(value)}" for name, value in settings.items()}
+    return {name: hmac.new(key, text.encode(), "sha256").hexdigest() for name, text in texts.items()}
+
+
+def list_differences(running: Mapping[str, str], asked: Mapping[str, str]) -> list[str]:
+    """Return the names of the settings in which a running server differs from what is asked. A permission need not be used."""
+    names = {name for name in {*running, *asked} if running.get(name) != asked.get(name)}
+    return sorted(names if _UNTRUSTED in running else names - {_UNTRUSTED})
 
 
 def list_directories(cache: Cache) -> list[UpDirectory]:

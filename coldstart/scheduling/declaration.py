@@ -28,7 +28,7 @@ class Setting(NamedTuple):
     @property
     def option(self) -> str:
         """Return the option's name as a Python parameter."""
-        return self.flag.removeprefix("--").replace("-", "_")
+        return self.flag.partition("/")[0].removeprefix("--").replace("-", "_")
 
     @property
     def help(self) -> str:

@@ -62,13 +62,18 @@ class RayProcess:
             time.sleep(LOOK_S)
         raise CommandFailedError(f"Ray did not start on this machine: {self.find_error()}")
 
+    def kill(self) -> None:
+        """Kill the node at once; the servers that its actors have started end with it."""
+        if not self.has_ended():
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def end(self) -> None:
         """End the node with all of its processes."""
         self.process.terminate()
         try:
             self.process.wait(END_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.kill()
             self.process.wait()
 
 

@@ -1,8 +1,8 @@
 """Process of `fleet up`: gateway and controller of a fleet, and a driver of Ray; it starts Ray if no cluster is named.
 
-On SIGTERM or SIGINT, new requests are rejected, running requests are answered, and the process ends; a second signal
-ends it at once. All servers of the fleet's own Ray end too. If that Ray ends, the process ends within a minute and reports the
-reason. The servers of a named cluster continue to run, and the next `fleet up` there finds them.
+On SIGTERM or SIGINT, new requests are rejected, running requests are answered, and the process ends; a second signal ends it
+at once and kills its own Ray. All servers of the fleet's own Ray end too. If that Ray ends, the process ends within a minute
+and reports the reason. The servers of a named cluster continue to run, and the next `fleet up` there finds them.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class FleetUp:
         self.options, self.log, self.announce = options, log, announce
         self.caught: list[int] = []
         self.ray_ended = ""
+        self.ray: OwnRay | None = None
         self.admin_key = options.admin_key or secrets.token_hex(32)
 
     def run(self) -> int:
@@ -115,7 +116,7 @@ class FleetUp:
     async def _main(self, sock: socket.socket, address: str, token: str, ray: OwnRay | None) -> None:
         from coldstart.fleet.live.membership import Membership
 
-        options = self.options
+        options, self.ray = self.options, ray
         self.control = FleetControl(
             options.settings, self.state, log=self.log, record=_recorder(options.record)
         )
@@ -164,8 +165,10 @@ class FleetUp:
 
     def _stop(self, number: int) -> None:
         self.caught.append(number)
-        self.log.write("stopping", signal=signal.Signals(number).name)
+        self.log.write("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
         self._finish()
+        if len(self.caught) > 1 and self.ray is not None:
+            self.ray.node.kill()
 
     def _finish(self) -> None:
         self.control.stop()

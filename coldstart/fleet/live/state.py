@@ -16,7 +16,6 @@ from typing import Any, Literal
 import msgspec
 
 from coldstart.artifacts import canonical, files
-from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError, describe
 from coldstart.fleet import events
 from coldstart.fleet.deployments import Deployment
@@ -24,6 +23,7 @@ from coldstart.fleet.events import Event
 from coldstart.fleet.specification import FleetModel
 from coldstart.host.launches import Launch
 from coldstart.host.live.log import Log
+from coldstart.host.tables import decode_arguments
 
 LEAST_S, LEAST_BYTES = 1.0, 4 << 20
 """Minimum duration and size of a fetch that counts: below, its connections have not reached full speed."""
@@ -71,13 +71,7 @@ def decode(given: Any, kind: Any) -> Any:
         msgspec.ValidationError: The document is not of this kind; a ValueError.
         UsageError: A value in it is not allowed.
     """
-    return msgspec.convert(given, kind, str_keys=True, dec_hook=_decode)
-
-
-def _decode(kind: type, given: Any) -> Any:
-    if kind is Arguments:
-        return Arguments(msgspec.convert(given, tuple[str, ...]))
-    raise NotImplementedError(f"a document cannot contain a {kind.__name__}")
+    return msgspec.convert(given, kind, str_keys=True, dec_hook=decode_arguments)
 
 
 class FleetState:

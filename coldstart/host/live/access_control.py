@@ -190,14 +190,13 @@ class AccessControl:
         if keys is None:
             return ""
         try:
-            found = {kind: names for kind, names in keys.read().items() if names}
+            keys.read()
         except UsageError as error:
             facts.client_keys_error = explain(error) or error.message
             log.write("client keys refused", reason=facts.client_keys_error)
             return facts.client_keys_error
         facts.client_keys_error = ""
-        if found:
-            log.write("client keys read", **found)
+        log.write("client keys read", clients=[client.name for client in keys.clients])
         for note in keys.describe_exposed_files():
             log.write("client key exposed", reason=note)
         for note in keys.describe_unknown_models(self.front.catalogue):

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.host.configuration import KINDS, Configuration, HostFile, describe_changes, has_changes
+from coldstart.host.configuration import KINDS, HostFile, describe_changes
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.driver import Driver
@@ -69,8 +68,6 @@ class ModelHost:
         self.log, self.announce = log, announce
         self.caught: list[int] = []
         self._tasks = Tasks(log)
-        # The operator has seen this configuration, or knows it from the start; `_changed_at` is the last change of the file.
-        self._shown, self._changed_at = self._get_configuration(), -inf
         # A change before the first look must be seen.
         self._known = options.config and find_state(options.config)
 
@@ -166,32 +163,20 @@ class ModelHost:
                 await self._read()
 
     async def reload(self) -> dict[str, Any]:
-        """Apply the current configuration and client keys; return the changes.
-
-        `last_change` has the changes since the last answer that the host had already read, and the age of the last of
-        them in seconds: the host often reads a changed file before the operator's order arrives.
+        """Apply the current configuration and client keys; return the changes of the configuration.
 
         Raises:
             UsageError: The host is stopping, or a file is invalid. The host retains what it has read from that file before.
         """
         async with self._reloading:
-            before, keys = self._get_configuration(), self.options.endpoint.client_keys
-            earlier, refused = describe_changes(self._shown, before), self.gateway.access.read_keys()
-            await self._read()
+            refused = self.gateway.access.read_keys()
+            changes = await self._read()
             if refused:
                 raise UsageError(refused)
-            self._shown = self._get_configuration()
-            changed_at = max(self._changed_at, keys.changed_at if keys else -inf)
-            last_change = {**earlier, "age_s": self.driver.clock() - changed_at}
-            changes = describe_changes(before, self._shown)
-            return {**changes, "last_change": last_change if has_changes(earlier) else None}
+            return changes
 
-    def _get_configuration(self) -> Configuration:
-        keys = self.options.endpoint.client_keys
-        return Configuration(self.file, keys.clients if keys else ())
-
-    async def _read(self) -> None:
-        """Read the configuration and apply it. Raises UsageError if it is invalid."""
+    async def _read(self) -> dict[str, list[str]]:
+        """Read the configuration and apply it; return the changes. Raises UsageError if it is invalid."""
         facts = self.driver.facts
         try:
             # Look-ups of bundles are slow: run them in a thread so that the loop is not blocked.
@@ -201,17 +186,14 @@ class ModelHost:
         except Exception as error:  # an invalid configuration must not stop running servers
             facts.config_error = explain(error) or f"{type(error).__name__}: {error}"
             self.log.write("configuration refused", reason=facts.config_error)
-            # The corrected file is compared with the configuration that runs, not with an earlier one.
-            self._shown = self._get_configuration()
             raise UsageError(facts.config_error) from error
         if facts.stopping:
             raise UsageError(STOPPING)
-        changes, self.file = describe_changes(Configuration(self.file), Configuration(file)), file
-        if has_changes(changes):
-            self._changed_at = self.driver.clock()
+        changes, self.file = describe_changes(self.file, file), file
         found = {kind: changes[kind] for kind in KINDS if changes[kind]}
         facts.config_error, facts.config_loaded_unix_s = "", time.time()
         self.log.write("configuration read", models=changes["models"], **found)
         for name in {*changes["added"], *changes["changed"]} & file.lenders.keys():
             args = list(file.catalogue.launches[name].args)
             self.log.write("arguments of a bundle", model=name, bundle=file.lenders[name] or None, args=args)
+        return changes

@@ -7,14 +7,13 @@ from coldstart.host.policies.iam import IAM
 from coldstart.host.policies.predictive import Predictive
 from coldstart.host.policies.protocol import LRU, Costs, ModelCost, Policy
 
-__all__ = ["DEFAULT", "POLICIES", "Costs", "ModelCost", "Policy", "make"]
+__all__ = ["POLICIES", "Costs", "ModelCost", "Policy", "make"]
 
 POLICIES: dict[str, Callable[[Costs, int], Policy]] = {
     "lru": LRU,
     "iam": IAM,
     "predictive": Predictive,
 }
-DEFAULT = "predictive"
 
 
 def make(name: str, costs: Costs, capacity: int) -> Policy:

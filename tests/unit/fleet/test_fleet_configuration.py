@@ -82,10 +82,10 @@ def test_a_missing_member_is_named(missing: tuple[str, str, str]) -> None:
 @pytest.mark.parametrize(
     ("member", "value", "hint"),
     [
-        ("batch", 1.5, "write an integer, such as 4"),
+        ("batch", 1.5, "write a value such as 4"),
         ("count", 0, "write count = 2"),
         ("size", "apples", "write bytes, or a size such as 14GiB"),
-        ("overlap", "most", "use one of: sequential, after-import, full"),
+        ("overlap", "most", "write a value such as sequential or after-import or full"),
     ],
 )
 def test_an_error_of_a_member_has_a_hint(member: str, value: object, hint: str) -> None:

@@ -40,11 +40,14 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ('memory = "1GiB"\npolicy = "arc"\n' + MODEL, "policy: unknown policy 'arc'"),
         (
             'memory = "1GiB"\nwhen_full = "wait"\n' + MODEL,
-            "when_full: expected queue or refuse, found 'wait'",
+            "when_full: --when-full must be one of queue, refuse, got 'wait'",
         ),
-        ("memory = 0\n" + MODEL, "memory: expected 1 or more, found 0"),
-        ('memory = "1GiB"\nloaders = 0\n' + MODEL, "loaders: expected 1 or more, found 0"),
-        ('memory = "1GiB"\nhang_timeout_s = 0.5\n' + MODEL, "hang_timeout_s: expected 1 or more, found 0.5"),
+        ("memory = 0\n" + MODEL, "memory: --memory must be at least 1, got 0"),
+        ('memory = "1GiB"\nloaders = 0\n' + MODEL, "loaders: loaders must be at least 1, got 0"),
+        (
+            'memory = "1GiB"\nhang_timeout_s = 0.5\n' + MODEL,
+            "hang_timeout_s: --hang-timeout must be at least 1, got 0.5",
+        ),
         ('memory = "1GiB"\nready_timeout_s = -1\n' + MODEL, "ready_timeout_s: invalid time -1"),
         ('memory = "1GiB"\nhang_timeout_s = inf\n' + MODEL, "hang_timeout_s: invalid time inf"),
         (
@@ -61,7 +64,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ),
         ('memory = "a lot"\n' + MODEL, "memory: invalid size 'a lot'"),
         ("memory = 1.5\n" + MODEL, "memory: invalid size 1.5"),
-        ('memory = "1GiB"\nmax_held = "many"\n' + MODEL, "max_held: expected an integer, found 'many'"),
+        ('memory = "1GiB"\nmax_held = "many"\n' + MODEL, "max_held: expected `int`, got `str`"),
         ('memory = "1GiB"\n[models.m]\nstart_s = 1\n', "models.m: missing key memory"),
         ('memory = "1GiB"\n' + MODEL + "idle_s = -1\n", "models.m.idle_s: invalid time -1"),
         (
@@ -71,7 +74,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ('memory = "1GiB"\nmodels = 3\n', "no model: the table .models.NAME. is missing"),
         ('memory = "1GiB"\n[models]\nm = 3\n', "models.m: expected a table, found 3"),
         ('memory = "1GiB"\n' + MODEL + "tiers = [3]\n", r"models\.m\.tiers\[0\]: expected a table, found 3"),
-        ('memory = "1GiB"\nresume_streams = 1\n' + MODEL, "resume_streams: expected true or false, found 1"),
+        ('memory = "1GiB"\nresume_streams = 1\n' + MODEL, "resume_streams: expected `bool`, got `int`"),
         ("memory = ", "is not TOML"),
     ],
 )
@@ -134,9 +137,9 @@ def test_devices_place_a_model_and_its_memory() -> None:
     [
         ([0, 0], r"models\.a\.devices: expected different numbers from 0, found \[0, 0\]"),
         ([-1], r"models\.a\.devices: expected different numbers from 0"),
-        (["0"], r"models\.a\.devices\[0\]: expected an integer"),
-        ([True], r"models\.a\.devices\[0\]: expected an integer"),
-        (0, r"models\.a\.devices: expected a list"),
+        (["0"], r"models\.a\.devices\[0\]: expected `int`"),
+        ([True], r"models\.a\.devices\[0\]: expected `int`"),
+        (0, r"models\.a\.devices: expected `array`"),
         ([0], r"models\.b: missing key devices"),
     ],
 )

@@ -40,9 +40,9 @@ def test_a_name_means_one_model() -> None:
         ({"mode": "quickly"}, "unknown mode 'quickly'"),
         ({"on_miss": "materialize"}, "unknown on_miss 'materialize'"),
         ({"args": ["--port", "1"]}, "--port is set by the host"),
-        ({"args": [5]}, r"args\[0\]: expected a string, found 5"),
-        ({"args": "--x"}, "args: expected a list, found '--x'"),
-        ({"pinned": "yes"}, "pinned: expected true or false, found 'yes'"),
+        ({"args": [5]}, r"args\[0\]: expected `str`, got `int`"),
+        ({"args": "--x"}, "args: expected `array`, got `str`"),
+        ({"pinned": "yes"}, "pinned: expected `bool`, got `str`"),
         ({"idle": 5}, "models.m: unknown key idle"),
     ],
 )

@@ -214,5 +214,5 @@ def test_request_without_a_model_goes_to_the_default_model() -> None:
     assert (getattr(route(None), "model", None), route("")) == ("b", None)
     with pytest.raises(UsageError, match="default_model: no model is named 'c'"):
         configuration.parse({**table, "default_model": "c"})
-    with pytest.raises(UsageError, match="default_model: expected a string"):
+    with pytest.raises(UsageError, match="default_model: expected `str`"):
         configuration.parse({**table, "default_model": 3})

@@ -17,7 +17,7 @@ from support.engines import Publish
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.launch import up_records, up_settings
+from coldstart.launch import up_records
 from coldstart.launch.up_records import UpRecord
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
@@ -141,16 +141,16 @@ def test_untrusted_bundle_of_a_server_is_a_setting_and_the_permission_alone_is_n
     lookup: Lookup, publish: Publish, tmp_path: Path
 ) -> None:
     foreign = publish(signer=sign.host_key(tmp_path / "other"))
-    untrusted = up_settings.digest(replace(lookup, bundle=foreign, accepts=anyone), {})
-    trusted = up_settings.digest(replace(lookup, accepts=anyone), {})
-    assert up_settings.list_differences(untrusted, trusted) == ["--untrusted"]
-    assert up_settings.list_differences(trusted, untrusted) == []
+    untrusted = up_records.digest_settings(replace(lookup, bundle=foreign, accepts=anyone), {})
+    trusted = up_records.digest_settings(replace(lookup, accepts=anyone), {})
+    assert up_records.list_differences(untrusted, trusted) == ["--untrusted"]
+    assert up_records.list_differences(trusted, untrusted) == []
 
 
 def test_key_of_the_digests_is_private_and_made_once(lookup: Lookup) -> None:
     given = replace(lookup, vllm_args=Arguments(("--api-key", "k")))
-    first = up_settings.digest(given, {})
+    first = up_records.digest_settings(given, {})
     key = paths.runtime_dir() / "up.key"
-    assert key.stat().st_mode & 0o777 == 0o600 and up_settings.digest(given, {}) == first
+    assert key.stat().st_mode & 0o777 == 0o600 and up_records.digest_settings(given, {}) == first
     key.unlink()
-    assert up_settings.digest(given, {})[up_settings.API_KEY] != first[up_settings.API_KEY]
+    assert up_records.digest_settings(given, {})[up_records.API_KEY] != first[up_records.API_KEY]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,6 +19,8 @@ from support.hosted import Served
 from tools.forked import coldstart
 
 from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
+
+UNCHANGED = "nothing changed since the host last read its files\n"
 
 
 async def _post(stage: Stage, path: str, **headers: str) -> tuple[int, dict[str, Any]]:
@@ -202,7 +203,7 @@ def test_commands_control_a_running_host(served: Served) -> None:
 
 def test_reload_returns_the_changes_and_keeps_the_configuration_on_an_error(served: Served) -> None:
     async def work(served: Served) -> None:
-        assert await _command(served, "reload") == "nothing changed\n"
+        assert await _command(served, "reload") == UNCHANGED
         # The watcher may apply the file first: change it and read it without a pause between.
         async with aiohttp.ClientSession() as client:
             served.file.unlink()
@@ -221,37 +222,6 @@ def test_reload_returns_the_changes_and_keeps_the_configuration_on_an_error(serv
     assert served.run(work) == 143
 
 
-def test_reload_returns_the_changes_that_the_watcher_read_before(served: Served) -> None:
-    async def work(served: Served) -> None:
-        served.write(memory=20, max_held=3)
-        await wait_until(lambda: served.host.driver.core.settings.max_held == 3)
-        text = await _command(served, "reload")
-        assert re.fullmatch(r"already read \d+\.\d s ago: settings memory, max_held\n", text)
-        assert await _command(served, "reload") == "nothing changed\n"
-        served.write(memory=20, max_held=4)
-        await wait_until(lambda: served.host.driver.core.settings.max_held == 4)
-        said = json.loads(await _command(served, "reload", "--format", "json"))
-        assert said["settings"] == [] and said["last_change"]["settings"] == ["max_held"]
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert served.run(work) == 143
-    read = [line for line in map(json.loads, served.said.getvalue().splitlines()) if "read" in line["event"]]
-    assert [line.get("settings") for line in read] == [["memory", "max_held"], None, None, ["max_held"], None]
-
-
-def test_reload_names_no_change_when_a_refused_file_is_as_before_again(served: Served) -> None:
-    async def work(served: Served) -> None:
-        served.write(memory=20, max_held=3)
-        await wait_until(lambda: served.host.driver.core.settings.max_held == 3)
-        served.write(memory="much")
-        assert "invalid size 'much'" in await _command(served, "reload", code=1)
-        served.write(memory=20, max_held=3)
-        assert await _command(served, "reload") == "nothing changed\n"
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert served.run(work) == 143
-
-
 def test_reload_revokes_the_keys_of_clients_and_reports_a_file_that_cannot_be_used(
     tmp_path: Path, runtime_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,12 +229,9 @@ def test_reload_revokes_the_keys_of_clients_and_reports_a_file_that_cannot_be_us
     served = Served(tmp_path, monkeypatch, api_key="operators-key", client_keys=keys)
     refused = "client keys not applied, the former ones remain: "
 
-    def expect(text: str) -> str:
-        return rf"(already read \d+\.\d s ago: )?{text}\n"
-
     async def work(served: Served) -> None:
         write_clients(tmp_path, {"laptop": ""})
-        assert re.fullmatch(expect("clients: removed ci"), await _command(served, "reload"))
+        assert await _command(served, "reload") == UNCHANGED
         keys.file.unlink()
         assert "cannot read the client key file" in await _command(served, "reload", code=1)
         assert f"{refused}cannot read the client key file" in await _command(served, "status")
@@ -274,10 +241,10 @@ def test_reload_revokes_the_keys_of_clients_and_reports_a_file_that_cannot_be_us
         document = json.loads(await _command(served, "status", "--format", "json"))
         assert "laptop.key" in document["host"]["client_keys_error"] and keys.find(b"key-of-laptop")
         write_clients(tmp_path, {"laptop": ""})
-        assert await _command(served, "reload") == "nothing changed\n"
+        assert await _command(served, "reload") == UNCHANGED
         assert refused not in await _command(served, "status")
         keys.file.write_text("# nobody\n")
-        assert re.fullmatch(expect("clients: removed laptop"), await _command(served, "reload"))
+        assert await _command(served, "reload") == UNCHANGED
         headers = {"Authorization": "Bearer key-of-laptop"}
         async with (
             aiohttp.ClientSession(headers=headers) as client,
