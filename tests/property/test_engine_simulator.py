@@ -11,7 +11,7 @@ from coldstart.errors import UsageError
 from coldstart.lab.engine import EngineSimulator, replay
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import STRATEGIES, IterationProfile, SchedulerSettings
-from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine
+from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine, configure
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
 
@@ -135,6 +135,16 @@ def test_every_load_ends_with_every_token(
     for record, row in zip(simulator.records, rows, strict=True):
         assert record.ok and record.output_tokens == row.output_tokens
         assert record.due_s < record.first_token_s <= record.finished_s  # type: ignore[operator]
+
+
+def test_a_changed_configuration_leaves_later_engines_alone() -> None:
+    """A connector that expects the reports of six ranks would wait for them forever."""
+    machine, settings = EngineResources(host_blocks=30), SchedulerSettings("fcfs", strategy="proactive")
+    parallel = configure(machine, settings).parallel_config
+    parallel.pipeline_parallel_size, parallel.world_size = 3, 6
+    rows = [TraceRequest(0.0, 285, 37), TraceRequest(0.0, 13, 37)]
+    done = simulate(rows, strategy="proactive", device_blocks=24, host_blocks=30, depth=1).records
+    assert [record.output_tokens for record in done] == [37, 37]
 
 
 def test_requests_that_take_turns_do_not_move_their_kv_at_every_turn() -> None:

@@ -10,6 +10,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -289,8 +290,8 @@ def make_request(name: str, prompt: list[int], output: int, block_tokens: int, p
 
 
 def configure(machine: EngineResources, settings: SchedulerSettings) -> VllmConfig:
-    """Return the configuration of a server with these settings. It is valid until the next call."""
-    config = _base_config(settings.kv_strategy != "recompute" and machine.host_blocks > 0)
+    """Return the configuration of a server with these settings."""
+    config = _copy(_base_config(settings.kv_strategy != "recompute" and machine.host_blocks > 0))
     config.scheduler_config.async_scheduling = machine.depth > 1
     config.scheduler_config.max_num_seqs = machine.slots
     config.scheduler_config.max_num_active_seqs = min(settings.batch or machine.slots, machine.slots)
@@ -323,9 +324,21 @@ def create_scheduler(scheduler: type[AsyncScheduler], config: VllmConfig) -> Asy
     )
 
 
+def _copy(base: VllmConfig) -> VllmConfig:
+    """Return a configuration whose numbers may be changed. A copied model would be checked again, and nobody changes it."""
+    config = copy(base)
+    config.scheduler_config, config.cache_config = copy(base.scheduler_config), copy(base.cache_config)
+    config.parallel_config = copy(base.parallel_config)
+    if (transfer := base.kv_transfer_config) is not None:
+        config.kv_transfer_config = replace(
+            transfer, kv_connector_extra_config=dict(transfer.kv_connector_extra_config)
+        )
+    return config
+
+
 @lru_cache
 def _base_config(connected: bool) -> VllmConfig:
-    """Return a configuration whose numbers may be changed: creating one takes half a second."""
+    """Return the configuration that engines copy: creating one takes half a second."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float32", seed=0)
