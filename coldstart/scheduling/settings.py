@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 from coldstart.scheduling.declaration import Setting, setting
 
 if TYPE_CHECKING:
+    from coldstart.scheduling.deadline import Deadlines
     from coldstart.scheduling.profile import IterationProfile
 
 KEY = "coldstart_scheduler"
 """Member of vLLM's --additional-config that has the settings."""
 
-FCFS, MLFQ = "fcfs", "skip-join-mlfq"
+FCFS, MLFQ, DEADLINE = "fcfs", "skip-join-mlfq", "deadline"
 AUTO = "auto"
 """The default of the command line; selects FCFS."""
 
@@ -26,6 +27,7 @@ KvStrategy = Literal["proactive", "reactive", "recompute"]
 STRATEGIES = get_args(KvStrategy)
 
 # The reserve limits loads ahead of need, and recompute stores nothing on the host.
+_STOCK = (FCFS, DEADLINE)
 _STRATEGIES_WITH = {"reserve_quantile": STRATEGIES[:1], "host_bytes": STRATEGIES[:2]}
 
 
@@ -41,11 +43,12 @@ class SchedulerSettings:
 
     policy: str = setting(
         MLFQ,
-        "Scheduling policy: fcfs is vLLM's own scheduler, first come, first served; skip-join-mlfq runs short requests first;"
-        " auto selects fcfs.",
+        "Scheduling policy: fcfs is vLLM's own scheduler, first come, first served; deadline is vLLM's own scheduler, and each"
+        " request's priority is its arrival plus a multiple of its prefill time; skip-join-mlfq preempts long requests; auto"
+        " selects fcfs.",
         "--scheduler",
         "NAME",
-        choices=(AUTO, FCFS, MLFQ),
+        choices=(AUTO, FCFS, MLFQ, DEADLINE),
     )
     batch: int | None = setting(
         None,
@@ -60,7 +63,7 @@ class SchedulerSettings:
         "--quantum",
         "SECONDS",
         above=0,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
     levels: int | None = setting(None, "Number of queues (default: enough for the longest prefill).", least=1)
     growth: float = setting(2.0, "Quantum of a queue divided by that of the queue before it.", above=1)
@@ -70,7 +73,7 @@ class SchedulerSettings:
         "--eta",
         "N",
         least=1,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
     alpha_s: float = setting(
         0.3,
@@ -78,7 +81,7 @@ class SchedulerSettings:
         "--alpha",
         "SECONDS",
         least=0,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
     alpha_scale: float = setting(4.0, "Factor by which the starvation limit grows with load.", least=0)
     promoted_cap: float | None = setting(
@@ -92,7 +95,7 @@ class SchedulerSettings:
         "SHARE",
         least=0,
         most=1,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
     reserve_quantile: float = setting(
         0.9,
@@ -101,7 +104,7 @@ class SchedulerSettings:
         "QUANTILE",
         least=0,
         most=1,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
     load_latency_s: float = setting(
         0.05, "Time in seconds that a load from host memory takes; window of the reserve.", above=0
@@ -109,17 +112,36 @@ class SchedulerSettings:
     strategy: KvStrategy | None = setting(  # noqa: RUF009 - it returns a dataclass field
         None,
         "Handling of KV that does not fit in device memory: proactive swaps it ahead of need, reactive on demand, recompute"
-        " drops it (default: proactive; with fcfs recompute, or proactive if --kv-host-memory is set).",
+        " drops it (default: proactive).",
         "--kv-strategy",
         choices=STRATEGIES,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
     host_bytes: int | None = setting(
         None,
-        "Host memory in bytes for the KV of evicted requests (default: the size of the device's KV memory; with fcfs none).",
+        "Host memory in bytes for the KV of evicted requests (default: the size of the device's KV memory; with fcfs and"
+        " deadline none).",
         "--kv-host-memory",
         "BYTES",
         least=0,
+    )
+    factor: float = setting(
+        32.0,
+        "Multiple of the prefill time by which the deadline of --scheduler deadline lies after the arrival; a larger one lets"
+        " more short prompts pass a long one.",
+        "--deadline-factor",
+        "FACTOR",
+        least=0,
+        unused_by=(FCFS, MLFQ),
+    )
+    slo_s: float | None = setting(
+        None,
+        "Time in seconds within which --scheduler deadline wants each first token; a prompt is passed only as long as its own"
+        " prefill still fits.",
+        "--deadline-slo",
+        "SECONDS",
+        above=0,
+        unused_by=(FCFS, MLFQ),
     )
     profile: Mapping[str, object] | None = setting(None, "Iteration times by size, in seconds.")
 
@@ -153,12 +175,18 @@ class SchedulerSettings:
     def kv_strategy(self) -> str:
         if self.strategy:
             return self.strategy
-        return "recompute" if self.policy == FCFS and not self.host_bytes else "proactive"
+        return "recompute" if self.policy in _STOCK and not self.host_bytes else "proactive"
 
     def iteration_profile(self) -> IterationProfile:
         from coldstart.scheduling.profile import FALLBACK_PROFILE, IterationProfile
 
         return FALLBACK_PROFILE if self.profile is None else IterationProfile.parse(self.profile)
+
+    def deadlines(self, cache_tokens: int) -> Deadlines:
+        """Return the deadlines of a server whose prefix cache has so many tokens."""
+        from coldstart.scheduling.deadline import Deadlines
+
+        return Deadlines(self.iteration_profile(), self.factor, self.slo_s, cache_tokens)
 
     def check(self) -> None:
         """Raise ValueError for a value out of range."""
@@ -175,10 +203,10 @@ class SchedulerSettings:
                 *rest, last = [o.flag for _, o in options() if self.policy not in o.unused_by][1:]
                 raise ValueError(
                     f"cannot use {one.flag} with {self.policy}, which accepts only {', '.join(rest)} and {last};"
-                    f" use --scheduler {MLFQ}"
+                    f" use --scheduler {next(name for name in (MLFQ, DEADLINE) if name not in one.unused_by)}"
                 )
             strategies = _STRATEGIES_WITH.get(name, STRATEGIES)
-            if self.policy != FCFS and self.kv_strategy not in strategies:
+            if self.policy == MLFQ and self.kv_strategy not in strategies:
                 raise ValueError(
                     f"cannot use {one.flag} with --kv-strategy {self.kv_strategy}, which ignores it;"
                     f" use --kv-strategy {strategies[0]}"

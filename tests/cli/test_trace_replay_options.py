@@ -52,6 +52,8 @@ EFFECTS = {
     f"--alpha 1 {MLFQ}": ("engine",),
     f"--oldest-share 0.5 {MLFQ}": ("engine",),
     f"--reserve 0.5 {MLFQ}": ("engine",),
+    "--deadline-factor 9 --scheduler deadline": ("engine",),
+    "--deadline-slo 9 --scheduler deadline": ("engine",),
     f"--kv-strategy recompute {MLFQ}": ("engine",),
     "--kv-host-memory 1000": ("engine",),
     "--export json": ("servers", "engine", "host"),

@@ -58,6 +58,16 @@ def test_mlfq_answers_equal_those_of_fcfs(machine: Machine, expected: list[list[
         check_that_an_urgent_request_overtakes(ours)
 
 
+def test_deadlines_change_no_answer_and_a_clients_priority_comes_first(
+    machine: Machine, expected: list[list[int]]
+) -> None:
+    with machine.serving("tiny-llama", "--scheduler", "deadline", "--batch", "4", vllm=SMALL) as ours:
+        assert [one["section"] for one in ours.report["fallbacks"]] == ["compile"]
+        assert together(ours, [body(number) for number in range(REQUESTS)]) == expected
+        assert counters(ours) == {}
+        check_that_an_urgent_request_overtakes(ours)
+
+
 @pytest.mark.nightly
 def test_vllms_own_scheduler_loads_back_what_it_evicted(machine: Machine, expected: list[list[int]]) -> None:
     with machine.serving("tiny-llama", "--kv-host-memory", str(1 << 27), vllm=SMALL) as stock:

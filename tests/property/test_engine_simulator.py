@@ -39,6 +39,16 @@ def test_fcfs_runs_to_completion_and_mlfq_lets_the_short_pass() -> None:
     assert mlfq[1].finished_s < 0.2  # type: ignore[operator]
 
 
+def test_deadline_lets_a_short_prompt_pass_a_long_one_but_not_for_ever() -> None:
+    long, now = TraceRequest(0.01, 900, 1), 0.01
+    rows = [TraceRequest(0.0, 900, 1), long]
+    while now < 12.0:
+        rows.append(TraceRequest(now := now + 0.0101, 1, 1))
+    fcfs, deadline = (simulate(rows, name, batch=1, depth=1).records for name in ("fcfs", "deadline"))
+    assert fcfs[1].first_token_s < 1.0 < deadline[1].first_token_s < 0.01 + 32 * 0.18 + 1.0  # type: ignore[operator]
+    assert deadline[2].ttft_s < fcfs[2].ttft_s  # type: ignore[operator]
+
+
 def test_a_token_budget_cuts_a_long_prompt_into_chunks() -> None:
     assert simulate([TraceRequest(0.0, 1000, 1)], token_budget=100).engine.counts.iterations == 10
 
@@ -97,7 +107,7 @@ LOADS = st.lists(
 @examples(100)
 @given(
     LOADS,
-    st.sampled_from(["fcfs", "skip-join-mlfq"]),
+    st.sampled_from(["fcfs", "skip-join-mlfq", "deadline"]),
     st.sampled_from(STRATEGIES),
     st.sampled_from([24, 40, 80, 999]),
     st.sampled_from([0, 30, 999]),
