@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from typing import TYPE_CHECKING, Literal, get_args
 
 from coldstart.scheduling.declaration import Setting, setting
@@ -23,6 +24,9 @@ FCFS, MLFQ, DEADLINE = "fcfs", "skip-join-mlfq", "deadline"
 AUTO = "auto"
 """The default of the command line; selects FCFS."""
 
+MlfqForm = Literal["tempered", "paper"]
+FORMS = get_args(MlfqForm)
+
 KvStrategy = Literal["proactive", "reactive", "recompute"]
 STRATEGIES = get_args(KvStrategy)
 
@@ -35,10 +39,9 @@ _STRATEGIES_WITH = {"reserve_quantile": STRATEGIES[:1], "host_bytes": STRATEGIES
 class SchedulerSettings:
     """Policy and its settings; a field without an option is set only by vLLM's --additional-config.
 
-    `alpha_s` is FastServe's starvation limit. On its own, it turns the queues into round robin once every
-    request waits longer than the limit. The limit in force is therefore max(alpha_s, alpha_scale * active /
-    batch * decode time). At most `promoted_cap` * batch promoted requests are in the first queue at a time.
-    `alpha_scale` 0 without a cap is the paper's policy.
+    `alpha_s` is FastServe's starvation limit. On its own, it turns the queues into round robin once every request waits longer
+    than the limit. The tempered limit is therefore max(alpha_s, alpha_scale * time in which every request can have one
+    iteration), and at most `promoted_cap` * batch promoted requests are in the first queue at a time.
     """
 
     policy: str = setting(
@@ -83,9 +86,32 @@ class SchedulerSettings:
         least=0,
         unused_by=_STOCK,
     )
-    alpha_scale: float = setting(4.0, "Factor by which the starvation limit grows with load.", least=0)
+    mlfq: MlfqForm = setting(  # noqa: RUF009 - it returns a dataclass field
+        "tempered",
+        "Form of skip-join-mlfq: paper is FastServe's, with a fixed starvation limit and unlimited promotions; tempered lets"
+        " the limit grow with load and promotes few requests at a time, or the queues become round robin under overload.",
+        "--mlfq",
+        "FORM",
+        choices=FORMS,
+        unused_by=_STOCK,
+    )
+    alpha_scale: float | None = setting(
+        None,
+        "Starvation limit at least this number of times the time in which every request can have one iteration (default: 4,"
+        " with --mlfq paper 0).",
+        "--alpha-scale",
+        "FACTOR",
+        least=0,
+        unused_by=_STOCK,
+    )
     promoted_cap: float | None = setting(
-        0.25, "Maximum share of the batch for promoted requests (None: no limit).", least=0
+        None,
+        "Maximum number of promoted requests in the first queue as a share of the batch (default: 0.25, with --mlfq paper no"
+        " limit).",
+        "--promoted",
+        "SHARE",
+        least=0,
+        unused_by=_STOCK,
     )
     demote_to_head: bool = setting(False, "Place a demoted request at the head of its new queue.")
     oldest_share: float = setting(
@@ -99,7 +125,8 @@ class SchedulerSettings:
     )
     reserve_quantile: float = setting(
         0.9,
-        "Quantile of the KV memory of recent arrivals; this amount remains free for new requests.",
+        "Quantile of the KV memory that recent arrivals needed within the time of one load; this amount is kept free for new"
+        " requests, by eviction of those that would run last.",
         "--reserve",
         "QUANTILE",
         least=0,
@@ -107,7 +134,7 @@ class SchedulerSettings:
         unused_by=_STOCK,
     )
     load_latency_s: float = setting(
-        0.05, "Time in seconds that a load from host memory takes; window of the reserve.", above=0
+        0.05, "Time in seconds that a load from host memory takes, until one was measured.", above=0
     )
     strategy: KvStrategy | None = setting(  # noqa: RUF009 - it returns a dataclass field
         None,
@@ -170,6 +197,16 @@ class SchedulerSettings:
         changed = {name: value for name, value in asdict(self).items() if value != getattr(default, name)}
         changed.pop("host_bytes", None)
         return {KEY: {"policy": self.policy, **changed}}
+
+    @property
+    def alpha_growth(self) -> float:
+        """Return `alpha_scale`, or that of the form."""
+        return {"paper": 0.0, "tempered": 4.0}[self.mlfq] if self.alpha_scale is None else self.alpha_scale
+
+    @property
+    def promoted_share(self) -> float:
+        """Return `promoted_cap`, or that of the form; infinity is no limit."""
+        return {"paper": inf, "tempered": 0.25}[self.mlfq] if self.promoted_cap is None else self.promoted_cap
 
     @property
     def kv_strategy(self) -> str:

@@ -87,9 +87,7 @@ def test_an_oldest_share_bounds_every_latency(load: list[tuple[float, int]], bat
         rows.append(TraceRequest(now, 1, output))
 
     def latencies(policy: str, share: float) -> list[float]:
-        settings = SchedulerSettings(
-            policy, batch=batch, oldest_share=share, alpha_scale=0.0, promoted_cap=None
-        )
+        settings = SchedulerSettings(policy, batch=batch, oldest_share=share, mlfq="paper")
         machine = EngineResources(depth=1, context_s=0.0, device_blocks=999)
         return [one.latency_s for one in EngineSimulator(flat, settings, machine).run(rows)]  # type: ignore[misc]
 
