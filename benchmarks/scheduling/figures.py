@@ -133,7 +133,7 @@ def figure8() -> dict[str, Any]:
     def peak_gb(policy: str, batch: int, seed: int) -> float:
         short = [replace(row, output_tokens=min(20, row.output_tokens)) for row in lengths(1000)]
         arrivals = [row for row in rearrive(short, 64, 4, seed) if row.arrival_s <= 5.0]
-        settings = SchedulerSettings(policy, batch=batch, alpha_scale=0.0, promoted_cap=None)
+        settings = SchedulerSettings(policy, batch=batch, mlfq="paper")
         done = simulate(OPT_2_7B, arrivals, settings, device_blocks=1 << 17)
         return done.engine.counts.peak_blocks * OPT_2_7B.kv_bytes_per_token * BLOCK / 1e9
 
@@ -184,7 +184,7 @@ def figure14() -> dict[str, Any]:
     sources: dict[str, Callable[[int], list[TraceRequest]]] = {"azure": lengths, "log-normal": skewed}
     batch, requests = 8, 250
     own = SchedulerSettings(batch=batch)
-    paper = replace(own, alpha_s=60.0, alpha_scale=0.0, promoted_cap=None)
+    paper = replace(own, alpha_s=60.0, mlfq="paper")
     policies: dict[str, tuple[SchedulerSettings, type[PolicyScheduler]]] = {
         FCFS: (replace(own, policy=FCFS), PolicyScheduler),
         "fixed-priority": (own, FixedPriorityScheduler),

@@ -17,11 +17,12 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import UsageError
-from coldstart.scheduling.settings import FCFS, SchedulerSettings
+from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
 # Flags that pass the scheduler to vLLM. The user can set these flags or choose a scheduler, not both.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
+_DEADLINE = ("scheduler_cls", "additional_config", "scheduling_policy")
 _COPIES = _OURS[-1:]
 _COPIES_FLAG = "--kv-transfer-config"
 _CPU_CORES = (environment.VLLM_CPU_OMP_THREADS_BIND, environment.VLLM_CPU_NUM_OF_RESERVED_CPU)
@@ -36,7 +37,8 @@ def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
     if choice == STOCK:
         return
     _require_valid(choice)
-    ours = _OURS if choice.policy != FCFS else _COPIES if choice.host_bytes else ()
+    copies = _COPIES if choice.host_bytes else ()
+    ours = {FCFS: copies, DEADLINE: _DEADLINE + copies}.get(choice.policy, _OURS)
     if taken := [name for name in ours if vllm_args.gives(name)]:
         flag = "--" + taken[0].replace("_", "-")
         own = "--kv-host-memory" if choice.policy == FCFS else "--scheduler"
@@ -55,7 +57,7 @@ def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *,
         flags = [*_batch_cap(choice.batch), *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
     else:
         profile, fallbacks = _profile(bundle)
-        host_bytes = choice.host_bytes or _host_bytes(bundle)
+        host_bytes = choice.host_bytes or (_host_bytes(bundle) if choice.policy == MLFQ else None)
         flags = serve_arguments(replace(choice, profile=profile, host_bytes=host_bytes), on_cpu=on_cpu)
     return replace(
         plan,

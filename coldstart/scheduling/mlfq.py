@@ -2,7 +2,8 @@
 
 Invariants: a job joins the highest queue whose quantum covers its first iteration. A job is demoted only
 after it has used its quantum, by at least eta levels and to a level whose quantum covers its next iteration.
-A job without service for alpha seconds moves to the tail of Q1.
+A job without service for alpha seconds moves to the tail of Q1. The chunks of one prompt are one iteration of the
+paper: they use the quantum together, and the job is not demoted between them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class SkipJoinMlfq(Policy):
         # Sorted by unserved_since: `_touch` sets it to the current time and moves the job to the end.
         self._unserved: OrderedDict[str, Job] = OrderedDict()
         self._promoted: set[str] = set()
+        # Predicted prefill time of each job whose prompt is not computed, beyond the shortest iteration.
+        self._prefill_s: dict[str, float] = {}
+        self._all_prefill_s = 0.0
 
     def first_level(self, job: Job) -> int:
         """Return the highest level whose quantum covers the job's first iteration (skip-join)."""
@@ -48,16 +52,20 @@ class SkipJoinMlfq(Policy):
         self.queues.push(job, min(level, len(self.quanta) - 1))
         job.attained_s = 0.0
         self._touch(job, now)
+        self._note_prefill(job)
 
     def remove(self, job: Job) -> None:
         self.queues.remove(job)
         del self._unserved[job.id]
         self._promoted.discard(job.id)
+        self._all_prefill_s -= self._prefill_s.pop(job.id, 0.0)
 
     def add_service(self, job: Job, seconds: float, now: float) -> None:
         super().add_service(job, seconds, now)
         self._touch(job, now)
-        if self._used_quantum(job) and job.priority >= 0:
+        if job.id in self._prefill_s:
+            self._note_prefill(job)
+        if self._used_quantum(job) and job.priority >= 0 and not job.within_prompt:
             self._demote(job)
 
     def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
@@ -80,9 +88,12 @@ class SkipJoinMlfq(Policy):
                 return
 
     def alpha(self, batch: int) -> float:
-        """Return the current starvation limit in seconds."""
-        scaled = self.settings.alpha_scale * len(self._unserved) / batch * self.profile.decode(batch)
-        return max(self.settings.alpha_s, scaled)
+        """Return the current starvation limit in seconds.
+
+        The load is the time in which each job can have one iteration: decoding jobs share one, prompts add up.
+        """
+        load_s = len(self._unserved) / batch * self.profile.decode(batch) + max(0.0, self._all_prefill_s)
+        return max(self.settings.alpha_s, self.settings.alpha_growth * load_s)
 
     def enst(self, now: float, batch: int) -> Callable[[Job], float]:
         execute = enst.execute_times(self.queues.counts(), self.quanta, batch)
@@ -118,8 +129,7 @@ class SkipJoinMlfq(Policy):
         if job.level == 0:
             self._touch(job, now)
             return True
-        cap = self.settings.promoted_cap
-        if cap is not None and len(self._promoted) >= max(1, int(cap * batch)):
+        if len(self._promoted) + 1 > max(1.0, self.settings.promoted_share * batch):
             return False
         self.queues.move(job, 0)
         self.moved += 1
@@ -129,6 +139,14 @@ class SkipJoinMlfq(Policy):
         self.promotions += 1
         self._touch(job, now)
         return True
+
+    def _note_prefill(self, job: Job) -> None:
+        self._all_prefill_s -= self._prefill_s.pop(job.id, 0.0)
+        if job.prefilling:
+            self._prefill_s[job.id] = left_s = job.next_s(self.profile) - self.profile.shortest_s
+            self._all_prefill_s += left_s
+        if not self._prefill_s:
+            self._all_prefill_s = 0.0  # without the rounding errors of the sum
 
     def _touch(self, job: Job, now: float) -> None:
         job.unserved_since = now

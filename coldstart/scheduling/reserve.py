@@ -1,44 +1,54 @@
-"""Number of KV blocks to leave idle for bursts (FastServe, section 4.2: sized from recent arrivals).
+"""Number of KV blocks to keep idle for bursts (FastServe, section 4.2: sized from recent arrivals).
 
-Equation: reserve = q-quantile, over recent windows of one load latency each, of the blocks that arrivals in
-the window requested. A higher quantile reserves for larger bursts, and no arrivals need no reserve.
+Equation: reserve = q-quantile, over recent windows of one load latency each, of the blocks that arrivals in the window
+requested: what arrives while one load makes room. A higher quantile reserves for larger bursts.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from math import ceil
+
+_WEIGHT = 0.2
 
 
 class ArrivalReserve:
-    """Sliding history of arrivals: `window_s` is the load latency in seconds, `history` the number of windows."""
+    """Recent arrivals. `window_s` is the latency of a load in seconds: the given one, then a moving average of measured ones.
+
+    `history` windows count, which end at the time of the question.
+    """
 
     def __init__(self, window_s: float, quantile: float = 0.9, history: int = 256) -> None:
         if window_s <= 0 or not 0 <= quantile <= 1 or history <= 0:
             raise ValueError("the reserve needs a positive window and history, and a quantile within 0 and 1")
-        self.window_s, self.quantile = window_s, quantile
-        self._windows: deque[int] = deque(maxlen=history)
-        self._index: int | None = None
-        self._current = 0
+        self.window_s, self.quantile, self.history = window_s, quantile, history
+        self._arrivals: deque[tuple[float, int]] = deque()
+        self._began: float | None = None
+        self._known, self._until = 0, 0.0
 
     def add_arrival(self, blocks: int, now: float) -> None:
-        self._advance(now)
-        self._current += blocks
+        self._began = now if self._began is None else self._began
+        self._arrivals.append((now, blocks))
+
+    def add_latency(self, seconds: float) -> None:
+        """Add the measured time of a load."""
+        self.window_s = max(1e-6, self.window_s + _WEIGHT * (seconds - self.window_s))
 
     def blocks(self, now: float) -> int:
-        """Return the number of blocks to leave idle at `now`."""
-        self._advance(now)
-        if not self._windows:
-            return 0
-        ordered = sorted(self._windows)
-        return ordered[max(0, ceil(self.quantile * len(ordered)) - 1)]
+        """Return the number of blocks to leave idle at `now`. The value is computed once per window."""
+        if now >= self._until:
+            self._known, self._until = self._quantile(now), now + self.window_s
+        return self._known
 
-    def _advance(self, now: float) -> None:
-        index = int(now / self.window_s)
-        if self._index is None:
-            self._index = index
-        if index == self._index:
-            return
-        quiet = min(index - self._index - 1, self._windows.maxlen or 0)
-        self._windows.extend([self._current, *[0] * quiet])
-        self._index, self._current = index, 0
+    def _quantile(self, now: float) -> int:
+        while self._arrivals and self._arrivals[0][0] < now - self.history * self.window_s:
+            self._arrivals.popleft()
+        if not self._arrivals or self._began is None:
+            return 0
+        windows = min(self.history, max(1, int((now - self._began) / self.window_s)))
+        wanted = Counter[int]()
+        for when, blocks in self._arrivals:
+            wanted[int((now - when) / self.window_s)] += blocks
+        busy = sorted(blocks for window, blocks in wanted.items() if window < windows)
+        place = max(0, ceil(self.quantile * windows) - 1) - (windows - len(busy))
+        return busy[place] if place >= 0 else 0

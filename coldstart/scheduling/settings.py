@@ -8,24 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from typing import TYPE_CHECKING, Literal, get_args
 
 from coldstart.scheduling.declaration import Setting, setting
 
 if TYPE_CHECKING:
+    from coldstart.scheduling.deadline import Deadlines
     from coldstart.scheduling.profile import IterationProfile
 
 KEY = "coldstart_scheduler"
 """Member of vLLM's --additional-config that has the settings."""
 
-FCFS, MLFQ = "fcfs", "skip-join-mlfq"
+FCFS, MLFQ, DEADLINE = "fcfs", "skip-join-mlfq", "deadline"
 AUTO = "auto"
 """The default of the command line; selects FCFS."""
+
+MlfqForm = Literal["tempered", "paper"]
+FORMS = get_args(MlfqForm)
 
 KvStrategy = Literal["proactive", "reactive", "recompute"]
 STRATEGIES = get_args(KvStrategy)
 
 # The reserve limits loads ahead of need, and recompute stores nothing on the host.
+_STOCK = (FCFS, DEADLINE)
 _STRATEGIES_WITH = {"reserve_quantile": STRATEGIES[:1], "host_bytes": STRATEGIES[:2]}
 
 
@@ -33,19 +39,19 @@ _STRATEGIES_WITH = {"reserve_quantile": STRATEGIES[:1], "host_bytes": STRATEGIES
 class SchedulerSettings:
     """Policy and its settings; a field without an option is set only by vLLM's --additional-config.
 
-    `alpha_s` is FastServe's starvation limit. On its own, it turns the queues into round robin once every
-    request waits longer than the limit. The limit in force is therefore max(alpha_s, alpha_scale * active /
-    batch * decode time). At most `promoted_cap` * batch promoted requests are in the first queue at a time.
-    `alpha_scale` 0 without a cap is the paper's policy.
+    `alpha_s` is FastServe's starvation limit. On its own, it turns the queues into round robin once every request waits longer
+    than the limit. The tempered limit is therefore max(alpha_s, alpha_scale * time in which every request can have one
+    iteration), and at most `promoted_cap` * batch promoted requests are in the first queue at a time.
     """
 
     policy: str = setting(
         MLFQ,
-        "Scheduling policy: fcfs is vLLM's own scheduler, first come, first served; skip-join-mlfq runs short requests first;"
-        " auto selects fcfs.",
+        "Scheduling policy: fcfs is vLLM's own scheduler, first come, first served; deadline is vLLM's own scheduler, and each"
+        " request's priority is its arrival plus a multiple of its prefill time; skip-join-mlfq preempts long requests; auto"
+        " selects fcfs.",
         "--scheduler",
         "NAME",
-        choices=(AUTO, FCFS, MLFQ),
+        choices=(AUTO, FCFS, MLFQ, DEADLINE),
     )
     batch: int | None = setting(
         None,
@@ -60,7 +66,7 @@ class SchedulerSettings:
         "--quantum",
         "SECONDS",
         above=0,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
     levels: int | None = setting(None, "Number of queues (default: enough for the longest prefill).", least=1)
     growth: float = setting(2.0, "Quantum of a queue divided by that of the queue before it.", above=1)
@@ -70,7 +76,7 @@ class SchedulerSettings:
         "--eta",
         "N",
         least=1,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
     alpha_s: float = setting(
         0.3,
@@ -78,11 +84,34 @@ class SchedulerSettings:
         "--alpha",
         "SECONDS",
         least=0,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
-    alpha_scale: float = setting(4.0, "Factor by which the starvation limit grows with load.", least=0)
+    mlfq: MlfqForm = setting(  # noqa: RUF009 - it returns a dataclass field
+        "tempered",
+        "Form of skip-join-mlfq: paper is FastServe's, with a fixed starvation limit and unlimited promotions; tempered lets"
+        " the limit grow with load and promotes few requests at a time, or the queues become round robin under overload.",
+        "--mlfq",
+        "FORM",
+        choices=FORMS,
+        unused_by=_STOCK,
+    )
+    alpha_scale: float | None = setting(
+        None,
+        "Starvation limit at least this number of times the time in which every request can have one iteration (default: 4,"
+        " with --mlfq paper 0).",
+        "--alpha-scale",
+        "FACTOR",
+        least=0,
+        unused_by=_STOCK,
+    )
     promoted_cap: float | None = setting(
-        0.25, "Maximum share of the batch for promoted requests (None: no limit).", least=0
+        None,
+        "Maximum number of promoted requests in the first queue as a share of the batch (default: 0.25, with --mlfq paper no"
+        " limit).",
+        "--promoted",
+        "SHARE",
+        least=0,
+        unused_by=_STOCK,
     )
     demote_to_head: bool = setting(False, "Place a demoted request at the head of its new queue.")
     oldest_share: float = setting(
@@ -92,34 +121,54 @@ class SchedulerSettings:
         "SHARE",
         least=0,
         most=1,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
     reserve_quantile: float = setting(
         0.9,
-        "Quantile of the KV memory of recent arrivals; this amount remains free for new requests.",
+        "Quantile of the KV memory that recent arrivals needed within the time of one load; this amount is kept free for new"
+        " requests, by eviction of those that would run last.",
         "--reserve",
         "QUANTILE",
         least=0,
         most=1,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
     load_latency_s: float = setting(
-        0.05, "Time in seconds that a load from host memory takes; window of the reserve.", above=0
+        0.05, "Time in seconds that a load from host memory takes, until one was measured.", above=0
     )
     strategy: KvStrategy | None = setting(  # noqa: RUF009 - it returns a dataclass field
         None,
         "Handling of KV that does not fit in device memory: proactive swaps it ahead of need, reactive on demand, recompute"
-        " drops it (default: proactive; with fcfs recompute, or proactive if --kv-host-memory is set).",
+        " drops it (default: proactive).",
         "--kv-strategy",
         choices=STRATEGIES,
-        unused_by=(FCFS,),
+        unused_by=_STOCK,
     )
     host_bytes: int | None = setting(
         None,
-        "Host memory in bytes for the KV of evicted requests (default: the size of the device's KV memory; with fcfs none).",
+        "Host memory in bytes for the KV of evicted requests (default: the size of the device's KV memory; with fcfs and"
+        " deadline none).",
         "--kv-host-memory",
         "BYTES",
         least=0,
+    )
+    factor: float = setting(
+        32.0,
+        "Multiple of the prefill time by which the deadline of --scheduler deadline lies after the arrival; a larger one lets"
+        " more short prompts pass a long one.",
+        "--deadline-factor",
+        "FACTOR",
+        least=0,
+        unused_by=(FCFS, MLFQ),
+    )
+    slo_s: float | None = setting(
+        None,
+        "Time in seconds within which --scheduler deadline wants each first token; a prompt is passed only as long as its own"
+        " prefill still fits.",
+        "--deadline-slo",
+        "SECONDS",
+        above=0,
+        unused_by=(FCFS, MLFQ),
     )
     profile: Mapping[str, object] | None = setting(None, "Iteration times by size, in seconds.")
 
@@ -150,15 +199,31 @@ class SchedulerSettings:
         return {KEY: {"policy": self.policy, **changed}}
 
     @property
+    def alpha_growth(self) -> float:
+        """Return `alpha_scale`, or that of the form."""
+        return {"paper": 0.0, "tempered": 4.0}[self.mlfq] if self.alpha_scale is None else self.alpha_scale
+
+    @property
+    def promoted_share(self) -> float:
+        """Return `promoted_cap`, or that of the form; infinity is no limit."""
+        return {"paper": inf, "tempered": 0.25}[self.mlfq] if self.promoted_cap is None else self.promoted_cap
+
+    @property
     def kv_strategy(self) -> str:
         if self.strategy:
             return self.strategy
-        return "recompute" if self.policy == FCFS and not self.host_bytes else "proactive"
+        return "recompute" if self.policy in _STOCK and not self.host_bytes else "proactive"
 
     def iteration_profile(self) -> IterationProfile:
         from coldstart.scheduling.profile import FALLBACK_PROFILE, IterationProfile
 
         return FALLBACK_PROFILE if self.profile is None else IterationProfile.parse(self.profile)
+
+    def deadlines(self, cache_tokens: int) -> Deadlines:
+        """Return the deadlines of a server whose prefix cache has so many tokens."""
+        from coldstart.scheduling.deadline import Deadlines
+
+        return Deadlines(self.iteration_profile(), self.factor, self.slo_s, cache_tokens)
 
     def check(self) -> None:
         """Raise ValueError for a value out of range."""
@@ -175,10 +240,10 @@ class SchedulerSettings:
                 *rest, last = [o.flag for _, o in options() if self.policy not in o.unused_by][1:]
                 raise ValueError(
                     f"cannot use {one.flag} with {self.policy}, which accepts only {', '.join(rest)} and {last};"
-                    f" use --scheduler {MLFQ}"
+                    f" use --scheduler {next(name for name in (MLFQ, DEADLINE) if name not in one.unused_by)}"
                 )
             strategies = _STRATEGIES_WITH.get(name, STRATEGIES)
-            if self.policy != FCFS and self.kv_strategy not in strategies:
+            if self.policy == MLFQ and self.kv_strategy not in strategies:
                 raise ValueError(
                     f"cannot use {one.flag} with --kv-strategy {self.kv_strategy}, which ignores it;"
                     f" use --kv-strategy {strategies[0]}"

@@ -23,7 +23,10 @@ OURS = ("--scheduler", "skip-join-mlfq")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--scheduler", "magic"), "--scheduler must be one of auto, fcfs, skip-join-mlfq, got 'magic'"),
+        (
+            ("--scheduler", "magic"),
+            "--scheduler must be one of auto, fcfs, skip-join-mlfq, deadline, got 'magic'",
+        ),
         (
             ("--kv-host-memory", "1", "--", "--kv-transfer-config", "{}"),
             "--kv-host-memory sets --kv-transfer-config",

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, answer, body, counters, exported, together
+from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, answer, body, counters, together
 from tools.machine import Machine, Served
 
 pytestmark = pytest.mark.vllm
@@ -58,6 +58,16 @@ def test_mlfq_answers_equal_those_of_fcfs(machine: Machine, expected: list[list[
         check_that_an_urgent_request_overtakes(ours)
 
 
+def test_deadlines_change_no_answer_and_a_clients_priority_comes_first(
+    machine: Machine, expected: list[list[int]]
+) -> None:
+    with machine.serving("tiny-llama", "--scheduler", "deadline", "--batch", "4", vllm=SMALL) as ours:
+        assert [one["section"] for one in ours.report["fallbacks"]] == ["compile"]
+        assert together(ours, [body(number) for number in range(REQUESTS)]) == expected
+        assert counters(ours) == {}
+        check_that_an_urgent_request_overtakes(ours, tokens=20)
+
+
 @pytest.mark.nightly
 def test_vllms_own_scheduler_loads_back_what_it_evicted(machine: Machine, expected: list[list[int]]) -> None:
     with machine.serving("tiny-llama", "--kv-host-memory", str(1 << 27), vllm=SMALL) as stock:
@@ -69,16 +79,14 @@ def test_vllms_own_scheduler_loads_back_what_it_evicted(machine: Machine, expect
 
 def loaded_bytes(served: Served) -> float:
     """Return the bytes of KV that vLLM's connector has loaded from the host."""
-    with urllib.request.urlopen(f"{served.report['url']}/metrics", timeout=30) as response:
-        lines = response.read().decode().splitlines()
-    loaded = [line for line in lines if line.startswith("vllm:kv_offload_load_bytes_total")]
+    loaded = [line for line in metrics(served) if line.startswith("vllm:kv_offload_load_bytes_total")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in loaded)
 
 
-def check_that_an_urgent_request_overtakes(served: Served) -> None:
-    """Send the longest request last with a negative priority, which keeps it in the first queue."""
+def check_that_an_urgent_request_overtakes(served: Served, tokens: int = URGENT_TOKENS) -> None:
+    """Send a request last with a negative priority, which keeps it first."""
     sent = [body(number) for number in range(REQUESTS)]
-    urgent = body(REQUESTS, URGENT_TOKENS) | {"priority": -1}
+    urgent = body(REQUESTS, tokens) | {"priority": -1}
     with ThreadPoolExecutor(REQUESTS + 1) as pool:
         others = [pool.submit(completion_time, served, one) for one in sent]
         wait_for_waiting(served)
@@ -94,12 +102,19 @@ def completion_time(served: Served, given: dict[str, Any]) -> float:
 
 
 def wait_for_waiting(served: Served) -> None:
-    """Wait until every request is in a queue of the scheduler."""
+    """Wait until the engine has every request."""
     deadline = time.monotonic() + 30
-    while (live := sum(queues(served))) < REQUESTS:
+    while (live := count_live(served)) < REQUESTS:
         assert time.monotonic() < deadline, f"{live} of {REQUESTS} requests arrived"
 
 
-def queues(served: Served) -> list[float]:
-    """Return the number of live requests of each level."""
-    return [value for name, value in exported(served) if name.startswith("queue_length{")]
+def count_live(served: Served) -> float:
+    """Return the number of requests that run or wait, as vLLM counts them."""
+    names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
+    return sum(float(line.rsplit(" ", 1)[1]) for line in metrics(served) if line.startswith(names))
+
+
+def metrics(served: Served) -> list[str]:
+    with urllib.request.urlopen(f"{served.report['url']}/metrics", timeout=30) as response:
+        lines: list[str] = response.read().decode().splitlines()
+    return lines

@@ -11,7 +11,7 @@ from coldstart.errors import UsageError
 from coldstart.lab.engine import EngineSimulator, replay
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import STRATEGIES, IterationProfile, SchedulerSettings
-from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine
+from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine, configure
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
 
@@ -37,6 +37,16 @@ def test_fcfs_runs_to_completion_and_mlfq_lets_the_short_pass() -> None:
     fcfs, mlfq = (simulate(rows, name, batch=1).records for name in ("fcfs", "skip-join-mlfq"))
     assert fcfs[0].finished_s < fcfs[1].finished_s  # type: ignore[operator]
     assert mlfq[1].finished_s < 0.2  # type: ignore[operator]
+
+
+def test_deadline_lets_a_short_prompt_pass_a_long_one_but_not_for_ever() -> None:
+    long, now = TraceRequest(0.01, 900, 1), 0.01
+    rows = [TraceRequest(0.0, 900, 1), long]
+    while now < 12.0:
+        rows.append(TraceRequest(now := now + 0.0101, 1, 1))
+    fcfs, deadline = (simulate(rows, name, batch=1, depth=1).records for name in ("fcfs", "deadline"))
+    assert fcfs[1].first_token_s < 1.0 < deadline[1].first_token_s < 0.01 + 32 * 0.18 + 1.0  # type: ignore[operator]
+    assert deadline[2].ttft_s < fcfs[2].ttft_s  # type: ignore[operator]
 
 
 def test_a_token_budget_cuts_a_long_prompt_into_chunks() -> None:
@@ -77,9 +87,7 @@ def test_an_oldest_share_bounds_every_latency(load: list[tuple[float, int]], bat
         rows.append(TraceRequest(now, 1, output))
 
     def latencies(policy: str, share: float) -> list[float]:
-        settings = SchedulerSettings(
-            policy, batch=batch, oldest_share=share, alpha_scale=0.0, promoted_cap=None
-        )
+        settings = SchedulerSettings(policy, batch=batch, oldest_share=share, mlfq="paper")
         machine = EngineResources(depth=1, context_s=0.0, device_blocks=999)
         return [one.latency_s for one in EngineSimulator(flat, settings, machine).run(rows)]  # type: ignore[misc]
 
@@ -97,7 +105,7 @@ LOADS = st.lists(
 @examples(100)
 @given(
     LOADS,
-    st.sampled_from(["fcfs", "skip-join-mlfq"]),
+    st.sampled_from(["fcfs", "skip-join-mlfq", "deadline"]),
     st.sampled_from(STRATEGIES),
     st.sampled_from([24, 40, 80, 999]),
     st.sampled_from([0, 30, 999]),
@@ -135,6 +143,16 @@ def test_every_load_ends_with_every_token(
     for record, row in zip(simulator.records, rows, strict=True):
         assert record.ok and record.output_tokens == row.output_tokens
         assert record.due_s < record.first_token_s <= record.finished_s  # type: ignore[operator]
+
+
+def test_a_changed_configuration_leaves_later_engines_alone() -> None:
+    """A connector that expects the reports of six ranks would wait for them forever."""
+    machine, settings = EngineResources(host_blocks=30), SchedulerSettings("fcfs", strategy="proactive")
+    parallel = configure(machine, settings).parallel_config
+    parallel.pipeline_parallel_size, parallel.world_size = 3, 6
+    rows = [TraceRequest(0.0, 285, 37), TraceRequest(0.0, 13, 37)]
+    done = simulate(rows, strategy="proactive", device_blocks=24, host_blocks=30, depth=1).records
+    assert [record.output_tokens for record in done] == [37, 37]
 
 
 def test_requests_that_take_turns_do_not_move_their_kv_at_every_turn() -> None:

@@ -139,7 +139,6 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
     """Yield vLLM's asynchronous engine with a forked engine process; `app` is built during its start."""
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.async_llm import AsyncLLM
 
     with timeline.measure("configure", track="server"):
         config = configure(args)
@@ -164,7 +163,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
     # Freeze the imported objects: otherwise each gc.collect() of vLLM's loader scans them, half a second each time.
     gc.freeze()
     with timeline.measure("start engine", track="server"):
-        engine = AsyncLLM.from_vllm_config(
+        engine = scheduler.engine_client(config, plan).from_vllm_config(
             config,
             usage_context=UsageContext.OPENAI_API_SERVER,
             enable_log_requests=args.enable_log_requests,

@@ -6,5 +6,3 @@ Invariant: vLLM's own schedule() makes every allocation; this package only selec
 SCHEDULER_CLS = "coldstart.vllm.scheduling.scheduler.PolicyScheduler"
 OFFLOADING_SPEC = "CpuPoolOffloadingSpec"
 OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"
-PINNING_POLICY = "PinnedLru"
-PINNING_MODULE = "coldstart.vllm.scheduling.pinning"

@@ -8,14 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from coldstart.scheduling.settings import SchedulerSettings
-from coldstart.vllm.scheduling import (
-    OFFLOADING_MODULE,
-    OFFLOADING_SPEC,
-    PINNING_MODULE,
-    PINNING_POLICY,
-    SCHEDULER_CLS,
-)
+from coldstart.scheduling.settings import DEADLINE, SchedulerSettings
+from coldstart.vllm.scheduling import OFFLOADING_MODULE, OFFLOADING_SPEC, SCHEDULER_CLS
 
 
 def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
@@ -24,12 +18,11 @@ def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
     On the CPU platform a KV connector makes vLLM reserve cores. Set VLLM_CPU_OMP_THREADS_BIND, for example to 0 on two cores,
     or every step takes twice as long.
     """
-    flags = [
-        "--scheduler-cls",
-        SCHEDULER_CLS,
-        "--additional-config",
-        json.dumps(settings.additional_config()),
-    ]
+    stock = settings.policy == DEADLINE
+    flags = ["--scheduling-policy", "priority"] if stock else ["--scheduler-cls", SCHEDULER_CLS]
+    flags += ["--additional-config", json.dumps(settings.additional_config())]
+    if stock and settings.batch is not None:
+        flags += ["--max-num-active-seqs", str(settings.batch)]
     if settings.kv_strategy != "recompute":
         flags += host_arguments(settings.host_bytes, on_cpu=on_cpu)
     return flags
@@ -45,7 +38,6 @@ def host_arguments(host_bytes: int | None, *, on_cpu: bool) -> list[str]:
 def kv_transfer_config(host_bytes: int, *, on_cpu: bool) -> dict[str, Any]:
     """Return the settings of vLLM's offloading connector, which here also keeps decode KV (off by default)."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
-    extra |= {"eviction_policy": PINNING_POLICY, "cache_policy_module_path": PINNING_MODULE}
     if on_cpu:
         extra |= {"spec_name": OFFLOADING_SPEC, "spec_module_path": OFFLOADING_MODULE}
     return {

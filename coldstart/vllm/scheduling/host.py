@@ -7,12 +7,9 @@ the request becomes ready to compute again instead of waiting forever.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm.v1.request import Request
-
-if TYPE_CHECKING:
-    from coldstart.vllm.scheduling.pinning import PinnedLru
 
 
 class HostKv:
@@ -26,7 +23,6 @@ class HostKv:
         self._hits: dict[str, int] = {}
         self._load_only: set[str] = set()
         self.away: dict[str, Request] = {}
-        self._pins = _pins(connector)
         if connector is not None:
             self._ask = connector.get_num_new_matched_tokens
             connector.get_num_new_matched_tokens = self._matched
@@ -52,14 +48,11 @@ class HostKv:
         self.forget(request.request_id)
         if self._connector is not None:
             self.away[request.request_id] = request
-        if self._pins is not None:
-            self._pins.record_eviction(request.request_id)
 
     def back(self, request_id: str) -> None:
         """Record that the request runs again, loads, or has finished."""
         self.forget(request_id)
-        if self.away.pop(request_id, None) is not None and self._pins is not None:
-            self._pins.back(request_id)
+        self.away.pop(request_id, None)
 
     def forget(self, request_id: str) -> None:
         self._hits.pop(request_id, None)
@@ -73,15 +66,3 @@ class HostKv:
         if request.request_id not in self._load_only or is_async:
             return tokens, is_async
         return None, False
-
-
-def _pins(connector: Any) -> PinnedLru | None:
-    """Return the host cache's policy if it is ours."""
-    if connector is None:
-        return None
-    # Import late: without a connector this vLLM may lack the base class of the policy.
-    from coldstart.vllm.scheduling.pinning import PinnedLru
-
-    manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
-    policy = getattr(manager, "_policy", None)
-    return policy if isinstance(policy, PinnedLru) else None

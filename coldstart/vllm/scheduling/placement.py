@@ -48,8 +48,8 @@ class Placement:
         self.fresh = Fresh(view)
         self.room = Room(view, self.fresh)
         self.reserve = ArrivalReserve(settings.load_latency_s, settings.reserve_quantile)
-        ahead = settings.kv_strategy == "proactive"
-        self.loads = Loads(self.room, ranking, self.reserve, ahead=ahead)
+        self.ahead = keeps_kv and settings.kv_strategy == "proactive"
+        self.loads = Loads(self.room, ranking, self.reserve, ahead=self.ahead)
         self.turns = Turns(settings.oldest_share)
         self._stirred, self._moved, self._running = True, 0, 0
 
@@ -88,6 +88,8 @@ class Placement:
         self.ranking.tick(now, self.view.batch)
         picked = [self.view.request(job.id) for job in self.pick()]
         enst = self.enst(now)
+        if self.ahead:
+            self.room.reserve, self.room.horizon_s = self.reserve.blocks(now), self.reserve.window_s
         chosen = self.room.make(picked, enst)
         loads = self.loads.choose(chosen, enst, now) if self.keeps_kv else []
         self._moved, self._running = self.ranking.moved, len(chosen)

@@ -19,12 +19,15 @@ from coldstart.vllm.scheduling.view import EngineView, Enst
 class Room:
     """Blocks and slots that one step promises.
 
-    `steady` is True if every picked request runs and, by an upper bound, has blocks for its next token.
+    `steady` is True if every picked request runs and, by an upper bound, has blocks for its next token. `reserve` is the number
+    of blocks to keep free for arrivals. Only requests whose ENST is beyond `horizon_s`, the time of a load, are evicted for it:
+    others would be back before an arrival could use their blocks.
     """
 
     def __init__(self, view: EngineView, fresh: Fresh) -> None:
         self.view, self.fresh = view, fresh
         self.steady = False
+        self.reserve, self.horizon_s = 0, 0.0
         self.pledged = self._promised = self._joining = 0
 
     @property
@@ -40,9 +43,9 @@ class Room:
         joining = [request for request in heavy if not view.runs(request)]
         ample = self._ample(picked, heavy, joining, enst)
         self.steady = ample and not heavy and len(picked) <= view.token_budget
-        if self.steady:
-            return picked
-        return self._within_budget(picked if ample else self._fitted(picked, enst))
+        chosen = picked if ample else self._fitted(picked, enst)
+        self._keep_reserve(picked, enst)
+        return chosen if self.steady else self._within_budget(chosen)
 
     def fits_next_tokens(self, running: int) -> bool:
         """Return whether each of `running` steady requests has blocks for another token."""
@@ -78,6 +81,17 @@ class Room:
             if short <= 0 and count >= slots:
                 return order[:count]
         return []
+
+    def _keep_reserve(self, picked: list[Request], enst: Enst) -> None:
+        short = self.reserve - self.free
+        if short <= 0:
+            return
+        order = self.list_victims(picked, enst)[::-1]
+        for victim, freed in zip(order, list(self.view.yield_freed(order)), strict=True):
+            if short <= 0 or enst(victim) <= self.horizon_s:
+                return
+            self.evict(victim)
+            short -= freed
 
     def _ample(self, picked: list[Request], heavy: list[Request], joining: list[Request], enst: Enst) -> bool:
         """Return whether all requests fit by an upper bound, which avoids a query of the engine for each request."""

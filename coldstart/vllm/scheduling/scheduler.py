@@ -55,6 +55,7 @@ class PolicyScheduler(PipelinedScheduler):
             self.view, self.ranking, self.jobs, self.settings, keeps_kv=self.connector is not None
         )
         self.fresh, self.room, self.loads = self.placement.fresh, self.placement.room, self.placement.loads
+        self._load_began: dict[str, float] = {}
         self._last_step_s: float | None = None
         self._stands_for, self._sessions = 0, False
         self._inside = self._unlisted = False
@@ -99,6 +100,9 @@ class PolicyScheduler(PipelinedScheduler):
         report = model_runner_output.kv_connector_output
         if report is not None and report.finished_recving:
             self.placement.invalidate()
+            now = self.clock()
+            for request_id in report.finished_recving & self._load_began.keys():
+                self.placement.reserve.add_latency(now - self._load_began.pop(request_id))
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _goes_on(self, now: float) -> bool:
@@ -144,7 +148,7 @@ class PolicyScheduler(PipelinedScheduler):
         if self.connector is not None:
             for request in self.picked_holding:
                 if request.request_id not in self.fresh:
-                    self._load_started(request)
+                    self._load_started(request, now)
         if len(scheduled) != len(self.started.active):
             self.placement.invalidate()
         self._publish()
@@ -155,7 +159,8 @@ class PolicyScheduler(PipelinedScheduler):
         tokens = output.total_num_scheduled_tokens - sum(scheduled[r.request_id] for r in admitted)
         return tokens == others and not self.view.speculates and scheduled.keys().isdisjoint(self.fresh)
 
-    def _load_started(self, request: Request) -> None:
+    def _load_started(self, request: Request, now: float) -> None:
+        self._load_began[request.request_id] = now
         self.host.back(request.request_id)
         self.fresh.add(request)
         self.counters.loads += 1
@@ -166,6 +171,7 @@ class PolicyScheduler(PipelinedScheduler):
         cost = self._prefill_s(tokens) if prefill else decode_s
         job.generated = count_tokens_after_flight(request) - job.prompt_tokens
         job.computed = request.num_computed_tokens
+        job.within_prompt = request.is_prefill_chunk
         if not request.is_prefill_chunk:
             self.fresh.discard(job.id)
         self.ranking.add_service(job, cost, now)
@@ -197,6 +203,7 @@ class PolicyScheduler(PipelinedScheduler):
         self.started.parked.pop(request, None)
         self._unlisted |= self._inside
         self.host.back(request.request_id)
+        self._load_began.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:

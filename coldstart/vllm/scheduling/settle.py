@@ -12,9 +12,9 @@ from typing import Any
 
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.scheduling.settings import KEY
+from coldstart.scheduling.settings import DEADLINE, KEY
 from coldstart.vllm import compat
-from coldstart.vllm.scheduling import PINNING_POLICY, SCHEDULER_CLS
+from coldstart.vllm.scheduling import OFFLOADING_MODULE, SCHEDULER_CLS
 from coldstart.vllm.scheduling.limits import unsupported
 
 METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
@@ -34,6 +34,28 @@ def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
         args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
         return True
     return _settle_host(args, plan)
+
+
+def engine_client(config: Any, plan: LaunchPlan) -> Any:
+    """Return the class of vLLM's engine client: vLLM's, or ours if requests are to carry deadlines."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    if not _has_deadlines(config.additional_config):
+        return AsyncLLM
+    if reason := compat.check("deadline", _import_deadlines):
+        _note(plan, f"{reason} Requests have no deadlines.")
+        return AsyncLLM
+    from coldstart.vllm.scheduling.deadlines import DeadlineLLM
+
+    return DeadlineLLM
+
+
+def _has_deadlines(additional_config: Any) -> bool:
+    return bool((additional_config or {}).get(KEY, {}).get("policy") == DEADLINE)
+
+
+def _import_deadlines() -> None:
+    import coldstart.vllm.scheduling.deadlines  # noqa: F401
 
 
 @contextmanager
@@ -82,14 +104,13 @@ def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
 
 
 def _import_offload() -> None:
-    import coldstart.vllm.scheduling.offload
-    import coldstart.vllm.scheduling.pinning  # noqa: F401
+    import coldstart.vllm.scheduling.offload  # noqa: F401
 
 
 def _keeps_kv(args: Namespace) -> bool:
     """Return whether vLLM's own scheduler uses our host copies of KV."""
     given = getattr(args.kv_transfer_config, "kv_connector_extra_config", None)
-    return args.scheduler_cls is None and (given or {}).get("eviction_policy") == PINNING_POLICY
+    return args.scheduler_cls is None and (given or {}).get("spec_module_path") == OFFLOADING_MODULE
 
 
 def _note(plan: LaunchPlan, reason: str) -> None:

@@ -10,6 +10,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +32,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from coldstart.scheduling import IterationProfile, SchedulerSettings
-from coldstart.scheduling.settings import FCFS
+from coldstart.scheduling.settings import DEADLINE, MLFQ
 from coldstart.vllm.scheduling.arguments import kv_transfer_config
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 
@@ -163,7 +164,10 @@ class VirtualEngine:
         self._context_s = CONTEXT_SHARE * profile.decode(1) if given is None else given
         if settings.profile is None:
             settings = replace(settings, profile=profile.encode())
-        scheduler = AsyncScheduler if settings.policy == FCFS else policy_scheduler
+        scheduler = policy_scheduler if settings.policy == MLFQ else AsyncScheduler
+        self._deadlines = None
+        if settings.policy == DEADLINE:
+            self._deadlines = settings.deadlines(machine.device_blocks * machine.block_tokens)
         self.scheduler = create_scheduler(scheduler, configure(machine, settings))
         self.scheduler.clock = lambda: self.now
         self._flight: deque[_Iteration] = deque()
@@ -187,7 +191,10 @@ class VirtualEngine:
                 f"request {name} needs {needed} KV blocks, more KV blocks than the device's {self.machine.device_blocks}"
             )
         self._context[name] = len(prompt)
-        self.scheduler.add_request(make_request(name, list(prompt), output, self.machine.block_tokens))
+        priority = 0 if self._deadlines is None else self._deadlines.priority(self.now, prompt)
+        self.scheduler.add_request(
+            make_request(name, list(prompt), output, self.machine.block_tokens, priority)
+        )
 
     @property
     def idle(self) -> bool:
@@ -289,9 +296,10 @@ def make_request(name: str, prompt: list[int], output: int, block_tokens: int, p
 
 
 def configure(machine: EngineResources, settings: SchedulerSettings) -> VllmConfig:
-    """Return the configuration of a server with these settings. It is valid until the next call."""
-    config = _base_config(settings.kv_strategy != "recompute" and machine.host_blocks > 0)
+    """Return the configuration of a server with these settings."""
+    config = _copy(_base_config(settings.kv_strategy != "recompute" and machine.host_blocks > 0))
     config.scheduler_config.async_scheduling = machine.depth > 1
+    config.scheduler_config.policy = "priority" if settings.policy == DEADLINE else "fcfs"
     config.scheduler_config.max_num_seqs = machine.slots
     config.scheduler_config.max_num_active_seqs = min(settings.batch or machine.slots, machine.slots)
     config.scheduler_config.max_num_batched_tokens = machine.token_budget
@@ -323,9 +331,21 @@ def create_scheduler(scheduler: type[AsyncScheduler], config: VllmConfig) -> Asy
     )
 
 
+def _copy(base: VllmConfig) -> VllmConfig:
+    """Return a configuration whose numbers may be changed. The model is shared, because no engine changes it."""
+    config = copy(base)
+    config.scheduler_config, config.cache_config = copy(base.scheduler_config), copy(base.cache_config)
+    config.parallel_config = copy(base.parallel_config)
+    if (transfer := base.kv_transfer_config) is not None:
+        config.kv_transfer_config = replace(
+            transfer, kv_connector_extra_config=dict(transfer.kv_connector_extra_config)
+        )
+    return config
+
+
 @lru_cache
 def _base_config(connected: bool) -> VllmConfig:
-    """Return a configuration whose numbers may be changed: creating one takes half a second."""
+    """Return the configuration that engines copy: creating one takes half a second."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float32", seed=0)

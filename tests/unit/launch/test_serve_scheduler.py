@@ -20,11 +20,7 @@ from coldstart.errors import UsageError
 from coldstart.launch import scheduler
 from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.vllm import compat
-from coldstart.vllm.scheduling import (
-    PINNING_POLICY,
-    SCHEDULER_CLS,
-    settle,
-)
+from coldstart.vllm.scheduling import OFFLOADING_MODULE, SCHEDULER_CLS, settle
 
 Publish = Callable[..., Bundle]
 PROFILE = {"prefill": [[16, 0.01], [64, 0.02]], "decode": [[1, 0.004], [8, 0.006]]}
@@ -64,6 +60,26 @@ def test_fcfs_keeps_kv_on_the_host_where_it_is_given_memory() -> None:
     assert choice.kv_strategy == "proactive" and fcfs().kv_strategy == "recompute"
     with pytest.raises(UsageError, match="--kv-host-memory sets --kv-transfer-config itself"):
         scheduler.check(choice, Arguments(["--kv-transfer-config", "{}"]))
+
+
+def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> None:
+    choice = SchedulerSettings("deadline", batch=4, factor=8.0, slo_s=2.0)
+    made = scheduler.apply(PLAN, choice, publish(iterations=PROFILE), on_cpu=True)
+    given = flags(made)
+    assert (given["--scheduling-policy"], given["--max-num-active-seqs"]) == ("priority", "4")
+    assert given.keys() == {"--scheduling-policy", "--max-num-active-seqs", "--additional-config"}
+    told = SchedulerSettings.read(json.loads(given["--additional-config"]))
+    assert replace(told, profile=None) == choice and told.profile is not None and not made.fallbacks
+    kept = scheduler.apply(PLAN, replace(choice, host_bytes=1 << 20), None, on_cpu=True)
+    assert "--kv-transfer-config" in flags(kept)
+    with pytest.raises(UsageError, match="--scheduler deadline sets --scheduling-policy itself"):
+        scheduler.check(choice, Arguments(["--scheduling-policy", "fcfs"]))
+    with pytest.raises(UsageError, match="cannot use --alpha with deadline"):
+        scheduler.check(replace(choice, alpha_s=1.0), PLAN.vllm_args)
+    with pytest.raises(
+        UsageError, match=r"cannot use --deadline-slo with skip-join-mlfq.*--scheduler deadline"
+    ):
+        scheduler.check(mlfq(slo_s=1.0), PLAN.vllm_args)
 
 
 def test_fcfs_refuses_settings_that_it_would_ignore() -> None:
@@ -140,7 +156,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def offload_config() -> Namespace:
     """Return vLLM's KVTransferConfig as our flags create it."""
-    extra = {"eviction_policy": PINNING_POLICY}
+    extra = {"spec_module_path": OFFLOADING_MODULE}
     return Namespace(kv_connector="OffloadingConnector", kv_connector_extra_config=extra)
 
 
