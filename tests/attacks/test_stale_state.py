@@ -90,21 +90,6 @@ def test_difference_reads_new_and_future_files_every_time(
     assert len(read) == 8
 
 
-def test_listing_can_be_checked_by_sha256sum(parts: list[Path]) -> None:
-    import subprocess
-
-    program = shutil.which("sha256sum")
-    if program is None:
-        pytest.skip("sha256sum is not installed")
-    said = subprocess.run(
-        [program, "--check", "--strict", "--quiet"],
-        input=digests.listing(map(str, parts)),
-        text=True,
-        check=False,
-    )
-    assert said.returncode == 0
-
-
 @pytest.fixture
 def warm(home: Path, fake_engine: Callable[[str], None]) -> template_pool.Warm:
     fake_engine("serves")

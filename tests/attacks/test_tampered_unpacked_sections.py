@@ -168,19 +168,6 @@ def test_unpack_ignores_record_of_another_directory(bundle: Bundle, tmp_path: Pa
     assert (again / "kernel.so").read_bytes() == GOOD
 
 
-def test_unpack_reports_record_of_an_older_release(bundle: Bundle) -> None:
-    place = used(bundle, paths.Cache.at().unpacked)
-    for record in (paths.state_dir() / "unpacked").glob(f"{place.name}*"):
-        record.unlink()
-    # As the former release wrote it: the names of the trusted keys, whatever lay there.
-    trusted = "\n".join(sorted(os.listdir(paths.state_dir() / "trust")))  # noqa: PTH208
-    (paths.state_dir() / "unpacked" / place.name).write_text(trusted)
-    _overwrite(place)
-    refused: list[str] = []
-    assert (used(bundle, paths.Cache.at().unpacked, refused) / "kernel.so").read_bytes() == GOOD
-    assert "no valid record" in refused[0]
-
-
 def test_ownership_fault_names_writable_ancestor(tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)

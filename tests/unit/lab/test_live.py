@@ -89,8 +89,3 @@ def test_several_servers_share_the_requests(balance: str) -> None:
         replay(trace(12), targets, ReplaySettings(balance=balance), no_signals)
         assert len(one.bodies) + len(two.bodies) == 12
         assert one.bodies and two.bodies
-
-
-def test_a_target_must_be_an_url() -> None:
-    with pytest.raises(ValueError, match="URL"):
-        Target("ftp://x", "m")

@@ -342,14 +342,6 @@ def test_an_interrupted_start_ends_its_server(
     assert caught[0].poll() == 143
 
 
-def test_start_is_fresh_without_the_requested_snapshot(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probes, "criu", lambda: probes.Probe("criu", "ok", "4.1"))
-    one = started("snapshot")
-    assert one.mode == "fresh" and "has no snapshot" in one.account.fallbacks[0].reason
-
-
 def test_start_without_the_requested_snapshot_reports_missing_criu_first(
     started: Started, lookup: Lookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from coldstart.artifacts import sign
@@ -196,16 +195,6 @@ def test_code_of_a_key_that_is_trusted_no_longer_is_not_reused(
     shutil.rmtree(sign.trust_dir(paths.state_dir()))
     plan = prepare_plan(bundle, model)
     assert plan.compile_dir is None and "CS-UNTRUSTED" in reasons(plan)["compile"]
-
-
-def test_unpacked_code_is_reused_without_judging_it_again(
-    publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = publish(kv=KV, modelinfo={})
-    first = prepare_plan(bundle, model).compile_dir
-    judged: list[Any] = []
-    monkeypatch.setattr(inspection, "trust", judged.append)
-    assert prepare_plan(bundle, model).compile_dir == first and judged == []
 
 
 def test_plan_without_a_bundle_is_stock_vllm(model: ResolvedModel, home: Path) -> None:

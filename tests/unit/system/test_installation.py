@@ -115,13 +115,6 @@ def test_extras_lists_only_what_an_extra_adds() -> None:
     assert "vllm" in {requirement.name for requirement in known["gpu"]}
 
 
-def test_extras_expands_a_reference_to_another_extra() -> None:
-    known = {name: {r.name for r in requirements} for name, requirements in installation.extras().items()}
-    assert known["host"] < known["fleet"] < known["all"]
-    assert "ray" in known["fleet"] and "pandas" in known["lab"]
-    assert not any(installation.DISTRIBUTION in names for names in known.values())
-
-
 def test_find_extras_names_the_extras_of_a_module_when_one_provides_it() -> None:
     assert installation.find_extras("uvicorn") == ["host", "fleet"]
     assert installation.find_extras("prometheus_client") == ["host", "fleet"]

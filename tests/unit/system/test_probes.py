@@ -50,12 +50,6 @@ def test_no_gpu_is_bad_only_for_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) ->
     assert probes.gpu().status == "note"
 
 
-def test_probe_reports_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "compiler", lambda: None)
-    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert probes.compiler().hint == "apt-get install g++"
-
-
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     made = tmp_path / "criu"

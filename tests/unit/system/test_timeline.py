@@ -34,13 +34,6 @@ def test_find_longest_counts_no_span_for_those_within_it() -> None:
     assert line.find_longest(since_s=10.0) == ("load", 4.5)
 
 
-def test_emit_does_nothing_without_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(timeline.EVENTS_VARIABLE, raising=False)
-    monkeypatch.chdir(tmp_path)
-    timeline.emit("a", 0.0, 1.0, "t")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_several_processes_merge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     events = tmp_path / "events"
     monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
@@ -118,15 +111,6 @@ def test_spans_of_one_thread_nest_or_are_apart(members: list[Span]) -> None:
             if a["tid"] == b["tid"]:
                 (a0, a1), (b0, b1) = [(e["ts"], e["ts"] + e["dur"]) for e in (a, b)]
                 assert a1 <= b0 or b1 <= a0 or (a0 <= b0 and b1 <= a1) or (b0 <= a0 and a1 <= b1)
-
-
-@given(st.lists(spans, min_size=1, max_size=12), st.integers(0, 200), st.sampled_from(["utf-8", "ascii"]))
-def test_the_drawing_keeps_its_width(members: list[Span], width: int, encoding: str) -> None:
-    members = [Span(s.name.replace("\n", " "), s.start_s, s.end_s, s.track) for s in members]
-    text = drawing.draw(Timeline(members), width, encoding=encoding)
-    text.encode(encoding)
-    assert max(map(len, text.split("\n"))) <= max(width, drawing.MIN_WIDTH)
-    assert text.count("\n") == len(members) + len({span.track for span in members})
 
 
 def test_the_drawing_shows_when_and_how_long() -> None:

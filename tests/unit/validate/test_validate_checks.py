@@ -1,6 +1,5 @@
 """Damage and foreign machines, as findings."""
 
-import pytest
 from coldstart.artifacts import blobs
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
@@ -20,20 +19,6 @@ def damage(bundle: Bundle, section: str) -> None:
 
 def never(bundle: Bundle, level: Level) -> list[Finding]:
     raise AssertionError("a server was started")
-
-
-@pytest.mark.parametrize("level", ["manifest", "checksum"])
-def test_a_sound_bundle_has_no_findings(bundle: Bundle, level: Level) -> None:
-    report = Validation(level, start=never).run(bundle)
-    assert (report.ref, report.findings) == (bundle.ref, ())
-
-
-def test_damage_is_found_by_checksum_and_not_by_manifest(bundle: Bundle) -> None:
-    damage(bundle, "compile")
-    assert Validation("manifest").run(bundle).findings == ()
-    report = Validation("checksum").run(bundle)
-    assert [finding.subject for finding in report.findings] == ["compile"]
-    assert report.fails("error")
 
 
 def test_a_damaged_bundle_is_not_started(bundle: Bundle) -> None:

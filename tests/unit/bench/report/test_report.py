@@ -1,6 +1,5 @@
 """Reports show the document's figures, escape all texts, and need no network."""
 
-import io
 import json
 import re
 from typing import Any, ClassVar
@@ -8,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from support import pages
 
-from coldstart.bench.report import html, markdown, rows, svg
+from coldstart.bench.report import html, markdown, rows
 from coldstart.bench.report.page import items, page
 from coldstart.bench.report.table import Table
 
@@ -26,24 +25,6 @@ def test_page_is_self_contained_and_plots_have_axes_and_values(document: dict[st
         {"time since the launch (s)"},
     ]
     assert all(list(plot.iter("title")) for plot in found)
-
-
-@pytest.mark.parametrize(
-    ("far", "ticks"), [(2.0, ["0", "0.5", "1", "1.5", "2"]), (2000.0, ["1", "10", "100", "1000"])]
-)
-def test_values_far_apart_are_on_a_logarithmic_axis(far: float, ticks: list[str]) -> None:
-    entries = {
-        name: dict.fromkeys(("min", "median", "max"), value) for name, value in (("a", 1.0), ("b", far))
-    }
-    (found,) = pages.plots(svg.ranges(entries, "time", {}))
-    shown = [one.text for one in found.iter("text") if one.attrib["class"] == "x"]
-    assert shown == ticks
-
-
-def test_lines_begin_and_end_with_their_points() -> None:
-    (found,) = pages.plots(svg.lines({"a": [(0.0, 0.0), (10.0, 4.0)]}, "x", "y", step=True))
-    (path,) = found.iter("path")
-    assert re.fullmatch(r"M48.0 170.0H[\d.]+V[\d.]+", path.attrib["d"])
 
 
 def test_the_page_embeds_the_document(document: dict[str, Any]) -> None:
@@ -85,24 +66,6 @@ def test_markdown_keeps_its_table(document: dict[str, Any]) -> None:
     assert "- failed: fresh: a \\| b" in text
 
 
-def test_a_stack_begins_where_the_one_before_ends() -> None:
-    (found,) = pages.plots(svg.stacks({"a": {"x": 1.0, "y": 2.0}, "b": {"y": 3.0}}))
-    x, y, whole = ([float(bar.attrib[name]) for name in ("x", "width")] for bar in found.iter("rect"))
-    assert sum(x) == pytest.approx(y[0], abs=0.2) and x[1] * 2 == pytest.approx(y[1], abs=0.2)
-    assert whole == pytest.approx([x[0], x[1] + y[1]], abs=0.2)
-
-
-def test_empty_plots_are_plots() -> None:
-    drawn = (
-        svg.ranges({}, "t", {}),
-        svg.stacks({}),
-        svg.timeline([]),
-        svg.lines({}, "x", "y"),
-        svg.lines({"a": []}, "x", "y"),
-    )
-    assert [len(pages.plots(one)) for one in drawn] == [1] * 5
-
-
 def test_a_page_escapes_its_texts() -> None:
     page_ = page("a <b>", items(["c"]))
     pages.check(page_)
@@ -112,12 +75,3 @@ def test_a_page_escapes_its_texts() -> None:
 class TestTable:
     ROWS = ({"name": "a", "n": 1, "s": 0.5, "ok": True}, {"name": "b"})
     TABLE: ClassVar = Table(("name", "n", "s", "ok"), lambda: TestTable.ROWS)
-
-    def test_csv_leaves_missing_values_empty(self) -> None:
-        self.TABLE.write_csv(out := io.StringIO())
-        assert out.getvalue() == "name,n,s,ok\na,1,0.5,True\nb,,,\n"
-        Table(("name",), list).write_csv(out := io.StringIO())
-        assert out.getvalue() == "name\n"
-
-    def test_texts_show_a_dash_for_missing_values(self) -> None:
-        assert list(self.TABLE.texts()) == [["a", "1", "0.5", "True"], ["b", "-", "-", "-"]]

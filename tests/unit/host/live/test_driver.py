@@ -41,18 +41,6 @@ def test_a_model_makes_room_for_another_and_comes_back(tmp_path: Path) -> None:
     run(work())
 
 
-def test_used_model_is_not_evicted(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            long = asyncio.create_task(stage.events(model="a", prompt="x", pieces=30, pause_s=0.01))
-            await wait_until(lambda: stage.model("a")["in_flight"] == 1)
-            other = asyncio.create_task(stage.ask(model="b", prompt="y"))
-            assert len(await long) == 31
-            assert (await other)[0] == 200
-
-    run(work())
-
-
 def test_failed_start_reports_the_reason_and_disturbs_no_other_model(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, backoff_s=30.0) as stage:
@@ -93,31 +81,6 @@ def test_a_start_past_its_deadline_is_ended(tmp_path: Path) -> None:
             status, _, body = await stage.ask(model="a", prompt=1)
             assert status == 503 and "not ready within 0.05 s" in body["error"]["message"]
             assert stage.servers.last("a").ended.done()
-
-    run(work())
-
-
-def test_idle_model_stops(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, {**TWO, "a": {**TWO["a"], "idle_s": 0.05}}) as stage:
-            sink = io.StringIO()
-            stage.driver.lifecycle.log = Log(sink)
-            await stage.ask(model="a", prompt=1)
-            await wait_until(lambda: stage.model("a")["state"] == "stopped")
-            await wait_until(lambda: not stage.driver.lifecycle.residences)
-            lines = [json.loads(line) for line in sink.getvalue().splitlines()]
-            (reason,) = [line["reason"] for line in lines if line["event"] == "stop"]
-            assert reason.startswith("idle for ")
-
-    run(work())
-
-
-def test_pinned_model_starts_without_a_request(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, {**TWO, "a": {**TWO["a"], "pinned": True}}, memory=20) as stage:
-            await wait_until(lambda: stage.model("a")["state"] == "ready")
-            assert (await stage.ask(model="b", prompt=1))[0] == 200
-            assert stage.model("a")["state"] == "ready"
 
     run(work())
 
@@ -237,24 +200,6 @@ def test_gpu_memory_is_that_of_the_running_server(tmp_path: Path, monkeypatch: p
             stage.driver.unload("a")
             await wait_until(lambda: stage.model("a")["state"] == "stopped")
             assert "gpu_memory_bytes" not in stage.model("a")
-
-    run(work())
-
-
-def test_gpu_memory_is_forgotten_when_the_server_sleeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(residence, "MEASURE_FIRST_S", 0.01)
-    tier = {"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}
-    models = {"a": {**TWO["a"], "tiers": [tier]}, "b": TWO["b"]}
-
-    async def work() -> None:
-        async with staged(tmp_path, models, meter=GpuMeter(), memory=12, host_memory=8) as stage:
-            stage.servers.sleeps = True
-            await stage.ask(model="a", prompt=1)
-            await wait_until(lambda: "gpu_memory_bytes" in stage.model("a"))
-            await stage.ask(model="b", prompt=2)
-            assert stage.model("a")["tier"] == "asleep-1" and "gpu_memory_bytes" not in stage.model("a")
 
     run(work())
 

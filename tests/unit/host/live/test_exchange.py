@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
-from coldstart.host.endpoint import GatewayEndpoint, GatewayLimits
-
 JSON = {"Content-Type": "application/json"}
 
 
@@ -236,18 +234,6 @@ def test_unroutable_request_gets_an_error_in_openai_format(
             said = (await answer.json())["error"]
             assert (answer.status, said["type"], said["code"], said["param"]) == (status, kind, status, None)
             assert answer.headers["x-request-id"] and not stage.servers.begun
-
-    run(work())
-
-
-def test_a_body_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    gateway = {"endpoint": GatewayEndpoint(limits=GatewayLimits(body_bytes=1024))}
-
-    async def work() -> None:
-        async with staged(tmp_path, gateway=gateway) as stage:
-            status, _, body = await stage.ask(model="a", prompt="x" * 1024)
-            assert status == 413 and "more than 1024 bytes" in body["error"]["message"]
-            assert stage.driver.facts.refused == {413: 1}
 
     run(work())
 

@@ -19,7 +19,7 @@ from support.fake_upstream import TWO, Stage, run, staged, wait_until
 from support.hosted import Served
 from tools.forked import coldstart
 
-from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
+from coldstart.host.endpoint import ClientKeys
 
 
 async def _post(stage: Stage, path: str, **headers: str) -> tuple[int, dict[str, Any]]:
@@ -42,27 +42,6 @@ def test_load_returns_once_the_model_is_ready(tmp_path: Path) -> None:
             model, requests = stage.model("a"), stage.driver.status()["requests"]
             assert (model["starts"], model["requests"], model["hits"]) == (1, 0, 0)
             assert (requests["total"], requests["hits"]) == (0, 0)
-
-    run(work())
-
-
-def test_load_names_the_models_that_were_evicted_for_it(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            assert (await _post(stage, "/load/a"))[1]["evicted"] == []
-            assert (await _post(stage, "/load/b"))[1]["evicted"] == ["a"]
-            assert (await _post(stage, "/load/b"))[1]["evicted"] == []
-
-    run(work())
-
-
-def test_load_without_waiting_returns_before_the_model_is_ready(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True) as stage:
-            assert await _post(stage, "/load/a?wait=false") == (202, {"model": "a", "state": "starting"})
-            await stage.servers.begins(1)
-            stage.servers.begun[0].gate.set()
-            await wait_until(lambda: stage.model("a")["state"] == "ready" and stage.idle())
 
     run(work())
 
@@ -97,16 +76,6 @@ def test_load_is_withdrawn_when_its_client_disconnects(tmp_path: Path) -> None:
             await wait_until(lambda: stage.model("b")["held"] == 0)
             stage.servers.begun[0].gate.set()
             assert (await starting)[0] == 200
-
-    run(work())
-
-
-def test_control_needs_the_key(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, gateway={"endpoint": GatewayEndpoint(api_key="k")}) as stage:
-            assert (await _post(stage, "/load/a"))[0] == 401
-            assert not stage.servers.begun
-            assert (await _post(stage, "/load/a", Authorization="Bearer k"))[0] == 200
 
     run(work())
 
@@ -221,24 +190,6 @@ def test_reload_returns_the_changes_and_keeps_the_configuration_on_an_error(serv
     assert served.run(work) == 143
 
 
-def test_reload_returns_the_changes_that_the_watcher_read_before(served: Served) -> None:
-    async def work(served: Served) -> None:
-        served.write(memory=20, max_held=3)
-        await wait_until(lambda: served.host.driver.core.settings.max_held == 3)
-        text = await _command(served, "reload")
-        assert re.fullmatch(r"already read \d+\.\d s ago: settings memory, max_held\n", text)
-        assert await _command(served, "reload") == "nothing changed\n"
-        served.write(memory=20, max_held=4)
-        await wait_until(lambda: served.host.driver.core.settings.max_held == 4)
-        said = json.loads(await _command(served, "reload", "--format", "json"))
-        assert said["settings"] == [] and said["last_change"]["settings"] == ["max_held"]
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert served.run(work) == 143
-    read = [line for line in map(json.loads, served.said.getvalue().splitlines()) if "read" in line["event"]]
-    assert [line.get("settings") for line in read] == [["memory", "max_held"], None, None, ["max_held"], None]
-
-
 def test_reload_names_no_change_when_a_refused_file_is_as_before_again(served: Served) -> None:
     async def work(served: Served) -> None:
         served.write(memory=20, max_held=3)
@@ -308,22 +259,6 @@ def test_stop_lets_a_stream_end_and_a_second_stop_changes_nothing(served: Served
 
     assert served.run(work) == 143
     assert [event for event in served.events() if event == "stopping"] == ["stopping"]
-
-
-def test_the_log_says_that_the_host_stops_when_it_stops_its_models(
-    tmp_path: Path, runtime_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = Served(tmp_path, monkeypatch)
-
-    async def work(served: Served) -> None:
-        async with aiohttp.ClientSession() as client:
-            async with client.post(f"{served.urls[0]}/load/a", json={}) as answer:
-                assert answer.status == 200
-            assert await _stop(client, served.urls[0]) == 202
-
-    assert served.run(work) == 143
-    lines = [json.loads(line) for line in served.said.getvalue().splitlines()]
-    assert [one["reason"] for one in lines if one["event"] == "stop"] == ["the host is stopping"]
 
 
 async def _stop(client: aiohttp.ClientSession, url: str) -> int:
