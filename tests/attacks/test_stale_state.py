@@ -56,16 +56,6 @@ def test_difference_finds_one_changed_byte_in_each_of_fifty_files(
         file.write_bytes(data)
 
 
-def test_difference_ignores_times_when_contents_are_equal(
-    parts: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    advance_clock(monkeypatch)
-    listed = digests.listing(map(str, parts))
-    assert digests.difference(listed) is None
-    parts[0].touch()
-    assert digests.difference(listed) is None
-
-
 def test_difference_does_not_read_unchanged_files_again(
     parts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,22 +181,12 @@ def test_prune_keeps_the_newest_and_what_it_needs(store: Store, tmp_path: Path) 
     assert publish(store, tmp_path, run=4).version == 3
 
 
-def test_prune_removes_signatures_with_their_bundle(store: Store, tmp_path: Path) -> None:
-    bundle = _signed(store, tmp_path)
-    store.prune(keep=None, drop=[bundle])
-    assert store.layout.entries() == [] and list(store.layout.blobs.iterdir()) == []
-
-
 def test_prune_touches_no_blob_while_a_manifest_cannot_be_read(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     blob_path(store.root, bundle.digest).write_bytes(b"rotten")
     before = sorted(store.layout.blobs.iterdir())
     assert "cannot be read" in (store.prune().note or "")
     assert sorted(store.layout.blobs.iterdir()) == before
-
-
-def test_prune_of_a_store_that_does_not_exist(store: Store) -> None:
-    assert store.prune().files == 0 and not store.root.exists()
 
 
 def test_the_installed_hub_client_takes_the_calls_that_are_made(tmp_path: Path) -> None:

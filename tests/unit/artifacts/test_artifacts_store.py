@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import (
     AmbiguousReferenceError,
@@ -58,19 +57,6 @@ def test_versions_count_up_per_name_and_the_newest_of_the_key_is_found(store: St
 def test_equal_content_is_one_bundle(store: Store, tmp_path: Path) -> None:
     assert publish(store, tmp_path) == publish(store, tmp_path)
     assert len(store.list()) == 1
-
-
-def test_references(store: Store, tmp_path: Path) -> None:
-    first, second = publish(store, tmp_path, run=1), publish(store, tmp_path, run=2)
-    assert store.get(NAME) == second
-    assert store.get(f"{NAME}:v1") == first
-    assert store.get(first.ref) == first
-    assert store.get(f"{NAME}@{first.digest[:20]}") == first
-    assert store.get(first.digest) == first
-    assert store.get(first.digest[7:19]) == first
-    assert store.get(first.digest[:19]) == first
-    assert store.get(key().short) == second
-    assert store.get(first.descriptor.annotations[oci.REF_NAME]) == first
 
 
 @pytest.mark.parametrize("digits", [0, 6, 11])

@@ -45,29 +45,3 @@ def test_a_name_fetches_once() -> None:
     link.add("a", 1)
     with pytest.raises(ValueError, match="already"):
         link.add("a", 1, background=True)
-
-
-def test_news_reports_changed_shares() -> None:
-    reservations = BandwidthReservations(10.0)
-    reservations.join("a", 100, 0.0)
-    assert reservations.list_changed_rates() == [("a", None)] and reservations.list_changed_rates() == []
-    reservations.join("b", 20, 1.0)
-    assert reservations.list_changed_rates() == [("a", 5.0), ("b", 5.0)]
-    reservations.trail("rest", 50, 1.0)
-    reservations.measured(8.0, 1.0)
-    assert reservations.list_changed_rates() == [("a", 4.0), ("b", 4.0)]
-    reservations.finished("b", 2.0)
-    assert reservations.list_changed_rates() == [("a", None)]
-    reservations.finished("a", 3.0)
-    reservations.join("a", 100, 3.0)
-    assert reservations.list_changed_rates() == []  # same name and same announced share
-
-
-def test_share_is_announced_again_after_the_fetch_ended() -> None:
-    reservations = BandwidthReservations(10.0)
-    reservations.join("a", 100, 0.0)
-    reservations.list_changed_rates()
-    reservations.finished("a", 1.0)
-    assert reservations.list_changed_rates() == []
-    reservations.join("a", 100, 3.0)
-    assert reservations.list_changed_rates() == [("a", None)]

@@ -68,37 +68,6 @@ def _brief(actions: list[Action]) -> list[Any]:
     return found
 
 
-def test_idle_model_stops_before_the_next_starts() -> None:
-    host = Driver()
-    host.up("a", 1.0)
-    assert _brief(host(2.0, Arrived("r", "b"))) == [("leave", "a", "stopped")]
-    assert _brief(host(3.0, Left("a"))) == [_start("b")]
-    assert host.core.residents.device.used == 10
-
-
-def _why(actions: list[Action]) -> list[str]:
-    return [action.reason for action in actions if isinstance(action, Leave)]
-
-
-def test_each_stop_has_its_reason() -> None:
-    host = Driver(ModelSpec.simple("a", 10, 5.0, idle_s=60.0), ModelSpec.simple("b", 10, 7.0))
-    host.up("a", 1.0)
-    assert _why(host(2.0, Arrived("r", "b"))) == [
-        "evicted for b, which needs 0.0 MiB: 0.0 MiB of 0.0 MiB are free"
-    ]
-    host(3.0, Left("a"), Started("b", 1.0), Ended("r"))
-    assert _why(host(4.0, Measured("b", 16))) == ["the memory of the models is above the limit"]
-    host(5.0, Left("b"))
-    host.up("a", 6.0)
-    assert _why(host(70.0, Tick())) == ["idle for 64 s"]
-    host(71.0, Left("a"))
-    host.up("a", 72.0)
-    assert _why(host(73.0, Outdated("a", "unloaded by an operator"))) == ["unloaded by an operator"]
-    host(74.0, Left("a"))
-    host.up("a", 75.0)
-    assert _why(host(76.0, Configured((ModelSpec.simple("b", 10, 7.0),)))) == ["no longer configured"]
-
-
 def _on(name: str, memory: int, *devices: int, **more: Any) -> ModelSpec:
     return ModelSpec.simple(name, memory, 1.0, devices=devices, **more)
 
@@ -148,52 +117,6 @@ def test_stopping_models_count_before_another_is_evicted() -> None:
         host.up(name, 1.0)
     assert _brief(host(2.0, Arrived("r", "d"))) == [("leave", "a", "stopped")]
     assert host(3.0, Tick(), Arrived("s", "d")) == []
-
-
-def test_patience_runs_out_for_a_model_that_is_never_idle() -> None:
-    """The model accepts no new request, finishes its requests, and then stops."""
-    host = Driver(patience_s=30.0)
-    host.up("a", 1.0)
-    host(2.0, Arrived("long", "a"), Arrived("r", "b"))
-    assert host.core.deadline() == 32.0
-    assert host(32.0, Tick()) == []
-    assert host.core.models["a"].state is State.DRAINING
-    assert _brief(host(33.0, Arrived("late", "a"))) == []
-    assert _brief(host(34.0, Ended("long"))) == [("leave", "a", "stopped")]
-    assert _brief(host(35.0, Left("a"))) == [_start("b")]
-    assert _brief(host(42.0, Started("b", 7.0))) == [("r", "b")]
-    assert _brief(host(43.0, Ended("r"))) == [("leave", "b", "stopped")], "late's turn"
-
-
-def test_request_is_refused_when_no_model_may_be_evicted() -> None:
-    host = Driver(when_full="refuse")
-    host.up("a", 1.0)
-    host(2.0, Arrived("long", "a"))
-    (refused,) = host(3.0, Arrived("r", "b"))
-    assert isinstance(refused, Refuse) and refused.status == 503
-    assert refused.retry_after_s == 7.0 and "in use" in refused.reason
-
-
-def test_freed_memory_goes_to_the_first_waiting_model() -> None:
-    specs = (
-        ModelSpec.simple("big", 15, 9.0),
-        ModelSpec.simple("a", 10, 5.0),
-        ModelSpec.simple("small", 5, 1.0),
-    )
-    host = Driver(*specs)
-    host.up("a", 1.0)
-    host(2.0, Arrived("busy", "a"), Arrived("r", "big"), Arrived("s", "small"))
-    assert host.core.models["small"].state is State.STOPPED
-    assert _brief(host(3.0, Ended("busy"))) == [("leave", "a", "stopped")]
-    assert _brief(host(3.0, Left("a"))) == [_start("big")]
-
-
-def test_one_loader_starts_one_model_at_a_time() -> None:
-    host = Driver(memory=30)
-    assert _brief(host(0.0, Arrived("1", "a"), Arrived("2", "b"))) == [_start("a")]
-    assert _brief(host(5.0, Started("a", 5.0))) == [("1", "a"), _start("b")]
-    two = Driver(memory=30, loaders=2)
-    assert len(two(0.0, Arrived("1", "a"), Arrived("2", "b"))) == 2
 
 
 def test_a_failed_start_answers_its_own_requests_and_no_others() -> None:
@@ -361,15 +284,6 @@ def test_a_changed_description_keeps_what_serves() -> None:
 
 
 class TestReconfiguration:
-    def test_less_memory_evicts_an_idle_model(self) -> None:
-        drive = Driver(memory=25)
-        drive.up("a", 0.0)
-        drive.up("b", 1.0)
-        specs = tuple(model.spec for model in drive.core.models.values())
-        found = _brief(drive(2.0, Configured(specs, HostSettings(memory=15, policy="iam"))))
-        assert found == [("leave", "a", "stopped")]
-        assert drive.core.settings.policy == "iam" and drive.core.residents.device.capacity == 15
-
     def test_invalid_limits_change_nothing(self) -> None:
         drive = Driver()
         pinned = (ModelSpec.simple("a", 10, 5.0, pinned=True),)
@@ -388,13 +302,6 @@ class TestReconfiguration:
 
 
 class TestHostTemplate:
-    def test_memory_of_the_template_is_reserved(self) -> None:
-        driver = Driver(memory=24)
-        driver.up("a", 0.0)
-        assert driver(1.0, TemplateHeld(5)) == []
-        assert _brief(driver(2.0, Arrived("1", "b"))) == [("leave", "a", "stopped")]
-        assert _brief(driver(3.0, Left("a"))) == [_start("b")]
-
     def test_a_model_that_does_not_fit_beside_the_template_is_refused(self) -> None:
         driver = Driver()
         assert driver(0.0, TemplateHeld(6)) == []

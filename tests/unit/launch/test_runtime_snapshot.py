@@ -15,7 +15,6 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import (
     ladder,
-    modes,
     preparation,
     process_snapshot,
     runtime_snapshot,
@@ -120,15 +119,6 @@ def test_image_starts_another_model(
     document = start(mode).document()
     assert document["mode"] == "runtime-snapshot" and document["fast_path"]["mode"]
     assert [step["section"] for step in document["fallbacks"]] == []
-
-
-def test_start_is_fresh_with_a_reason_without_an_image(
-    start: Callable[..., ladder.StartedServer], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(modes, "find_obstacle", lambda mode: None)
-    document = start("runtime-snapshot").document()
-    assert document["mode"] == "fresh" and document["fallbacks"][0]["section"] == "runtime-snapshot"
-    assert document["fallbacks"][0]["hint"] == "coldstart template freeze"
 
 
 def test_start_is_fresh_with_a_reason_when_the_image_changed(

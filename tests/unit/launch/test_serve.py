@@ -93,28 +93,6 @@ Started = Callable[..., ladder.StartedServer]
 Template = Callable[[str], template_pool.Warm]
 
 
-def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> None:
-    one = started("auto")
-    document = one.document()
-    assert one.mode == document["mode"] == "fresh" and document["fallbacks"] == []
-    assert [step["section"] for step in document["absent"]] == [
-        "standby",
-        "template-engine",
-        "snapshot",
-        "template-runtime",
-        "runtime-snapshot",
-    ]
-    assert document["absent"][0]["hint"].endswith("/tiny --level engine")
-    assert "no template-engine runs for tiny" in document["absent"][1]["reason"]
-    assert document["absent"][1]["hint"].endswith("/tiny --level engine")
-    assert document["absent"][2]["reason"] == "the bundle has no snapshot"
-    assert document["absent"][2]["hint"].startswith("coldstart materialize /")
-    assert document["absent"][2]["hint"].endswith("/tiny --snapshot")
-    assert document["fast_path"] == {"mode": True, "compile": True}
-    assert document["pid"] == one.running.process.pid and document["ready_s"] > 0
-    assert document["canary"] is True and document["tokens"] == [1]
-
-
 def test_a_template_with_other_arguments_is_named_in_the_reason_with_the_arguments_of_the_start(
     lookup: Lookup, fake_engine: FakeEngine
 ) -> None:

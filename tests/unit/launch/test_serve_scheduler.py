@@ -174,13 +174,6 @@ def test_vllm_scheduler_recomputes_without_host_copies(lacking: set[str]) -> Non
     assert "computed again" in plan.fallbacks[0].reason
 
 
-@pytest.mark.parametrize("given", [None, "somebody.elses.Scheduler"])
-def test_other_schedulers_are_not_changed(given: str | None) -> None:
-    args = Namespace(scheduler_cls=given, additional_config={"a": 1}, kv_transfer_config=1)
-    assert not settle.settle(args, None, LaunchPlan([]))
-    assert args.additional_config == {"a": 1}
-
-
 def test_counters_have_a_directory_while_our_scheduler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     values = pytest.importorskip("prometheus_client").values
     monkeypatch.delenv(settle.METRICS_ENV, raising=False)

@@ -38,15 +38,6 @@ def test_adopt_arguments_takes_none_of_an_untrusted_bundle(model: str) -> None:
     assert unsigned.vllm_args == LONG
 
 
-def test_miss_names_the_untrusted_bundle_when_no_other_lends_arguments(model: str) -> None:
-    made = publish_recorded(model, SHORT, signed=False)
-    missed = inspection.miss(adopt(model))
-    assert f"with key {made.key.short}, {made.ref}, is not trusted" in missed.message
-    assert "coldstart trust add FILE" in str(missed.hint)
-    # The look-up has no arguments, and those of an untrusted bundle are not shown.
-    assert "--untrusted" not in str(missed.hint) and "512" not in str(missed.hint)
-
-
 def test_adopt_arguments_takes_none_with_a_hidden_secret(model: str) -> None:
     publish_recorded(model, ("--max-num-seqs", "4", "--api-key", "***"))
     found = adopt(model)

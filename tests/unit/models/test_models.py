@@ -35,12 +35,6 @@ def test_the_ten_models_of_the_paper_have_aliases() -> None:
     assert set(ten) <= set(ALIASES)
 
 
-def test_a_directory_is_named_without_its_path(directory: Path) -> None:
-    model = resolution.resolve(str(directory))
-    assert (model.name, model.path, model.repo_id, model.revision) == ("my-model", directory, None, None)
-    assert model.argument == str(directory)
-
-
 def test_a_snapshot_directory_knows_repository_and_commit(tmp_path: Path) -> None:
     place = tmp_path / "models--facebook--opt-125m" / "snapshots" / COMMIT
     place.mkdir(parents=True)
@@ -62,15 +56,6 @@ def test_alias_and_repository_are_one_model(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     assert resolution.resolve("OPT-125m") == resolution.resolve("facebook/opt-125m")
     assert asked == ["facebook/opt-125m"] * 2
-
-
-def test_weights_must_be_there(directory: Path) -> None:
-    model = resolution.resolve(str(directory))
-    with pytest.raises(UsageError, match="no weights") as caught:
-        resolution.ensure_weights(model)
-    assert "--load-format dummy" in str(caught.value.hint)
-    (directory / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    assert resolution.ensure_weights(model) is model
 
 
 def test_a_revision_of_a_directory_is_refused(directory: Path) -> None:

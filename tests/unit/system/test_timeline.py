@@ -1,6 +1,5 @@
 """The timeline merges processes on one clock, is valid trace-event JSON, and draws within its width."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -80,16 +79,6 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
         Timeline.read(events)
 
 
-def test_chrome_events_are_in_microseconds_from_the_origin() -> None:
-    chrome = json.loads(json.dumps(sample().build_chrome_trace()))
-    complete = {event["name"]: event for event in chrome["traceEvents"] if event["ph"] == "X"}
-    assert (complete["imports"]["ts"], complete["imports"]["dur"]) == (0, 2e6)
-    assert (complete["listen"]["ts"], complete["listen"]["pid"]) == (1e6, 2)
-    assert complete["weights"]["args"] == {"bytes": 7}
-    names = {event["args"]["name"] for event in chrome["traceEvents"] if event["name"] == "thread_name"}
-    assert names == {"server", "api"}
-
-
 spans = st.builds(
     lambda name, start, length, track, pid: Span(name, start, start + length, track, pid=pid),
     st.text(max_size=60),
@@ -120,12 +109,6 @@ def test_the_drawing_shows_when_and_how_long() -> None:
     assert imports.count("█") > weights.count("█") > 0
     assert imports.endswith("2.000 s")
     assert "█" not in drawing.draw(sample(), 60, encoding="ascii")
-
-
-def test_phases_sum_by_name() -> None:
-    timeline_ = sample()
-    timeline_.spans.append(Span("imports", 20.0, 21.0, "api"))
-    assert timeline_.phases() == {"imports": 3.0, "listen": 2.0, "weights": 0.5}
 
 
 def test_import_of_timeline_is_cheap() -> None:

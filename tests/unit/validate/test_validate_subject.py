@@ -98,11 +98,6 @@ def test_a_model_is_looked_up_with_its_arguments(materialized: Materialized) -> 
         subject.find_bundle(materialized.store, str(materialized.directory), materialized.source)
 
 
-def test_a_directory_that_was_typed_is_the_model(materialized: Materialized) -> None:
-    lookup = subject.look_up_bundle(materialized.bundle, str(materialized.directory), materialized.source)
-    assert explain(materialized.bundle, lookup) == []
-
-
 def test_another_model_is_not_started(materialized: Materialized) -> None:
     # Another model by its configuration: to build one takes seconds.
     other = shutil.copytree(
@@ -116,14 +111,6 @@ def test_another_model_is_not_started(materialized: Materialized) -> None:
     (finding,) = explain(materialized.bundle, lookup)
     assert (finding.code, finding.severity) == ("CS-NOT-SERVED", "error")
     assert "model.architecture: wanted Qwen2ForCausalLM, found LlamaForCausalLM" in finding.message
-
-
-def test_other_arguments_ask_for_another_bundle(materialized: Materialized) -> None:
-    asked = replace(
-        materialized.source, model=str(materialized.directory), vllm_args=("--max-model-len", "64")
-    )
-    (finding,) = explain(materialized.bundle, subject.look_up_bundle(materialized.bundle, "my-model", asked))
-    assert "engine.max_model_len: wanted 64, found 512" in finding.message
 
 
 def test_replaced_version_is_not_started(materialized: Materialized, tmp_path: Path) -> None:

@@ -14,9 +14,7 @@ from support.fake_upstream import TWO, run, staged, wait_until
 
 from coldstart.errors import UsageError
 from coldstart.host import configuration
-from coldstart.host.live import residence
 from coldstart.host.live.log import Log
-from coldstart.host.live.residence import Meter
 
 
 def _parsed(models: Any = None, **limits: Any) -> configuration.HostFile:
@@ -169,37 +167,6 @@ def test_observed_memory_of_a_model_is_recorded(tmp_path: Path) -> None:
             assert "--memory" in line["hint"]
             await wait_until(lambda: stage.model("a")["state"] == "stopped")
             assert (await stage.ask(model="a", prompt=1))[0] == 507
-
-    run(work())
-
-
-class GpuMeter(Meter):
-    """Meter of servers with 3 bytes of GPU memory, until `size` is another."""
-
-    size: int | None = 3
-
-    def gpu_memory(self, pid: int) -> int | None:
-        return self.size if pid == 4242 else 0
-
-
-def test_gpu_memory_is_that_of_the_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residence, "MEASURE_FIRST_S", 0.01)
-    monkeypatch.setattr(residence, "MEASURE_EVERY_S", 0.01)
-    meter = GpuMeter()
-
-    async def work() -> None:
-        async with staged(tmp_path, meter=meter) as stage:
-            await stage.ask(model="a", prompt=1)
-            await wait_until(lambda: stage.model("a").get("gpu_memory_bytes") == 3)
-            # It is shown only: reservations remain as estimated.
-            assert stage.model("a")["memory_source"] == "file" and stage.model("a")["held_bytes"] == 10
-            meter.size = None
-            await wait_until(lambda: "gpu_memory_bytes" not in stage.model("a"))
-            meter.size = 4
-            await wait_until(lambda: stage.model("a").get("gpu_memory_bytes") == 4)
-            stage.driver.unload("a")
-            await wait_until(lambda: stage.model("a")["state"] == "stopped")
-            assert "gpu_memory_bytes" not in stage.model("a")
 
     run(work())
 

@@ -172,23 +172,6 @@ def test_broken_server_ends_a_stream_with_an_error(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_server_that_dies_before_it_answered_is_a_502_and_starts_again(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            asked = asyncio.create_task(stage.ask(model="a", prompt="x", pieces=1, pause_s=60))
-            await wait_until(lambda: stage.servers.begun and stage.servers.last("a").asked)
-            stage.servers.last("a").stop()
-            status, _, body = await asked
-            assert status == 502 and body["error"]["message"].startswith(
-                "the server of a disconnected (request "
-            )
-            await wait_until(lambda: not stage.driver.lifecycle.residences)
-            await wait_until(lambda: stage.driver.core.models["a"].retry_at < stage.driver.clock())
-            assert (await stage.ask(model="a", prompt="y"))[0] == 200
-
-    run(work())
-
-
 def test_request_that_a_server_aborts_at_its_end_is_answered_by_the_next_server(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
